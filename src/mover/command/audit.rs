@@ -1,4 +1,4 @@
-//! The audit that is made up for: of kept shards whose move ended without one.
+//! The late audit: of kept shards whose move ended without one.
 
 use crate::mover::control::context::Context;
 use crate::mover::control::journal::Entry;
@@ -9,7 +9,7 @@ use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::AuditState;
 use crate::mover::runner;
 
-/// Audits what can still be told of a move's kept shards.
+/// Audits what is still possible of a move's kept shards.
 pub(crate) async fn audit(context: &Context, id: MoveId) -> Result<Report, Error> {
     let (entries, unknown) = context.list(Some(id)).await;
     if entries.is_empty() {
@@ -28,7 +28,7 @@ pub(crate) async fn audit(context: &Context, id: MoveId) -> Result<Report, Error
     Ok(report)
 }
 
-/// A kept shard, audited now if it was not.
+/// The report of a kept shard, which is audited now if it was not.
 pub(crate) async fn audited(context: &Context, entry: &Entry) -> ShardReport {
     let mut done = ShardReport::of(entry);
     if matches!(entry.audit.state, AuditState::None | AuditState::NotAudited) {

@@ -1,7 +1,7 @@
-//! The end of a move's objects: old copies on request, what dead moves left by `gc`.
+//! The end of a move's objects: old copies are dropped on request, and what dead moves left is dropped by `gc`.
 //!
-//! Invariant: nothing is dropped but schemas that a ledger names, and an old copy only once its shard is known to
-//! be served elsewhere at a later epoch.
+//! Invariant: only schemas that a ledger names are dropped, and an old copy only once its shard is known to be served
+//! elsewhere at a later epoch.
 
 use crate::mover::runner::reverse;
 use crate::mover::step::{identity, old_copy};
@@ -34,7 +34,7 @@ use crate::mover::stream::{row_index, slot};
 pub struct CleanupReport {
     /// What was put right.
     pub cleaned: Vec<Cleaned>,
-    /// What could not be, and why. Call again later.
+    /// What could not be put right, and why. Call it again later.
     pub failed: Vec<(HostName, Error)>,
 }
 
@@ -90,23 +90,23 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
     Ok(report)
 }
 
-/// What was lent at the targets is not needed any more.
+/// Takes back the replica identities at the targets, which are no longer needed.
 async fn take_identities_back(context: &Context, entries: &[Entry]) {
     let targets: BTreeSet<&HostName> = entries.iter().map(|entry| &entry.target).collect();
     for target in targets {
         match context.hosts.open(target).await {
             Ok(session) => identity::take_back_or_warn(&session).await,
             Err(error) => {
-                tracing::warn!(host = %target, error = chain(&error), "what is lent there was not taken back: \
+                tracing::warn!(host = %target, error = chain(&error), "a lent replica identity was not taken back: \
                 `pgshard moves gc` does it")
             }
         }
     }
 }
 
-/// The reverse replications first, their slots before all: they keep WAL. Gives the shards whose reverse replication
-/// could not be given up, which keep it, with why: a host of a route that does not answer is no reason to leave the
-/// others.
+/// Gives up the reverse replications first, and of these the slots, because they keep WAL. Gives the shards whose
+/// reverse replication could not be given up, and why: if a host of one route does not answer, the others are still
+/// given up.
 async fn give_up_ways_back(context: &Context, entries: &[Entry]) -> BTreeMap<ShardId, Arc<Error>> {
     let mut routes: BTreeMap<(MoveId, &HostName, &HostName), Vec<ShardId>> = BTreeMap::new();
     for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept && entry.reverse.is_some()) {
@@ -153,14 +153,14 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
     let left = names.left(entry.epoch);
     alone(context, &source, &left).await?;
     if let Some(oid) = facts::schema_oid(&source, &left).await? {
-        // DDL that takes no lock we can see (a GRANT; before 18 a new function or type, too) may have been under way at
-        // the fence and committed after it. It is in the old copy only, and its client was told that it is done.
+        // DDL that takes no lock that we can see (a GRANT; before 18 also a new function or type) may have been under
+        // way at the fence and committed after it. Only the old copy has it, and its client was told that it is done.
         let mut kept = facts::of_schema(&source, &Namespace::Oid(oid)).await?;
         row_index::leave_out(&mut kept);
         let kept = fingerprint(&kept);
         if old_copy::fingerprint_of(&source, entry).await?.as_deref() != Some(kept.as_str()) {
             return Err(not_now(format!(
-                "{left} on host {} is not as it was copied: somebody altered it since, or while it was fenced. Compare \
+                "{left} on host {} is not what was copied: somebody altered it since, or while it was fenced. Compare \
                  its functions, types and grants with those of {} on host {}, drop {left} by hand, then complete the \
                  move",
                 entry.source, names.schema, entry.target
@@ -168,8 +168,8 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
         }
     }
     let what = "dropping the old copy";
-    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; a reader that
-    // is still at work there makes it give up after two seconds.
+    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody else uses, for one transaction. If a reader is
+    // still at work there, it gives up after two seconds.
     source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&left))).await?;
     source.execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'left' AND name = $1", &[&left]).await?;
     let sql = "UPDATE pgshard.move SET phase = 'completed', updated_at = clock_timestamp()
@@ -187,7 +187,7 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
         source.execute(what, &sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
     }
     identity::forget(&source, shard).await?;
-    // No shard of the move is under way any more.
+    // No shard of the move is under way any longer.
     source.execute(what, "DELETE FROM pgshard.beacon WHERE move_id = $1", &[entry.id.uuid()]).await?;
     source.batch(what, "COMMIT").await?;
     for (name, owner) in ledger(&target, "old signpost").await? {
@@ -198,7 +198,7 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
     Ok(())
 }
 
-/// That nothing outside of a schema depends on what is in it: DROP … CASCADE would take that along.
+/// Checks that nothing outside a schema depends on what is in it, because DROP … CASCADE would drop that too.
 async fn alone(context: &Context, session: &Session, schema: &str) -> Result<(), Error> {
     if facts::schema_oid(session, schema).await?.is_none() {
         return Ok(());
@@ -229,11 +229,11 @@ async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Owner)>, E
     Ok(ledger)
 }
 
-/// Drops a schema together with its row in the ledger. False if the row is gone, or another move's by now: then the
-/// schema is another's too, or nobody's.
+/// Drops a schema together with its row in the ledger. Returns false if the row is gone, or is another move's by now:
+/// then the schema is another's too, or nobody's.
 ///
-/// Locks: the ledger's row, which a move writes before it makes a schema of this name; ACCESS EXCLUSIVE on the schema's
-/// relations; for one transaction. Gives up after two seconds.
+/// Locks: the ledger's row, which a move writes before it creates a schema of this name; ACCESS EXCLUSIVE on the
+/// schema's relations; for one transaction. Gives up after two seconds.
 async fn drop_schema(session: &Session, kind: &str, name: &str, owner: &Owner) -> Result<bool, Error> {
     let what = "dropping what a move left";
     session.batch(what, "BEGIN").await?;
@@ -261,7 +261,7 @@ async fn drop_in_transaction(
             return Ok(false);
         }
         session.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
-        // An old copy that a rollback had taken is not its to drop.
+        // It must not drop an old copy that a rollback had taken.
         let schema = name.strip_suffix("__incoming").unwrap_or(name);
         if old_copy::give_back(session, schema, owner.id, owner.shard).await? {
             return Ok(true);
@@ -272,12 +272,12 @@ async fn drop_in_transaction(
     Ok(true)
 }
 
-/// Looks on every host for what dead moves left.
+/// Searches every host for what dead moves left.
 pub(in crate::mover) async fn gc(context: &Context) -> CleanupReport {
     let mut report = CleanupReport::default();
     let mut sessions = Vec::new();
     for host in context.hosts.names() {
-        // Fences and opens of all hosts first: they decide which schemas are somebody's.
+        // Fences and opens of all hosts come first: they decide which schemas are still in use.
         match settle(context, host, &mut report).await {
             Ok(Some(session)) => sessions.push(session),
             Ok(None) => {}
@@ -296,8 +296,8 @@ pub(in crate::mover) async fn gc(context: &Context) -> CleanupReport {
     report
 }
 
-/// Swaps back fences past their deadline, opens shards that are decided. What fails for one shard is in the report, and
-/// the others go on. Gives the session; none where there is no control schema.
+/// Swaps back fences past their deadline, and opens shards that are decided. What fails for one shard is in the report,
+/// and the others go on. Gives the session; `None` where there is no control schema.
 async fn settle(context: &Context, host: &HostName, report: &mut CleanupReport) -> Result<Option<Session>, Error> {
     let session = context.hosts.open(host).await?;
     if !session.is_bootstrapped().await? {
@@ -333,7 +333,7 @@ async fn finish_open(context: &Context, peer: &HostName, shard: ShardId, token: 
 }
 
 impl CleanupReport {
-    /// Takes in what became of one thing; `false` is that there was nothing to do any more.
+    /// Adds the result for one object; `false` means that there was nothing left to do.
     fn add(&mut self, host: &HostName, shard: ShardId, what: &str, outcome: Result<bool, Error>) {
         match outcome {
             Ok(true) => self.cleaned.push(Cleaned { host: host.clone(), shard, what: what.to_owned() }),
@@ -343,7 +343,7 @@ impl CleanupReport {
     }
 }
 
-/// Drops slots and publications, and then schemas, of moves that have ended. One that cannot be dropped now is in the
+/// Drops slots and publications, and then schemas, of moves that have ended. What cannot be dropped now is in the
 /// report, and the others go on.
 async fn sweep(context: &Context, session: &Session, report: &mut CleanupReport) -> Result<(), Error> {
     // Slots first: they keep WAL.
@@ -376,7 +376,7 @@ async fn sweep(context: &Context, session: &Session, report: &mut CleanupReport)
     Ok(())
 }
 
-/// Deletes the watermarks of moves from here that have ended.
+/// Deletes the watermarks of moves from this host that have ended.
 ///
 /// Locks: their rows, ten thousand at a time, for a statement each.
 async fn sweep_watermarks(session: &Session) -> Result<(), Error> {
@@ -388,7 +388,7 @@ async fn sweep_watermarks(session: &Session) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether no shard of the move that goes from here is under way.
+/// Whether no shard of the move from this host is under way.
 async fn group_ended(session: &Session, owner: &Owner) -> Result<bool, Error> {
     Ok(session.entries(Some(owner.id)).await?.iter().all(|entry| entry.phase.is_ended()))
 }
@@ -402,7 +402,7 @@ async fn has_ended(context: &Context, session: &Session, kind: &str, owner: &Own
     })
 }
 
-/// Whether the move that announced a shard here is over, by the journal of the host it comes from.
+/// Whether the move that announced a shard here is over, by the journal of the host that the shard comes from.
 async fn incoming_ended(context: &Context, session: &Session, owner: &Owner) -> Result<bool, Error> {
     let sql = "SELECT source FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2";
     let rows = session.rows("reading who comes", sql, &[&owner.shard.as_i32(), owner.id.uuid()]).await?;
@@ -410,8 +410,8 @@ async fn incoming_ended(context: &Context, session: &Session, owner: &Owner) -> 
     match source.map(HostName::new) {
         Some(Ok(source)) => {
             let source = context.hosts.open(&source).await?;
-            // Kept and completed too: such a move has opened the shard, and what is there was announced once more by a
-            // mover that slept meanwhile. Unless this host has lost its open: then this is the shard.
+            // Kept and completed count too: such a move has opened the shard, and what is there was announced again by
+            // a mover that had slept. The exception is a host that has lost its open: then what is there is the shard.
             let ended = phase_of(&source, owner).await?.is_none_or(Phase::is_ended);
             Ok(ended && !is_the_shard(&source, session, owner).await?)
         }
@@ -420,7 +420,7 @@ async fn incoming_ended(context: &Context, session: &Session, owner: &Owner) -> 
     }
 }
 
-/// Whether the source has given the shard to this host by this move, and this host does not know of it.
+/// Whether the source has given the shard to this host by this move, although this host does not know of it.
 async fn is_the_shard(source: &Session, target: &Session, owner: &Owner) -> Result<bool, Error> {
     let (what, shard) = ("asking who has the shard", owner.shard.as_i32());
     let sql = "SELECT epoch FROM pgshard.shard WHERE shard_id = $1 AND state = 'moved' AND peer = $2 AND move_id = $3";

@@ -1,5 +1,5 @@
-//! What would stop a move of any shard, said long before one is needed: one look at each definition that there is on a
-//! host, not at each shard.
+//! Finds what would stop a move of any shard, long before one is needed: it examines each definition on a host once,
+//! not each shard.
 
 use crate::map::HostName;
 use crate::mover::control::context::Context;

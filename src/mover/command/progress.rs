@@ -1,4 +1,4 @@
-//! How far a move is, as seen from outside: from any machine, whether its mover lives or not.
+//! How far a move is, seen from outside: from any machine, whether its mover is alive or not.
 //!
 //! Invariant: it only reads, and takes no lock that anybody waits for.
 
@@ -17,16 +17,16 @@ use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::state::{Mode, Phase};
 use crate::mover::stream::slot;
 
-/// A move at one moment, as its hosts tell it.
+/// A move at one moment, as its hosts describe it.
 #[derive(Debug)]
 pub struct Progress {
     /// The move.
     pub id: MoveId,
     /// Its shards that are claimed, by number.
     pub shards: Vec<ShardProgress>,
-    /// What the sources keep for it; none of a blocking move, nor of one that has ended.
+    /// What the sources keep for it; empty for a blocking move, or one that has ended.
     pub streams: Vec<StreamProgress>,
-    /// What its targets keep for the reverse replications of shards that are kept.
+    /// What its targets keep for the reverse replications of kept shards.
     pub reverse_streams: Vec<StreamProgress>,
     /// The hosts that could not be asked.
     pub unknown: Vec<(HostName, Error)>,
@@ -39,12 +39,12 @@ pub struct ShardProgress {
     pub entry: Entry,
     /// Online: how much of its rows is at the target.
     pub chunks: Chunks,
-    /// Who is in the way of its fence: sessions with a lock on the shard, for more than a moment. Each with its
+    /// Who is in the way of its fence: sessions that have held a lock on the shard for more than a moment. Each has its
     /// backend's number and its statement.
     pub blockers: Vec<String>,
 }
 
-/// The chunks in which a shard's rows are copied. All zero until they are cut, and once the shard is open.
+/// The chunks in which a shard's rows are copied. All are zero until they are cut, and once the shard is open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chunks {
     /// How many there are.
@@ -55,39 +55,39 @@ pub struct Chunks {
     pub verified: u64,
     /// The rows of those that are copied.
     pub rows: u64,
-    /// Their bytes, as they went over the wire.
+    /// Their bytes, as they were sent.
     pub bytes: u64,
 }
 
-/// A stream of changes: from one source, for all shards of the move that come from there; or of a reverse replication,
-/// from the target.
+/// A stream of changes: from one source, for all shards of the move that come from there. Or that of a reverse
+/// replication, from the target.
 #[derive(Clone, Debug)]
 pub struct StreamProgress {
-    /// The host that changes come from, and that keeps WAL for them.
+    /// The host that the changes come from, and that keeps WAL for them.
     pub source: HostName,
     /// The slot. Publication and slot have the same name.
     pub slot: String,
     /// The walsender that is read from, if somebody reads.
     pub pid: Option<i32>,
-    /// `reserved`, `extended`, `unreserved` or `lost`; `None`: the slot is not there, not yet or not any more.
+    /// `reserved`, `extended`, `unreserved` or `lost`; `None` if the slot does not exist, yet or any longer.
     pub wal_status: Option<String>,
     /// WAL that the source keeps for it, in bytes.
     pub kept: u64,
-    /// WAL that the target has not got, in bytes.
+    /// WAL that the target has not received, in bytes.
     pub lag_bytes: u64,
-    /// How long ago what the target got last was written; `None` if nobody reads, or all is there.
+    /// The age of what the target received last; `None` if nobody reads, or nothing is missing.
     pub lag: Option<Duration>,
-    /// Who keeps the slot from being made.
+    /// The transactions that the creation of the slot waits for.
     pub blockers: Vec<String>,
 }
 
-/// The shards whose locks are looked at, a look: each costs a query.
+/// For how many shards the locks are read each time: each costs a query.
 const LOCKS_MAX: usize = 16;
 
-/// A transaction in the way that is younger ends before anybody has read of it.
+/// A younger transaction will have ended before anybody has read about it.
 const MOMENT_S: f64 = 0.5;
 
-/// Looks how far a move is.
+/// Reads how far a move is.
 pub(crate) async fn progress(context: &Context, id: MoveId) -> Result<Progress, Error> {
     let mut progress =
         Progress { id, shards: Vec::new(), streams: Vec::new(), reverse_streams: Vec::new(), unknown: Vec::new() };
@@ -203,7 +203,7 @@ async fn chunks(context: &Context, host: &HostName, id: MoveId) -> Result<BTreeM
     Ok(chunks)
 }
 
-/// How the stream of a move stands at its source.
+/// The state of a move's stream at its source.
 ///
 /// Locks: none.
 async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamProgress, Error> {

@@ -1,5 +1,4 @@
-//! What an operator tells a mover that runs, and who that mover is: from any machine, through the journals of all
-//! hosts.
+//! What an operator tells a running mover, and who that mover is: from any machine, through the journals of all hosts.
 
 use crate::map::HostName;
 use crate::mover::control::context::Context;
@@ -10,7 +9,7 @@ use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::worker::Worker;
 use crate::shard::ShardId;
 
-/// Says what is wanted of a move.
+/// Sets the desired state of a move.
 pub(crate) async fn want(
     context: &Context,
     id: MoveId,

@@ -15,7 +15,7 @@ use crate::mover::runner::part::{Part, Scope, Shared};
 use crate::mover::runner::work::work;
 use crate::shard::ShardId;
 
-/// Brings every shard of a move to this end that is at none.
+/// Brings every shard of a move that has not ended to this end.
 pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<Report, Error> {
     let (entries, unknown) = context.list(Some(id)).await;
     if entries.is_empty() {
@@ -24,7 +24,7 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
     let open = entries.iter().filter(|entry| !entry.phase.is_ended()).map(Part::of).collect();
     let mut report = report(id, work(context, open, goal, Scope::Routes).await);
     report.unknown = unknown;
-    // Read again: what was open may have been brought to its end by somebody else meanwhile.
+    // The journal is read again: somebody else may meanwhile have ended a shard that was open.
     let (mut rest, _) = context.list(Some(id)).await;
     let told: BTreeSet<ShardId> =
         report.done.iter().map(|done| done.shard).chain(report.failed.iter().map(|(shard, _)| *shard)).collect();
@@ -49,8 +49,8 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
     Ok(report)
 }
 
-/// That the target of a kept shard does not know of it any more, as after a fail-over that lost the open: nothing that
-/// is done about its move is right before that is repaired. `None` too where the target cannot be asked.
+/// The error that the target of a kept shard no longer knows of it, as after a fail-over that lost the open: nothing
+/// may be done about its move before that is repaired. `None` also if the target cannot be asked.
 pub(super) async fn lost(context: &Context, entry: &Entry) -> Option<Error> {
     if entry.phase != Phase::Kept {
         return None;
@@ -64,7 +64,7 @@ pub(super) async fn lost(context: &Context, entry: &Entry) -> Option<Error> {
     lost.then(|| Error::Lost { shard: entry.shard, host: entry.target.clone(), id: entry.id })
 }
 
-/// How a shard stands to what was wanted of its move, when nobody had to do anything for it.
+/// The result for a shard for which nothing had to be done.
 fn outcome(entry: &Entry, goal: Goal) -> Result<ShardReport, Error> {
     let (shard, phase) = (entry.shard, entry.phase);
     match (goal, phase) {
@@ -77,7 +77,7 @@ fn outcome(entry: &Entry, goal: Goal) -> Result<ShardReport, Error> {
         _ => match entry.worker.clone() {
             Some(worker) => Err(Error::AtWork { shard, id: entry.id, worker }),
             None => {
-                let reason = "it was claimed while its move was looked at: the same command again".to_owned();
+                let reason = "it was claimed while its move was being read: run the same command again".to_owned();
                 Err(Error::NotNow { shard, phase, reason })
             }
         },

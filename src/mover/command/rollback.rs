@@ -1,5 +1,5 @@
-//! A rollback: a move of its own in the other direction, which finds its copy there and its slot made. It catches up,
-//! compares, fences and opens as every online move does.
+//! A rollback: a move of its own in the other direction, whose copy and slot exist already. It catches up, compares,
+//! fences and opens as every online move does.
 
 use crate::mover::command::resume::lost;
 use crate::mover::control::context::Context;
@@ -50,7 +50,7 @@ pub(in crate::mover) async fn rollback(context: &Context, taken_back: MoveId) ->
         context.observer.tell(Event::Started { id, shards: parts.len() });
     }
     let mut ends = work(context, parts.clone(), Goal::Finish, Scope::Named).await;
-    // What could not even begin leaves no claim behind.
+    // A shard that could not even begin leaves no claim behind.
     let refused_there = |part: &Part| {
         ends.iter().any(|(shard, end)| *shard == part.shard && matches!(end, Err(Error::NoRollback { .. })))
     };
@@ -71,7 +71,7 @@ pub(in crate::mover) async fn rollback(context: &Context, taken_back: MoveId) ->
 /// Why a shard has to wait for another rollback of its move: both would read one slot, and end each other's
 /// connections.
 ///
-/// Two that begin at the same moment do not see each other. They lose nothing, and one ends after the other.
+/// Two rollbacks that begin at the same moment do not see each other. They lose nothing, and one ends after the other.
 fn taken_beside(entries: &[Entry], shard: &Entry) -> Option<String> {
     let shares = |entry: &&Entry| (&entry.source, &entry.target) == (&shard.source, &shard.target);
     let by = entries.iter().filter(shares).find_map(|entry| entry.reverse.as_ref()?.taken_by)?;

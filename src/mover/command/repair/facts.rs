@@ -1,4 +1,4 @@
-//! What every host says of one shard, first-hand.
+//! What every host says about one shard, first-hand.
 
 use std::collections::BTreeSet;
 
@@ -24,16 +24,16 @@ pub(super) struct Said {
     pub(super) answer: Answer,
 }
 
-/// What became of asking a host.
+/// The result of asking a host.
 #[derive(Clone, Debug)]
 pub(super) enum Answer {
     /// It says this.
     Known(Box<Known>),
-    /// It says nothing, and why.
+    /// It says nothing, for this reason.
     Silent(String),
 }
 
-/// All that one host says of the shard.
+/// Everything that one host says about the shard.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     pub(super) server: ServerSaid,
@@ -65,13 +65,13 @@ pub(super) struct ShardSaid {
     pub(super) token: Option<Uuid>,
 }
 
-/// Who owns the shard, by a host's own word.
+/// Who owns the shard, by the host's own word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Owning {
     Serving,
-    /// It does, and a move has closed the shard.
+    /// It owns it, and a move has closed it.
     Fenced,
-    /// This host does, since that epoch.
+    /// The named host owns it, since that epoch.
     Moved(HostName),
 }
 
@@ -81,12 +81,12 @@ pub(super) struct Incoming {
     pub(super) move_id: MoveId,
     pub(super) source: HostName,
     pub(super) epoch: ShardEpoch,
-    /// Of a shard of which all is there: the hash of the token with which it can be opened.
+    /// If everything is there: the hash of the token with which it can be opened.
     pub(super) ready: Option<String>,
 }
 
 impl Incoming {
-    /// Whether this is what a host has decided to give away, with everything that it had.
+    /// Whether this is what a host has decided to give away, and all of it.
     pub(super) fn fits(&self, given: &ShardSaid) -> bool {
         let hash = given.token.map(|token| {
             Sha256::digest(token.to_string()).iter().map(|byte| format!("{byte:02x}")).collect::<String>()
@@ -106,7 +106,7 @@ pub(super) struct OldCopy {
     pub(super) taken_by: Option<MoveId>,
 }
 
-/// A move of the shard, as a journal has it.
+/// A move of the shard, as a journal records it.
 #[derive(Clone, Debug)]
 pub(super) struct JournaledMove {
     pub(super) id: MoveId,
@@ -116,11 +116,11 @@ pub(super) struct JournaledMove {
     pub(super) worker: Option<Worker>,
 }
 
-/// Asks all hosts of the config, each in one snapshot. Those that are named by others, and that the config does not
-/// have, are silent.
+/// Asks all hosts of the config, each in one snapshot. Hosts that others name, but the config does not, count as
+/// silent.
 ///
 /// # Errors
-/// [`Error::ControlOld`] and [`Error::AtWork`]: those are put right, or waited for, first.
+/// [`Error::ControlOld`] and [`Error::AtWork`]: those must be put right, or waited for, first.
 pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>, Error> {
     let asked = context.hosts.names().map(async |host| (host.clone(), ask(context, host, shard).await));
     let mut all = Vec::new();
@@ -149,7 +149,7 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
     Ok(all)
 }
 
-/// The hosts that one names as having the shard, or bringing it.
+/// The hosts that this one names as having the shard, or as bringing it.
 fn named(said: &Said) -> Vec<HostName> {
     let Answer::Known(known) = &said.answer else { return Vec::new() };
     let peer = known.row.iter().filter_map(|row| match &row.state {
@@ -159,14 +159,15 @@ fn named(said: &Said) -> Vec<HostName> {
     peer.chain(known.incoming.iter().map(|incoming| incoming.source.clone())).collect()
 }
 
-/// What a host says. One without a control schema, and one whose rows no release of ours has written, says nothing that
-/// may be built on.
+/// What a host says. If it has no control schema, or has rows that no release of ours has written, it counts as silent.
 ///
 /// Locks: none but ACCESS SHARE on catalogs and control tables.
 async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answer, Error> {
     let session = context.hosts.open(host).await?.for_shard(shard);
     if !session.is_bootstrapped().await? {
-        return Ok(Answer::Silent("its database has no control schema: it is empty, or another's".to_owned()));
+        return Ok(Answer::Silent(
+            "its database has no control schema: it is empty, or belongs to another program".to_owned(),
+        ));
     }
     let unreadable = |table: &str| Ok(Answer::Silent(format!("its row of the shard in {table} cannot be read")));
     let names = Names { schema: context.prefix.schema(shard) };
@@ -221,8 +222,8 @@ async fn journal(session: &Session, shard: ShardId) -> Result<Vec<JournaledMove>
     Ok(entries.into_iter().map(told).collect())
 }
 
-/// The old copies, also one that a rollback has taken. A feed writes its copy's progress, which was written in
-/// one transaction with what was taken off the copy.
+/// The old copies, including one that a rollback has taken. A copy that is fed has a row of progress, which was written
+/// in one transaction with the removal of its constraints.
 async fn copies(session: &Session, shard: ShardId, names: &Names) -> Result<Vec<OldCopy>, Error> {
     let sql = "WITH copies AS (
             SELECT substr(nspname, length($2::text) + 9)::integer AS epoch, NULL::uuid AS taken_by FROM pg_namespace
@@ -244,7 +245,7 @@ async fn copies(session: &Session, shard: ShardId, names: &Names) -> Result<Vec<
     rows.iter().map(read).collect()
 }
 
-/// `None` of a state, an epoch or a host that there is not: what is unclear is never taken for serving.
+/// `None` if the state, the epoch or the host is invalid: what is unclear is never taken for serving.
 fn row(row: &AnsweredRow) -> Result<Option<ShardSaid>, Error> {
     let peer: Option<&str> = row.get(2)?;
     let state = match (row.get(0)?, peer.and_then(|peer| HostName::new(peer).ok())) {
@@ -258,7 +259,7 @@ fn row(row: &AnsweredRow) -> Result<Option<ShardSaid>, Error> {
     Ok(Some(ShardSaid { state, epoch, move_id, token: row.get(4)? }))
 }
 
-/// `None` of an epoch or a host that there is not.
+/// `None` if the epoch or the host is invalid.
 fn incoming(row: &AnsweredRow) -> Result<Option<Incoming>, Error> {
     let (source, epoch) = (HostName::new(row.get(1)?).ok(), ShardEpoch::from_i32(row.get(2)?));
     let (Some(source), Some(epoch)) = (source, epoch) else { return Ok(None) };

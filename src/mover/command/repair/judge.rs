@@ -1,9 +1,9 @@
-//! What can be made true of a shard about which hosts contradict each other: a pure function of what they say and of
+//! Decides what can be repaired when hosts contradict each other about a shard: a pure function of what they say and of
 //! what the operator gives up.
 //!
-//! Invariants: a host that has rows which would not be served, or that may have such and does not say, is given up by
-//! the operator's word only, unless another has the shard by a later epoch: then it is wrong, and what it has is kept.
-//! No step makes a second host serve the shard.
+//! Invariants: if a host has rows that would not be served, or may have some and does not answer, only the operator's
+//! word gives it up. The exception is when another host has the shard at a later epoch: then the host is wrong, and its
+//! rows are kept. No step makes a second host serve the shard.
 
 use std::collections::BTreeSet;
 
@@ -11,26 +11,26 @@ use crate::map::{HostName, ShardEpoch};
 use crate::mover::command::repair::facts::{Answer, Incoming, Known, OldCopy, Owning, Said};
 use crate::mover::protocol::names::MoveId;
 
-/// One thing to do, each a compare-and-swap on one host.
+/// One thing to do; each is a compare-and-swap on one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// The host owns the shard by a later epoch from now on.
+    /// The host owns the shard at a later epoch from now on.
     Raise { host: HostName, epoch: ShardEpoch, to: ShardEpoch },
-    /// The host refuses the shard, and leads to its owner. What it has becomes an old copy.
+    /// The host refuses the shard, and its signpost leads to the owner. What it has becomes an old copy.
     StandDown { host: HostName, epoch: ShardEpoch, owner: HostName, since: ShardEpoch, back_of: Option<MoveId> },
     /// The host's old copy becomes the shard again.
     TakeBack { host: HostName, epoch: ShardEpoch, copy: ShardEpoch, taken_by: Option<MoveId>, to: ShardEpoch },
-    /// The host opens what a move has brought it: by the token of the host that has decided, or because that one is
+    /// The host opens what a move has brought it: by the token of the host that has decided, or because that host is
     /// given up.
     Open { host: HostName, by: Option<HostName>, id: MoveId, epoch: ShardEpoch },
 }
 
-/// What is to be done with a shard.
+/// The decision about a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
-    /// One host has it, and nobody says otherwise.
+    /// One host has it, and no other contradicts.
     Fine { host: HostName, epoch: ShardEpoch },
-    /// This makes it so that this host serves it.
+    /// These actions make this host serve it.
     Do { host: HostName, epoch: ShardEpoch, actions: Vec<Action> },
     /// An operator must choose what to give up.
     Choose(Vec<Choice>),
@@ -38,18 +38,18 @@ pub(super) enum Judgement {
     Nothing,
 }
 
-/// One of the ways out.
+/// One of the possible choices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// Who is given up.
+    /// The hosts that are given up.
     pub(super) give_up: BTreeSet<HostName>,
-    /// Who would serve the shard.
+    /// The host that would serve the shard.
     pub(super) host: HostName,
     /// What would be done.
     pub(super) actions: Vec<Action>,
 }
 
-/// What the hosts say, and who is given up.
+/// What the hosts say, and which hosts are given up.
 pub(super) struct View<'a> {
     pub(super) said: &'a [Said],
     pub(super) given_up: &'a BTreeSet<HostName>,
@@ -62,15 +62,15 @@ struct Owner<'a> {
     epoch: ShardEpoch,
 }
 
-/// What a host has given to another, which does not know of it.
+/// A shard that a host has given to another host, which does not know of it.
 struct Dangling<'a> {
     epoch: ShardEpoch,
     from: &'a HostName,
-    /// To whom.
+    /// The host that it was given to.
     to: &'a HostName,
 }
 
-/// What is to be done.
+/// Decides what to do.
 pub(super) fn judge(view: &View<'_>) -> Judgement {
     match view.settle() {
         Settled::Done(judgement) => judgement,
@@ -78,10 +78,10 @@ pub(super) fn judge(view: &View<'_>) -> Judgement {
     }
 }
 
-/// What comes of it with the hosts that are given up.
+/// The result with the hosts that are given up.
 enum Settled<'a> {
     Done(Judgement),
-    /// Nothing, as long as none of these sets of hosts is given up as well.
+    /// Nothing can be done unless one of these sets of hosts is given up as well.
     Blocked(Vec<BTreeSet<&'a HostName>>),
 }
 
@@ -92,7 +92,8 @@ impl<'a> View<'a> {
         let copy = self.newest_copy();
         match (owners.first(), dangling) {
             (Some(best), Some(lost)) if lost.epoch >= best.epoch => {
-                // Both what the owner has from before, and what was given to it, or to another, since.
+                // Rows may be on the owner, from before, and with the host that the shard was given to, or another,
+                // since.
                 let later = if lost.to == best.host { lost.from } else { lost.to };
                 Settled::Blocked(vec![BTreeSet::from([best.host]), BTreeSet::from([later])])
             }
@@ -102,11 +103,11 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The ways out, each with as few given up as it takes.
+    /// The possible choices, each of which gives up as few hosts as possible.
     fn choose(&self, wanted: Vec<BTreeSet<&'a HostName>>) -> Judgement {
         let mut choices: Vec<Choice> = Vec::new();
         let mut open = wanted;
-        // Each round gives up one more, and there are only so many hosts.
+        // Each round gives up one more host, so there are no more rounds than hosts.
         for _ in 0..=self.said.len() {
             let mut next = Vec::new();
             for more in open.drain(..) {
@@ -133,7 +134,7 @@ impl<'a> View<'a> {
         if choices.is_empty() { Judgement::Nothing } else { Judgement::Choose(choices) }
     }
 
-    /// An owner by the latest epoch that anybody names, of those who are not given up.
+    /// An owner at the latest epoch that anybody names, among those who are not given up.
     fn keep(&self, best: Owner<'a>, owners: &[Owner<'a>], copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
         let tied = owners.iter().filter(|other| other.host != best.host && other.epoch == best.epoch);
         let mut ways: Vec<BTreeSet<&HostName>> = tied.map(|other| BTreeSet::from([other.host])).collect();
@@ -141,7 +142,7 @@ impl<'a> View<'a> {
             ways.push(BTreeSet::from([best.host]));
             return Settled::Blocked(ways);
         }
-        // An old copy of a later time: what is served is from before the shard came and went.
+        // There is an old copy from later: what is served is from before the shard came and left again.
         if let Some((host, _)) = copy.filter(|(_, copy)| copy.epoch > best.epoch) {
             return Settled::Blocked(vec![BTreeSet::from([best.host]), BTreeSet::from([host])]);
         }
@@ -171,7 +172,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Nobody serves it, and this is the last that was said of it.
+    /// Nobody serves it, and this is the last statement about it.
     fn lost(&self, lost: &Dangling<'a>, copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
         let (_, from) = self.answers().find(|(host, _)| *host == lost.from).expect("who has said so has answered");
         let brought = self.trusted().find(|(host, _)| *host == lost.to).and_then(|(_, known)| known.incoming.as_ref());
@@ -184,11 +185,11 @@ impl<'a> View<'a> {
             return blocked;
         }
         let Some(whole) = whole else {
-            // A repair that gave the shard to this host for its old copy was cut short.
+            // A repair that gave the shard to this host because of its old copy was interrupted.
             return own
                 .map_or(Settled::Done(Judgement::Nothing), |(host, copy)| Settled::Done(self.take_back(host, copy)));
         };
-        // Whatever was fed to the old copy, the host that has lost its open has no more.
+        // The host that has lost its open has no more than what was fed to the old copy.
         match copy.filter(|(host, copy)| *host == lost.from && copy.fed && copy.epoch.next() == lost.epoch) {
             Some((host, copy)) => Settled::Done(self.take_back(host, copy)),
             None => {
@@ -198,10 +199,10 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Nobody serves it, and the host that was said to is given up.
+    /// Nobody serves it, and the host that was said to serve it is given up.
     fn unowned(&self, copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
-        // Of a move whose source answers, that one's row tells: this is what an ended move has left. So it is where the
-        // shard has been elsewhere since.
+        // If the source of a move answers, its row decides, so what the move brought is what an ended move has left.
+        // The same holds if the shard has been elsewhere since.
         let answers = |host: &HostName| self.trusted().any(|(other, _)| other == host);
         let since = self.answers().filter_map(|(_, known)| Some(known.row.as_ref()?.epoch)).max();
         let whole = |incoming: &&Incoming| {
@@ -211,7 +212,7 @@ impl<'a> View<'a> {
         let brought = self.trusted().filter_map(|(host, known)| Some((host, known.incoming.as_ref().filter(whole)?)));
         let brought = brought.max_by_key(|(_, whole)| whole.epoch);
         let done = match (copy, brought) {
-            // Which of them is later, nobody can say.
+            // Nobody can say which of them is later.
             (Some((kept, copy)), Some((host, whole))) if copy.epoch < whole.epoch && copy.fed => {
                 return Settled::Blocked(vec![BTreeSet::from([kept]), BTreeSet::from([host])]);
             }
@@ -245,14 +246,14 @@ impl<'a> View<'a> {
         Judgement::Do { host: host.clone(), epoch: to, actions }
     }
 
-    /// Those who own it by their own word, and are given up, stand down first.
+    /// The owners by their own word that are given up: they stand down first.
     fn stand_downs(&self, owner: &HostName, since: ShardEpoch) -> Vec<Action> {
         let owns = |known: &Known| known.row.as_ref().is_some_and(|row| !matches!(row.state, Owning::Moved(_)));
         let owners = self.answers().filter(|(host, known)| *host != owner && owns(known));
         owners.map(|(host, known)| stand_down(host, known, owner, since)).collect()
     }
 
-    /// Hosts that say nothing: they may have the shard by a later epoch than anybody knows.
+    /// Hosts that say nothing may have the shard at a later epoch than anybody knows.
     fn unheard(&self) -> Option<Settled<'a>> {
         let silent = self.said.iter().filter(|said| matches!(said.answer, Answer::Silent(_)));
         let silent: BTreeSet<&HostName> =
@@ -267,12 +268,12 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Those that answer and are not given up.
+    /// The hosts that answer and are not given up.
     fn trusted(&self) -> impl Iterator<Item = (&'a HostName, &'a Known)> {
         self.answers().filter(|(host, _)| !self.given_up.contains(*host))
     }
 
-    /// Who owns it by its own word, the latest first.
+    /// The owners by their own word, the latest first.
     fn owners(&self) -> Vec<Owner<'a>> {
         let owner = |(host, known): (&'a HostName, &'a Known)| {
             let row = known.row.as_ref().filter(|row| !matches!(row.state, Owning::Moved(_)))?;
@@ -283,7 +284,7 @@ impl<'a> View<'a> {
         owners
     }
 
-    /// The last that was given to somebody who is not given up, and who does not know of it.
+    /// The last host that was given the shard, is not given up, and does not know of it.
     fn dangling(&self) -> Option<Dangling<'a>> {
         let given = self.trusted().filter_map(|(from, known)| match known.row.as_ref() {
             Some(row) => match &row.state {
@@ -299,7 +300,7 @@ impl<'a> View<'a> {
         given.filter(unknown).max_by_key(|given| given.epoch)
     }
 
-    /// The old copy of the latest epoch, on a host that is not given up and does not serve the shard.
+    /// The old copy with the latest epoch, on a host that is not given up and does not serve the shard.
     fn newest_copy(&self) -> Option<(&'a HostName, &'a OldCopy)> {
         let away = |known: &Known| known.row.as_ref().is_some_and(|row| matches!(row.state, Owning::Moved(_)));
         let copies = self.trusted().filter(|(_, known)| away(known));

@@ -1,9 +1,9 @@
-//! A shard about which hosts contradict each other: two serve it, or nobody does, since a host has lost what it had
-//! said.
+//! Repairs a shard about which hosts contradict each other: two serve it, or nobody does, because a host has lost what
+//! it had recorded.
 //!
-//! [`read`](facts::read) asks every host, [`judge`](judge::judge) decides, the control schema's functions do it, each a
-//! compare-and-swap: what has changed meanwhile is refused, and the same command looks again. Dies halfway: the same
-//! command goes on.
+//! [`read`](facts::read) asks every host, [`judge`](judge::judge) decides, and the control schema's functions do it,
+//! each by a compare-and-swap. If something has changed meanwhile, they refuse, and the same command has to be run
+//! again. It also continues a repair that died.
 
 mod facts;
 mod judge;
@@ -35,7 +35,7 @@ use crate::store;
 
 pub use plan::{HostSays, Repair, RepairPlan, RepairWay};
 
-/// What the journals say of whatever a repair has ended.
+/// What the journals say about everything that a repair has ended.
 const WHY: &str = "hosts contradicted each other about the shard: `pgshard moves repair` has decided";
 
 /// Asks every host and judges. No writes.
@@ -48,8 +48,8 @@ pub(in crate::mover) async fn plan(
     Ok(RepairPlan::of(shard, &context.prefix, &said, given_up))
 }
 
-/// Does what a plan says is sure, and tells the map. Of a shard with which all is well only the map is told: a repair
-/// may have died before it had told it.
+/// Does what a plan is sure of, and publishes the map. If all is well with the shard, it only publishes: a repair may
+/// have died before that.
 pub(in crate::mover) async fn repair(context: &Context, plan: &RepairPlan) -> Result<(), Error> {
     let (host, epoch, actions) = match &plan.judgement {
         Judgement::Do { host, epoch, actions } => (host, epoch, &actions[..]),
@@ -116,7 +116,7 @@ impl Work<'_> {
         Ok(self.context.hosts.open(host).await?.for_shard(self.shard))
     }
 
-    /// A function of the control schema whose first parameter is the shard.
+    /// Calls a function of the control schema whose first parameter is the shard.
     async fn call(&self, at: &Session, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<(), Error> {
         let shard = self.shard.as_i32();
         let mut all: Vec<&(dyn ToSql + Sync)> = vec![&shard];
@@ -124,8 +124,8 @@ impl Work<'_> {
         at.row("repairing the shard", sql, &all).await.map(drop)
     }
 
-    /// The old copy is the shard again. Its unlogged tables are emptied, as after a crash: their rows are from before
-    /// the move, and nothing was fed to them since.
+    /// Makes the old copy the shard again. Its unlogged tables are emptied, as after a crash: their rows are from
+    /// before the move, and nothing was fed to them since.
     ///
     /// Locks: as pgshard.take_back says, and ACCESS EXCLUSIVE on unlogged tables that nobody uses, for one transaction.
     async fn take_back(&self, at: &Session, epoch: ShardEpoch, copy: ShardEpoch, to: ShardEpoch) -> Result<(), Error> {
@@ -147,8 +147,8 @@ impl Work<'_> {
         taken
     }
 
-    /// The old copy's definition is written down as it is now: `complete` drops it only if nobody has altered it. That
-    /// is in one transaction with the rest, for no other repair would write it.
+    /// Makes the host refuse the shard, and records the old copy's definition as it is now: `complete` drops it only if
+    /// nobody has altered it. Both are in one transaction, because no other repair would record it.
     ///
     /// Locks: as pgshard.stand_down says, while the catalogs of one schema are read.
     async fn stand_down(
@@ -185,7 +185,7 @@ impl Work<'_> {
         at.execute("writing what the old copy is", sql, &[id.uuid(), &shard, &kept.as_str()]).await.map(drop)
     }
 
-    /// The move that a rollback took back is over, as at the rollback's own end.
+    /// Ends the move that a rollback took back, as at the rollback's own end.
     ///
     /// Locks: two rows of the control tables, for one transaction.
     async fn end_former(&self, owner: &HostName, former: MoveId) -> Result<(), Error> {
@@ -200,7 +200,7 @@ impl Work<'_> {
         at.batch(what, "COMMIT").await
     }
 
-    /// The old copy that a rollback has taken is an old copy again.
+    /// Makes the old copy that a rollback has taken an old copy again.
     ///
     /// Locks: rows of the control tables and the tuple of pg_namespace, for one transaction.
     async fn give_back(&self, at: &Session, taker: MoveId) -> Result<(), Error> {
@@ -212,8 +212,8 @@ impl Work<'_> {
         at.batch(what, if given { "COMMIT" } else { "ROLLBACK" }).await
     }
 
-    /// Opens what was decided, by the token that the deciding host has. A move that was kept already has no way back
-    /// any more: what its slot had was the lost server's.
+    /// Opens what was decided, with the token that the deciding host has. If the move was kept already, it can no
+    /// longer be rolled back: its slot was the lost server's.
     async fn open_decided(&self, at: &Session, by: &HostName, id: MoveId) -> Result<(), Error> {
         let source = self.open(by).await?;
         let what = "reading what was decided";
@@ -223,15 +223,15 @@ impl Work<'_> {
             Some(row) => row.get(0)?,
             None => None,
         };
-        // Before the open: afterwards nothing would tell another repair that this was not done.
+        // This comes before the open: after it nothing would show another repair that this was not done.
         if source.entry(id, self.shard).await?.phase.is_ended() {
-            let why = format!("{} had lost its open, and was opened anew", at.host);
+            let why = format!("{} had lost its open, and was opened again", at.host);
             old_copy::lose(&source, id, self.shard, &why).await?;
         }
         self.call(at, "SELECT pgshard.finish_open($1, $2)", &[&token]).await
     }
 
-    /// Foreign keys that the open has added unproved are proved.
+    /// Validates foreign keys that the open has added NOT VALID.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on one table at a time and ROW SHARE on what it refers to.
     async fn validate(&self, at: &Session) {
@@ -244,13 +244,13 @@ impl Work<'_> {
                 let (table, key): (&str, &str) = (row.get(0)?, row.get(1)?);
                 let (schema, table, key) = (quote_ident(&self.names.schema), quote_ident(table), quote_ident(key));
                 let sql = format!("ALTER TABLE {schema}.{table} VALIDATE CONSTRAINT {key}");
-                at.batch("proving a foreign key", &sql).await?;
+                at.batch("validating a foreign key", &sql).await?;
             }
             Ok::<_, Error>(())
         };
         if let Err(error) = validated.await {
             let error = chain(&error);
-            tracing::warn!(shard = %self.shard, error, "foreign keys hold, but were not validated");
+            tracing::warn!(shard = %self.shard, error, "foreign keys are enforced, but were not validated");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of a shard and what would be done, in words, for the operator who decides.
+//! Puts into words what is known about a shard and what would be done, for the operator who decides.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Phase;
 use crate::shard::{SchemaPrefix, ShardId};
 
-/// What hosts say of a shard, and what can be made true of it without losing rows that were acknowledged.
+/// What hosts say about a shard, and what can be repaired without losing rows that were acknowledged.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RepairPlan {
@@ -23,7 +23,7 @@ pub struct RepairPlan {
     pub(super) judgement: Judgement,
 }
 
-/// What one host says of a shard.
+/// What one host says about a shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HostSays {
@@ -37,30 +37,30 @@ pub struct HostSays {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Repair {
-    /// Nothing: one host serves it, and no other says otherwise.
+    /// Nothing: one host serves it, and no other contradicts.
     Fine {
         /// That host.
         host: HostName,
     },
-    /// This, and it is sure.
+    /// This, and it is safe.
     Do(RepairWay),
-    /// One of these, each of which gives something up: an operator must say what.
+    /// One of these, each of which gives something up: an operator must choose.
     Choose(Vec<RepairWay>),
-    /// Nothing can be: no host that can be asked has the shard or a whole copy of it.
+    /// Nothing can be done: no host that can be asked has the shard or a whole copy of it.
     Nothing,
 }
 
-/// A way to have one host serve the shard.
+/// A way to make one host serve the shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RepairWay {
-    /// The hosts that an operator must give up for it, with all that they have of the shard.
+    /// The hosts that an operator must give up for it, with everything that they have of the shard.
     pub give_up: Vec<HostName>,
-    /// The host that serves the shard then.
+    /// The host that serves the shard afterwards.
     pub host: HostName,
     /// What is done, in this order.
     pub steps: Vec<String>,
-    /// Which rows the shard may lack then, and where they are.
+    /// Which rows the shard may lack afterwards, and where those are.
     pub at_risk: Vec<String>,
 }
 
@@ -93,7 +93,7 @@ impl RepairPlan {
     }
 }
 
-/// All that a host says, in a line.
+/// What a host says, on one line.
 fn says(said: &Said, names: &Names) -> String {
     let known = match &said.answer {
         Answer::Known(known) => known,
@@ -109,7 +109,7 @@ fn says(said: &Said, names: &Names) -> String {
     };
     if let Some(incoming) = &known.incoming {
         let how =
-            if incoming.ready.is_some() { "all of it is there, and not opened" } else { "not all of it is there" };
+            if incoming.ready.is_some() { "all of it is there, but not opened" } else { "not all of it is there" };
         let (source, epoch, id) = (&incoming.source, incoming.epoch, incoming.move_id);
         let _ = write!(text, "; the move {id} brings it from {source} for epoch {epoch}: {how}");
     }
@@ -141,7 +141,7 @@ fn step(action: &Action, names: &Names) -> String {
             format!("{host} serves it at epoch {to} in place of {epoch}, with the rows that it has")
         }
         Action::StandDown { host, epoch, owner, .. } => format!(
-            "{host} refuses it and leads to {owner}; what it has is kept as {}, and nothing of it is dropped",
+            "{host} refuses it and directs to {owner}; what it has is kept as {}, and nothing of it is dropped",
             names.left(*epoch)
         ),
         Action::TakeBack { host, copy, to, .. } => {
@@ -171,8 +171,8 @@ fn at_risk(said: &[Said], give_up: &BTreeSet<HostName>, actions: &[Action], name
     for host in give_up {
         match known(host) {
             None => risks.push(format!(
-                "whatever {host} took while it had the shard, if it had: nobody else has that but by a feed. It must \
-                 not come back as it was before `pgshard check` has seen it"
+                "whatever {host} took while it had the shard, if it had it: nobody else has that, except what was fed \
+                 to an old copy. It must not come back as it was before `pgshard check` has seen it"
             )),
             Some(known) => risks.extend(given_up(host, known, actions)),
         }
@@ -185,10 +185,10 @@ fn at_risk(said: &[Said], give_up: &BTreeSet<HostName>, actions: &[Action], name
                 names.left(*epoch)
             )),
             Action::TakeBack { host, copy, .. } if !is_fed(known(host), *copy) => {
-                risks.push(format!("what was written to it after it had left {host} at epoch {copy}"));
+                risks.push(format!("what was written to the shard after it had left {host} at epoch {copy}"));
             }
             Action::TakeBack { host, .. } => risks.push(format!(
-                "what was written to it after it had left {host}, but for what was fed to the old copy since"
+                "what was written to the shard after it had left {host}, except what was fed to the old copy since"
             )),
             Action::Open { host, by: Some(by), id, .. } => {
                 let told = known(by).and_then(|known| known.journal.iter().find(|told| told.id == *id));
@@ -220,7 +220,7 @@ fn given_up(host: &HostName, known: &Known, actions: &[Action]) -> Option<String
     }
     Some(match known.copies.last() {
         Some(copy) => {
-            format!("what the old copy of epoch {} on {host} has, and others have not: it stays there", copy.epoch)
+            format!("what the old copy of epoch {} on {host} has and others do not have: it stays there", copy.epoch)
         }
         None => format!("what {host} took while it had the shard: its server of today does not have it; a backup may"),
     })

@@ -1,4 +1,4 @@
-//! The judgement, as a table, and over all that three hosts can say.
+//! Tests the decision with a table, and over everything that three hosts can say.
 
 use std::collections::BTreeSet;
 
@@ -118,10 +118,10 @@ fn what_is_sure_is_done_and_what_is_not_is_asked() {
         (&["silent", "incoming 2 db1 ready"], &[], "-db1: open db2"),
         (&["silent", "incoming 2 db1"], &[], "nothing"),
         (&["silent", ""], &[], "nothing"),
-        // What an ended move has left of another source is nothing to open.
+        // What an ended move of another source has left must not be opened.
         (&["moved 2 db2, copy 1", "silent", "incoming 2 db1 ready"], &["db2"], "back db1 1 3"),
         (&["moved 2 db2, copy 1", "silent", "incoming 3 db2 ready"], &["db2"], "open db3"),
-        // A host from before the shard came and went.
+        // A host is from before the shard came and left again.
         (&["serving 1", "moved 3 db1, copy 2"], &[], "-db1: down db1 to db2 4, back db2 2 4 | -db2: raise db1 3"),
         (&["serving 1", "moved 3 db1"], &[], "-db2: raise db1 3"),
         (
@@ -130,7 +130,7 @@ fn what_is_sure_is_done_and_what_is_not_is_asked() {
             "-db1-db3: down db1 to db2 4, back db2 2 4 | \
           -db2-db3: raise db1 4",
         ),
-        // That repair, cut short in its middle.
+        // The same repair, interrupted halfway.
         (&["moved 4 db2, copy 1", "moved 3 db1, copy 2"], &[], "back db2 2 5"),
     ];
     for (hosts, given_up, expected) in cases {
@@ -138,7 +138,7 @@ fn what_is_sure_is_done_and_what_is_not_is_asked() {
     }
 }
 
-/// All that one of three hosts can say.
+/// Everything that one of three hosts can say.
 fn all_words(own: usize) -> Vec<String> {
     let mut words = vec![String::new(), "silent".to_owned()];
     for at in 1..=3 {
@@ -185,8 +185,8 @@ fn whatever_is_said_one_host_serves_in_the_end_and_never_two_more() {
     assert!(repaired > 10_000, "{repaired}");
 }
 
-/// Plays the actions: in the end this host alone serves, of those that answer, by the latest epoch; and no step makes a
-/// second one serve.
+/// Plays the actions. In the end, of the hosts that answer, only this one serves, at the latest epoch; and no step
+/// makes a second one serve.
 fn serves_alone(said: &[Said], host: &HostName, epoch: ShardEpoch, actions: &[Action]) {
     let owning = |one: &Said| match &one.answer {
         Answer::Known(known) => match known.row.as_ref()?.state {
