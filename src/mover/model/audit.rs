@@ -1,9 +1,8 @@
-//! A small model of its own: the audit at the end of a move. What was at the source at the marker is compared with
-//! what the target had before its first foreign write, while the application writes at the target and the old copy is
-//! fed.
+//! A small model for the audit at the end of a move. What the source had at the marker is compared with what the target
+//! had before its first foreign write, while the application writes at the target and the old copy is fed.
 //!
-//! The applier may lose a change: whatever the reason, it is noticed before the old copy is dropped. And what is told
-//! as a difference is one: writes that belong to one side only are never taken for it.
+//! The applier may lose a change, for any reason, and this must be noticed before the old copy is dropped. And whatever
+//! is reported as a difference must be one: writes on one side only are never mistaken for it.
 
 use stateright::{Model, Property};
 
@@ -17,11 +16,11 @@ enum Mutant {
     TargetAfterOpen,
     /// The target's snapshot is taken before the last changes are there.
     TargetBeforeDrain,
-    /// Both are read as they are by then.
+    /// Both are read in their present state.
     NoSnapshots,
-    /// `complete` does not ask for the audit.
+    /// `complete` does not wait for the audit.
     CompleteUnasked,
-    /// A mover that died on the way counts as audited.
+    /// If a mover dies before it has audited, the move counts as audited.
     DeathIsConsent,
 }
 
@@ -50,13 +49,13 @@ enum Audit {
 const EARLY: u8 = 1;
 /// One that commits before the fence.
 const BEFORE: u8 = 2;
-/// The application at the target.
+/// The application's write at the target.
 const FOREIGN: u8 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
     at: At,
-    /// The writer holds its lock.
+    /// Whether the writer holds its lock.
     in_flight: bool,
     source: u8,
     target: u8,
@@ -67,7 +66,7 @@ struct World {
     losses: u8,
     deaths: u8,
     opened: bool,
-    /// The truth: something was missing when the target opened.
+    /// The truth: whether something was missing when the target opened.
     lacking: bool,
     audit: Audit,
     completed: bool,
@@ -84,7 +83,7 @@ enum Action {
     Lose(u8),
     /// The application writes at the target.
     Write,
-    /// The old copy is fed with it.
+    /// The old copy is fed with that write.
     Feed,
     Die,
     Complete,

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-/// Everything; every rule is kept, and all that must be possible happens.
+/// Explores everything: every rule is kept, and everything that must be possible happens.
 pub(super) fn keeps_its_rules<M>(what: &str, model: M)
 where
     M: Model + Send + Sync + 'static,

@@ -1,13 +1,13 @@
-//! A small model of its own: which changes of the stream are applied to which chunks of the copy.
+//! A small model of which changes of the stream are applied to which chunks of the copy.
 //!
 //! Two chunks with one key each are read at any time, in any order, each under a snapshot of its own, while three
 //! transactions write. A commit is in the log before it is visible to others; it may be visible before it is on disk.
-//! The rule: a change of transaction X to key k is applied iff the snapshot of k's chunk does not see X. It is asked of
-//! the very `Snapshot` that the follower uses, and applied strictly: an insert wants no row, an update and a delete
-//! want one.
+//! The rule: a change of transaction X to key k is applied iff the snapshot of k's chunk does not see X. The model asks
+//! the very `Snapshot` that the follower uses, and applies strictly: an insert needs that there is no row, an update
+//! and a delete need that there is one.
 //!
-//! A crash of the source takes back what is not on disk, transaction numbers too: PostgreSQL gives them out once more.
-//! A chunk may be kept only when all that its snapshot saw is on disk.
+//! A crash of the source undoes what is not on disk, including transaction numbers: PostgreSQL assigns them again. A
+//! chunk may be kept only when everything that its snapshot saw is on disk.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -33,9 +33,9 @@ enum Mutant {
     JudgeByPosition,
     /// A change of the key is judged as a whole by the chunk that it leaves.
     JudgeByOldKey,
-    /// The number of the sub-transaction is asked for, which no snapshot lists.
+    /// The number of the subtransaction is looked up, which no snapshot lists.
     JudgeBySubTransaction,
-    /// How far the stream is applied is written after what was applied.
+    /// The progress of the stream is written after the changes that it covers.
     ProgressAfterData,
     /// A chunk is kept without waiting for the source's disk.
     KeepBeforeFlush,
@@ -48,7 +48,7 @@ enum Transaction {
     Running {
         xid: u64,
     },
-    /// Its commit is in the log, and others do not see it yet.
+    /// Its commit is in the log, but others do not see it yet.
     Logged {
         xid: u64,
     },
@@ -73,7 +73,7 @@ impl Source {
     }
 }
 
-/// `pg_current_snapshot()`, as numbers, and where the log ended when it was taken.
+/// `pg_current_snapshot()`, as numbers, and the end of the log when it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Taken {
     xmax: u64,
@@ -110,13 +110,13 @@ struct World {
     source: Stored<Source>,
     chunks: [Chunk; 2],
     target: Table,
-    /// How many commits the target says are applied, and how many the follower believes.
+    /// How many commits are applied by the target's word, and how many by the follower's.
     progress: usize,
     follower: usize,
     diverged: bool,
     crashes: u8,
     restarts: u8,
-    /// A change was found in a chunk; one was applied.
+    /// Whether a change was found in a chunk, and whether one was applied.
     seen: bool,
     applied: bool,
 }
@@ -131,7 +131,7 @@ enum Action {
     Read(usize),
     Keep(usize),
     Apply,
-    /// Only mutants.
+    /// Only mutants do this.
     Progress,
     RestartFollower,
     CrashSource,
@@ -149,7 +149,7 @@ fn keys(change: Change) -> [usize; 2] {
     }
 }
 
-/// The change as what it takes away and what it puts there.
+/// The change as the row that it removes and the row that it adds.
 fn parts(change: Change) -> (Option<usize>, Option<usize>) {
     match change {
         Change::Insert(key) => (None, Some(key)),
@@ -159,7 +159,7 @@ fn parts(change: Change) -> (Option<usize>, Option<usize>) {
     }
 }
 
-/// Does it if it can be done strictly.
+/// Applies it if the rows are as it needs them.
 fn run(table: &mut Table, (takes, puts): (Option<usize>, Option<usize>), value: u8) -> bool {
     let mut after = *table;
     let took = takes.is_none_or(|key| after[key].take().is_some());
@@ -175,7 +175,7 @@ impl Rule {
         self.mutant == Some(mutant)
     }
 
-    /// Transactions have a sub-transaction each, which does the work.
+    /// Each transaction has a subtransaction, which does the work.
     const NUMBERS: u64 = 2;
 
     fn write(&self, world: &mut World, n: usize) -> Option<()> {
@@ -195,8 +195,8 @@ impl Rule {
         Some(())
     }
 
-    /// A snapshot knows up to the last number that has ended, and lists who runs below that. Sub-transactions are not
-    /// in it.
+    /// A snapshot has the last number that has ended, and lists those below it that are running. It does not contain
+    /// subtransactions.
     fn snapshot(source: &Source) -> Taken {
         let running = source.transactions.map(|transaction| match transaction {
             Transaction::Running { xid } | Transaction::Logged { xid } => Some(xid),

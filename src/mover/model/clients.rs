@@ -24,7 +24,7 @@ impl Protocol {
             Router::Ready { cached: Host::Source } if source.named == Named::Shard => {
                 Router::Holding { on: Host::Source }
             }
-            // It falls through to a table of the same name in `public`, and is told that all is well.
+            // The statement reaches a table of the same name in `public`, and reports success.
             Router::Ready { cached: Host::Source } if source.named == Named::Nothing => {
                 after.seen.misplaced = true;
                 Router::Done
@@ -33,7 +33,7 @@ impl Protocol {
             Router::Ready { cached: Host::Source } => match source.row {
                 // `Verdict::Again`, at once: the row says serving, so the next statement finds the shard.
                 Row::Serving => return None,
-                // `Verdict::Wait`; when the deadline is past, `Verdict::Expire`, which is Action::Expire.
+                // `Verdict::Wait`; once the deadline has passed, `Verdict::Expire`, which is Action::Expire.
                 Row::Fenced { .. } if self.mutant != Some(Mutant::DecisionOnBothSides) => return None,
                 Row::Fenced { .. } => Router::Opening { token: None },
                 Row::Moved { .. } if target.serving => Router::Ready { cached: Host::Target },
@@ -72,7 +72,7 @@ impl Protocol {
         let named = world.source.live.named;
         after.direct = match world.direct {
             Direct::Idle => Direct::Begun { saw: named == Named::Shard },
-            // PostgreSQL resolves a name when it locks, in whatever snapshot: what counts is what stands there now.
+            // PostgreSQL resolves a name when it locks, whatever its snapshot: what has the name at that moment counts.
             Direct::Begun { saw } => {
                 let reaches = if self.mutant == Some(Mutant::GateInSnapshot) { saw } else { named == Named::Shard };
                 after.seen.misplaced |= !reaches && named == Named::Nothing;
@@ -105,7 +105,7 @@ impl Protocol {
         routers || world.direct == Direct::Holding
     }
 
-    /// What becomes of the transactions that are open on a host when it crashes.
+    /// What happens to the transactions that are open on a host when it crashes.
     pub(super) fn disconnect(world: &mut World, host: Host) {
         for router in &mut world.routers {
             if *router == (Router::Holding { on: host }) {

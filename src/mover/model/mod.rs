@@ -1,9 +1,9 @@
 //! The protocol of a move as a model that is explored exhaustively: two or three movers, two routers, a client that
-//! bypasses them, crashes between any two statements, lost messages. What a mover does next is decided by the very
-//! `state::next` that the driver runs. `docs/model.md` says what is modelled and what is not.
+//! bypasses them, crashes between any two statements, lost messages. The very `state::next` that the driver runs
+//! decides what a mover does next. `docs/model.md` says what is modelled and what is not.
 //!
 //! Each transition stands for one statement or transaction of the mover (`movers`), the router (`clients`) or a
-//! function of `migrations/control/0001_control.sql` (`source`, `target`); the rules are in `properties`, the wrong
+//! function of `migrations/control/0001_control.sql` (`source`, `target`). The rules are in `properties`, and the wrong
 //! variants that they must find in `mutant`. Six questions have small models of their own: which change counts
 //! (`chunks`), when a table is published (`publish`), what a slot may forget (`positions`), what a rollback finds
 //! (`reverse`), who may take a move over (`operators`), what the audit sees (`audit`).
@@ -39,13 +39,13 @@ use crate::mover::protocol::state::{Goal, Phase, Stop, Stream};
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     mode: Mode,
-    /// Two: one that may fail in every way, and the operator's, which does not. Three: two that may fail.
+    /// Two: one that may fail in every way, and the operator's, which does not. Three: two may fail.
     movers: usize,
-    /// With one write each.
+    /// Each has one write.
     routers: usize,
     /// Whether there is a client with plain SQL.
     direct: bool,
-    /// How often the shard is fenced at most; a mover that wants to once more gives up.
+    /// The most fences of the shard; a mover that needs another one gives up.
     fences: u8,
     /// Whether the operator holds the fence back at first.
     held: bool,
@@ -66,7 +66,7 @@ enum Action {
     Mover(usize),
     /// Mover m is started: takeover.
     Start(usize, Goal),
-    /// Mover m has looked behind its fence, and found that only rows have changed.
+    /// Mover m has examined the shard behind its fence, and found that only rows have changed.
     LookBehind(usize),
     /// The barrier of mover m, or its drain, is out of time.
     Blocked(usize),
@@ -74,7 +74,7 @@ enum Action {
     IdleTimeout(usize),
     /// The follower of mover m applies a transaction.
     Apply(usize),
-    /// The follower tells the slot how far the target is.
+    /// The follower confirms to the slot how far the target is.
     Confirm,
     /// The next step of a router.
     Router(usize),
@@ -105,7 +105,7 @@ impl Protocol {
         Functions { mode: self.bounds.mode, mutant: self.mutant }
     }
 
-    /// What may happen without anything going wrong.
+    /// What may happen if nothing goes wrong.
     fn steps(&self, world: &World, actions: &mut Vec<Action>) {
         self.mover_actions(world, actions);
         self.client_actions(world, actions);
@@ -148,7 +148,7 @@ impl Protocol {
         }
     }
 
-    /// How far the slot may forget: what is durable at the target.
+    /// The position up to which the slot may forget: what is durable at the target.
     fn confirmable(&self, world: &World) -> u8 {
         match self.mutant {
             Some(Mutant::SlotBeforeDurability) => world.target.live.applied,
@@ -204,7 +204,7 @@ impl Protocol {
                 after.movers.iter_mut().for_each(Mover::is_on_other_servers);
             }
         }
-        // A host that never crashes need not be told what it would lose.
+        // If a host never crashes, the model need not track what it would lose.
         if self.bounds.faults.source_crashes == 0 {
             after.source.flush();
         }
@@ -214,7 +214,7 @@ impl Protocol {
         (after != *world).then_some(after)
     }
 
-    /// Whether nothing happens any more unless something goes wrong.
+    /// Whether nothing more happens unless something goes wrong.
     fn is_quiet(&self, world: &World) -> bool {
         let mut actions = Vec::new();
         self.steps(world, &mut actions);
@@ -226,7 +226,7 @@ impl Model for Protocol {
     type State = World;
     type Action = Action;
 
-    /// The first mover has claimed the shard; or it was resumed at once, to abort.
+    /// The first mover has claimed the shard, or the move was resumed at once to abort it.
     fn init_states(&self) -> Vec<World> {
         let journal = Journal { phase: Phase::Claimed, attempt: 0, lease: 0, token: None };
         let asleep = Mover {

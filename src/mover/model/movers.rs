@@ -1,5 +1,5 @@
-//! Movers: the loop of `single.rs` with its real decision, `state::next`, and what each statement does when it is
-//! answered, refused, or not heard of again.
+//! Movers: the loop of `single.rs` with its real decision, `state::next`, and the effect of each statement when it is
+//! answered, refused, or never answered.
 
 use crate::mover::model::mutant::Mutant;
 use crate::mover::model::world::{At, Incoming, Lease, Mover, Opening, Record, Row, Target, World};
@@ -9,7 +9,7 @@ use crate::mover::protocol::state;
 use crate::mover::protocol::state::Mode;
 use crate::mover::protocol::state::{Compared, Goal, Observed, Own, Phase, Step, Stop, Stream, Until};
 
-/// How often the operator starts the last mover again before the model calls it a move that does not end.
+/// How often the operator starts the last mover again before the model says that the move does not end.
 const RESTARTS_MAX: u8 = 4;
 
 /// How a statement ended, if it did.
@@ -18,11 +18,11 @@ enum Ran {
     Waits,
     /// Done; this is next.
     Then(At),
-    /// `Error::Superseded`, or an unknown outcome: look again.
+    /// `Error::Superseded`, or an unknown outcome: observe again.
     Again,
     /// Any other error: the mover gives up.
     Fails,
-    /// As `Fails`, and the operator knows that the move can only be finished.
+    /// Like `Fails`, and the operator knows that the move can only be finished.
     TooLate,
 }
 
@@ -74,7 +74,7 @@ impl Protocol {
         }
     }
 
-    /// The last mover is the operator who does not give up: it does not crash, and what it sends arrives.
+    /// The last mover belongs to the operator who does not give up: it does not crash, and what it sends arrives.
     fn is_reliable(&self, m: usize) -> bool {
         m + 1 == self.bounds.movers
     }
@@ -85,7 +85,7 @@ impl Protocol {
         after
     }
 
-    /// How far a mover goes at first: online, the group comes between.
+    /// How far a mover goes at first: if online, the group's work comes in between.
     pub(super) fn first_until(&self) -> Until {
         match self.bounds.mode {
             Mode::Blocking => Until::End,
@@ -110,7 +110,7 @@ impl Protocol {
         after
     }
 
-    /// They break after it was run, before the answer.
+    /// The connections break after the statement was run, before the answer.
     pub(super) fn unheard(&self, world: &World, m: usize) -> Option<World> {
         let mut after = self.mover(world, m)?;
         after.faults.lost_messages -= 1;
@@ -135,14 +135,14 @@ impl Protocol {
         self.went(after, m, ran);
     }
 
-    /// What is open on the target under this mover's connection is undone.
+    /// Undoes what is open on the target under this mover's connection.
     pub(super) fn roll_back(&self, world: &mut World, m: usize) {
         if world.locked_by == Some(m as Lease) {
             world.locked_by = None;
         }
     }
 
-    /// The budget of the barrier, or of the drain, is over: swap back, try again later.
+    /// The time for the barrier, or for the drain, is over: swap back, and try again later.
     pub(super) fn blocked(&self, world: &World, m: usize) -> Option<World> {
         let (At::Barrier { attempt, .. } | At::Behind { attempt, .. }) = world.movers[m].at else { return None };
         let mut after = *world;
@@ -159,8 +159,8 @@ impl Protocol {
             return None;
         }
         let at = world.movers[m].at;
-        // Who takes over has no lease yet, who shows the token needs none, and a signpost that stands beside the
-        // shard is inert and in the ledger.
+        // A mover that takes over has no lease yet, one that shows the token needs none, and a signpost beside the
+        // shard does nothing and is in the ledger.
         if !matches!(at, At::TakeSource | At::TakeTarget | At::FinishOpen { .. } | At::Signpost) {
             let lease = m as Lease;
             let others = world.target.live.incoming.is_some_and(|incoming| incoming.lease != lease);
@@ -178,7 +178,7 @@ impl Protocol {
         Some(after)
     }
 
-    /// Whether a mutant has this commit asynchronous.
+    /// Whether a mutant makes this commit asynchronous.
     fn is_late(&self, at: At) -> bool {
         match self.mutant {
             Some(Mutant::FailOverLosesFence) => matches!(at, At::Mark { .. } | At::Decide { .. }),
@@ -203,8 +203,7 @@ impl Protocol {
         }
     }
 
-    /// The end of one run. The operator starts the last mover again, to abort, and to finish if it is too late for
-    /// that.
+    /// The end of one run. The operator starts the last mover again, to abort, or to finish if it is too late for that.
     fn end(&self, after: &mut World, m: usize, next: Goal) {
         let mover = &mut after.movers[m];
         mover.stream = Stream::Off;
@@ -218,18 +217,18 @@ impl Protocol {
 
     fn statement(&self, after: &mut World, m: usize) -> Ran {
         let at = after.movers[m].at;
-        // Statements on the row of pgshard.incoming wait for whoever has it locked.
+        // Statements on the row of pgshard.incoming wait for the holder of its lock.
         if after.locked_by.is_some_and(|by| by != m as Lease) && at_incoming(at) {
             return Ran::Waits;
         }
         let ran = self.looks(after, m).or_else(|| self.prepares(after, m)).or_else(|| self.fences(after, m));
         let ran = ran.or_else(|| self.waits_behind(after, m)).or_else(|| self.copies(after, m));
         let ran = ran.or_else(|| self.opens(after, m)).or_else(|| self.takes_back(after, m));
-        // Asleep, ended, or crashed.
+        // It is asleep, has ended, or has crashed.
         ran.unwrap_or(Ran::Waits)
     }
 
-    /// Takes the move over, and looks.
+    /// Takes the move over, and observes.
     fn looks(&self, after: &mut World, m: usize) -> Option<Ran> {
         let lease = m as Lease;
         let sql = self.functions();
@@ -241,7 +240,7 @@ impl Protocol {
                 Ran::Then(At::TakeTarget)
             }
             At::TakeTarget => {
-                // The former mover's sessions are ended, and with them what they have open.
+                // The former mover's sessions are ended, and with them their open transactions.
                 after.locked_by = None;
                 if let Some(incoming) = &mut target.live.incoming {
                     incoming.lease = lease;
@@ -262,7 +261,7 @@ impl Protocol {
         })
     }
 
-    /// Builds the target, brings the rows, follows, and catches up.
+    /// Builds the target, copies the rows, follows, and catches up.
     fn prepares(&self, after: &mut World, m: usize) -> Option<Ran> {
         let lease = m as Lease;
         let sql = self.functions();
@@ -289,11 +288,12 @@ impl Protocol {
                 then(At::Loaded, apply(&mut target.live, load))
             }
             At::Loaded => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Loaded))),
-            // `Group::all`: one whose fence is held back goes on until it is ready, then with a driver of its own.
+            // `Group::all`: a shard whose fence is held back goes on until it is ready, and then with a driver of its
+            // own.
             At::Follow => {
                 let mover = &mut after.movers[m];
                 mover.until = if mover.stream == Stream::Off && after.held { Until::Ready } else { Until::End };
-                // Whoever goes on with a shard that was made ready knows on which servers it was compared.
+                // Whoever goes on with a shard that was made ready knows the servers on which it was compared.
                 let compared = match mover.stream {
                     Stream::On { compared, .. } => compared,
                     Stream::Off => Compared::No,
@@ -324,13 +324,14 @@ impl Protocol {
         })
     }
 
-    /// What is set before the fence, the fence, and the marker behind it.
+    /// What is prepared before the fence, the fence, and the marker behind it.
     fn fences(&self, after: &mut World, m: usize) -> Option<Ran> {
         let lease = m as Lease;
         let sql = self.functions();
         let (source, target) = (&mut after.source, &mut after.target);
         Some(match after.movers[m].at {
-            // `ShardMove::preset`: by which token the target may be opened, and that it is ready for no attempt.
+            // `ShardMove::preset`: sets the token by which the target may be opened, and that it is ready for no
+            // attempt.
             At::Preset if after.fences >= self.bounds.fences => Ran::Fails,
             At::Preset => {
                 after.fences += 1;
@@ -411,7 +412,7 @@ impl Protocol {
                 }
                 Opening::Failed if self.mutant == Some(Mutant::OpenCutsTheLookShort) => Ran::Again,
                 Opening::Prepared | Opening::Failed if !looked => Ran::Waits,
-                // `Follower::is_on`: a server was started again behind the fence.
+                // `Follower::is_on`: a server was restarted behind the fence.
                 Opening::Prepared if !after.movers[m].has_compared() => {
                     self.roll_back(after, m);
                     Ran::Then(At::Unfence { attempt })
@@ -426,15 +427,15 @@ impl Protocol {
         })
     }
 
-    /// Blocking: looks, and copies behind the fence.
+    /// Blocking: examines, and copies behind the fence.
     fn copies(&self, after: &mut World, m: usize) -> Option<Ran> {
         let lease = m as Lease;
-        // Its transaction there was ended from outside, or went down with the server.
+        // Its transaction there was ended by somebody else, or by a crash of the server.
         let ended = after.locked_by != Some(lease);
         let sql = self.functions();
         let (source, target) = (&mut after.source, &mut after.target);
         Some(match after.movers[m].at {
-            // That nothing but rows has changed behind the fence.
+            // Finds that nothing but rows has changed behind the fence.
             At::Check { attempt, token, stop } => {
                 after.seen.checked |= token.map_or(0, |token| 1 << token);
                 Ran::Then(At::Rows { attempt, token, stop })
@@ -464,7 +465,7 @@ impl Protocol {
         })
     }
 
-    /// Decides, opens, and tells the map.
+    /// Decides, opens, and publishes the map.
     fn opens(&self, after: &mut World, m: usize) -> Option<Ran> {
         let lease = m as Lease;
         let sql = self.functions();
@@ -508,7 +509,7 @@ impl Protocol {
         })
     }
 
-    /// Takes a fence, or all of the move, back.
+    /// Undoes a fence, or the whole move.
     fn takes_back(&self, after: &mut World, m: usize) -> Option<Ran> {
         let lease = m as Lease;
         let sql = self.functions();
@@ -585,7 +586,7 @@ impl Protocol {
         let narrow = |attempt: i32| attempt as u8;
         Ran::Then(match state::next(own, observed) {
             Step::Prepare => At::Announce,
-            // `group.rs` brings the rows, then starts the follower.
+            // `group.rs` copies the rows, then starts the follower.
             Step::HandBack if phase == Phase::Prepared => At::Load,
             Step::HandBack => At::Follow,
             Step::CatchUp => At::CatchUp,
@@ -593,7 +594,7 @@ impl Protocol {
             Step::CutOver => At::Preset,
             Step::Fence => At::Swap { token: None },
             Step::Copy { attempt } => At::Barrier { attempt: narrow(attempt), token },
-            // `Driver::fence_anew`: what was set before that fence is not known any more.
+            // `Driver::fence_anew`: it is unknown what was prepared before that fence.
             Step::FenceAnew { attempt } | Step::Unfence { attempt } => At::Unfence { attempt: narrow(attempt) },
             Step::DecideAndOpen { attempt } => At::OpenPrepared { attempt: narrow(attempt) },
             Step::Open => At::FinishOpen { token: shown },
@@ -606,12 +607,12 @@ impl Protocol {
     }
 }
 
-/// What comes next if the statement has done something; else its mover gives up.
+/// The next statement if this one has done something; otherwise its mover gives up.
 fn then(at: At, done: Option<()>) -> Ran {
     if done.is_some() { Ran::Then(at) } else { Ran::Fails }
 }
 
-/// Whether the statement wants the row of `pgshard.incoming` for itself.
+/// Whether the statement locks the row of `pgshard.incoming` exclusively.
 fn at_incoming(at: At) -> bool {
     matches!(
         at,
@@ -643,13 +644,13 @@ impl Protocol {
         Some(after)
     }
 
-    /// Where the stream goes on: behind what is applied, unless the slot has forgotten that already.
+    /// Where the stream goes on: after what is applied, unless the slot has forgotten that already.
     fn position(&self, world: &World) -> u8 {
         world.target.live.applied.max(world.confirmed)
     }
 
-    /// One transaction of the stream, with its progress by compare-and-swap on lease and position. A marker's says
-    /// that the target is ready for its attempt, and is synchronous.
+    /// One transaction of the stream, with its progress by compare-and-swap on lease and position. A marker's
+    /// transaction also marks the target as ready for its attempt, and is synchronous.
     fn apply_next(&self, after: &mut World, lease: Lease) -> Option<()> {
         let at = self.position(after);
         let record = after.source.durable.log.get(at)?;
@@ -666,7 +667,7 @@ impl Protocol {
         Some(())
     }
 
-    /// Waits for the follower to get to the marker of this attempt.
+    /// Waits until the follower has reached the marker of this attempt.
     fn drain(
         &self,
         after: &mut World,
@@ -688,7 +689,7 @@ impl Protocol {
         if ready == Some(attempt) { drained } else { Ran::Waits }
     }
 
-    /// The look behind the fence, which goes on beside the drain.
+    /// The examination behind the fence, which runs at the same time as the drain.
     pub(super) fn look_behind(&self, after: &mut World, m: usize) {
         let At::Behind { attempt, token, looked, .. } = &mut after.movers[m].at else { return };
         *looked = true;

@@ -1,5 +1,5 @@
-//! Wrong variants of the protocol. Each is a bug that a project in the field has had, or the nearest thing to it that
-//! could be made in ours; the model must find every one.
+//! Wrong variants of the protocol. Each is a bug that some project in the field has had, or the nearest equivalent that
+//! is possible in ours. The model must find every one.
 
 /// One thing done wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -8,36 +8,36 @@ pub(super) enum Mutant {
     FenceWithoutBarrier,
     /// The drain stops where the WAL ended at the swap.
     StopBeforeBarrier,
-    /// The drain stops at the flushed position after the barrier, behind which asynchronous commits lie.
+    /// The drain stops at the flushed position after the barrier, although asynchronous commits come after it.
     StopAtWalPosition,
-    /// Who may write is read in the transaction's snapshot, not when the lock is got.
+    /// The right to write is read in the transaction's snapshot, not when the lock is granted.
     GateInSnapshot,
-    /// The target's COMMIT goes out before decide.
+    /// The target's COMMIT is sent before decide.
     OpenBeforeDecide,
     /// The target may be opened because it is ready, whatever the source says.
     DecisionOnBothSides,
-    /// Un-fence sets the row to serving whatever it says.
+    /// Un-fence sets the row to serving whatever its state is.
     UnfenceWithoutCompareAndSwap,
     /// The slot forgets what is applied, durable or not.
     SlotBeforeDurability,
-    /// A target that was ready for an earlier attempt counts as ready, and the drain is content with any marker.
+    /// A target that was ready for an earlier attempt counts as ready, and the drain accepts any marker.
     MarkerOfEarlierAttempt,
-    /// The shard is renamed away and no signpost put in its place: `search_path` leads on to `public`.
+    /// The shard is renamed away and no signpost takes its place: `search_path` goes on to `public`.
     RenameWithFallThrough,
     /// The marker and decide are committed without waiting for disk and standbys.
     FailOverLosesFence,
-    /// Un-fence gives the row back to serving, but not the name.
+    /// Un-fence sets the row back to serving, but does not restore the name.
     DenyNotReverted,
     /// Abort drops what was built without asking whether the move is still its own.
     CancelWithoutLease,
-    /// The ledger is told after the schema was created.
+    /// The ledger is written after the schema was created.
     LedgerAfterCreation,
     /// Decide names the move, but neither attempt nor lease.
     DecideAnyFence,
-    /// Takeover and un-fence are committed as the database's default has it: `synchronous_commit = off`.
+    /// Takeover and un-fence are committed with `synchronous_commit = off`, the database's default here.
     AsynchronousControl,
-    /// A prepared open that fails ends the wait for the look behind the fence, and the target's word is enough to
-    /// decide.
+    /// A prepared open that fails ends the wait for the examination behind the fence, and the target's word alone is
+    /// enough to decide.
     OpenCutsTheLookShort,
 }
 

@@ -1,9 +1,9 @@
-//! A small model of its own: who may take a move over, and what becomes of the one who had it.
+//! A small model of who may take a move over, and what happens to the mover that had it.
 //!
-//! Two shards of a move are one mover's. Others come at any moment with `resume`: while it works, sleeps, has ended
+//! Two shards of a move belong to one mover. Others come at any moment with `resume`: while it works, sleeps, has ended
 //! with one shard and not with the other, has died, or was asked to stop. Safety does not depend on any of this (the
-//! compare-and-swap on the lease in every statement is in the large model); here it is asked that whoever lives is
-//! left alone, and that nobody who says that he is done leaves shards behind that are nobody's.
+//! large model has the compare-and-swap on the lease in every statement). The rules here are that a mover that is alive
+//! is left alone, and that no mover that says it is done leaves shards that nobody works on.
 
 use stateright::{Model, Property};
 
@@ -11,11 +11,11 @@ use crate::mover::model::check::{breaks, keeps_its_rules};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
-    /// A sign of life for each shard, in place of one for the mover: that of a shard that has ended is free.
+    /// There is a sign of life for each shard, instead of one for the mover: a shard that has ended has none.
     SignOfLifePerShard,
-    /// A mover that sleeps is gone.
+    /// A mover that sleeps counts as gone.
     SleepersAreGone,
-    /// Only one shard is taken over, though the former mover is ended with all of them.
+    /// Only one shard is taken over, although the former mover is ended with all of them.
     TakeOneEndAll,
 }
 
@@ -37,7 +37,7 @@ enum Mover {
     Sleeps,
     /// Its lock is held, and its lease has run out.
     SleepsOn,
-    /// Another has ended its sessions.
+    /// Another mover has ended its sessions.
     Cut,
     Dead,
 }
@@ -49,9 +49,9 @@ struct World {
     crashes: u8,
     naps: u8,
     asks: u8,
-    /// The sessions of a mover were ended that lived.
+    /// The sessions of a mover that was alive were ended.
     disturbed: bool,
-    /// A mover said that it was done while shards were left to nobody.
+    /// A mover said that it was done while nobody worked on some of the shards.
     abandoned: bool,
     taken_over: bool,
 }
@@ -88,7 +88,7 @@ impl Rule {
         self.mutant == Some(mutant)
     }
 
-    /// Whether the sign of life of the mover that has this shard is gone.
+    /// Whether the mover that has this shard gives no sign of life.
     fn is_free(&self, world: &World, shard: Shard) -> bool {
         let slept = self.is(Mutant::SleepersAreGone) && world.movers[shard.lease] == Mover::Sleeps;
         let let_go = self.is(Mutant::SignOfLifePerShard) && shard.ended;
@@ -149,7 +149,7 @@ impl Rule {
             Action::Wake(mover) if matches!(world.movers[mover], Mover::Sleeps | Mover::SleepsOn) => {
                 world.movers[mover] = Mover::Works;
             }
-            // The last is the operator who does not give up.
+            // The last mover belongs to the operator who does not give up.
             Action::Crash(mover) if world.movers[mover] == Mover::Works && mover + 1 < MOVERS => {
                 world.crashes = world.crashes.checked_sub(1)?;
                 world.movers[mover] = Mover::Dead;

@@ -1,16 +1,16 @@
-//! A small model of its own: two shards of a move share one slot, begin and end at different times, and their target
+//! A small model of positions: two shards of a move share one slot, begin and end at different times, and their target
 //! fails over to a standby that lags behind.
 //!
-//! The slot forgets what it was told is there; the target's rows say how far each shard is. The two can part: a
-//! standby that is promoted has less than its primary told the slot, and a shard whose row comes later needs what the
-//! others are done with. A server passes over what was confirmed without a word when it is asked to send from before
-//! that.
+//! The slot forgets what was confirmed to it; the target's rows say how far each shard is. The two can disagree: a
+//! standby that is promoted has less than its primary confirmed, and a shard whose row comes later needs what the
+//! others no longer need. If a server is asked to send from before the confirmed position, it silently skips what was
+//! confirmed.
 //!
-//! Reverse replication has the same slot read by two in turn: a feed of both old copies, and a rollback that takes one
-//! of them. Each must leave the other what it lacks, for either may end at any moment and come back.
+//! In reverse replication two readers use the same slot in turn: a feed of both old copies, and a rollback that takes
+//! one of them. Each must leave the other what it lacks, because either may end at any moment and come back.
 //!
-//! The rules: a shard has everything up to its position, or is known to have lost its stream; without a fail-over
-//! none loses it.
+//! The rules: a shard has everything up to its position, or is known to have lost its stream; without a fail-over no
+//! shard loses it.
 
 use stateright::{Model, Property};
 
@@ -21,15 +21,16 @@ use crate::mover::model::world::Stored;
 enum Mutant {
     /// A shard that is behind what the slot has confirmed goes on from there.
     GoOnAtConfirmed,
-    /// The slot is told how far those are that are followed, whoever else needs it.
+    /// The slot is told the position of the followed shards, whoever else needs it.
     LeaveOutTheOthers,
-    /// What the slot has confirmed is asked for while the connection before may still confirm something.
+    /// The confirmed position is read while the former connection may still confirm something.
     AskBeforeItIsFree,
-    /// A shard that has failed is forgotten: the slot goes on without it, and so does the shard, taken up again.
+    /// A shard that has failed is forgotten: the slot goes on without it, and so does the shard when it is followed
+    /// again.
     ForgetTheFailed,
     /// A feed goes on with one old copy while a rollback has the other.
     FeedBesideARollback,
-    /// A rollback tells the slot how far its own shard is, whatever the old copy lacks that is fed.
+    /// A rollback confirms the position of its own shard, whatever the old copy that is fed lacks.
     ForgetTheFed,
 }
 
@@ -39,7 +40,7 @@ enum TargetState {
     /// It has no row yet: not copied, or, for reverse replication, not opened.
     None,
     Open {
-        /// How many records of the source's log are in.
+        /// How many records of the source's log are applied.
         applied: u8,
         /// Which of them it has, as bits.
         rows: u8,
@@ -52,13 +53,13 @@ enum TargetState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Worker {
     Down,
-    /// It has read how far the shards are, and what the slot has confirmed.
+    /// It has read the positions of the shards, and the slot's confirmed position.
     Asked {
         confirmed: u8,
     },
     Up {
         position: u8,
-        /// What it keeps for shards that it does not follow.
+        /// The positions that it keeps for shards that it does not follow.
         others: [Option<u8>; 2],
         follows: [bool; 2],
     },
@@ -68,16 +69,16 @@ const RECORDS: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
-    /// Of which shard each commit is.
+    /// The shard of each commit.
     log: [u8; RECORDS as usize],
     length: u8,
     confirmed: u8,
-    /// What the worker has told and the server has not read yet.
+    /// What the worker has confirmed and the server has not read yet.
     on_its_way: Option<u8>,
     /// `durable`: what the standby has.
     target: Stored<[TargetState; 2]>,
     worker: Worker,
-    /// A rollback has the first shard: whoever works is that rollback.
+    /// A rollback has the first shard: the worker is that rollback.
     taken: bool,
     lost: [bool; 2],
     failed_over: bool,
@@ -91,19 +92,19 @@ enum Action {
     Begin(usize),
     End(usize),
     Worker,
-    /// All that are followed are where the worker is.
+    /// All followed shards are raised to the worker's position.
     Raise,
     Tell,
-    /// The server reads what it was told.
+    /// The server reads what was confirmed to it.
     Hear,
     Replicate,
-    /// A worker that does not follow all that are open begins anew.
+    /// A worker that does not follow all open shards starts again.
     Round,
     FailOver,
     RestartWorker,
-    /// A shard fails for a reason of its own, and is followed again by the next worker.
+    /// A shard fails for a reason of its own, and the next worker follows it again.
     Fault(usize),
-    /// A rollback takes the first shard, and the slot from whoever reads it.
+    /// A rollback takes the first shard, and the slot from its reader.
     Take,
     /// The feed begins, whatever a rollback has.
     FeedBeside,
@@ -146,7 +147,7 @@ impl Rule {
     /// The worker's next step.
     fn worker(&self, world: &mut World) -> Option<()> {
         match world.worker {
-            // The walsender of the connection before is gone first, and with it what it had not read.
+            // The walsender of the former connection is gone first, with everything that it had not read.
             Worker::Down => {
                 if !self.is(Mutant::AskBeforeItIsFree) {
                     world.on_its_way = None;
@@ -176,7 +177,7 @@ impl Rule {
         for shard in 0..2 {
             match world.target.live[shard] {
                 TargetState::Open { .. } | TargetState::None if world.lost[shard] => {}
-                // A rollback has the first only; whether the other lacks something its feed finds out.
+                // A rollback has only the first; its feed finds out whether the other lacks something.
                 TargetState::Open { applied, .. } if world.taken && shard == 1 => {
                     others[shard] = (!self.is(Mutant::ForgetTheFed)).then_some(applied);
                 }
@@ -192,11 +193,11 @@ impl Rule {
                 TargetState::Ended { .. } => {}
             }
         }
-        // The server sends from what it has confirmed by now, whatever it is asked for.
+        // The server sends from its confirmed position, whatever it is asked for.
         world.worker = Worker::Up { position: from.max(world.confirmed), others, follows };
     }
 
-    /// What the slot may forget: what all have that still need it.
+    /// The position up to which the slot may forget: what all that still need it have.
     fn told(&self, world: &World) -> Option<u8> {
         let Worker::Up { position, others, follows } = world.worker else { return None };
         let followed = (0..2).filter(|shard| follows[*shard]).filter_map(|shard| match world.target.live[shard] {
@@ -206,7 +207,7 @@ impl Rule {
         Some(followed.chain(others.into_iter().flatten()).min().unwrap_or(position))
     }
 
-    /// A shard that has everything opens, and needs the stream no more.
+    /// A shard that has everything opens, and no longer needs the stream.
     fn end(&self, world: &mut World, shard: usize) -> Option<()> {
         let Worker::Up { position, others, follows } = world.worker else { return None };
         let TargetState::Open { applied, rows } = world.target.live[shard] else { return None };
@@ -215,7 +216,7 @@ impl Rule {
             return None;
         }
         world.target.live[shard] = TargetState::Ended { rows };
-        // The open is a commit that waits for whatever may be promoted.
+        // The open is a commit that waits for every standby that may be promoted.
         world.target.flush();
         let mut follows = follows;
         follows[shard] = false;
@@ -240,7 +241,7 @@ impl Rule {
                 let rows = world.of(shard, world.length);
                 world.target.live[shard] = TargetState::Open { applied: world.length, rows };
             }
-            // Whoever looks from time to time sees that there is one more.
+            // The feed looks from time to time and sees that there is another shard.
             Action::Round => {
                 let Worker::Up { follows, .. } = world.worker else { return None };
                 if world.taken {

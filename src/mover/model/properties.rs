@@ -1,7 +1,7 @@
-//! The rules: what holds in every world, what every move comes to, and what must be possible at all.
+//! The rules: what holds in every world, how every move ends, and what must be possible.
 //!
-//! "Eventually" is asked of worlds in which nothing happens any more: every run comes to one, because no run goes in
-//! circles (a test shows it).
+//! "Eventually" is checked in worlds in which nothing more happens: every run reaches one, because no run goes in
+//! circles (a test shows that).
 
 use stateright::Property;
 
@@ -51,7 +51,7 @@ pub(super) fn all() -> Vec<Property<Protocol>> {
     ]
 }
 
-/// Those of a shard that may be fenced more than once.
+/// The rules for a shard that may be fenced more than once.
 pub(super) fn of_fences() -> Vec<Property<Protocol>> {
     vec![
         Property::sometimes("a mover takes over while the shard is fenced, and the move is kept", |_, w: &World| {
@@ -63,7 +63,7 @@ pub(super) fn of_fences() -> Vec<Property<Protocol>> {
     ]
 }
 
-/// Those of the clients, which not every bound has.
+/// The rules about the clients, which not all bounds include.
 pub(super) fn of_routers() -> Vec<Property<Protocol>> {
     vec![
         Property::sometimes("a router is sent on by the signpost", |_, w: &World| {
@@ -102,7 +102,7 @@ fn has_ended(w: &World) -> bool {
         && w.movers.iter().all(|m| matches!(m.at, At::Asleep | At::Ended | At::Crashed))
 }
 
-/// One host serves, under the shard's name, and everybody has got the write in that they wanted to.
+/// Whether one host serves, under the shard's name, and everybody's write has succeeded.
 fn is_writable(w: &World) -> bool {
     let here = w.source.live.row == Row::Serving && w.source.live.named == Named::Shard;
     let written = w.routers.iter().all(|router| matches!(router, Router::Done | Router::Ready { .. }));

@@ -1,12 +1,12 @@
-//! A small model of its own: when a table is published, relative to its slot and to the transactions that are running.
+//! A small model of when a table is published, relative to its slot and to the transactions that are running.
 //!
-//! Two transactions write a row each before and after anything that the mover does, and commit or roll back when they
-//! like. A change is in the stream iff its table was published when it was written to the WAL, and its transaction
-//! commits once the slot is consistent. Only the creation of a slot waits for transactions; ALTER PUBLICATION waits
-//! for nobody. Releases of PostgreSQL before May 2025 go by what was published at the transaction's first change for
-//! all its changes.
+//! Two transactions write a row each before and after anything that the mover does, and commit or roll back at any
+//! time. A change is in the stream iff its table was published when it was written to the WAL, and its transaction
+//! commits once the slot is consistent. Only the creation of a slot waits for transactions; ALTER PUBLICATION waits for
+//! nobody. Releases of PostgreSQL before May 2025 use what was published at the transaction's first change for all its
+//! changes.
 //!
-//! The rule: once all is applied, the copy has what the source has.
+//! The rule: once everything is applied, the copy has what the source has.
 
 use stateright::{Model, Property};
 
@@ -14,11 +14,11 @@ use crate::mover::model::check::{breaks, keeps_its_rules};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
-    /// A table is added to the publication of a slot that is there, and its rows are read at once.
+    /// A table is added to the publication of an existing slot, and its rows are read at once.
     AddAndRead,
-    /// Who runs is waited for first, and the table is added then.
+    /// The running transactions are waited for first, and then the table is added.
     WaitAndAdd,
-    /// A new slot is made before the table is in its publication.
+    /// A new slot is created before the table is in its publication.
     SlotFirst,
 }
 
@@ -26,11 +26,11 @@ enum Mutant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
-    /// The slot of its group: the other shards went on while this one could not be prepared.
+    /// The slot of its group exists: the other shards went on while this one could not be prepared.
     Slot,
 }
 
-/// What a transaction that began before the publication shows of what it does afterwards.
+/// How the release decodes what a transaction does after the publication, if it began before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Release {
     Old,
@@ -69,7 +69,7 @@ enum At {
     MakeSlot,
     AwaitSlot,
     Look,
-    /// Until these transactions have ended, as bits.
+    /// Waits until these transactions have ended, as bits.
     Wait(u8),
     Read,
     Done,
@@ -87,7 +87,7 @@ struct World {
     target: u8,
     /// The transactions that the copy's snapshot does not see, as bits.
     unseen: u8,
-    /// A change was in the copy; one came by the stream.
+    /// Whether a change was in the copy, and whether one came by the stream.
     copied: bool,
     streamed: bool,
 }
@@ -172,7 +172,7 @@ impl Rule {
         world.transactions[n].state = TransactionState::Ended;
         let place = n as u8 * WRITES;
         world.source |= all << place;
-        // What is in the stream before the copy is there is passed over or applied later: by the snapshot alone.
+        // What is in the stream before the copy exists is skipped or applied later: only the snapshot decides.
         if world.mover == At::Done && world.unseen & 1 << n != 0 {
             world.target |= sent << place;
             world.streamed |= sent != 0;

@@ -1,9 +1,9 @@
-//! A small model of its own: a shard was moved from A to B, its old copy at A is fed with what B writes, and a
-//! rollback may take it back.
+//! A small model of reverse replication: a shard was moved from A to B, its old copy at A is fed with what B writes,
+//! and a rollback may take it back.
 //!
-//! The slot at B was made before the fence, so the first record in it is one that the mover itself applied at B.
-//! Whoever feeds may be slow, stop and begin again; A may fail over to a standby that lags; the slot may be given up
-//! because it keeps too much; a rollback may be aborted and begun again; `complete` may come at any time.
+//! The slot at B was created before the fence, so the first record in it is one that the mover itself applied at B. A
+//! feeder may be slow, stop and start again; A may fail over to a standby that lags; the slot may be given up because
+//! it keeps too much; a rollback may be aborted and started again; `complete` may come at any time.
 
 use stateright::{Model, Property};
 
@@ -12,15 +12,15 @@ use crate::mover::model::world::Stored;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
-    /// The old copy is fed from where the slot begins, not from where B has opened.
+    /// The old copy is fed from the beginning of the slot, not from the position where B has opened.
     FromTheSlotsStart,
-    /// A copy that is behind what the slot has confirmed goes on from there.
+    /// A copy that is behind the slot's confirmed position goes on from there.
     GoOnAtConfirmed,
-    /// Who feeds does not ask whether the copy is still its own.
+    /// The feeder does not check whether the copy is still its own.
     FeedWithoutLease,
-    /// A rollback that finds no slot makes one.
+    /// A rollback that finds no slot creates one.
     MakeANewSlot,
-    /// `complete` does not ask whether a rollback has the copy.
+    /// `complete` does not check whether a rollback has the copy.
     CompleteUnasked,
     /// A rollback decides without waiting for what was written before its fence.
     DecideUndrained,
@@ -36,7 +36,7 @@ enum Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Copy {
     Kept,
-    /// By a rollback.
+    /// A rollback has taken it.
     Taken,
     /// It serves again.
     Opened,
@@ -49,9 +49,9 @@ struct Old {
     copy: Copy,
     owner: Owner,
     rows: u8,
-    /// How many of B's records are in.
+    /// How many of B's records are applied.
     applied: u8,
-    /// It is known that it cannot be taken back.
+    /// Whether it is known that it cannot be taken back.
     lost: bool,
 }
 
@@ -73,16 +73,16 @@ enum At {
     Done,
 }
 
-/// The first record is the mover's own, and its row is at A.
+/// The first record is the mover's own, and A has its row.
 const OWN: u8 = 1;
 const RECORDS: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
-    /// B's log: the number of records. Record n is the row n.
+    /// The number of records in B's log. Record n is the row n.
     length: u8,
     serves: Serves,
-    /// What the slot has confirmed; none: it is gone.
+    /// The slot's confirmed position; `None` if it is gone.
     slot: Option<u8>,
     old: Stored<Old>,
     feed: Option<u8>,
@@ -90,7 +90,7 @@ struct World {
     rollbacks: u8,
     /// Writes that were acknowledged, as bits.
     acknowledged: u8,
-    /// A change was applied to a row that had it.
+    /// Whether a change was applied to a row that had it already.
     doubled: bool,
     fail_overs: u8,
     crashes: u8,
@@ -109,7 +109,7 @@ enum Action {
     Abort,
     Crash,
     Complete,
-    /// The slot keeps too much.
+    /// The slot keeps too much and is given up.
     GiveUp,
     Replicate,
     FailOver,
@@ -124,7 +124,7 @@ impl Rule {
         self.mutant == Some(mutant)
     }
 
-    /// Where the stream goes on; none: it cannot, and the copy is known to be lost.
+    /// Where the stream goes on; `None` if it cannot, and the copy is known to be lost.
     fn from(&self, world: &mut World) -> Option<u8> {
         let slot = world.slot?;
         let old = &mut world.old.live;
@@ -135,7 +135,7 @@ impl Rule {
         Some(old.applied.max(slot))
     }
 
-    /// The next record, with the progress by compare-and-swap under the lease.
+    /// Applies the next record, with the progress by compare-and-swap under the lease.
     fn apply(&self, world: &mut World, position: u8, owner: Owner) -> bool {
         let old = &mut world.old.live;
         let unasked = owner == Owner::Feed && self.is(Mutant::FeedWithoutLease) && old.copy != Copy::Dropped;
@@ -163,7 +163,7 @@ impl Rule {
                         world.old.flush();
                         At::CatchUp { position }
                     }
-                    // Refused, and what it had taken is given back.
+                    // It is refused, and what it had taken is given back.
                     None => {
                         give_back(world);
                         At::Away
@@ -200,7 +200,8 @@ impl Rule {
 
     fn happen(&self, world: &mut World, action: Action) -> Option<()> {
         match action {
-            // A writer that began before the fence may still commit: the barrier waits for it, so the drain has it.
+            // A writer that began before the fence may still commit: the barrier waits for it, so the drain includes
+            // it.
             Action::Write if world.serves == Serves::Yes && world.length < RECORDS => {
                 world.acknowledged |= 1 << world.length;
                 world.length += 1;
@@ -225,7 +226,7 @@ impl Rule {
             Action::FeedStops => {
                 world.feed.take()?;
             }
-            // Of what is on its own disk; whether a standby has it is not asked.
+            // It confirms what is on its own disk, without asking whether a standby has it.
             Action::Tell if world.feed.is_some() && world.old.live.owner == Owner::Feed => {
                 world.slot = Some(world.slot?.max(world.old.live.applied));
             }
@@ -239,7 +240,7 @@ impl Rule {
                 world.rollback = At::Away;
                 world.aborted = true;
             }
-            // Taken up again: fenced or not, it looks from the beginning.
+            // When it is resumed, fenced or not, it observes from the beginning.
             Action::Crash if matches!(world.rollback, At::CatchUp { .. } | At::Drain { .. }) => {
                 world.crashes = world.crashes.checked_sub(1)?;
                 self.again(world);

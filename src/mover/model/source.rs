@@ -96,7 +96,7 @@ impl Functions {
         Some(())
     }
 
-    /// `Session::take_over` of the journal: the lease on the move, and on the fence if it is this move's.
+    /// `Session::take_over` of the journal: takes the lease on the move, and on the fence if it is this move's.
     pub(super) fn take_over(&self, source: &Source, lease: Lease) -> Source {
         let row = match source.row {
             Row::Fenced { attempt, .. } => Row::Fenced { attempt, lease },
@@ -111,12 +111,12 @@ impl Functions {
         (journal.lease == lease).then_some(Source { journal: Journal { phase, ..journal }, ..*source })
     }
 
-    /// `pgshard.build_signpost` with what stands around it in `step/prepare.rs`: the ledger's row and the schema.
+    /// `pgshard.build_signpost` with the statements around it in `step/prepare.rs`: the ledger's row and the schema.
     pub(super) fn build_signpost(&self, source: &Source) -> Option<Source> {
         (source.row == Row::Serving).then_some(Source { signpost: true, signpost_in_ledger: true, ..*source })
     }
 
-    /// `drop_signpost` of `step/undo.rs`: the schema `__signpost`, which is there unless it is swapped in.
+    /// `drop_signpost` of `step/undo.rs`: drops the schema `__signpost`, which exists unless it is swapped in.
     pub(super) fn drop_signpost(&self, source: &Source) -> Source {
         let swapped_in = source.row != Row::Serving;
         Source { signpost: source.signpost && swapped_in, signpost_in_ledger: false, ..*source }

@@ -21,14 +21,14 @@ impl Target {
         self.incoming.filter(|incoming| incoming.lease == lease)
     }
 
-    /// `ShardMove::build_target` (step/prepare.rs): the schema anew, and empty.
+    /// `ShardMove::build_target` (step/prepare.rs): creates the schema again, empty.
     pub(super) fn build(&self, lease: Lease) -> Option<Target> {
         self.under(lease)?;
         let incoming = Some(Incoming { lease, ready: None, hash: None });
         Some(Target { incoming, schema: true, loaded: false, rows: 0, applied: 0, ..*self })
     }
 
-    /// The word that everything is there for an attempt.
+    /// Marks everything as ready for an attempt.
     pub(super) fn ready(&self, lease: Lease, attempt: u8, token: Option<u8>) -> Option<Target> {
         self.under(lease)?;
         Some(Target { incoming: Some(Incoming { lease, ready: Some(attempt), hash: token }), ..*self })
@@ -51,7 +51,7 @@ impl Target {
         (incoming.ready.is_some() && shown).then(|| Some(self.opened()))
     }
 
-    /// The target's half of `ShardMove::discard` (step/undo.rs), and of gc.
+    /// The target's part of `ShardMove::discard` (step/undo.rs), and of gc.
     pub(super) fn discarded(&self) -> Target {
         let serving = self.serving;
         let empty = Target { incoming: None, schema: false, schema_in_ledger: false, loaded: false, ..*self };

@@ -1,4 +1,4 @@
-//! The model explored: the protocol keeps its rules, every mutant breaks one.
+//! Explores the model: the protocol keeps its rules, and every mutant breaks one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::mover::protocol::state::Mode;
 
 const NONE: Faults = Faults { mover_crashes: 0, stops: 0, source_crashes: 0, target_crashes: 0, lost_messages: 0 };
 
-/// A run, a line a step: what happened, and what has become of it.
+/// A run, one step on each line: what happened, and the resulting state.
 fn story(path: Path<World, Action>) -> String {
     let mut lines = Vec::new();
     let mut cause = None;
@@ -36,7 +36,7 @@ fn story(path: Path<World, Action>) -> String {
     lines.join("\n")
 }
 
-/// Everything within the bounds; the rules that were broken, each with a run.
+/// Explores everything within the bounds. Gives the number of worlds, and the rules that were broken, each with a run.
 fn explore(protocol: Protocol) -> (usize, BTreeMap<&'static str, String>) {
     let checker = protocol.checker().spawn_bfs().join();
     let properties = protocol.properties();
@@ -59,7 +59,7 @@ const fn bounds(mode: Mode) -> Bounds {
     Bounds { mode, movers: 2, routers: 0, direct: false, fences: 2, held: false, faults: NONE }
 }
 
-/// Gives how many worlds there are.
+/// Gives the number of worlds.
 fn keeps_its_rules(bounds: Bounds) -> usize {
     let (states, broken) = explore(Protocol { bounds, mutant: None });
     let stories: Vec<_> = broken.iter().map(|(rule, story)| format!("broken: {rule}\n{story}\n")).collect();
@@ -75,7 +75,7 @@ fn movers_alone() {
     }
 }
 
-/// What a mover is told besides: the fence is held back for a while, and it is asked to stop.
+/// What a mover is told in addition: the fence is held back for a while, and it is asked to stop.
 #[test]
 fn movers_that_are_held_and_stopped() {
     for mode in [Mode::Blocking, Mode::Online] {
@@ -107,8 +107,8 @@ fn hosts_that_crash() {
     }
 }
 
-/// The rules about the end are asked of worlds in which nothing happens any more. That every run comes to one is this:
-/// in no run is a world met twice.
+/// The rules about the end are checked in worlds in which nothing more happens. That every run reaches such a world is
+/// checked here: no run reaches the same world twice.
 #[test]
 fn no_run_goes_in_circles() {
     for mode in [Mode::Blocking, Mode::Online] {
@@ -175,8 +175,8 @@ fn every_mutant_is_caught() {
     }
 }
 
-/// Larger bounds, for an hour: `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide -- --nocapture`. The
-/// figures are in docs/model.md.
+/// Larger bounds, which take an hour: `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide --
+/// --nocapture`. The figures are in docs/model.md.
 #[test]
 fn wide() {
     if std::env::var("PGSHARD_MODEL").as_deref() != Ok("wide") {

@@ -1,20 +1,20 @@
-//! The world that the model explores: what two hosts hold in memory and on disk, and where every actor stands.
+//! The world that the model explores: what two hosts hold in memory and on disk, and the position of every actor.
 //!
-//! Small and `Copy`: a million of these are kept apart by their hashes. What a host would lose if it crashed is the
-//! difference between the two halves of [`Stored`].
+//! It is small and `Copy`: millions of worlds are told apart by their hashes. What a host would lose if it crashed is
+//! the difference between the two halves of [`Stored`].
 
 use crate::mover::protocol::state::{Compared, Goal, Phase, Stop, Stream, Until};
 
 /// A mover's number; its lease is the same.
 pub(super) type Lease = u8;
 
-/// Most movers that a world can have.
+/// The most movers of a world.
 pub(super) const MOVERS: usize = 3;
 
-/// Most routers that a world can have. The write of router n is the bit n, that of the bypassing client the bit after.
+/// The most routers of a world. The write of router n is the bit n, that of the bypassing client the bit after those.
 pub(super) const ROUTERS: usize = 2;
 
-/// What a server has committed (`live`), and what of that is on disk, and on the standbys that may be promoted
+/// What a server has committed (`live`), and the part of it that is on disk, and on the standbys that may be promoted
 /// (`durable`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stored<T> {
@@ -27,7 +27,7 @@ impl<T: Copy> Stored<T> {
         Stored { live: both, durable: both }
     }
 
-    /// What a synchronous commit does: all that was committed before is on disk, too.
+    /// The effect of a synchronous commit: everything that was committed before is on disk, too.
     pub(super) fn flush(&mut self) {
         self.durable = self.live;
     }
@@ -46,12 +46,12 @@ pub(super) enum Row {
     Moved { token: Option<u8> },
 }
 
-/// What stands under the shard's name on the source.
+/// What has the shard's name on the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Named {
     Shard,
     Signpost,
-    /// The shard was renamed away and nothing was put in its place. Only mutants do this.
+    /// The shard was renamed away and nothing took its place. Only mutants do this.
     Nothing,
 }
 
@@ -91,7 +91,7 @@ impl Log {
         self.length
     }
 
-    /// Its first records.
+    /// Its first records, this many.
     pub(super) fn up_to(&self, length: u8) -> Log {
         Log { length: length.min(self.length), ..*self }
     }
@@ -123,7 +123,7 @@ pub(super) struct Source {
     pub(super) signpost: bool,
     /// Its row in `pgshard.ledger`.
     pub(super) signpost_in_ledger: bool,
-    /// The rows of the shard, under whatever name.
+    /// Whether the rows of the shard exist, under whatever name.
     pub(super) copy: bool,
 }
 
@@ -132,7 +132,7 @@ pub(super) struct Source {
 pub(super) struct Incoming {
     pub(super) lease: Lease,
     pub(super) ready: Option<u8>,
-    /// Of which token `open_hash` is the hash.
+    /// The token whose hash `open_hash` is.
     pub(super) hash: Option<u8>,
 }
 
@@ -148,13 +148,13 @@ pub(super) struct Target {
     pub(super) loaded: bool,
     /// The writes that its tables hold, as bits.
     pub(super) rows: u8,
-    /// `progress.applied_lsn`: how many records of the source's log are in.
+    /// `progress.applied_lsn`: how many records of the source's log are applied.
     pub(super) applied: u8,
     /// `pgshard.shard` says serving, and the schema has its final name: one transaction does both.
     pub(super) serving: bool,
 }
 
-/// The statement that a mover sends next. Between any two anything may happen.
+/// The statement that a mover sends next. Anything may happen between any two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum At {
     /// It has not been started.
@@ -164,7 +164,7 @@ pub(super) enum At {
     TakeTarget,
     /// The loop's head: journal and row of the source.
     Look,
-    /// … and the target's: then `state::next` is asked.
+    /// … and those of the target: then `state::next` is asked.
     LookTarget {
         phase: Phase,
         row: Row,
@@ -176,7 +176,7 @@ pub(super) enum At {
     Record,
     Signpost,
     Prepared,
-    // Online only: rows, then everything up to now.
+    // Online only: copy the rows, then apply everything up to now.
     Load,
     Loaded,
     /// The follower is started.
@@ -186,7 +186,7 @@ pub(super) enum At {
     Preset,
     /// The operator holds the fence back.
     Wait,
-    // Fence. The token was made before, online.
+    // Fence. Online, the token was made before.
     Swap {
         token: Option<u8>,
     },
@@ -200,14 +200,14 @@ pub(super) enum At {
         token: Option<u8>,
         stop: u8,
     },
-    /// `stop`: where the drain ends, if it is not at the marker. Only mutants have one.
+    /// `stop`: where the drain ends, if it does not end at the marker. Only mutants have one.
     Mark {
         attempt: u8,
         token: Option<u8>,
         stop: Option<u8>,
     },
-    /// Online, behind the marker: the last changes and the prepared open on one side, the look at what may not have
-    /// changed on the other, in any order. Both end before anything is decided.
+    /// Online, behind the marker: the last changes and the prepared open on one side, the examination of what may not
+    /// have changed on the other, in any order. Both end before anything is decided.
     Behind {
         attempt: u8,
         token: Option<u8>,
@@ -215,7 +215,7 @@ pub(super) enum At {
         looked: bool,
         open: Opening,
     },
-    /// Blocking: the look, before the rows are read.
+    /// Blocking: the examination before the rows are read.
     Check {
         attempt: u8,
         token: Option<u8>,
@@ -247,7 +247,7 @@ pub(super) enum At {
         token: Option<u8>,
     },
     Publish,
-    // The reverse replication.
+    // Undoing a fence, or the whole move.
     Unfence {
         attempt: u8,
     },
@@ -260,13 +260,13 @@ pub(super) enum At {
     Crashed,
 }
 
-/// How far the open side is behind the marker.
+/// How far the opening side is behind the marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Opening {
     Draining,
     Drained,
     Prepared,
-    /// Refused, or its connection broke. Whether that ends the attempt is judged after the look.
+    /// Refused, or its connection broke. Whether that ends the attempt is decided after the examination.
     Failed,
 }
 
@@ -279,7 +279,7 @@ pub(super) struct Mover {
     pub(super) stop: Stop,
     /// Whether its follower runs.
     pub(super) stream: Stream,
-    /// How often the operator has started it again. Only the last mover is.
+    /// How often the operator has started it again. Only the last mover is started again.
     pub(super) restarts: u8,
 }
 
@@ -289,7 +289,7 @@ impl Mover {
         matches!(self.stream, Stream::On { compared: Compared::Yes, .. })
     }
 
-    /// A server was started again, or another promoted.
+    /// A server was restarted, or another was promoted.
     pub(super) fn is_on_other_servers(&mut self) {
         if let Stream::On { compared, .. } = &mut self.stream {
             *compared = Compared::No;
@@ -304,16 +304,16 @@ pub(super) enum Host {
     Target,
 }
 
-/// A router with one write to bring in. It answers to the application only when that is committed.
+/// A router with one write to make. It answers the application only when that is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Router {
     /// Sends the statement to the host that its cache names.
     Ready { cached: Host },
     /// The statement has its lock on the shard's table.
     Holding { on: Host },
-    /// It was told the token by the source; its `finish_open` is on its way.
+    /// The source gave it the token; its `finish_open` is on its way.
     Opening { token: Option<u8> },
-    /// Committed, or its connection broke while the outcome was unknown.
+    /// It has committed, or its connection broke while the outcome was unknown.
     Done,
 }
 
@@ -333,14 +333,14 @@ pub(super) enum Direct {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Faults {
     pub(super) mover_crashes: u8,
-    /// Movers that are asked to stop.
+    /// How many movers are asked to stop.
     pub(super) stops: u8,
     pub(super) source_crashes: u8,
     pub(super) target_crashes: u8,
     pub(super) lost_messages: u8,
 }
 
-/// What no property can read off the hosts afterwards.
+/// What no property can read from the hosts afterwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Seen {
     /// A write was committed on a host that did not own the shard.
@@ -353,9 +353,9 @@ pub(super) struct Seen {
     pub(super) zombie: bool,
     /// The source has decided.
     pub(super) decided: bool,
-    /// For which tokens the definitions and sequences behind the fence were looked at, as bits.
+    /// The tokens for which the definitions and sequences behind the fence were examined, as bits.
     pub(super) checked: u8,
-    /// It has decided for a fence behind which nobody had looked.
+    /// It has decided for a fence behind which nobody had examined the shard.
     pub(super) unchecked: bool,
     /// A takeover happened while the shard was fenced.
     pub(super) taken_while_fenced: bool,
@@ -370,11 +370,12 @@ pub(super) struct World {
     pub(super) target: Stored<Target>,
     /// Whether the operator holds the fence back.
     pub(super) held: bool,
-    /// Whose open transaction on the target holds the row of `pgshard.incoming`.
+    /// The mover whose open transaction on the target holds the row of `pgshard.incoming`.
     pub(super) locked_by: Option<Lease>,
-    /// How far the slot has been told that it may forget.
+    /// The position up to which the slot may forget.
     pub(super) confirmed: u8,
-    /// Tokens so far, one a fence: a crash of the source may take an attempt's number back, never a token.
+    /// How many tokens were made, one for each fence. A crash of the source may undo an attempt's number, never a
+    /// token.
     pub(super) fences: u8,
     pub(super) movers: [Mover; MOVERS],
     pub(super) routers: [Router; ROUTERS],

@@ -1,6 +1,7 @@
--- Dependencies between an object of the schema and one that is not of it, both ways, and subscriptions that write into it.
+-- Dependencies between an object of the schema and one outside it, in both directions, and subscriptions that write
+-- into it.
 , inside AS MATERIALIZED (SELECT DISTINCT class, oid FROM part), crossing AS (
-    -- Internal dependents (deptype i) are made and dropped with their object and belong to whoever made that.
+    -- Internal dependents (deptype i) are created and dropped with their object and belong to its owner.
     SELECT true AS incoming, d.classid AS out_class, d.objid AS out_oid, i.class AS in_class, i.oid AS in_oid, d.deptype
     FROM inside i, LATERAL (
         SELECT * FROM pg_catalog.pg_depend WHERE refclassid = i.class AND refobjid = i.oid AND deptype <> 'i' OFFSET 0) d

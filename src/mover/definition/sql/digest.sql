@@ -1,7 +1,7 @@
--- What any change of a schema's definition or border leaves behind, of objects that are known: $1 the schema, $2 classes, $3 and
--- $4 the lowest and the highest OID of a run of objects of that class. An object that comes anew depends on one of them. The rows
--- of the catalogs that say what an object of some class is are added, for the classes that there are. What is counted is how many
--- rows there are of each xmin: nothing else of them has to be read, hashed or sorted behind the fence.
+-- The traces that any change of a schema's definition or border leaves on known objects: $1 the schema, $2 classes, $3
+-- and $4 the lowest and the highest OID of a run of objects of that class. A new object depends on one of them. The
+-- rows of the catalogs that define an object of some class are added, for the classes that occur. For each xmin the
+-- rows are counted: nothing else of them has to be read, hashed or sorted behind the fence.
 WITH run AS MATERIALIZED (
     SELECT class, low, high
     FROM ROWS FROM (pg_catalog.unnest($2::pg_catalog.oid[]), pg_catalog.unnest($3::pg_catalog.oid[]),

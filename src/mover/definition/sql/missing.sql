@@ -1,4 +1,4 @@
--- The numbers of what is not there of $2 (names) with the kinds $1, in pg_identify_object's words and spelling.
+-- The numbers of those of $2 (names) with the kinds $1 that do not exist, in pg_identify_object's words and spelling.
 SELECT w.n
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) WITH ORDINALITY AS w(kind, name, n)
 WHERE NOT CASE
@@ -6,7 +6,7 @@ WHERE NOT CASE
         THEN pg_catalog.to_regclass(w.name) IS NOT NULL
     WHEN w.kind = 'type' THEN pg_catalog.to_regtype(w.name) IS NOT NULL
     WHEN w.kind = 'collation' THEN pg_catalog.to_regcollation(w.name) IS NOT NULL
-    -- Not to_regprocedure: that one fails where a type of an argument is missing.
+    -- to_regprocedure would fail where a type of an argument is missing.
     WHEN w.kind IN ('function', 'procedure', 'aggregate') THEN EXISTS (
         SELECT FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace s ON s.oid = p.pronamespace
         WHERE pg_catalog.quote_ident(s.nspname) || '.' || pg_catalog.quote_ident(p.proname) = pg_catalog.split_part(w.name, '(', 1)
@@ -30,7 +30,7 @@ WHERE NOT CASE
     WHEN w.kind = 'language' THEN EXISTS (SELECT FROM pg_catalog.pg_language WHERE pg_catalog.quote_ident(lanname) = w.name OR lanname = w.name)
     WHEN w.kind = 'access method' THEN EXISTS (SELECT FROM pg_catalog.pg_am WHERE pg_catalog.quote_ident(amname) = w.name OR amname = w.name)
     WHEN w.kind = 'role' THEN EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = w.name)
-    -- Anything else speaks up when it is used, in the transaction that makes the schema.
+    -- Anything else that is missing fails when it is used, in the transaction that creates the schema.
     ELSE true
 END
 ORDER BY w.n
