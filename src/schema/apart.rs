@@ -1,13 +1,13 @@
-//! One new shard made file by file, where its files do not go into one transaction.
+//! Makes one new shard file by file, if its files do not go into one transaction.
 //!
 //! Invariant: a shard is served whole or not at all. The last transaction writes its row in `pgshard.shard`. From the
-//! one that makes its schema until then a mark stands among the shard's migrations: what has the mark and no row has
-//! served nobody. It is dropped when a file fails, or by the next bootstrap.
+//! transaction that makes its schema until then, a mark is among the shard's migrations: a shard with the mark and
+//! without a row has served nobody. It is dropped when a file fails, or by the next bootstrap.
 //!
-//! A bootstrap whose lock is lost with a connection may be at work still when the next one begins. So the mark names
-//! who makes the shard: only with that mark still there is a file run or the row written, and whoever drops a shard has
-//! locked the mark before he looks for the row. Else the former could run a file in the schema that the latter has made
-//! anew, and insert the file's rows twice.
+//! A bootstrap whose lock is lost with a connection may still be at work when the next one begins. So the mark names
+//! who makes the shard. A file is run, or the row written, only while that mark is there; and whoever drops a shard
+//! locks the mark before looking for the row. Otherwise the former bootstrap could run a file in the schema that the
+//! latter has made again, and insert the file's rows twice.
 
 use tokio_postgres::Client;
 use uuid::Uuid;
@@ -22,7 +22,7 @@ use crate::shard::ShardId;
 /// Makes the shard, with a commit after each file.
 ///
 /// # Errors
-/// What failed. What is there then is for [`clear`] with the same maker.
+/// What failed. The remains are for [`clear`] with the same maker.
 pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed, maker: Uuid) -> Result<(), Failure> {
     let (shard, _) = placed;
     settle(client).await.map_err(Failure::at("begin"))?;
@@ -37,7 +37,7 @@ pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed, m
     for (name, text, _) in recipe.migrations(shard) {
         client.batch_execute(&begin).await.map_err(Failure::at("begin"))?;
         client.batch_execute(&text).await.map_err(|error| Failure::of(name, &text, error))?;
-        // What is deferred is checked now.
+        // Deferred constraints are checked now.
         client.batch_execute("COMMIT").await.map_err(|error| Failure::of(name, &text, error))?;
         settle(client).await.map_err(Failure::at("reset the session"))?;
     }
@@ -46,7 +46,7 @@ pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed, m
     client.batch_execute(&last).await.map_err(Failure::at("record the migrations"))
 }
 
-/// Does something with the mark, or fails where it is not this maker's any more.
+/// Does something with the mark, or fails if it is no longer this maker's.
 fn with_mark(verb: &str, lock: &str, (shard, _): Placed, maker: Uuid) -> String {
     format!(
         "DO $mark$ BEGIN
@@ -59,13 +59,13 @@ fn with_mark(verb: &str, lock: &str, (shard, _): Placed, maker: Uuid) -> String 
     )
 }
 
-/// Drops what is left of a shard that was not made to its end: of this maker's, or of anybody's. Nothing, where there
-/// is no such mark, or the shard has a row.
+/// Drops the remains of a shard that was not finished: those of this maker, or of anybody. Does nothing if there is no
+/// such mark, or the shard has a row.
 ///
-/// Locks: the mark's row, and ACCESS EXCLUSIVE on what is in the schema, which nobody knows.
+/// Locks: the mark's row, and ACCESS EXCLUSIVE on what is in the schema, which nobody uses.
 ///
 /// # Errors
-/// When the connection is lost, or somebody who does know it is in the way for ten seconds.
+/// When the connection is lost, or somebody uses the schema after all and is in the way for ten seconds.
 pub(super) async fn clear(
     client: &Client,
     cluster: &Cluster,

@@ -1,8 +1,8 @@
-//! Shards made on one connection: many in one transaction and one message, or one alone to find which statement fails.
-//! Nobody knows them yet, so there is nobody to wait for.
+//! Makes shards on one connection: many in one transaction and one message, or one alone to find which statement fails.
+//! Nobody knows the shards yet, so there is nobody to wait for.
 //!
-//! Invariant: a shard is there whole or not at all. Its row in `pgshard.shard` is written by the transaction
-//! that makes its schema, and goes first, so that a second bootstrap stops at it.
+//! Invariant: a shard is made whole or not at all. Its row in `pgshard.shard` is written by the transaction that makes
+//! its schema, and is written first, so that a second bootstrap stops there.
 
 use std::fmt::Write;
 
@@ -20,14 +20,15 @@ use crate::map::ShardEpoch;
 use crate::pg::{quote_ident, quote_literal, state};
 use crate::shard::ShardId;
 
-/// How often a shard is tried when it fails for a reason that passes, such as a deadlock over what shards share.
+/// How often a shard is tried when it fails for a temporary reason, such as a deadlock over something that shards
+/// share.
 const TRIES: usize = 3;
 
-/// The key of the lock that every transaction here shares. A session that gets it alone knows that none is under way,
-/// not even one whose client has gone away in the middle of a message.
+/// The key of the lock that every transaction here shares. A session that gets it exclusively knows that no such
+/// transaction is under way, not even one whose client has gone away in the middle of a message.
 pub(super) const LOCK_WORK: i32 = 3;
 
-/// What the SQL is made of.
+/// What the SQL is composed from.
 #[derive(Clone, Copy)]
 pub(super) struct Recipe<'a> {
     pub(super) cluster: &'a Cluster,
@@ -39,11 +40,11 @@ pub(super) struct Recipe<'a> {
 /// A shard and the epoch that its row is written with.
 pub(super) type Placed = (ShardId, ShardEpoch);
 
-/// So long a statement may wait for a lock, and their commits do not wait for the disk; the last one of the host does,
-/// and it takes the log before it along.
+/// How long a statement may wait for a lock. These commits do not wait for the disk; the last one of the host does, and
+/// makes the others durable with it.
 pub(super) const LOCAL: &str = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
 
-/// `BEGIN`, and the lock that tells of the work.
+/// `BEGIN`, and the lock that shows that work is under way.
 pub(super) fn begin_work() -> String {
     format!("BEGIN; {LOCAL} SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK});\n")
 }
@@ -61,8 +62,8 @@ impl Recipe<'_> {
         sql
     }
 
-    /// The migrations of a shard, each with its name and what is run behind it: how one of the application leaves the
-    /// session must not matter to the next.
+    /// The migrations of a shard, each with its name and what is run after it: the session state that one of the
+    /// application's leaves must not affect the next.
     pub(super) fn migrations(&self, shard: ShardId) -> impl Iterator<Item = (&str, String, &'static str)> {
         let schema = self.cluster.schema_prefix.schema(shard);
         let own = OWN[self.pending.own_from..].iter();
@@ -71,7 +72,7 @@ impl Recipe<'_> {
         own.chain(theirs.map(move |migration| (migration.name(), migration.render_for_new(&schema, shard), RESET)))
     }
 
-    /// Bytes of SQL of a new shard, without what the shard's name adds.
+    /// The size in bytes of the SQL for a new shard, without what the shard's name adds.
     pub(super) fn size(&self) -> usize {
         self.migrations.iter().skip(self.pending.from).map(super::migrations::Migration::size).sum()
     }
@@ -80,7 +81,7 @@ impl Recipe<'_> {
         format!("CREATE SCHEMA {};", quote_ident(&self.cluster.schema_prefix.schema(shard)))
     }
 
-    /// The rows that say which migrations the shards have now.
+    /// The SQL that records which migrations the shards have now.
     pub(super) fn record(&self, shards: &[Placed]) -> String {
         let own = OWN[self.pending.own_from..].iter().map(super::own::Own::recorded);
         let theirs = self.migrations.iter().skip(self.pending.from).map(super::migrations::Migration::recorded);
@@ -111,18 +112,19 @@ fn list<T>(sql: &mut String, items: &[T], mut write: impl FnMut(&mut String, &T)
     }
 }
 
-/// Does many shards in one transaction. False: it was rolled back, something is wrong with at least one of them.
+/// Makes many shards in one transaction. Returns false if it was rolled back: something is wrong with at least one of
+/// them.
 ///
 /// # Errors
-/// When the connection is lost. The transaction then has happened whole or not at all.
+/// When the connection is lost. The transaction was then either committed as a whole or not at all.
 pub(super) async fn run_many(
     client: &Client,
     recipe: &Recipe<'_>,
     shards: &[Placed],
 ) -> Result<bool, tokio_postgres::Error> {
-    // Step by step, not shard by shard: looking a function up by name reads all functions of that name, in whatever
-    // schema, and making one throws what was read away. So the thousands of next_id() are read once a batch, not once
-    // a shard.
+    // The steps are run for all shards, one after the other, not shard by shard: looking up a function by name reads
+    // all functions of that name in all schemas, and creating one invalidates what was read. So the thousands of
+    // next_id() are read once for each batch, not once for each shard.
     let mut sql = String::new();
     for (shard, _) in shards {
         sql.push_str(&recipe.create_schema(*shard));
@@ -152,27 +154,27 @@ pub(super) async fn run_many(
 
 pub(super) const WRITE_ROW: &str = "write the shard's row";
 
-/// What one shard alone came to.
+/// The result of making one shard alone.
 pub(super) enum Alone {
-    /// It is done, and its transaction held so many locks.
+    /// It is done.
     Done {
         /// Locks on objects, before the commit.
         locks: i64,
     },
     /// It is done, file by file.
     Apart,
-    /// It was there already: the server had still to read the last message of a bootstrap that was killed. A later run
-    /// sees what that one left to do.
+    /// It was there already: the server had still been reading the last message of a bootstrap that was killed. A later
+    /// run sees what that one left to do.
     There,
     /// It was rolled back.
     Failed(ShardFault),
 }
 
-/// Does one shard in a transaction of its own, or file by file where that fails for want of a commit; a few times if it
-/// fails for a reason that passes.
+/// Makes one shard in a transaction of its own, or file by file if that fails because a commit is needed in between.
+/// Tries a few times if it fails for a temporary reason.
 ///
 /// # Errors
-/// When the connection is lost. A transaction then has happened whole or not at all.
+/// When the connection is lost. A transaction was then either committed as a whole or not at all.
 pub(super) async fn run_alone(
     client: &Client,
     recipe: &Recipe<'_>,
@@ -203,7 +205,7 @@ pub(super) async fn run_alone(
             match apart::clear(client, recipe.cluster, shard.0, Some(maker)).await {
                 Ok(()) => {}
                 Err(error) if client.is_closed() => return Err(error),
-                // Why it was not made is worth more. What is left has the mark: the next bootstrap drops it.
+                // The first failure says more. What is left has the mark, and the next bootstrap drops it.
                 Err(_) => return Ok(Alone::Failed(failure.fault)),
             }
         }
@@ -223,8 +225,8 @@ pub(super) fn passes(code: &SqlState) -> bool {
     state::is_transient(code) || *code == SqlState::INTERNAL_ERROR
 }
 
-/// Whether a file fails since those before it are not committed: a value that was added to an enumeration cannot be
-/// used yet, and a table not be altered while deferred constraints are still to be checked.
+/// Whether a file fails because those before it are not committed: a value that was added to an enumeration cannot be
+/// used yet, and a table cannot be altered while deferred constraints are still to be checked.
 pub(super) fn wants_commit(code: &SqlState) -> bool {
     [SqlState::UNSAFE_NEW_ENUM_VALUE_USAGE, SqlState::OBJECT_IN_USE].contains(code)
 }
@@ -235,12 +237,12 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Of what stands around the files.
+    /// For a statement around the files.
     pub(super) fn at(doing: &'static str) -> impl Fn(tokio_postgres::Error) -> Failure {
         move |error| Failure { fault: ShardFault::Statement { doing, words: words(&error) }, error: Some(error) }
     }
 
-    /// Of a file.
+    /// For a file.
     pub(super) fn of(name: &str, text: &str, error: tokio_postgres::Error) -> Failure {
         let (migration, line, words) = (name.to_owned(), line(&error, text), words(&error));
         Failure { fault: ShardFault::Migration { migration, line, words }, error: Some(error) }

@@ -1,8 +1,8 @@
-//! Bootstrap: on every host the control schema and the shards that the map places there, with the ID function and the
-//! application's migrations.
+//! Bootstrap: creates on every host the control schema and the shards that the map places there, with the ID function
+//! and the application's migrations.
 //!
-//! It reads all hosts, plans (`plan.rs`, pure), then works on the hosts at the same time, on a few
-//! connections each. A shard that fails is named and the others go on. Run again it does only what is left.
+//! It reads all hosts, plans (`plan.rs`, pure), then works on the hosts at the same time, on a few connections each. A
+//! shard that fails is named and the others go on. A second run does only what is left.
 //!
 //! Invariant: no shard is created unless every host of the config has been asked, under a lock that keeps a
 //! second bootstrap out of all of them until this one has ended.
@@ -31,21 +31,22 @@ use crate::map::{HostName, ShardEpoch, print_ranges};
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 
-/// How long a bootstrap, or a migration, waits for another one on the same host, and how often it looks.
+/// How long a bootstrap, or a migration, waits for another one on the same host, and how often it tries.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
 /// The key, beside [`LOCK_SPACE`], of the lock that a bootstrap holds on every host that it has read.
 const LOCK_BOOTSTRAP: i32 = 2;
 
-/// Shards in one transaction, at most. More gains nothing, and a failure then costs more shards' work.
+/// The most shards in one transaction. More gains nothing, and a failure then costs more shards' work.
 const BATCH_MAX: usize = 64;
 
-/// And no more than this of SQL, unless one alone has more: a batch is one message, in our memory and in the server's.
+/// The most SQL in one batch, unless one shard alone has more: a batch is one message, in our memory and in the
+/// server's.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// So many shards of a host may fail before the first is done; then the rest is not tried. All of thousands failing for
-/// the same reason helps nobody.
+/// How many shards of a host may fail before the first is done; after that the rest is not tried. It helps nobody if
+/// thousands fail for the same reason.
 const FAILURES_MAX: usize = 32;
 
 /// What bootstrap is to do.
@@ -61,9 +62,9 @@ pub struct Request {
     /// Hosts that certainly hold no shard of this cluster. If one of them cannot be read, shards are created all the
     /// same.
     pub vouched: BTreeSet<HostName>,
-    /// Hosts whose rows are lost for good. What was there is made anew, empty, where the map places it; without this
-    /// word a shard that any host remembers is made nowhere. One that the config does not name is forgotten by the
-    /// others.
+    /// Hosts whose rows are lost for good. What was there is made again, empty, where the map places it. Without this,
+    /// a shard that any host remembers is made nowhere. A host in this set that the config does not name is forgotten
+    /// by the others.
     pub lost: BTreeSet<HostName>,
     /// The application's shard migrations.
     pub migrations: Migrations,
@@ -79,13 +80,13 @@ impl Request {
         Request { cluster, hosts, only, vouched, lost, migrations, width: Request::WIDTH }
     }
 
-    /// Connections to each host, unless somebody knows better.
+    /// A good number of connections to each host.
     pub const WIDTH: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
 }
 
 setters!(Request: only: BTreeSet<HostName>, vouched: BTreeSet<HostName>, lost: BTreeSet<HostName>, width: NonZeroUsize);
 
-/// A host of the config and what the map places there.
+/// A host of the config, with the shards that the map places there.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// Its name.
@@ -96,12 +97,12 @@ pub struct Host {
     pub shards: Vec<(ShardId, ShardEpoch)>,
 }
 
-/// Something that has happened. What is said to be done can be undone by a crash of the server until
+/// Something that has happened. A crash of the server can undo what is reported as done until
 /// [`Event::HostDone`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// It is known what there is to do on a host.
+    /// It is known what is to be done on a host.
     HostPlanned {
         /// The host.
         host: &'a HostName,
@@ -133,7 +134,7 @@ pub enum Event<'a> {
         /// Why.
         fault: &'a ShardFault,
     },
-    /// A host was left as it was, or halfway.
+    /// A host was left as it was, or half done.
     HostFailed {
         /// The host.
         host: &'a HostName,
@@ -152,31 +153,31 @@ pub enum Event<'a> {
 /// An observer of bootstrap's progress. Called from the bootstrap's own task: it should be quick.
 pub type Observer<'a> = &'a (dyn Fn(Event<'_>) + Send + Sync);
 
-/// What bootstrap, or a migration, has done, by host; only the hosts that it was to write to.
+/// What bootstrap, or a migration, has done, by host; only for the hosts that it was to write to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// By host.
     pub hosts: BTreeMap<HostName, HostReport>,
-    /// Of a migration: the shards of which no host says that it serves them, so that nothing was run in them.
+    /// For a migration: the shards that no host says it serves, so that nothing was run in them.
     pub unserved: BTreeMap<ShardId, ShardFault>,
 }
 
 /// What bootstrap has done on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostReport {
-    /// The versions of the control schema that were installed, or of which something was made good.
+    /// The versions of the control schema that were installed, or of which something was repaired.
     pub control: Vec<i32>,
     /// The once-per-host migrations that were run.
     pub once: Vec<String>,
     /// The shards that were created, in order.
     pub created: Vec<ShardId>,
-    /// The shards that were there and got migrations, in order.
+    /// The shards that existed and got migrations, in order.
     pub migrated: Vec<ShardId>,
     /// How many shards lacked nothing.
     pub unchanged: usize,
     /// The shards that were left as they were, each with the reason.
     pub failed: BTreeMap<ShardId, ShardFault>,
-    /// Why the host was left as it was, or halfway.
+    /// Why the host was left as it was, or half done.
     pub fault: Option<HostFault>,
     /// How long it took.
     pub elapsed: Duration,
@@ -213,14 +214,14 @@ impl HostReport {
 /// Creates what the hosts lack. A host or shard that fails is in the report; the others go on.
 ///
 /// # Cancel safety
-/// Dropping the future closes the connections. A transaction that is under way happens whole or not at all; run it
-/// again for the rest.
+/// Dropping the future closes the connections. A transaction that is under way is committed as a whole or not at all;
+/// run it again for the rest.
 pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
     let started = Instant::now();
     let mut hosts: Vec<&Host> = request.hosts.iter().collect();
     hosts.sort_by(|a, b| a.name.cmp(&b.name));
     let opened = join_all(hosts.iter().map(|host| open(host))).await;
-    // One host after the other, by name: two bootstraps cannot wait for each other in a circle.
+    // One host after the other, by name: so two bootstraps cannot wait for each other in a circle.
     let mut locked = Vec::new();
     for outcome in opened {
         locked.push(match outcome {
@@ -262,8 +263,8 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
     Report { hosts: reports, ..Report::default() }
 }
 
-/// Brings the records of all hosts up to date, also of those that were not to be written to, and ends the locks. A host
-/// with something wrong is left alone, and its records are ignored.
+/// Brings the records of all hosts up to date, including those that were not to be written to, and releases the locks.
+/// If something is wrong with a host, it is left alone, and its records are ignored.
 async fn settle<'a>(
     request: &Request,
     sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,
@@ -272,7 +273,7 @@ async fn settle<'a>(
     let mut good = Vec::new();
     for (host, (session, facts)) in sessions {
         let report = reports.get(&host.name);
-        // What a host that was left halfway has made is in its rows, and the next bootstrap reads those.
+        // The rows of a host that was left half done show what was made there, and the next bootstrap reads those.
         if report.is_some_and(|report| report.fault.is_some()) {
             continue;
         }
@@ -297,7 +298,7 @@ async fn settle<'a>(
     }
 }
 
-/// Writes a host's record, in the transaction that holds its lock, and ends that.
+/// Writes a host's record in the transaction that holds its lock, and ends that transaction.
 ///
 /// Locks: the rows of pgshard.known_host, which nobody else writes without bootstrap's lock.
 pub(super) async fn write_record(session: &Connection, record: &Record) -> Result<(), HostFault> {
@@ -319,14 +320,14 @@ async fn open(host: &Host) -> Result<Connection, HostFault> {
     session::open(&host.connect, "pgshard bootstrap").await
 }
 
-/// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. A transaction's lock, not a
-/// session's: that would outlive us behind a pooler.
+/// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. It is a transaction's lock,
+/// since a session's could outlive us behind a pooler.
 ///
-/// A bootstrap that was killed has lost this lock, but the server may still be at its last message. The second lock
-/// tells; rolling back to the savepoint gives it back.
+/// A bootstrap that was killed has lost this lock, but the server may still be processing its last message. The second
+/// lock shows that; rolling back to the savepoint releases it.
 ///
-/// Both are tried again and again: a statement that waits for a lock has a snapshot, and the CREATE INDEX CONCURRENTLY
-/// of the one who has the lock would wait for us.
+/// Both locks are tried again and again instead of waited for. A statement that waits for a lock has a snapshot, and a
+/// CREATE INDEX CONCURRENTLY of the lock's holder would wait for that.
 pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
     match take_locks(&session).await {
         Ok(true) => Ok(session),
@@ -335,7 +336,7 @@ pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
     }
 }
 
-/// False: somebody else has one of the locks. The transaction is open then, too.
+/// Returns false if somebody else has one of the locks. The transaction is open in that case too.
 async fn take_locks(session: &Connection) -> Result<bool, tokio_postgres::Error> {
     let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
     session.batch_execute(begin).await?;
@@ -351,7 +352,7 @@ async fn take_locks(session: &Connection) -> Result<bool, tokio_postgres::Error>
     Ok(is_free)
 }
 
-/// By a simple query: an extended one leaves a portal in the transaction, and that has a snapshot.
+/// By a simple query: an extended one leaves a portal in the transaction, which has a snapshot.
 async fn try_until(session: &Connection, sql: &str, until: Instant) -> Result<bool, tokio_postgres::Error> {
     loop {
         if is_true(&session.simple_query(sql).await?) {
@@ -371,7 +372,7 @@ pub(super) fn is_true(messages: &[SimpleQueryMessage]) -> bool {
         .any(|message| matches!(message, SimpleQueryMessage::Row(row) if row.try_get(0).ok().flatten() == Some("t")))
 }
 
-/// The server processes that hold the host's lock, or are still at the work of one that has lost it. Locks: none.
+/// The server processes that hold the host's lock, or still work for a bootstrap that has lost it. Locks: none.
 async fn at_work(session: &Connection) -> Result<Vec<String>, tokio_postgres::Error> {
     let sql = format!(
         "SELECT DISTINCT pg_catalog.format('process %s (%s, since %s)', a.pid,
@@ -387,8 +388,9 @@ async fn at_work(session: &Connection) -> Result<Vec<String>, tokio_postgres::Er
     session.query(&sql, &[]).await?.iter().map(|row| row.try_get(0)).collect()
 }
 
-/// What the host says, on the session that holds its lock. The next message closes the cursor that the last query has
-/// left open in the transaction: with its snapshot, CREATE INDEX CONCURRENTLY would wait for our own end.
+/// What the host says, read on the session that holds its lock. The next message closes the cursor that the last query
+/// has left open in the transaction: with that snapshot, CREATE INDEX CONCURRENTLY would wait for the end of our own
+/// transaction.
 pub(super) async fn read(session: &Connection) -> Result<HostFacts, FactsError> {
     let facts = host_facts(session).await?;
     let closed = session.batch_execute("SELECT 1").await;
@@ -396,7 +398,7 @@ pub(super) async fn read(session: &Connection) -> Result<HostFacts, FactsError> 
     Ok(facts)
 }
 
-/// The one commit that waits for the disk, and takes all before it along. It ends the lock, too.
+/// The one commit that waits for the disk, which makes all earlier ones durable too. It also releases the lock.
 pub(super) async fn flush(session: &Connection) -> Result<(), HostFault> {
     let flush = "SELECT pgshard.commit_durably(); UPDATE pgshard.cluster SET only_row = only_row; COMMIT";
     session.batch_execute(flush).await.map_err(|error| HostFault::Lost { reason: chain(&error) })
@@ -476,21 +478,20 @@ impl Job<'_> {
             let batches = self.probe(progress, &first).await.map_err(|error| lost(&error))?;
             let more = self.request.width.get().min(batches) - usize::from(batches > 0);
             let others = join_all((0..more).map(|_| open(self.host))).await;
-            // Fewer connections than wished for are slower, not wrong.
+            // With fewer connections than wanted it is slower, not wrong.
             let connections = std::iter::once(first).chain(others.into_iter().filter_map(Result::ok));
             let outcomes = join_all(connections.map(|connection| self.work(progress, connection))).await;
             let outcome = outcomes.into_iter().collect::<Result<Vec<()>, _>>();
             outcome.map_err(|error| lost(&error))?;
         }
         self.migrate(progress).await?;
-        // Not in the session of the lock, which is held until all hosts have written down what was made.
+        // Not in the session of the lock, which is held until all hosts have recorded what was made.
         let last = open(self.host).await?;
         last.batch_execute("BEGIN").await.map_err(|error| lost(&error))?;
         flush(&last).await
     }
 
-    /// Brings the shards that were there already up to date, as `pgshard migrate up` does: the application works on
-    /// them.
+    /// Brings the shards that existed already up to date, as `pgshard migrate up` does: the application is using them.
     async fn migrate(&self, progress: &Progress) -> Result<(), HostFault> {
         let Request { cluster, migrations, width, .. } = self.request;
         let (pace, in_all) = (Pace { width: *width, ..Pace::default() }, Semaphore::new(width.get()));
@@ -504,7 +505,7 @@ impl Job<'_> {
         done.fault.map_or(Ok(()), Err)
     }
 
-    /// Does one shard alone, to learn how many locks it takes, and puts the rest into the queue in batches that leave
+    /// Makes one shard alone, to learn how many locks it takes, and puts the rest into the queue in batches that leave
     /// half of the server's lock table to others. Returns the number of batches.
     async fn probe(&self, progress: &Progress, connection: &Connection) -> Result<usize, tokio_postgres::Error> {
         let mut left = self.plan.create.iter();
@@ -521,7 +522,7 @@ impl Job<'_> {
         Ok(progress.queue.lock().expect(NO_PANIC).len())
     }
 
-    /// One connection's share: batches from the queue until there are none.
+    /// The work of one connection: batches from the queue until there are none.
     async fn work(&self, progress: &Progress, connection: Connection) -> Result<(), tokio_postgres::Error> {
         loop {
             let Some(batch) = progress.queue.lock().expect(NO_PANIC).pop_front() else { return Ok(()) };
@@ -537,8 +538,8 @@ impl Job<'_> {
         }
     }
 
-    /// One shard alone; the number of its locks, all that there are if it takes more than a transaction, or `None` if
-    /// it failed.
+    /// Makes one shard alone. Gives the number of its locks, or all that there are if it needs more than one
+    /// transaction, or `None` if it failed.
     async fn alone(
         &self,
         progress: &Progress,

@@ -19,8 +19,8 @@ use super::{exposed, made, orphans, settings};
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::shard::ShardId;
 
-/// Everything in which the hosts differ from the map and the config, the worst first. `migrations` is the folder's, if
-/// there is one; without it the shards are compared with each other.
+/// Everything in which the hosts differ from the map and the config, the worst first. `migrations` are those of the
+/// folder, if there is one; without them the shards are compared with each other.
 pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Option<&Migrations>) -> Vec<Finding> {
     let mut findings = Findings::default();
     let mut controls = BTreeMap::new();
@@ -59,7 +59,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
 
 struct Hosts<'a> {
     survey: &'a Survey,
-    /// Of those that have been bootstrapped.
+    /// The hosts that have been bootstrapped.
     controls: BTreeMap<&'a HostName, (&'a HostFacts, &'a ControlFacts)>,
     known: Known<'a>,
 }
@@ -69,13 +69,14 @@ impl<'a> Hosts<'a> {
         self.controls.iter().filter_map(move |(host, (_, control))| Some((*host, control.shards.get(&shard)?)))
     }
 
-    /// Who says that it has given the shard away, later than its owner knows: at which epoch, who, and to whom.
+    /// Who says that it has given the shard away, at a later epoch than its owner knows: the epoch, the giver, and the
+    /// receiver.
     fn given_later(&self, shard: ShardId, served: ShardEpoch) -> Option<(ShardEpoch, &'a HostName, &'a HostName)> {
         let moved = self.rows(shard).filter(|(_, row)| row.state == ShardState::Moved && row.epoch > served);
         moved.filter_map(|(from, row)| Some((row.epoch, from, row.peer.as_ref()?))).max()
     }
 
-    /// Who says of the shard that it is in an epoch to which no move can have led, by what the map and the others say.
+    /// Who says that the shard is at an epoch to which no move can have led, by what the map and the others say.
     fn jump(&self, shard: ShardId, in_map: ShardEpoch) -> Option<(ShardEpoch, &'a HostName)> {
         let mut epochs: Vec<(ShardEpoch, &'a HostName)> =
             self.rows(shard).map(|(host, row)| (row.epoch, host)).collect();
@@ -85,11 +86,11 @@ impl<'a> Hosts<'a> {
         claimed.jumps(others).then_some((claimed, from))
     }
 
-    /// Whether a host is being brought a shard that another has given to it, and whether all of it is there.
+    /// Whether a move is bringing a host a shard that another host has given to it, and whether everything is there.
     fn brings(&self, shard: ShardId, from: &HostName, to: &HostName) -> Option<bool> {
         let brought = self.controls.get(to)?.1.incoming.get(&shard)?;
         let given = self.controls.get(from)?.1.shards.get(&shard)?;
-        // Of a move that the host knows no more, nothing tells what it has brought.
+        // If the giver no longer knows the move, it is unknown what the move has brought.
         Some(brought.ready && given.move_id.is_none_or(|id| id == brought.move_id))
     }
 
@@ -136,7 +137,7 @@ fn check_host(findings: &mut Findings, host: &HostName, facts: &HostFacts, clust
         }
     }
     for schema in facts.schemas.iter().filter(|schema| is_beyond(schema, cluster)) {
-        let what = format!("the schema {schema} is named like a shard, and the cluster has {}", cluster.shards);
+        let what = format!("the schema {schema} is named like a shard, but the cluster has {}", cluster.shards);
         let name = crate::pg::quote_ident(schema);
         let remedy = format!("see whether somebody needs what is in it, then DROP SCHEMA {name} CASCADE, or rename it");
         findings.add(Severity::Warning, "schema_beyond", Some(host), what, remedy);
@@ -178,8 +179,7 @@ fn check_absent(findings: &mut Findings, known: &Known<'_>) {
     }
 }
 
-/// Hosts that could not say of the others what they had. Those that are older, or somebody else's, have findings of
-/// their own.
+/// Hosts that could not say what the others had. Hosts that are older, or somebody else's, have findings of their own.
 fn check_records(findings: &mut Findings, hosts: &Hosts<'_>, cluster: &Cluster) {
     let current =
         |host: &HostName, facts: &HostFacts| pending(facts, cluster, host).is_ok_and(|steps| steps.is_empty());
@@ -188,20 +188,20 @@ fn check_records(findings: &mut Findings, hosts: &Hosts<'_>, cluster: &Cluster) 
     for (host, (_, control)) in good() {
         let (unknown, shards) = known::lacks(&control.known, &record);
         for other in unknown {
-            let message = format!("it has not written down that {other} is a host");
+            let message = format!("it has not recorded that {other} is a host");
             findings.add(Severity::Warning, "record_behind", Some(host), message, BOOTSTRAP.to_owned());
         }
         for shard in shards {
-            let what = "it has not written down on which host the shard is";
+            let what = "it has not recorded on which host the shard is";
             findings.add_shard(Severity::Warning, "record_behind", Some(host), shard, what, BOOTSTRAP);
         }
     }
 }
 
-const MEND: &str = "run `pgshard bootstrap`, which makes it as it was";
+const MEND: &str = "run `pgshard bootstrap`, which restores it";
 const BOOTSTRAP: &str = "run `pgshard bootstrap`";
 const REBUILD: &str = "run `pgshard map rebuild`";
-/// What says, of a shard about which hosts contradict each other, what can be made true of it.
+/// The command that says what can be repaired, for a shard about which hosts contradict each other.
 pub(super) const REPAIR: &str = "`pgshard moves repair SHARD --plan` says what can be done";
 const MOVES: &str = "see `pgshard moves list`";
 
@@ -251,8 +251,8 @@ fn check_shard(
     }
 }
 
-/// An owner that does not know of the move that brought it the shard, or took it away: its database is older than that
-/// move, or the other says what is not so.
+/// An owner that does not know of the move that brought it the shard, or took it away: its database is from before that
+/// move, or the other host is wrong.
 pub(super) fn went_back(
     owner: &HostName,
     served: ShardEpoch,
@@ -269,7 +269,7 @@ pub(super) fn went_back(
     (what, remedy)
 }
 
-/// A host that says an epoch to which no move can have led.
+/// A host that claims an epoch to which no move can have led.
 pub(super) fn jumped(from: &HostName, claimed: ShardEpoch, known: ShardEpoch) -> (String, String) {
     let what = format!("{from} says that it is in epoch {claimed}; the map has epoch {known}, and no host comes near");
     let remedy = format!(
@@ -332,7 +332,7 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
             let open = hosts.controls.get(from).is_some_and(|(_, control)| control.moving.contains(&shard));
             let remedy = match (ready, open) {
                 (true, true) => "run `pgshard moves resume`; the next statement on the shard opens it too".to_owned(),
-                // The move has ended, by its journal: the target had opened it, and has lost that.
+                // The journal says that the move has ended: the target had opened the shard, and has lost that.
                 (true, false) => {
                     format!("{peer} had opened it, and has lost that: {REPAIR}, or the next statement opens it")
                 }
@@ -352,7 +352,7 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
     if let Some(last) = hosts.known.lost(shard) {
         // A host that is empty, or that the config does not name, has a finding of its own.
         if hosts.controls.contains_key(last.host) {
-            let what = format!("{} knows that it was on {}, which does not know it any more", last.by, last.host);
+            let what = format!("{} knows that it was on {}, which no longer knows it", last.by, last.host);
             findings.add_shard(Severity::Alarm, "shard_lost", Some(last.host), shard, what, restore(last.host));
         }
         return;
@@ -369,7 +369,7 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
     }
 }
 
-/// Moves whose shards are not known to be at their targets with all that they had.
+/// Moves whose shards may not be at their targets with everything that they had.
 fn check_audits(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
     for KeptAudit { shard, move_id, target, differences, left_out } in &control.audits {
         if differences.is_empty() {
@@ -421,7 +421,7 @@ fn check_leftovers(findings: &mut Findings, host: &HostName, control: &ControlFa
     }
 }
 
-/// Shards whose schemas are there, and what was made in them is gone.
+/// Shards whose schemas exist, but lack what was created in them.
 fn check_made(findings: &mut Findings, hosts: &Hosts<'_>) {
     let controls = hosts.controls.iter().map(|(host, (_, control))| (*host, *control));
     for ((host, shard), what) in made::lacking(controls) {
@@ -439,7 +439,7 @@ fn check_migrations(findings: &mut Findings, hosts: &Hosts<'_>, migrations: Opti
             .iter()
             .flat_map(|set| set.shards.iter().map(|shard| (*shard, set.migrations.as_slice())))
             .collect();
-        // What a moved shard had is no matter any more.
+        // What a moved shard had does not matter any longer.
         let owned = control.shards.iter().filter(|(_, row)| row.state.is_owner());
         of_shards.extend(owned.map(|(shard, _)| (*host, *shard, *applied.get(shard).unwrap_or(&NONE))));
     }
@@ -458,7 +458,7 @@ fn check_migrations(findings: &mut Findings, hosts: &Hosts<'_>, migrations: Opti
     }
 }
 
-/// Shard migrations that failed, and once-per-host migrations that are not run yet, or otherwise.
+/// Shard migrations that failed, and once-per-host migrations that have not run yet, or ran with another text.
 fn check_attempts(findings: &mut Findings, hosts: &Hosts<'_>, migrations: Option<&Migrations>) {
     for (host, (_, control)) in &hosts.controls {
         for (shard, attempt) in control
@@ -466,7 +466,7 @@ fn check_attempts(findings: &mut Findings, hosts: &Hosts<'_>, migrations: Option
             .iter()
             .filter(|(shard, _)| control.shards.get(shard).is_some_and(|row| row.state.is_owner()))
         {
-            let message = attempt.message.as_deref().unwrap_or("it was begun and not heard of again");
+            let message = attempt.message.as_deref().unwrap_or("it was begun, and its outcome is unknown");
             let what = format!("{}: {message}", attempt.name);
             let remedy = "correct what is wrong, then `pgshard migrate retry`";
             findings.add_shard(Severity::Warning, "migration_failed", Some(host), *shard, what, remedy);
@@ -500,7 +500,7 @@ fn verdict(applied: &[RecordedMigration], usual: &[RecordedMigration], migration
             };
             let what = match (names(usual, applied), names(applied, usual)) {
                 (lacks, more) if more.is_empty() => format!("it lacks migrations that most shards have: {lacks}"),
-                (lacks, more) if lacks.is_empty() => format!("it has migrations that most shards have not: {more}"),
+                (lacks, more) if lacks.is_empty() => format!("it has migrations that most shards do not have: {more}"),
                 (lacks, more) => format!("most shards have {lacks}, where it has {more}"),
             };
             (Severity::Warning, "migrations_differ", what, BOOTSTRAP.to_owned())
@@ -532,7 +532,7 @@ mod tests {
     use super::super::tables::{host, map_of, shard, survey_of};
     use super::*;
 
-    /// What is found for one shard on one to three hosts, without the remedies; migrations are another test's.
+    /// What is found for one shard on one to three hosts, without the remedies; another test is about migrations.
     fn found(placement: &str, hosts: &[(&str, &str)]) -> Vec<String> {
         let findings = check(&map_of(&[placement]), &survey_of(hosts), &cluster(), None);
         let said = findings.iter().map(|f| {
@@ -581,7 +581,7 @@ mod tests {
                 vec![("db1", "0 serving 3")],
                 vec!["warning shard_epoch_differs db1 shard 0: the map has it at epoch 1, the host at 3"],
             ),
-            // It was there, went to db2 and came back; db1 is from before all that, whatever the map says.
+            // The shard was on db1, went to db2 and came back; db1 is from before all that, whatever the map says.
             (
                 "db1@3",
                 vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")],
@@ -688,7 +688,7 @@ mod tests {
             (
                 "db1",
                 vec![("db1", ""), ("db2", "0 knows db1 1")],
-                vec!["alarm shard_lost db1 shard 0: db2 knows that it was on db1, which does not know it any more"],
+                vec!["alarm shard_lost db1 shard 0: db2 knows that it was on db1, which no longer knows it"],
             ),
             (
                 "db1",

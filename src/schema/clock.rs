@@ -19,16 +19,16 @@ use crate::shard::ShardId;
 pub struct ClockFacts {
     /// How far it is ahead of the clock of the machine that asked, in milliseconds; negative when it is behind.
     pub ahead_ms: i64,
-    /// By how many milliseconds that can be wrong: half a round trip.
+    /// The error of that in milliseconds, at most: half a round trip.
     pub within_ms: i64,
     /// The host's time when it was asked.
     pub now: Timestamp,
-    /// The shards that the host owns, with the milliseconds that their IDs are ahead of the host's clock; negative, as
-    /// it is nearly always, when they are behind.
+    /// The shards that the host owns, with the milliseconds by which their IDs are ahead of the host's clock; negative,
+    /// as is usual, if they are behind.
     pub ids_ahead_ms: BTreeMap<ShardId, i64>,
 }
 
-/// Round trips to read the clock, of which the shortest counts.
+/// How often the clock is read; the reading with the shortest round trip counts.
 const READINGS: usize = 3;
 
 /// Shards in one query, at most. Each takes two locks until its end.
@@ -36,9 +36,9 @@ const SHARDS_MAX: i64 = 500;
 
 const NOW: &str = "SELECT (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::int8";
 
-/// By name: pg_class has an index for that. Shards without the sequences, or whose sequences are not to be read, are
-/// left out. CASE, because a signpost has views of these names, and the server may ask for the privilege before it
-/// looks at the kind.
+/// The sequences are found by name, for which pg_class has an index. Shards without the sequences, or whose sequences
+/// may not be read, are left out. CASE is needed because a signpost has views of these names, and the server may check
+/// the privilege before it looks at the kind.
 const IDS: &str = "
 SELECT s.shard, ((pg_catalog.pg_sequence_last_value(t.oid) + pg_catalog.pg_sequence_last_value(o.oid)) >> 10)
     - ((pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::int8 - $3)
@@ -68,7 +68,7 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
     let (took, ours, theirs) = best.expect("the clock was read at least once");
     let mut clock = ClockFacts {
         ahead_ms: theirs - ours,
-        // And what was cut off, on both sides.
+        // Plus what was rounded off on both sides.
         within_ms: (took / 2000) as i64 + 2,
         now: Timestamp::from_millisecond(theirs).unwrap_or(Timestamp::MAX),
         ids_ahead_ms: BTreeMap::new(),
@@ -101,26 +101,26 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
     Ok(clock)
 }
 
-/// Two clocks that differ by so much are worth a word. IDs do not mind: they only order worse across shards.
+/// Two clocks that differ by this much are mentioned. IDs stay unique: only their order across shards is worse.
 const OFF_MS: i64 = 500;
 
-/// IDs are no more than this ahead of a clock that was never set back: a burst runs ahead by a second, then waits.
+/// How far IDs can be ahead of a clock that was never set back: a burst runs ahead by a second, then waits.
 const AHEAD_MS: i64 = 1100;
 
 const YEAR_MS: i64 = 365 * 86_400_000;
 
-/// From here on `id_repair()` brings IDs back: those that are made after it meet those that were made before in ten
-/// years at the soonest. The bound is that function's.
+/// From this many on, `id_repair()` brings IDs back: IDs made after it meet those made before in ten years at the
+/// soonest. The bound is that function's.
 const REPAIRABLE_MS: i64 = 3652 * 86_400_000;
 
-/// Clocks that are off, and the end of positive IDs. Says nothing of hosts whose clocks were not read.
+/// Clocks that are off, and the end of positive IDs. Hosts whose clocks were not read are left out.
 pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
     let clocks: Vec<(&HostName, &ClockFacts)> =
         survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.clock.as_ref()?))).collect();
     for (host, clock) in &clocks {
         let mut others: Vec<&ClockFacts> = clocks.iter().filter(|(o, _)| o != host).map(|(_, clock)| *clock).collect();
         others.sort_by_key(|clock| clock.ahead_ms);
-        // The one in the middle: a single clock that is off does not accuse the others, where there are three or more.
+        // The median: with three or more clocks, a single one that is off does not accuse the others.
         if let Some(usual) = others.get(others.len() / 2) {
             let (ahead, within) = (clock.ahead_ms - usual.ahead_ms, clock.within_ms + usual.within_ms);
             if ahead.abs() - within > OFF_MS {
@@ -145,8 +145,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
     }
 }
 
-/// Shards whose IDs are ahead of their host's clock: by something that passes, or by so much that they are soon used
-/// up.
+/// Shards whose IDs are ahead of their host's clock: for a temporary reason, or so far that they are soon used up.
 fn ids_ahead(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
     let ahead = || clock.ids_ahead_ms.iter().filter(|(_, ahead)| **ahead > AHEAD_MS);
     let (wild, passing): (Vec<_>, Vec<_>) = ahead().partition(|(_, ahead)| **ahead >= REPAIRABLE_MS);
@@ -162,7 +161,7 @@ fn ids_ahead(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
         let years = **most / YEAR_MS;
         let what = format!(
             "IDs are up to {years} years ahead of the host's clock, which was far ahead when they were made: new ones \
-             are negative as bigint, or there are none any more"
+             are negative as bigint, or there are none left"
         );
         let remedy = "set the clock right, then let the shard's owner call id_repair(LAST) of its schema with the \
                       largest ID that was made under the right clock; docs/operating.md has the steps";
@@ -184,7 +183,8 @@ mod tests {
     use super::super::tables::{map_of, shard, survey_of};
     use super::*;
 
-    /// What is found with these clocks, ahead of ours by so much, where the IDs of shard 0 are ahead of the first.
+    /// What is found with these clocks, which are ahead of ours by this much, when the IDs of shard 0 are ahead of the
+    /// first.
     fn found(clocks: &[i64], ids_ahead_ms: i64, now: Timestamp) -> Vec<String> {
         let names = ["db1", "db2", "db3"];
         let hosts: Vec<(&str, &str)> = names
@@ -210,7 +210,7 @@ mod tests {
     fn clocks_that_are_off() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         assert!(found(&[0, 0, 0], -60_000, now).is_empty());
-        // Our own clock is nobody's business.
+        // Our own clock does not matter.
         assert!(found(&[90_000, 90_510, 90_000], 1000, now).is_empty());
         assert!(found(&[5000], 1000, now).is_empty());
         let behind = "warning clock_off db2 its clock is 3.2 s behind the other hosts' (+- 10 ms)";

@@ -58,15 +58,15 @@ pub const VERSION: i32 = STEPS[STEPS.len() - 1].version;
 /// The oldest PostgreSQL that works, as `server_version_num`.
 const SERVER_VERSION_MIN: i32 = 130_000;
 
-/// Keys of advisory locks: the bytes "pgsh", and which. Nobody else's lock has them but by intent.
+/// Keys of advisory locks: the bytes "pgsh", and a number. Nobody else uses them by accident.
 pub(super) const LOCK_SPACE: i32 = 0x7067_7368;
 const LOCK_CONTROL: i32 = 1;
 
-/// The first key of the locks of migrations that run without a transaction: `migr`. The second is the shard. Who has it
-/// shared keeps the shard from being fenced, without a transaction number for which a slot would wait.
+/// The first key of the locks of migrations that run without a transaction: `migr`. The second is the shard. Whoever
+/// holds it shared keeps the shard from being fenced, without a transaction number that a slot would wait for.
 pub(crate) const LOCK_MIGRATION: i32 = 0x6d69_6772;
 
-/// The first key of the session locks of movers: `movr`. The second is the beginning of the lease.
+/// The first key of the session locks of movers: `movr`. The second is the first half of the lease.
 pub(crate) const LOCK_MOVERS: i32 = 0x6d6f_7672;
 
 /// Why a host's control schema is neither installed nor upgraded, or a host is not written to.
@@ -185,8 +185,8 @@ pub fn restore(host: &HostName) -> String {
     format!(
         "restore its database from a backup or a standby, then run `pgshard check`; docs/operating.md has the steps \
          under \"A host has lost its database\". Only if its rows are lost for good: `pgshard bootstrap --lost {host}` \
-         makes its shards anew, empty, and `pgshard moves repair SHARD --give-up {host}` takes one back whose old \
-         copy is elsewhere"
+         makes its shards again, empty, and `pgshard moves repair SHARD --give-up {host}` takes one back whose old \
+         copy is on another host"
     )
 }
 
@@ -261,7 +261,7 @@ pub enum ControlError {
     },
 }
 
-/// Everything in which what a host recorded differs from the config.
+/// Everything in which a host's record differs from the config.
 pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     match &control.cluster {
@@ -300,7 +300,7 @@ pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -
     refusals
 }
 
-/// The versions to run on a host, in order; none when the control schema is there and up to date.
+/// The versions to run on a host, in order; empty if the control schema exists and is up to date.
 ///
 /// # Errors
 /// Every reason why the host is not to be written to.
@@ -336,9 +336,9 @@ pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> 
     Ok(missing.collect())
 }
 
-/// Installs the control schema on a host, or brings it up to date, and makes anew what of it is missing or altered.
-/// Gives the versions of which it ran something. Two that do so at the same time wait for each other; the second finds
-/// nothing to do.
+/// Installs the control schema on a host, or brings it up to date, and creates again what is missing or altered. Gives
+/// the versions of which it ran something. If two do so at the same time, they wait for each other, and the second
+/// finds nothing to do.
 ///
 /// # Errors
 /// When the host recorded another cluster or another name than the config says, when rights are missing, and when a
@@ -378,7 +378,8 @@ pub async fn install(client: &mut Client, cluster: &Cluster, host: &HostName) ->
     Ok(versions)
 }
 
-/// SHA-256 of a migration's text, in hexadecimal. Line ends count as `\n`: a checkout on another system is no change.
+/// SHA-256 of a migration's text, in hexadecimal. Line ends count as `\n`, so that a checkout on another system is no
+/// change.
 pub(super) fn checksum(text: &str) -> String {
     let hash = Sha256::digest(text.replace("\r\n", "\n").as_bytes());
     hash.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -1,9 +1,9 @@
-//! What of the control schema is not as its migrations have made it.
+//! Finds the parts of the control schema that differ from what its migrations have made.
 //!
-//! Their text says what there should be: the body of each function, who may call it, what anybody may read. No name
-//! stands for two functions there, and what a later migration says of one counts.
+//! The text of the migrations says what there should be: the body of each function, who may call it, what everybody may
+//! read. There, no name stands for two functions, and a later migration overrides an earlier one.
 //!
-//! Invariant: nothing is made anew that has rows in it.
+//! Invariant: nothing that has rows in it is created again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::control::{checksum, steps};
 use super::script::statements;
 
-/// What is there, as [`INSTALLED`] gives it.
+/// What is installed, as [`INSTALLED`] gives it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(super) struct Installed {
     functions: BTreeMap<String, Function>,
@@ -24,18 +24,18 @@ pub(super) struct Installed {
     usable: bool,
 }
 
-/// A function, by what changes what it does.
+/// A function, with everything that affects what it does.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct Function {
     /// SHA-256 of the body.
     body: String,
     /// Whether it runs with its owner's rights.
     definer: bool,
-    /// Whether it has the search path that they all have.
+    /// Whether it has the search path that all of them have.
     guarded: bool,
     /// Whether anybody may call it.
     public: bool,
-    /// Whether others than its owner may: who takes rights from PUBLIC gives them to the routers' role.
+    /// Whether others than its owner may call it: whoever takes rights from PUBLIC gives them to the routers' role.
     others: bool,
 }
 
@@ -60,14 +60,14 @@ SELECT pg_catalog.json_build_object(
     )::text
 FROM pg_catalog.pg_namespace n WHERE nspname = 'pgshard'";
 
-/// Something that is not as it should be.
+/// Something that is damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Damage {
     /// The migration that made it.
     pub(super) version: i32,
-    /// What, in one sentence.
+    /// The damage, in one sentence.
     pub(super) what: String,
-    /// The statements that make it good.
+    /// The statements that repair it.
     pub(super) mend: String,
 }
 
@@ -76,7 +76,7 @@ struct Expected {
     version: i32,
     sql: &'static str,
     body: &'static str,
-    /// Whether anybody may call it, where a migration says so.
+    /// Whether everybody may call it, if a migration says so.
     public: Option<bool>,
 }
 
@@ -129,7 +129,7 @@ fn of_function(installed: &Installed, name: &str, expected: &Expected) -> Option
     Some(Damage { version: expected.version, what, mend: format!("{create}; {rights}") })
 }
 
-/// The statements of all migrations, each with its migration's number.
+/// The statements of all migrations, each with its migration's version.
 fn all() -> impl Iterator<Item = (i32, &'static str)> {
     steps().flat_map(|(version, sql)| statements(sql).into_iter().map(move |one| (version, &sql[one.at])))
 }
@@ -164,7 +164,7 @@ fn identifier(text: &str) -> &str {
     &text[..text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(text.len())]
 }
 
-/// What stands before a function's body.
+/// The part of a statement before a function's body.
 fn header(sql: &str) -> &str {
     sql.split("$$").next().unwrap_or_default()
 }

@@ -1,6 +1,7 @@
-//! What lies open: roles that may more than they need, connections that others can read, files with passwords in them.
+//! Finds what is exposed: roles that may do more than they need, connections that others can read, files with passwords
+//! in them.
 //!
-//! Throwaway servers are left out of what is said of roles: nobody keeps rows there.
+//! Throwaway servers are left out of the findings about roles: nobody keeps rows there.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -11,17 +12,18 @@ use super::finding::{Finding, Findings, Severity};
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Password, SslMode, THROWAWAY};
 
-/// Whose rights are too wide.
+/// Roles whose rights are too wide.
 pub(super) fn check(findings: &mut Findings, survey: &Survey) {
     let kept = |facts: &HostFacts| facts.settings.get("cluster_name").is_none_or(|name| name != THROWAWAY);
     for (host, facts) in survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?))) {
         let server = &facts.server;
         if server.is_superuser && kept(facts) {
             let role = &server.role;
-            let what = format!("the role {role} is a superuser: whatever a shard's functions do, they may");
-            let remedy = "let a role that is none own the control schema and the shards: CREATE ROLE …, then REASSIGN \
+            let what = format!("the role {role} is a superuser, so that a shard's functions may do anything");
+            let remedy =
+                "let a role that is no superuser own the control schema and the shards: CREATE ROLE …, then REASSIGN \
                           OWNED"
-                .to_owned();
+                    .to_owned();
             findings.add(Severity::Warning, "superuser", Some(host), what, remedy);
         }
         if server.public_may_create {
@@ -34,10 +36,10 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
     }
 }
 
-/// Hosts that are reached over a network without a proof of who they are, and files with passwords or keys that other
-/// users of this machine can read. `config`: the file that the hosts are from.
+/// Hosts that are reached over a network without a proof of their identity, and files with passwords or keys that other
+/// users of this machine can read. `config` is the file that names the hosts.
 ///
-/// Asks no server. Of a file that cannot be looked at nothing is said: whoever needs it says so.
+/// Asks no server. A file that cannot be read is skipped: whoever needs it reports that.
 pub fn exposed<'a>(hosts: impl IntoIterator<Item = (&'a HostName, &'a ConnectOptions)>, config: &Path) -> Vec<Finding> {
     let mut findings = Findings::default();
     let mut said = false;
@@ -67,17 +69,17 @@ fn transport(findings: &mut Findings, host: &HostName, mode: SslMode) {
     match mode {
         SslMode::VerifyFull => {}
         SslMode::Disable | SslMode::Prefer => {
-            let what = "rows and statements may cross the network as they are, and anybody can be the server";
+            let what = "rows and statements may cross the network unencrypted, and anybody can pose as the server";
             findings.add(Severity::Warning, "weak_tls", Some(host), what.to_owned(), remedy);
         }
         SslMode::Require | SslMode::VerifyCa => {
-            let what = "the connection is encrypted, and the server need not prove that it is this one";
+            let what = "the connection is encrypted, but the server need not prove its identity";
             findings.add(Severity::Notice, "weak_tls", Some(host), what.to_owned(), remedy);
         }
     }
 }
 
-/// Whether an address, as [`ConnectOptions::addresses`] has it, stays on this machine.
+/// Whether an address, in the form of [`ConnectOptions::addresses`], stays on this machine.
 fn is_local(address: &str) -> bool {
     let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
     name.starts_with('/')
@@ -150,7 +152,7 @@ mod tests {
         let given = "postgres://a:hunter2@127.0.0.1/d";
         for (mode, expected) in [(0o644, &["warning open_file"][..]), (0o640, &["warning open_file"]), (0o600, &[])] {
             std::fs::set_permissions(&config, std::fs::Permissions::from_mode(mode)).unwrap();
-            // Once, however many hosts are in it.
+            // Reported once, however many hosts are in it.
             assert_eq!(said(&[given, given], &config), expected);
             assert_eq!(said(&["postgres://a@127.0.0.1/d"], &config), [""; 0]);
             std::fs::set_permissions(&password, std::fs::Permissions::from_mode(mode)).unwrap();

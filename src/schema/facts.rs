@@ -1,7 +1,7 @@
-//! What a host says of itself and its shards, read in two queries.
+//! What a host says about itself and its shards, read in two queries.
 //!
-//! Invariant: everything about the shards comes from one statement, so from one snapshot. Two would see a
-//! shard that opens in between as nowhere, or twice.
+//! Invariant: everything about the shards comes from one statement, so from one snapshot. With two statements, a shard
+//! that opens in between would seem to be nowhere, or in two places.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use crate::map::{HostName, RangeItem, ShardEpoch, parse_ranges};
 use crate::pg::{ConnectError, ConnectOptions};
 use crate::shard::{ShardCount, ShardId};
 
-/// The word of every host that was asked.
+/// What every host that was asked says.
 pub type Survey = BTreeMap<HostName, Result<HostFacts, FactsError>>;
 
 /// What one host says.
@@ -31,7 +31,7 @@ pub struct HostFacts {
     pub server: ServerFacts,
     /// The schemas whose names end in four digits, as shards' do.
     pub schemas: BTreeSet<String>,
-    /// What is there that only moves make.
+    /// Objects that only moves create.
     pub of_moves: OfMoves,
     /// Settings that matter, of the server, the database and the role, by name.
     pub settings: BTreeMap<String, String>,
@@ -80,17 +80,17 @@ pub struct ServerFacts {
 pub struct ControlFacts {
     /// The control migrations that were run, by version.
     pub migrations: Vec<RecordedControl>,
-    /// What was recorded of the cluster; `None` only if somebody has emptied the table.
+    /// What was recorded about the cluster; `None` only if somebody has emptied the table.
     pub cluster: Option<RecordedCluster>,
-    /// The shards that are here or were.
+    /// The shards that are here, or were.
     pub shards: BTreeMap<ShardId, ShardRow>,
     /// The shards that moves are bringing here.
     pub incoming: BTreeMap<ShardId, IncomingRow>,
     /// The shards with a move away from here that is at work or has stopped halfway.
     pub moving: BTreeSet<ShardId>,
-    /// The migrations of the shards, the shards with the same ones together.
+    /// The migrations of the shards; shards with the same ones are together.
     pub applied: Vec<AppliedSet>,
-    /// What is in the schemas of the shards that are served, by name.
+    /// What is in the schemas of the shards that are served here, by name.
     pub made: Vec<MadeSet>,
     /// The once-per-host migrations that were run.
     pub host_migrations: Vec<RecordedMigration>,
@@ -102,19 +102,18 @@ pub struct ControlFacts {
     pub lost_ways: BTreeMap<ShardId, String>,
     /// The shards that left and can be taken back.
     pub open_ways: BTreeMap<ShardId, OpenWay>,
-    /// The shards whose old copies are kept, and whose moves are not known to have brought everything.
+    /// The shards whose old copies are kept, and whose moves may not have brought everything.
     pub audits: Vec<KeptAudit>,
-    /// What moves have created here and somebody must drop one day.
+    /// What moves have created here and must be dropped some day.
     pub ledger: Vec<LedgerRow>,
-    /// Tables of the shards that are served here which still have a replica identity that a move lent them, although
-    /// no move needs it any more; nothing where the control schema is older.
+    /// Tables of shards served here that still have a replica identity that a move lent them, although no move needs it
+    /// any longer; empty if the control schema is older.
     pub still_lent: BTreeSet<(ShardId, String)>,
-    /// What the host has written down of the cluster; nothing where the control schema is older than that.
+    /// What the host has recorded about the cluster; empty if the control schema is older than that.
     pub known: Record,
-    /// Of the shards with a move that is at work or has stopped halfway: that move; nothing where the control schema is
-    /// older.
+    /// For shards with a move that is at work or has stopped halfway: that move; empty if the control schema is older.
     pub open_moves: BTreeMap<ShardId, OpenMove>,
-    /// What the control schema is made of, where it was read.
+    /// The objects of the control schema, if they were read.
     pub(super) installed: Option<Installed>,
 }
 
@@ -165,7 +164,7 @@ pub struct RecordedCluster {
     pub shards: i32,
     /// The epoch as Unix milliseconds.
     pub epoch_ms: i64,
-    /// What stands before a shard's number in the name of its schema.
+    /// What comes before a shard's number in the name of its schema.
     pub schema_prefix: String,
     /// The name that the config gave the host.
     pub host_name: String,
@@ -192,13 +191,13 @@ pub struct ShardRow {
     pub schema: String,
     /// Whether the host owns the shard.
     pub state: ShardState,
-    /// Since which epoch it does; of a moved shard, since which the peer does.
+    /// Since which epoch it does; for a moved shard, since which epoch the peer does.
     pub epoch: ShardEpoch,
     /// Where the shard is, or is going.
     pub peer: Option<HostName>,
     /// The move that fenced it or took it away.
     pub move_id: Option<Uuid>,
-    /// How long the fence still stands, in milliseconds by the host's clock; negative when its mover is late.
+    /// How long the fence still stands, in milliseconds by the host's clock; negative if its mover is late.
     pub fence_left_ms: Option<f64>,
     /// How long ago the shard was last fenced, un-fenced or opened, in milliseconds.
     pub fence_ago_ms: Option<f64>,
@@ -231,7 +230,7 @@ pub struct RecordedMigration {
 pub struct Attempt {
     /// The migration.
     pub name: String,
-    /// Why it failed; `None` where nobody heard of it again.
+    /// Why it failed; `None` if its outcome is unknown.
     pub message: Option<String>,
 }
 
@@ -274,7 +273,7 @@ pub struct LedgerRow {
     pub phase: Option<String>,
 }
 
-/// Why a host's word is missing.
+/// Why it is unknown what a host says.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FactsError {
@@ -285,7 +284,7 @@ pub enum FactsError {
         #[source]
         source: ConnectError,
     },
-    /// The control schema is another role's.
+    /// The control schema belongs to another role.
     #[error("its control schema belongs to the role {owner}, not to {role}")]
     NotOwner {
         /// The role that owns it.
@@ -294,7 +293,7 @@ pub enum FactsError {
         role: String,
     },
     /// A query failed.
-    #[error("it does not answer what is asked of its {what}")]
+    #[error("it does not answer a question about its {what}")]
     Query {
         /// `server`, `control schema` or `clock`.
         what: &'static str,
@@ -303,7 +302,7 @@ pub enum FactsError {
         source: tokio_postgres::Error,
     },
     /// The control schema holds something that no pgshard writes.
-    #[error("its control schema holds {what}, which cannot be")]
+    #[error("its control schema holds {what}, which is impossible")]
     Unreadable {
         /// What.
         what: String,
@@ -338,9 +337,10 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
        EXISTS (SELECT FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
                WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE')";
 
-/// What control schemas have since version 6. Nothing that is compared between hosts: it may be of another moment than
-/// the rest.
+/// What control schemas have since version 6. It is not compared between hosts, since it may be from another moment
+/// than the rest.
 ///
+/// A mover is alive if it renews its lease, and the connection that holds the lease's lock exists.
 /// A mover lives if it renews its lease and the connection is there that holds the lease's lock.
 const SINCE_6: &str = "
 SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_host)::text,
@@ -355,7 +355,7 @@ SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_
         FROM pgshard.move m LEFT JOIN pgshard.mover w USING (lease)
         WHERE m.phase NOT IN ('kept', 'completed', 'aborted') AND ($2::integer IS NULL OR m.shard_id = $2))::text";
 
-/// What control schemas have since version 8, apart for the same reason.
+/// What control schemas have since version 8, read separately for the same reason.
 const SINCE_8: &str = r"
 SELECT l.shard_id, l.table_name
 FROM pgshard.lent_identity l JOIN pgshard.shard s ON s.shard_id = l.shard_id AND s.state = 'serving'
@@ -365,7 +365,7 @@ WHERE NOT EXISTS (SELECT FROM pgshard.move m WHERE m.shard_id = l.shard_id
                   WHERE r.prrelid = to_regclass(format('%I.%I', s.schema_name, l.table_name))
                     AND p.pubname LIKE 'pgshard\_%')";
 
-/// Rows as JSON arrays, for their shortness: a host has thousands of shards.
+/// Rows as JSON arrays, which are short: a host has thousands of shards.
 const CONTROL: &str = r#"
 SELECT json_build_object(
     'migrations', (SELECT json_agg(json_build_array(version, name, checksum) ORDER BY version)
@@ -470,11 +470,12 @@ struct RawLeftOut {
 type RawShard = (ShardId, String, ShardState, i32, Option<String>, Option<Uuid>, Option<f64>, Option<f64>);
 type RawIncoming = (ShardId, Uuid, String, i32, bool);
 
-/// What the host behind a connection says. Works on a host that was never bootstrapped, and needs no rights there;
-/// where there is a control schema it takes the role that owns it.
+/// What the host behind a connection says. Works on a host that was never bootstrapped, and needs no rights there. If
+/// there is a control schema, the role must own it.
 ///
 /// # Errors
-/// When the control schema is another role's, when a query fails or the control schema holds what cannot be.
+/// When the control schema belongs to another role, when a query fails, or when the control schema contains something
+/// impossible.
 ///
 /// # Cancel safety
 /// Nothing is written and no transaction is left open.
@@ -526,7 +527,7 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
     Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
 }
 
-/// What the control schema is made of.
+/// The objects of the control schema.
 pub(super) async fn installed(client: &Client) -> Result<Installed, FactsError> {
     let failed = |source| FactsError::Query { what: "control schema", source };
     let row = client.query_one(INSTALLED, &[]).await.map_err(failed)?;
@@ -654,7 +655,7 @@ pub async fn survey(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>)
     join_all(hosts.into_iter().map(ask)).await.into_iter().collect()
 }
 
-/// The same with the clocks, of the hosts and of their shards' IDs.
+/// The same, with the clocks of the hosts and of their shards' IDs.
 ///
 /// # Cancel safety
 /// As [`survey`].
@@ -677,12 +678,12 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     while let Some(error) = cause {
         let refused = error.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.as_db_error());
         let words = refused.map_or_else(|| error.to_string(), crate::pg::state::words);
-        // The driver's Display may or may not hold its own cause already.
+        // The driver's Display may or may not contain its cause already.
         if !line.contains(&words) {
             line.push_str(": ");
             line.push_str(&words);
         }
-        // The server's answer is the last word: its own cause is the same once more.
+        // The server's answer comes last: its own cause would repeat it.
         cause = if refused.is_some() { None } else { error.source() };
     }
     line

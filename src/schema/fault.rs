@@ -45,10 +45,10 @@ pub enum ShardFault {
         /// The hosts that could not be read.
         hosts: Vec<HostName>,
     },
-    /// A host had the shard, and lost it, or the config does not name that host. It would get an empty second copy.
+    /// A host had the shard and lost it, or the config does not name that host. It would get an empty second copy.
     #[error(
         "{by} knows that it was on {host}, which {}",
-        if *named { "does not know it any more" } else { "the config does not name" }
+        if *named { "no longer knows it" } else { "the config does not name" }
     )]
     Lost {
         /// Where it was.
@@ -58,8 +58,8 @@ pub enum ShardFault {
         /// Whether the config names the host where it was.
         named: bool,
     },
-    /// Other hosts know these, and the config does not name them: nobody has asked them. A shard that they serve would
-    /// get an empty second copy.
+    /// Hosts that others know and the config does not name, so that nobody has asked them. A shard that they serve
+    /// would get an empty second copy.
     #[error(
         "{} could not be asked whether it serves it: other hosts know it, and the config does not name it",
         names(hosts)
@@ -74,7 +74,7 @@ pub enum ShardFault {
         reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
     )]
     Unserved {
-        /// What is known of where it is.
+        /// What is known about where it is.
         reason: Option<String>,
     },
     /// The shard has moved before, and no host knows it.
@@ -83,23 +83,23 @@ pub enum ShardFault {
         /// The epoch in the map.
         epoch: ShardEpoch,
     },
-    /// There is a schema of the shard's name that is not known as the shard.
-    #[error("the schema {schema} is there, but the host does not know it as a shard")]
+    /// There is a schema of the shard's name, but the host does not know it as the shard.
+    #[error("the schema {schema} exists, but the host does not know it as a shard")]
     SchemaTaken {
         /// The schema.
         schema: String,
     },
     /// The host knows the shard, but its schema is gone.
-    #[error("the host serves it, but the schema {schema} is not there")]
+    #[error("the host serves it, but the schema {schema} does not exist")]
     SchemaGone {
         /// The schema.
         schema: String,
     },
-    /// The migrations that it has are not a beginning of the ones it should have.
+    /// The migrations that it has are not the first ones of those that it should have.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Drift(Vec<Drift>),
     /// It was left as it was, because other shards or hosts have run what the folder does not have: what it would get
-    /// now is not what they have.
+    /// now differs from what they have.
     #[error("nothing is run while others have run what the folder does not have")]
     Withheld,
     /// A migration failed; nothing of it is left.
@@ -120,7 +120,7 @@ pub enum ShardFault {
         /// The server's words.
         words: String,
     },
-    /// Somebody was in the way each time: a lock was not got in its time, for the most part.
+    /// Somebody was in the way each time: mostly, a lock was not granted in time.
     #[error("busy, tried {tries} times in {seconds} s: {words}{}",
             holder.as_ref().map(|holder| format!("; {holder}")).unwrap_or_default())]
     Busy {
@@ -139,7 +139,7 @@ pub enum ShardFault {
         /// How many.
         failed: usize,
     },
-    /// So many shards had failed, and none was done, that the rest was not tried.
+    /// So many shards had failed before one was done that the rest was not tried.
     #[error("not tried: the {failed} shards before it failed")]
     NotTried {
         /// How many.
@@ -184,7 +184,7 @@ impl ShardFault {
                 remedies.join("; ")
             }
             ShardFault::Withheld => {
-                "see what is said of the others; --host leaves out hosts that cannot be put right".to_owned()
+                "see what is reported about the others; --host leaves out hosts that cannot be repaired".to_owned()
             }
             ShardFault::Migration { migration, .. } => format!(
                 "correct what is wrong and run the same command again, or `pgshard migrate retry`; done by hand, \
@@ -211,7 +211,7 @@ fn names(hosts: &[HostName]) -> String {
     hosts.iter().map(HostName::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// Whose move it is, as the end of a sentence.
+/// The move that is at work, as the end of a sentence.
 fn told(open: &Option<OpenMove>) -> String {
     open.as_ref().map(|open| format!(": {open}")).unwrap_or_default()
 }
@@ -220,11 +220,11 @@ fn told(open: &Option<OpenMove>) -> String {
 pub(super) fn add_again(host: &HostName) -> String {
     format!(
         "name {host} in the config again, as it was: its shards are there. Only if its rows are lost for good: \
-         `pgshard bootstrap --lost {host}` has the hosts forget it"
+         `pgshard bootstrap --lost {host}` makes the hosts forget it"
     )
 }
 
-/// Why a whole host was left as it was, or left halfway.
+/// Why a whole host was left as it was, or half done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostFault {
@@ -245,13 +245,13 @@ pub enum HostFault {
     /// Another bootstrap or migration is at work on it.
     #[error("another bootstrap or migration is at work on it{}", at_work(processes))]
     Busy {
-        /// The server's processes that are, as the server names them.
+        /// The server's processes that are at work, as the server names them.
         processes: Vec<String>,
     },
     /// It has no control schema, or an older one.
     #[error("it has not been bootstrapped by this version")]
     NotBootstrapped,
-    /// What it has run is not a beginning of the folder: everything in which it is not, each with the remedy.
+    /// What it has run is not the beginning of the folder: every difference, with its remedy.
     #[error("it has run what the folder does not have: {}", .0.join("; "))]
     Drift(Vec<String>),
     /// Another host, or its shards, have run what the folder does not have.
@@ -276,15 +276,15 @@ pub enum HostFault {
         /// Why not, with the causes.
         reason: String,
     },
-    /// What an earlier bootstrap has left of a shard, which serves nobody, cannot be dropped.
-    #[error("what an earlier bootstrap has left of shard {shard} cannot be dropped: {reason}")]
+    /// The remains of a shard that an earlier bootstrap made, which serves nobody, cannot be dropped.
+    #[error("the remains of shard {shard} from an earlier bootstrap cannot be dropped: {reason}")]
     Unfinished {
         /// The shard.
         shard: ShardId,
         /// Why not, with the causes.
         reason: String,
     },
-    /// The connection was lost on the way. What was done before stays, unless the server crashed.
+    /// The connection was lost meanwhile. What was done before stays, unless the server crashed.
     #[error("the connection was lost: {reason}")]
     Lost {
         /// Why, with the causes.
@@ -306,20 +306,18 @@ impl HostFault {
         match self {
             HostFault::Unread { .. } => "make it answer, and run the same command again".to_owned(),
             HostFault::NotOwner { owner, .. } => format!("connect as {owner}, or as a member of it"),
-            HostFault::Busy { .. } => {
-                "wait until the other one has ended; where nobody waits for it any more, `SELECT \
+            HostFault::Busy { .. } => "wait until the other one has ended; if nobody waits for it any longer, `SELECT \
                  pg_terminate_backend(…)` of the process ends it"
-                    .to_owned()
-            }
+                .to_owned(),
             HostFault::Refused(refusals) => refusals.iter().map(Refusal::remedy).collect::<Vec<_>>().join("; "),
             HostFault::NotBootstrapped => "run `pgshard bootstrap`".to_owned(),
             HostFault::Drift(_) => {
-                "put the files back as they were; --only and --host leave out what cannot be put right".to_owned()
+                "put the files back as they were; --only and --host leave out what cannot be repaired".to_owned()
             }
-            HostFault::Withheld => "see what is said of the other host".to_owned(),
+            HostFault::Withheld => "see what is reported about the other host".to_owned(),
             HostFault::Migration { .. } => "correct the migration and run the same command again".to_owned(),
             HostFault::Unfinished { .. } => {
-                "end whoever has locked the shard's tables (pg_locks tells), and run the same command again".to_owned()
+                "end whoever has locked the shard's tables (see pg_locks), and run the same command again".to_owned()
             }
             HostFault::Control { .. } | HostFault::Lost { .. } => "run the same command again".to_owned(),
         }

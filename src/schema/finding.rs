@@ -8,9 +8,9 @@ use crate::shard::ShardId;
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// As it should be, but worth knowing: an old copy that waits for `moves complete`.
+    /// All is well, but it is worth knowing: an old copy waits for `moves complete`.
     Notice,
-    /// Works, but will not for ever, or costs time: the map is behind.
+    /// It works, but not for ever, or it costs time: the map is behind.
     Warning,
     /// Something does not work: a host is down, a shard is missing.
     Error,
@@ -30,16 +30,16 @@ impl Severity {
     }
 }
 
-/// One thing that is not as it should be. Shards of one host with the same trouble are one finding.
+/// One thing that is wrong. If several shards of one host have the same trouble, that is one finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// How much it matters.
     pub severity: Severity,
-    /// A name for programs, stable: `shard_missing`.
+    /// A stable name for programs: `shard_missing`.
     pub code: &'static str,
     /// The host, if it is one host's.
     pub host: Option<HostName>,
-    /// The shards, in order; none if it is not about shards.
+    /// The shards, in order; empty if it is not about shards.
     pub shards: Vec<ShardId>,
     /// What is wrong, in one sentence.
     pub message: String,
@@ -48,10 +48,10 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// That what is kept as the map is none; `why` says what is wrong with it.
+    /// The finding that the kept map cannot be used; `why` says what is wrong with it.
     pub fn damaged_map(why: String) -> Finding {
         let (severity, code) = (Severity::Error, "map_damaged");
-        let remedy = "run `pgshard map rebuild`, which makes it anew from its history and the hosts".to_owned();
+        let remedy = "run `pgshard map rebuild`, which makes it again from its history and the hosts".to_owned();
         Finding { severity, code, host: None, shards: Vec::new(), message: why, remedy }
     }
 
@@ -64,10 +64,10 @@ impl Finding {
     }
 }
 
-/// That it is not known, or not as it should be, who has a shard.
+/// Findings that it is unknown, or wrong, who has a shard.
 const CAUSES: [&str; 5] = ["epoch_jump", "served_twice", "went_back", "served_nowhere", "not_opened"];
 
-/// What is otherwise than it should be because of that.
+/// Findings that may only be consequences of those.
 const CONSEQUENCES: [&str; 8] = [
     "leftover",
     "moving",
@@ -79,7 +79,7 @@ const CONSEQUENCES: [&str; 8] = [
     "signpost_astray",
 ];
 
-/// Collects findings; those that differ in nothing but the shard become one.
+/// Collects findings; those that differ only in the shard become one.
 #[derive(Default)]
 pub(crate) struct Findings(Vec<(Finding, String)>);
 
@@ -97,7 +97,7 @@ impl Findings {
         self.0.push((finding, String::new()));
     }
 
-    /// Adds what is wrong with a shard; `what` goes on after "shard 7: ".
+    /// Adds what is wrong with a shard; `what` comes after "shard 7: ".
     pub(crate) fn add_shard(
         &mut self,
         severity: Severity,
@@ -120,8 +120,8 @@ impl Findings {
         }
     }
 
-    /// Leaves out what follows from a finding about who has a shard: its map entry, its signposts and its old copies
-    /// are as that is put right, and what they would have one do has to wait, or would do harm.
+    /// Leaves out what follows from a finding about who has a shard: its map entry, its signposts and its old copies.
+    /// They are right once that is repaired, and what those findings advise has to wait, or would do harm.
     pub(super) fn without_consequences(&mut self) {
         let owner = |code: &str| CAUSES.contains(&code);
         let unsure: BTreeSet<ShardId> = self

@@ -1,8 +1,8 @@
-//! Whether two schemas are made alike: a fingerprint to keep, and a difference to read.
+//! Whether two schemas have the same definition: a fingerprint to keep, and a difference to read.
 //!
-//! Both look at the same list of properties, so they cannot disagree. Invariant: nothing that belongs to the
-//! host goes in (OIDs, column numbers, owners, tablespaces, the schema's name), and nothing that a statement can
-//! change in a schema stays out. Publications are no part of a schema; a move makes one.
+//! Both use the same list of properties, so they cannot disagree. Invariant: nothing that belongs to the host is
+//! included (OIDs, column numbers, owners, tablespaces, the schema's name), and nothing that a statement can change in
+//! a schema is left out. Publications are not part of a schema; a move creates one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -40,11 +40,11 @@ impl fmt::Display for Fingerprint {
 pub(crate) struct Difference {
     /// The object: `table photos`.
     pub(crate) object: String,
-    /// What of it: `column title`; empty for the object itself.
+    /// The property: `column title`; empty for the object itself.
     pub(crate) property: String,
-    /// In the first schema; `None` where it is not there.
+    /// The value in the first schema; `None` if it is missing there.
     pub(crate) left: Option<String>,
-    /// In the second.
+    /// The value in the second schema.
     pub(crate) right: Option<String>,
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn fingerprint(facts: &Facts) -> Fingerprint {
     let mut hash = Sha256::new();
     for ((object, property), value) in properties(facts) {
         for part in [object, property, value] {
-            // The length before each part, or two lists could run together into the same bytes.
+            // The length goes before each part, or two lists could give the same bytes.
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part.as_bytes());
         }
@@ -76,7 +76,7 @@ pub(crate) fn fingerprint(facts: &Facts) -> Fingerprint {
     Fingerprint(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Where two schemas differ, in order of the objects' names; empty if and only if the fingerprints are equal.
+/// The differences of two schemas, in order of the objects' names; empty if and only if the fingerprints are equal.
 pub(crate) fn differences(left: &Facts, right: &Facts) -> Vec<Difference> {
     let (left, right) = (properties(left), properties(right));
     let keys: BTreeSet<_> = left.keys().chain(right.keys()).collect();
@@ -93,7 +93,7 @@ pub(crate) fn differences(left: &Facts, right: &Facts) -> Vec<Difference> {
 
 type Properties = BTreeMap<(String, String), String>;
 
-/// Everything that makes the schema what it is, as (object, property) and value.
+/// Everything that defines the schema, as (object, property) and value.
 fn properties(facts: &Facts) -> Properties {
     let mut list = List(BTreeMap::new());
     let names = facts.names();
@@ -143,7 +143,7 @@ fn properties(facts: &Facts) -> Properties {
     list.rules(facts, &names);
     list.privileges_by_default(facts);
     for other in facts.others.iter().filter(|other| !other.kind.starts_with("publication")) {
-        // `extension member` says something of an object that is there already.
+        // `extension member` is a property of an object that is in the list already.
         let property = if other.object.starts_with(&other.kind) { "" } else { &other.kind };
         list.put(&other.object, property, String::new());
     }
@@ -188,7 +188,7 @@ impl List {
         self.flag(object, "row security", relation.row_security);
         self.flag(object, "forced row security", relation.force_row_security);
         self.put_some(object, "of type", relation.of_type.clone().unwrap_or_default());
-        // Views have none; PostgreSQL says `n` of them.
+        // Views have none; PostgreSQL says `n` for them.
         let identity = match relation.replica_identity.as_str() {
             "f" => "full",
             "i" => "index",
@@ -255,7 +255,7 @@ impl List {
         }
     }
 
-    /// What views and bound functions read, by column: their texts are compared without some qualifiers.
+    /// The columns that views and bound functions read: their texts are compared without some qualifiers.
     fn reads(&mut self, facts: &Facts, names: &BTreeMap<Address, super::catalog::Name>) {
         let mut read: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         for (reader, read_from, column) in &facts.reads {
@@ -281,10 +281,10 @@ impl List {
 }
 
 impl Column {
-    /// The NOT NULL's name, if somebody chose it: PostgreSQL's own choice says nothing, and before 18 there is none.
+    /// The NOT NULL's name, if somebody chose it: PostgreSQL's own choice means nothing, and before 18 there is none.
     pub(crate) fn chosen_not_null_name(&self, relation: &str) -> Option<&str> {
         let name = self.not_null_name.as_deref().filter(|_| !self.not_null_inherited)?;
-        // Long names are cut on both sides of the first underscore; what is left is still recognised by its end.
+        // Long names are cut on both sides of the first underscore; the end that is left still identifies them.
         let default = format!("{relation}_{}_not_null", self.name);
         let cut = default.len() > 63 && name.ends_with("_not_null");
         (name != default && !cut).then_some(name)

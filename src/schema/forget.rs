@@ -1,4 +1,4 @@
-//! A host that leaves the cluster: the others write down where its shards are now, and that it is a host no more.
+//! A host leaves the cluster: the others record where its shards are now, and that it is no longer a host.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 
-/// What a host had and has no more.
+/// What a host had and no longer has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lost {
@@ -24,14 +24,13 @@ pub struct Lost {
     pub by: HostName,
 }
 
-/// The shards that were on a host last and are nowhere now, by what the others say. Pure.
+/// The shards that were last on this host and are nowhere now, by what the others say. Pure.
 pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
     Known::of_survey(survey).lost_on(host).map(|(shards, by)| Lost { shards, by: by.clone() })
 }
 
-/// Has all hosts but one forget that one, which is among them. Under the lock of bootstraps and migrations.
+/// Makes all hosts but one forget that one, which is among them. Under the lock of bootstraps and migrations.
 ///
-/// # Errors
 /// The hosts that could not be told, each with the reason. Then none was told, unless a connection was lost at the very
 /// end.
 ///
@@ -46,7 +45,7 @@ pub async fn forget(
     hosts.sort_by(|a, b| a.0.cmp(&b.0));
     let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard host"))).await;
     let (mut good, mut faults): (Vec<(&HostName, Connection, HostFacts)>, Vec<_>) = (Vec::new(), Vec::new());
-    // One host after the other, by name, as bootstrap does: two cannot wait for each other in a circle.
+    // One host after the other, by name, as bootstrap does: so two cannot wait for each other in a circle.
     for ((name, _), session) in hosts.iter().zip(opened) {
         match look(session, cluster, name).await {
             Ok((session, facts)) => good.push((name, session, facts)),

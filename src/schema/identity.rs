@@ -1,7 +1,8 @@
-//! Which server each host is: every address is asked, and what hosts have recorded of each other is compared with it.
+//! Which server each host is: every address is asked, and the answers are compared with what hosts have recorded about
+//! each other.
 //!
-//! Invariant: what is recorded of a host changes by itself only to a later timeline of the same server; another server
-//! becomes the host by an operator's word only ([`Identities::accepted`]).
+//! Invariant: a host's record changes by itself only to a later timeline of the same server. Another server becomes the
+//! host only by an operator's word ([`Identities::accepted`]).
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use crate::pg::{self, ConnectError, ConnectOptions, Connection, Impostor, Record
 
 const NAME: &str = "pgshard identity";
 
-/// What every address of every host says of itself, and what hosts have recorded.
+/// What every address of every host says about itself, and what hosts have recorded.
 #[derive(Clone, Debug, Default)]
 pub struct Identities {
     hosts: BTreeMap<HostName, Vec<Address>>,
@@ -25,7 +26,7 @@ pub struct Identities {
 /// Who answers at an address, or why nobody does.
 type Address = (String, Result<Server, String>);
 
-/// What one host has recorded of another, or of itself.
+/// What one host has recorded about another, or about itself.
 #[derive(Clone, Debug)]
 struct Said {
     by: HostName,
@@ -37,16 +38,16 @@ struct Said {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
-    /// No address of it leads to a primary that says who it is.
+    /// None of its addresses leads to a primary that says who it is.
     #[error("no address of {host} leads to a primary that says who it is")]
     NoPrimary {
         /// The host.
         host: HostName,
     },
-    /// More than one takes writes.
+    /// More than one server takes writes.
     #[error("{message}")]
     TwoPrimaries {
-        /// Which.
+        /// Which ones.
         message: String,
     },
 }
@@ -61,7 +62,7 @@ pub struct RecordError {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Asks every address of these hosts, all at the same time, and the primaries what they have recorded. Nothing is
+/// Asks every address of these hosts, all at the same time, and asks the primaries what they have recorded. Nothing is
 /// written.
 ///
 /// # Cancel safety
@@ -86,7 +87,7 @@ pub async fn identities(hosts: impl IntoIterator<Item = (HostName, ConnectOption
     all
 }
 
-/// What a server has recorded. One whose control schema is older, or not there, has recorded nothing.
+/// What a server has recorded; nothing if its control schema is older or missing.
 async fn recorded(by: &HostName, client: &Client) -> Vec<Said> {
     let sql = "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity";
     let rows = client.query_typed(sql, &[]).await.unwrap_or_default();
@@ -97,19 +98,19 @@ async fn recorded(by: &HostName, client: &Client) -> Vec<Said> {
     said.collect()
 }
 
-/// A server that is taken for a host from now on.
+/// A server that counts as a host from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Accepted {
-    /// What the hosts recorded of the host until now.
+    /// What the hosts had recorded about the host.
     pub former: Option<Record>,
-    /// What they are to record.
+    /// What they shall record.
     pub record: Record,
 }
 
 impl Identities {
-    /// What is known of a host: the last generation that others have recorded, by most of them where they differ. Its
-    /// own word counts where nobody else has one: of itself another cluster's server is sure too.
+    /// What is known about a host: the last generation that others have recorded; if they differ, by most of them. Its
+    /// own word counts only if nobody else has recorded it: a server of another cluster is just as sure about itself.
     pub fn known(&self, host: &HostName) -> Option<Record> {
         let about = || self.said.iter().filter(|said| said.host == host.as_str());
         let by_others = about().any(|said| said.by != *host);
@@ -122,7 +123,7 @@ impl Identities {
         last.map(|((generation, system), (_, timeline))| Record { generation, system, timeline })
     }
 
-    /// The servers that take a host's writes, the latest first; two addresses that lead to one server count once.
+    /// The servers that take a host's writes, the latest first. Two addresses that lead to one server count once.
     fn primaries(&self, host: &HostName) -> Vec<(&str, Server)> {
         let mut primaries: Vec<(&str, Server)> = Vec::new();
         for (address, answer) in self.hosts.get(host).into_iter().flatten() {
@@ -137,8 +138,8 @@ impl Identities {
         primaries
     }
 
-    /// The record that holds from now on by what was seen: of a host whose only primary is the server that is known, or
-    /// where none is known yet.
+    /// The record that holds from now on, given what was seen. There is one only if the host's only primary is the
+    /// known server, or no server is known yet.
     fn now(&self, host: &HostName) -> Option<Record> {
         let [(_, server)] = self.primaries(host)[..] else { return None };
         let identity = server.identity?;
@@ -149,8 +150,8 @@ impl Identities {
         }
     }
 
-    /// What is wrong with who answers under the hosts' names, the worst first. An alarm means that no host may be
-    /// written to before somebody has acted.
+    /// What is wrong with the servers that answer under the hosts' names, the worst first. An alarm means that no host
+    /// may be written to before somebody has acted.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (host, answers) in &self.hosts {
@@ -169,7 +170,7 @@ impl Identities {
                 {
                     let message =
                         format!("{address} does not answer, so that nobody knows whether it takes writes: {error}");
-                    let remedy = "start it as a standby, or take it out of the url";
+                    let remedy = "start it as a standby, or remove it from the url";
                     add(Severity::Notice, "address_unreachable", message, remedy);
                 }
             }
@@ -196,7 +197,7 @@ impl Identities {
         findings
     }
 
-    /// Tells the connections of this process what is known, so that they refuse any other server.
+    /// Tells the connections of this process which servers are known, so that they refuse any other.
     pub fn teach(&self, hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) {
         for (host, connect) in hosts {
             if let Some(known) = self.now(&host).or_else(|| self.known(&host)) {
@@ -205,7 +206,7 @@ impl Identities {
         }
     }
 
-    /// The same with the server that answers taken for the host, by an operator's word. `None`: it is the host already.
+    /// The same, but the server that answers becomes the host, by an operator's word. `None`: it is the host already.
     ///
     /// # Errors
     /// When no server answers as a primary, or more than one.
@@ -227,8 +228,7 @@ impl Identities {
         Ok(Some(Accepted { former: known, record: Record { generation, system, timeline } }))
     }
 
-    /// Records on all hosts what was seen, where they do not have it yet. Hosts that did not answer get it the next
-    /// time.
+    /// Records on all hosts what was seen, if they do not have it yet. Hosts that did not answer get it the next time.
     ///
     /// # Errors
     /// The hosts where it could not be written; the others have it.
@@ -255,15 +255,15 @@ impl Identities {
     }
 }
 
-/// Records on all hosts which server an operator has accepted, on that server first, with what it takes the place of:
-/// by that those who know the former one believe it.
+/// Records on all hosts which server an operator has accepted: on that server first, with the record that it replaces,
+/// so that those who know the former server accept this one.
 ///
 /// # Errors
-/// When it could not be written on the server itself: then nothing was. Other hosts where it was not written are given
-/// back.
+/// When it could not be written on the server itself: then nothing was written. Other hosts where it could not be
+/// written are returned.
 ///
 /// # Cancel safety
-/// What is written stays written; done again, it does the rest.
+/// What is written stays written; a second run does the rest.
 pub async fn accept(
     hosts: &[(HostName, ConnectOptions)],
     host: &HostName,
@@ -284,7 +284,7 @@ pub async fn accept(
     Ok(written.await.into_iter().filter_map(Result::err).collect())
 }
 
-/// Writes records into one host, in one transaction; instead of all that it has recorded of `anew`.
+/// Writes records into one host, in one transaction. They replace everything that it has recorded about `anew`.
 ///
 /// Locks: ROW EXCLUSIVE on pgshard.identity, for a moment.
 async fn write(
@@ -309,7 +309,7 @@ async fn write(
     Ok(transaction.commit().await?)
 }
 
-const FENCE: &str = "stop it, and keep it from coming back: docs/high-availability.md; what was written there since \
+const FENCE: &str = "stop it, and keep it from coming back (docs/high-availability.md); what was written there since \
                      the other was promoted is only there";
 
 fn two_primaries(host: &HostName, primaries: &[(&str, Server)]) -> (String, String) {
@@ -320,7 +320,7 @@ fn two_primaries(host: &HostName, primaries: &[(&str, Server)]) -> (String, Stri
     let said = said.collect::<Vec<_>>().join(" and ");
     let [(later, first), (_, second), ..] = primaries else { return (said, FENCE.to_owned()) };
     if first.rivals(second) {
-        let message = format!("two servers take the writes of {host}: {said}; nothing tells which is right");
+        let message = format!("two servers take the writes of {host}: {said}; it is unknown which is right");
         return (
             message,
             "keep the writers out, find out which is right, and stop the other: docs/high-availability.md".to_owned(),
@@ -347,10 +347,10 @@ mod tests {
         HostName::new(name).unwrap()
     }
 
-    /// System and timeline of a server; none of a standby.
+    /// System and timeline of a server; no timeline for a standby.
     type Who = (i64, Option<u32>);
 
-    /// By whom, of which host, generation, system and timeline.
+    /// The recording host, the recorded host, generation, system and timeline.
     type Recorded = (&'static str, &'static str, u32, i64, u32);
 
     /// Hosts with these servers, started one after the other.

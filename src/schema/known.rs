@@ -1,10 +1,10 @@
-//! What the hosts know of each other: which hosts there are, and where each shard was last. Pure.
+//! What the hosts know about each other: which hosts there are, and where each shard was last. Pure.
 //!
 //! A host that has lost its database cannot say what was there, and one that the config does not name is not asked. The
 //! others say it for them, by their records (`pgshard.known_host`) and by the rows of the shards that they have given
-//! away. Of two statements about a shard the one with the later epoch counts.
+//! away. Of two statements about a shard, the one with the later epoch counts.
 //!
-//! Invariant: a record holds what hosts said of themselves, never what a map says.
+//! Invariant: a record contains what hosts said about themselves, never what a map says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub type Record = BTreeMap<HostName, BTreeMap<ShardId, ShardEpoch>>;
 /// Where a shard was last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Last<'a> {
-    /// On which host.
+    /// The host.
     pub(super) host: &'a HostName,
     /// Since which epoch.
     pub(super) epoch: ShardEpoch,
@@ -26,13 +26,13 @@ pub(super) struct Last<'a> {
     pub(super) by: &'a HostName,
 }
 
-/// What the hosts that answered know of all of them.
+/// What the hosts that answered know about all of them.
 pub(super) struct Known<'a> {
     /// Every host of a record, with a host that has it.
     hosts: BTreeMap<&'a HostName, &'a HostName>,
-    /// Those that are in the config and did not answer.
+    /// Hosts of the config that did not answer.
     silent: BTreeSet<&'a HostName>,
-    /// Those that are in the config.
+    /// Hosts of the config.
     named: BTreeSet<&'a HostName>,
     last: BTreeMap<ShardId, Last<'a>>,
     /// The shards that a host serves, or that a move is bringing to one.
@@ -40,7 +40,7 @@ pub(super) struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// By the hosts of the config: what each says, or nothing where it was not asked.
+    /// From the hosts of the config: what each says, or nothing if it was not asked.
     pub(super) fn of(hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>) -> Known<'a> {
         let mut known = Known {
             hosts: BTreeMap::new(),
@@ -59,7 +59,7 @@ impl<'a> Known<'a> {
         known
     }
 
-    /// The same of a survey.
+    /// From a survey.
     pub(super) fn of_survey(survey: &'a Survey) -> Known<'a> {
         Known::of(survey.iter().map(|(name, facts)| (name, facts.as_ref().ok())))
     }
@@ -83,7 +83,7 @@ impl<'a> Known<'a> {
     }
 
     fn note(&mut self, shard: ShardId, said: Last<'a>) {
-        // Others' word for it rather than that of the host itself, which has lost it.
+        // The word of another host is preferred to that of the host itself, which has lost the shard.
         let rank = |last: &Last<'_>| (last.epoch, last.by != last.host);
         let known = self.last.entry(shard).or_insert(said);
         if rank(&said) > rank(known) {
@@ -91,14 +91,14 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Where a shard was that is nowhere now: its host answers and does not know it, or is not in the config. Of a host
-    /// that did not answer nothing is known.
+    /// Where a shard was that is nowhere now: its host answers and does not know it, or is not in the config. Nothing
+    /// is known about a host that did not answer.
     pub(super) fn lost(&self, shard: ShardId) -> Option<Last<'a>> {
         let last = self.last.get(&shard)?;
         (!self.there.contains(&shard) && !self.silent.contains(last.host)).then_some(*last)
     }
 
-    /// The shards that were on a host last and are nowhere now, and a host that knows.
+    /// The shards that were last on this host and are nowhere now, and a host that knows.
     pub(super) fn lost_on(&self, host: &HostName) -> Option<(Vec<ShardId>, &'a HostName)> {
         let of_host = self.last.keys().filter_map(|shard| Some((*shard, self.lost(*shard)?)));
         let lost: Vec<_> = of_host.filter(|(_, last)| last.host == host).collect();
@@ -106,12 +106,12 @@ impl<'a> Known<'a> {
         Some((lost.into_iter().map(|(shard, _)| shard).collect(), by))
     }
 
-    /// Whether any host has it in its record that this one had shards.
+    /// Whether any host's record says that this one had shards.
     pub(super) fn had_shards(&self, host: &HostName) -> bool {
         self.last.values().any(|last| last.host == host)
     }
 
-    /// The hosts that a record has and the config has not, each with a host that knows it.
+    /// The hosts that are in a record and not in the config, each with a host that knows it.
     pub(super) fn absent(&self) -> impl Iterator<Item = (&'a HostName, &'a HostName)> {
         self.hosts.iter().filter(|(host, _)| !self.named.contains(*host)).map(|(host, by)| (*host, *by))
     }
@@ -122,14 +122,14 @@ impl<'a> Known<'a> {
     }
 }
 
-/// What every host should have in its record: what these say now, and what their records have of shards that nobody
-/// has. `forgotten` are hosts that are to be in no record any more.
+/// What every host should have in its record: what these say now, and what their records say about shards that nobody
+/// has. `forgotten` are hosts that no record may contain any longer.
 pub(super) fn record<'a>(
     said: impl IntoIterator<Item = (&'a HostName, &'a ControlFacts)>,
     forgotten: &BTreeSet<HostName>,
 ) -> Record {
     let mut hosts: BTreeSet<&HostName> = BTreeSet::new();
-    // An owner's own word counts more than what another has heard, at the same epoch.
+    // At the same epoch, an owner's own word counts more than what another has heard.
     let mut last: BTreeMap<ShardId, (ShardEpoch, bool, &HostName)> = BTreeMap::new();
     let mut note = |shard: ShardId, said: (ShardEpoch, bool, &'a HostName)| {
         let known = last.entry(shard).or_insert(said);
@@ -161,8 +161,8 @@ pub(super) fn record<'a>(
     record
 }
 
-/// What a record lacks of what all know together: hosts that it does not have, and shards that it has nowhere. That a
-/// shard has moved since is nothing that it lacks.
+/// What a record lacks, compared with what all know together: hosts that it does not have, and shards that it has
+/// nowhere. If a shard has moved since, the record does not lack it.
 pub(super) fn lacks<'a>(own: &Record, all: &'a Record) -> (Vec<&'a HostName>, Vec<ShardId>) {
     let hosts = all.keys().filter(|host| !own.contains_key(*host)).collect();
     let has: BTreeSet<ShardId> = own.values().flat_map(BTreeMap::keys).copied().collect();

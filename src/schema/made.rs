@@ -1,8 +1,7 @@
-//! What a shard's schema should have in it and has not: tables, views, sequences, functions by their names. Pure.
+//! What a shard's schema should contain and does not: tables, views, sequences and functions, by their names. Pure.
 //!
-//! Nobody records what a migration makes, and a file can be anything. But shards that have run the same migrations have
-//! the same in them: what nearly all have, and one has not, is gone. And of pgshard's own migrations it is known what
-//! they make.
+//! Nobody records what a migration makes, and a file can contain anything. But shards that have run the same migrations
+//! contain the same: what nearly all have and one does not have is gone. What pgshard's own migrations make is known.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +10,7 @@ use super::own;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-/// The shards of a host in whose schemas there is the same, as `table photos`.
+/// The shards of a host whose schemas contain the same, written as `table photos`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MadeSet {
     /// What there is.
@@ -20,16 +19,16 @@ pub struct MadeSet {
     pub shards: Vec<ShardId>,
 }
 
-/// Of fewer shards nobody can say what is usual.
+/// With fewer shards nobody can say what is usual.
 const SHARDS_MIN: usize = 4;
 
-/// So many objects are named.
+/// The most objects that are named.
 const NAMED_MAX: usize = 8;
 
-/// A shard, and what there is in it.
+/// A shard, and what it contains.
 type Made<'a> = (&'a HostName, ShardId, &'a BTreeSet<String>);
 
-/// What shards lack, as a clause that goes on after their schema's name.
+/// What shards lack, as a clause that follows their schema's name.
 pub(super) type Lacking<'a> = BTreeMap<(&'a HostName, ShardId), String>;
 
 /// The shards that lack what shards with the same migrations have.
@@ -94,8 +93,8 @@ fn verdict(
     }
 }
 
-/// The shards of one host that lack what the others there have, each with what it lacks: a clause that goes on after
-/// the schema's name.
+/// The shards of one host that lack what the others there have, each with what it lacks: a clause that follows the
+/// schema's name.
 pub fn lacking_on(host: &HostName, control: &ControlFacts) -> BTreeMap<ShardId, String> {
     lacking([(host, control)]).into_iter().map(|((_, shard), what)| (shard, what)).collect()
 }
@@ -140,7 +139,7 @@ mod tests {
                 "5 is empty: it lacks table photos, table users, which 9 of 11 shards with the same migrations have",
             ]
         );
-        // What half of them have is nothing that the others lack, and two shards are no custom.
+        // What half of them have is not missing in the others, and two shards prove nothing.
         assert_eq!(found(&["0001_a"], &[(full, &[0, 1]), (half, &[2, 3])]), [""; 0]);
         assert_eq!(found(&["0001_a"], &[(full, &[0]), (&[], &[1])]), [""; 0]);
     }

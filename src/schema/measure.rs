@@ -1,4 +1,4 @@
-//! What the shards of a host weigh, in one query a host.
+//! Measures the shards of a host, in one query.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,22 @@ use tokio_postgres::Client;
 
 use crate::shard::ShardId;
 
-/// What one shard weighs.
+/// The measure of one shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measure {
     /// Its tables with their indexes and TOAST, in bytes on disk, as exactly as [`Sizes`] says.
     pub bytes: u64,
     /// Rows inserted, updated and deleted since the host's statistics began, or since the shard came: a counter, of
-    /// which two readings give a rate. The server writes it down up to a second late.
+    /// which two readings give a rate. The server records it up to a second late.
     pub writes: u64,
 }
 
-/// How sizes are found out.
+/// How sizes are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sizes {
-    /// Asked of the server's files, of which a table has ten or more.
+    /// From the server's files, of which a table has ten or more.
     Exact,
-    /// As VACUUM or ANALYZE has last seen them, from the catalogs alone; exact for tables that neither has seen.
+    /// As VACUUM or ANALYZE last saw them, from the catalogs alone; exact for tables that neither has seen.
     Estimated,
 }
 
@@ -36,11 +36,11 @@ const ESTIMATED: &str = "CASE WHEN c.reltuples < 0 THEN pg_catalog.pg_total_rela
 
 /// Measures the shards that a host owns.
 ///
-/// Locks: ACCESS SHARE on each table whose files are asked for, for that moment. Somebody who holds ACCESS EXCLUSIVE on
-/// one is waited for, five seconds at most.
+/// Locks: ACCESS SHARE on each table while its files are measured. If somebody holds ACCESS EXCLUSIVE on one, it waits
+/// five seconds at most.
 ///
 /// # Errors
-/// When the host has no control schema, or a lock does not come.
+/// When the host has no control schema, or a lock is not granted.
 ///
 /// # Cancel safety
 /// Only reads.

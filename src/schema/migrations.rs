@@ -1,14 +1,14 @@
 //! The application's shard migrations: a folder of `NNNN_name.sql`, run in the order of their numbers in every shard.
 //!
-//! In the SQL `{shard}` is the shard's schema, quoted, wherever it stands (in strings and function bodies too), and
-//! `{shard_id}` the shard's number; `{{shard}}` is the text `{shard}`. The search path is empty while they run, so a
+//! In the SQL, `{shard}` is the shard's schema, quoted, wherever it occurs (in strings and function bodies too), and
+//! `{shard_id}` is the shard's number; `{{shard}}` is the text `{shard}`. The search path is empty while they run, so a
 //! table without `{shard}.` before its name is an error, never a table in `public`.
 //!
-//! Comments before the first statement can say how a file runs: `-- pgshard: no-transaction`, a single statement such
-//! as CREATE INDEX CONCURRENTLY; `-- pgshard: once-per-host`, not in shards but once in each host's database, before
-//! its shards.
+//! Comments before the first statement can say how a file runs. `-- pgshard: no-transaction` is for a single statement
+//! such as CREATE INDEX CONCURRENTLY. `-- pgshard: once-per-host` is for a file that runs not in shards, but once in
+//! each host's database, before its shards.
 //!
-//! Invariant: a file that some shard has run does not change, and none is put in before it.
+//! Invariant: a file that some shard has run does not change, and no file is inserted before it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub struct Migrations {
 pub(super) enum Kind {
     /// In every shard, in a transaction.
     Shard,
-    /// In every shard, without one. `quickly` is the same for an empty shard that nobody knows, in a transaction.
+    /// In every shard, without one. `quickly` is the same in a transaction, for an empty shard that nobody knows.
     NoTransaction { repeatable: Repeatable, quickly: Vec<Template> },
     /// Once in a host's database, in a transaction.
     Host,
@@ -48,7 +48,7 @@ pub struct Migration {
     /// Bytes.
     size: usize,
     pub(super) kind: Kind,
-    /// What stands before, between and after the places of `{shard_id}`.
+    /// The text before, between and after the places of `{shard_id}`.
     pieces: Vec<Template>,
 }
 
@@ -84,7 +84,7 @@ pub enum MigrationMistake {
         /// The file.
         file: String,
     },
-    /// A file that would do the same thing thousands of times over.
+    /// A file that would do the same thing once for each of thousands of shards.
     #[error(
         "{file} never says {{shard}}, so it would do the same once for every shard: name the shard's tables \
          {{shard}}.photos; what a database needs once goes into a file that begins with `-- pgshard: once-per-host`"
@@ -94,12 +94,12 @@ pub enum MigrationMistake {
         file: String,
     },
     /// A once-per-host file that names a shard.
-    #[error("{file} is run once per host and says {{shard}}, but no shard is meant: take that out")]
+    #[error("{file} is run once per host and says {{shard}}, but no shard is meant: remove that")]
     NamesShard {
         /// The file.
         file: String,
     },
-    /// `-- pgshard: …` with something else than what there is, or with both.
+    /// `-- pgshard: …` with an unknown word, or with both words.
     #[error("{file}: `-- pgshard: {said}` is neither no-transaction nor once-per-host, or there are two")]
     Directive {
         /// The file.
@@ -140,18 +140,18 @@ pub struct MigrationsError {
     pub mistakes: Vec<MigrationMistake>,
 }
 
-/// How the migrations that a shard has differ from the ones that it should have.
+/// How the migrations that a shard has differ from those that it should have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Drift {
-    /// The file is not what it was.
+    /// The file has changed since it was run.
     #[error("{name} was changed after it was run")]
     Changed {
         /// The migration.
         name: String,
     },
     /// The file is gone.
-    #[error("{name} was run, and its file is not there any more")]
+    #[error("{name} was run, but its file no longer exists")]
     Missing {
         /// The migration.
         name: String,
@@ -190,7 +190,7 @@ impl Drift {
     }
 }
 
-/// What a shard still lacks: from which migration on, pgshard's own and the application's.
+/// What a shard still lacks: the first missing one of pgshard's own migrations, and of the application's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pending {
     pub(super) own_from: usize,
@@ -198,12 +198,12 @@ pub(super) struct Pending {
 }
 
 impl Migrations {
-    /// No migrations: shards are schemas with nothing but the ID function.
+    /// No migrations: shards contain nothing but the ID function.
     pub fn none() -> Migrations {
         Migrations::default()
     }
 
-    /// Reads the `*.sql` files of a folder. Other files, and those that start with a dot, are not looked at.
+    /// Reads the `*.sql` files of a folder. Other files, and those that start with a dot, are ignored.
     ///
     /// # Errors
     /// Every mistake in it.
@@ -274,10 +274,10 @@ impl Migrations {
         self.of_hosts.iter()
     }
 
-    /// From which once-per-host migration on a host with these still lacks them.
+    /// The first once-per-host migration that a host with these still lacks.
     ///
     /// # Errors
-    /// Everything in which what it has is not a beginning of what it should have.
+    /// Every way in which what it has is not the beginning of what it should have.
     pub(super) fn pending_on_host(&self, applied: &[RecordedMigration]) -> Result<usize, Vec<Drift>> {
         let expected: Vec<_> = self.of_hosts().map(Migration::recorded).collect();
         let applied: Vec<_> = applied.iter().collect();
@@ -287,7 +287,7 @@ impl Migrations {
     /// What a shard with these migrations still lacks.
     ///
     /// # Errors
-    /// Everything in which what it has is not a beginning of what it should have.
+    /// Every way in which what it has is not the beginning of what it should have.
     pub(super) fn pending(&self, applied: &[RecordedMigration]) -> Result<Pending, Vec<Drift>> {
         let (own, ours): (Vec<_>, Vec<_>) = applied.iter().partition(|migration| migration.name.starts_with(MARK));
         let expected_own: Vec<_> = OWN.iter().map(super::own::Own::recorded).collect();
@@ -312,13 +312,12 @@ impl Migration {
         &self.checksum
     }
 
-    /// The SQL for a shard. Line for line the file's.
+    /// The SQL for a shard. It has the same lines as the file.
     pub fn render(&self, schema: &str, shard: ShardId) -> String {
         render(&self.pieces, schema, shard)
     }
 
-    /// The SQL for a shard that is just being made, in its transaction: nobody waits, so nothing needs to be
-    /// concurrent.
+    /// The SQL for a shard that is being made, in its transaction: nobody waits, so nothing needs to be concurrent.
     pub(super) fn render_for_new(&self, schema: &str, shard: ShardId) -> String {
         match &self.kind {
             Kind::NoTransaction { quickly, .. } => render(quickly, schema, shard),
@@ -326,7 +325,7 @@ impl Migration {
         }
     }
 
-    /// Bytes of the file.
+    /// The size of the file in bytes.
     pub(super) fn size(&self) -> usize {
         self.size
     }
@@ -372,7 +371,7 @@ fn render(pieces: &[Template], schema: &str, shard: ShardId) -> String {
     pieces.join(&shard.to_string())
 }
 
-/// How a file runs, by what its comments and its statements say.
+/// How a file runs, by its comments and its statements.
 fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
     let found = statements(text);
     let Some(first) = found.first() else { return Err(vec![MigrationMistake::Empty { file: file.to_owned() }]) };
@@ -417,7 +416,7 @@ fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
     if mistakes.is_empty() { Ok(kind) } else { Err(mistakes) }
 }
 
-/// A statement that runs outside of transactions, for a shard without rows and readers, in one.
+/// A statement that runs outside transactions, changed to run in one for a shard without rows and readers.
 fn quickly(text: &str, statement: &Statement) -> String {
     let sql = &text[statement.at.clone()];
     match statement.words.first().map(String::as_str) {
@@ -430,7 +429,7 @@ fn quickly(text: &str, statement: &Statement) -> String {
     }
 }
 
-/// How many of the expected migrations are applied, when those are a beginning of the expected.
+/// How many of the expected migrations are applied, if those are the first of the expected.
 fn begins(
     expected: &[RecordedMigration],
     applied: &[&RecordedMigration],
@@ -457,7 +456,7 @@ fn begins(
     if drifts.is_empty() { Ok(applied.len()) } else { Err(drifts) }
 }
 
-/// `0001_photos.sql` as its number and its name without `.sql`.
+/// Splits `0001_photos.sql` into its number and its name without `.sql`.
 fn parse_name(file: &str) -> Option<(u64, &str)> {
     let name = file.strip_suffix(".sql")?;
     let (digits, rest) = name.split_once('_')?;
@@ -480,7 +479,7 @@ fn texts(folder: &Path) -> Result<(Texts, Vec<MigrationMistake>), String> {
         }
         match std::fs::read_to_string(entry.path()) {
             Ok(text) => match text.lines().position(|line| line.contains('\0')) {
-                // The protocol ends a text there: the server would close the connection.
+                // The protocol ends a text at a NUL: the server would close the connection.
                 Some(before) => {
                     let reason = format!("line {} has a NUL byte, which no statement can have", before + 1);
                     mistakes.push(MigrationMistake::Unreadable { file, reason });
@@ -622,7 +621,7 @@ pub(super) mod tests {
                 Err(vec![
                     "pgshard:9999_later was run by a newer pgshard",
                     "0001_a was changed after it was run",
-                    "0009_z was run, and its file is not there any more",
+                    "0009_z was run, but its file no longer exists",
                 ]),
             ),
         ];

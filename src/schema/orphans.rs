@@ -1,6 +1,6 @@
 //! What moves have left on the hosts that no ledger and no journal knows, and signposts that lead nowhere. Pure.
 //!
-//! Invariant: nothing is called an orphan while a host that could know it has not been heard.
+//! Invariant: nothing is called an orphan before every host that could know it has answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
     let hosts: BTreeMap<&HostName, &HostFacts> =
         survey.iter().filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?))).collect();
     let all_heard = hosts.len() == survey.len();
-    // A move's journal is on its source, its slot and its publication can be on either side.
+    // A move's journal is on its source, but its slot and its publication can be on either side.
     let live: BTreeSet<Uuid> = hosts
         .values()
         .filter_map(|facts| facts.control.as_ref())
@@ -38,7 +38,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
         }
         for (shard, row) in control.shards.iter().filter(|(_, row)| row.state == ShardState::Moved) {
             if !facts.schemas.contains(&row.schema) {
-                let what = "it has moved away, and no signpost stands where it was";
+                let what = "it has moved away, but there is no signpost where it was";
                 let remedy = "statements that come here by an old map fail, or find another schema in the search_path: \
                               restart the applications that have one; moving the shard here and away again builds it \
                               anew";
@@ -54,7 +54,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
     }
 }
 
-/// Schemas with a name that only moves give, and that the ledger does not have.
+/// Schemas with a name that only moves give, and that are not in the ledger.
 fn schemas(findings: &mut Findings, host: &HostName, facts: &HostFacts, control: &ControlFacts, prefix: &SchemaPrefix) {
     let known: BTreeSet<&str> = control.ledger.iter().map(|row| row.name.as_str()).collect();
     for name in facts.of_moves.schemas.iter().filter(|name| !known.contains(name.as_str())) {
@@ -71,13 +71,14 @@ fn schemas(findings: &mut Findings, host: &HostName, facts: &HostFacts, control:
     }
 }
 
-/// Whether a name has the number of one of these moves in it, or the first eight digits of it.
+/// Whether a name contains the ID of one of these moves, or its first eight digits.
 fn is_of(name: &str, moves: &BTreeSet<Uuid>) -> bool {
     let name: String = name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase();
     moves.iter().any(|id| name.contains(&id.simple().to_string()[..8]))
 }
 
-/// Where the signposts of a shard end, from this host on, if that host has been heard and does not know the shard.
+/// Where the signposts of a shard lead to in the end, from this host on, if that host has answered and does not know
+/// the shard.
 fn astray<'a>(
     hosts: &BTreeMap<&HostName, &'a HostFacts>,
     survey: &Survey,
@@ -86,7 +87,7 @@ fn astray<'a>(
 ) -> Option<&'a HostName> {
     let control = |name: &HostName| hosts.get(name).and_then(|facts| facts.control.as_ref());
     let mut at = control(from)?.shards.get(&shard)?.peer.as_ref()?;
-    // No chain is longer than the hosts are many.
+    // No chain is longer than the number of hosts.
     for _ in 0..survey.len() {
         if !survey.contains_key(at) {
             return Some(at);

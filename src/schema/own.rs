@@ -1,7 +1,7 @@
 //! pgshard's own migrations of a shard: the ID functions.
 //!
-//! Invariant: the text of one never changes once it was released. A change is the next file, which replaces
-//! what the earlier one made.
+//! Invariant: the text of a released migration never changes. A change is the next file, which replaces what the
+//! earlier one made.
 
 use super::control::{Cluster, checksum};
 use super::facts::RecordedMigration;
@@ -10,7 +10,7 @@ use crate::shard::ShardId;
 
 /// One of pgshard's own migrations of a shard.
 pub(super) struct Own {
-    /// As it is recorded.
+    /// The name under which it is recorded.
     pub(super) name: &'static str,
     sql: &'static str,
 }
@@ -21,10 +21,10 @@ pub(super) const OWN: [Own; 2] = [
     Own { name: "pgshard:0002_id_bounds", sql: include_str!("../../migrations/shard/0002_id_bounds.sql") },
 ];
 
-/// What the names of pgshard's own migrations start with, which no file's can.
+/// The prefix of the names of pgshard's own migrations, which no file's name can have.
 pub(super) const MARK: &str = "pgshard:";
 
-/// Stands among the migrations of a shard that bootstrap makes file by file, until it is whole.
+/// Is among the migrations of a shard that bootstrap makes file by file, until it is whole.
 pub(super) const UNFINISHED: &str = "pgshard:unfinished";
 
 /// What pgshard's own migrations have made in a shard that has run these, as far as others need it.
@@ -36,14 +36,14 @@ pub(super) fn functions(applied: &[RecordedMigration]) -> impl Iterator<Item = &
 impl Own {
     /// The SQL for a shard.
     pub(super) fn render(&self, cluster: &Cluster, shard: ShardId) -> String {
-        // The text is ours: it has no other braces, and no placeholder's value holds one.
+        // The text is ours: it has no other braces, and no placeholder's value contains one.
         self.sql
             .replace("{shard}", &quote_ident(&cluster.schema_prefix.schema(shard)))
             .replace("{shard_id}", &shard.to_string())
             .replace("{epoch_ms}", &cluster.epoch.unix_ms().to_string())
     }
 
-    /// As it is recorded. The checksum is of the text with its placeholders, so that all shards have the same.
+    /// The record of it. The checksum is of the text with its placeholders, so that all shards have the same.
     pub(super) fn recorded(&self) -> RecordedMigration {
         RecordedMigration { name: self.name.to_owned(), checksum: checksum(self.sql) }
     }

@@ -1,16 +1,16 @@
-//! What bootstrap has to do on a host, from what all hosts say. Pure.
+//! Decides what bootstrap has to do on a host, from what all hosts say. Pure.
 //!
 //! Invariant: a shard is created only where the map puts it, only if it never moved (epoch 1), if no host knows
-//! anything of it (no row in any state, no move that brings it), if every host of the config has been asked, and if
-//! no schema has its name. An empty second copy of a shard would take writes that belong to the first. And a shard that
-//! anybody remembers is created again only by the word that what was on its host is lost for good.
+//! anything about it (no row in any state, no move that brings it), if every host of the config has been asked, and if
+//! no schema has its name. An empty second copy of a shard would take writes that belong to the first. A shard that
+//! anybody remembers is created again only if somebody says that what was on its host is lost for good.
 //!
-//! The reasons: a map can be stale, edited by hand, or a backup's. A row `moved` shows that the shard was born; a host
-//! that is down may hold it; a shard with a later epoch was somewhere. A host that certainly never held a shard can be
-//! vouched for, for the first set-up of a cluster while one of its servers is still to come.
+//! The reasons: a map can be stale, edited by hand, or from a backup. A row `moved` shows that the shard exists; a host
+//! that is down may have it; a shard with a later epoch was somewhere. A host that certainly never had a shard can be
+//! vouched for, for the first set-up of a cluster while one of its servers does not exist yet.
 //!
 //! Invariant: no migration is run anywhere while any of the hosts that are written to has run what the folder does not
-//! have: an operator who has edited a file finds one shard that differs, not thousands.
+//! have: then an operator who has edited a file finds one shard that differs, not thousands.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,28 +25,28 @@ use super::own::UNFINISHED;
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
-/// What there is to do on a host.
+/// What is to be done on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostPlan {
     /// The control migrations to run.
     pub(super) control: Vec<i32>,
-    /// What of the control schema is to be made good.
+    /// The damage of the control schema to repair.
     pub(super) damaged: Vec<Damage>,
-    /// From which once-per-host migration on.
+    /// The first once-per-host migration to run.
     pub(super) host_from: usize,
-    /// What an earlier bootstrap has left of shards that it was making, to be dropped first.
+    /// The remains of shards that an earlier bootstrap was making, to be dropped first.
     pub(super) unfinished: BTreeSet<ShardId>,
     /// The shards to create.
     pub(super) create: Vec<(ShardId, ShardEpoch)>,
     /// The shards that are served here and lack migrations.
     pub(super) migrate: Vec<(ShardId, Pending)>,
-    /// How many lack nothing.
+    /// How many shards lack nothing.
     pub(super) unchanged: usize,
     /// The shards that must be left as they are.
     pub(super) refused: BTreeMap<ShardId, ShardFault>,
 }
 
-/// What the hosts know of the shards, whatever the map says.
+/// What the hosts know about the shards, whatever the map says.
 pub(super) struct Knowledge<'a> {
     by_shard: BTreeMap<ShardId, Vec<(&'a HostName, Said<'a>)>>,
     /// The hosts that could not be asked and were not vouched for.
@@ -54,7 +54,7 @@ pub(super) struct Knowledge<'a> {
     /// The hosts that others know and the config does not name.
     absent: Vec<HostName>,
     known: Known<'a>,
-    /// Hosts whose rows are lost for good, somebody says.
+    /// Hosts whose rows are lost for good, by an operator's word.
     lost: &'a BTreeSet<HostName>,
     /// Whether a shard or a host has run what the folder does not have.
     drifted: bool,
@@ -66,7 +66,7 @@ enum Said<'a> {
 }
 
 impl<'a> Knowledge<'a> {
-    /// Gathers what those say that could be read.
+    /// Gathers what the hosts that could be read say.
     pub(super) fn of(
         hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>,
         vouched: &BTreeSet<HostName>,
@@ -79,7 +79,7 @@ impl<'a> Knowledge<'a> {
             Knowledge { by_shard: BTreeMap::new(), unread: Vec::new(), absent, known, lost, drifted: false };
         for (host, facts) in hosts {
             let Some(facts) = facts else {
-                // Of a host that had shards nobody can say that it certainly holds none.
+                // If a host had shards, nobody can say that it certainly has none.
                 let vouched = vouched.contains(host) && !knowledge.known.had_shards(host);
                 if !vouched && !lost.contains(host) {
                     knowledge.unread.push(host.clone());
@@ -100,14 +100,14 @@ impl<'a> Knowledge<'a> {
         knowledge
     }
 
-    /// The same, with what is to be withheld: these are the hosts that are written to.
+    /// The same, with what must be withheld: these are the hosts that are written to.
     pub(super) fn with_drift<'b>(
         mut self,
         written_to: impl IntoIterator<Item = &'b HostFacts>,
         migrations: &Migrations,
     ) -> Knowledge<'a> {
         self.drifted = written_to.into_iter().filter_map(|facts| facts.control.as_ref()).any(|control| {
-            // What a moved shard had is no matter any more.
+            // What a moved shard had does not matter any longer.
             let owned = |shard: &ShardId| control.shards.get(shard).is_some_and(|row| row.state.is_owner());
             let mut of_shards = control.applied.iter().filter(|set| set.shards.iter().any(owned));
             of_shards.any(|set| migrations.pending(&set.migrations).is_err())
@@ -116,7 +116,7 @@ impl<'a> Knowledge<'a> {
         self
     }
 
-    /// The owner of a shard besides this host, the one with the largest epoch.
+    /// The owner of a shard other than this host, the one with the largest epoch.
     fn owner_besides(&self, shard: ShardId, here: &HostName) -> Option<ShardFault> {
         let known = self.by_shard.get(&shard)?.iter();
         let owners = known.filter_map(|(host, known)| match known {
@@ -131,7 +131,7 @@ impl<'a> Knowledge<'a> {
         if let Some(fault) = self.owner_besides(shard, here) {
             return Some(fault);
         }
-        // A move that brings it tells more than the row `moved` of the host that it left.
+        // A move that brings the shard says more than the row `moved` of the host that it left.
         let known = self.by_shard.get(&shard).into_iter().flatten();
         let fault = known.map(|(host, known)| match known {
             Said::Incoming(source) => ShardFault::Arriving { host: (*host).clone(), source_host: (*source).clone() },
@@ -159,8 +159,8 @@ impl<'a> Knowledge<'a> {
         (!absent.is_empty()).then_some(ShardFault::Absent { hosts: absent })
     }
 
-    /// With which epoch a shard is created: later than what anybody remembers of it, it is not again taken for the lost
-    /// one.
+    /// The epoch with which a shard is created. It is later than what anybody remembers about it, so that it is not
+    /// taken for the lost one again.
     fn first_epoch(&self, shard: ShardId, in_map: ShardEpoch) -> ShardEpoch {
         self.known.lost(shard).map_or(in_map, |last| last.epoch.max(in_map))
     }
@@ -175,7 +175,7 @@ impl<'a> Knowledge<'a> {
     }
 }
 
-/// What there is to do on a host.
+/// Decides what to do on a host.
 ///
 /// # Errors
 /// Every reason why nothing may be done there.
@@ -251,7 +251,8 @@ pub(super) fn plan(
         plan.host_from = migrations.of_hosts().len();
         plan.unfinished.clear();
     }
-    // Before anything is written: a role that may not create schemas fails at the first shard otherwise.
+    // This comes before anything is written: otherwise a role that may not create schemas would fail at the first
+    // shard.
     if !plan.create.is_empty() && !facts.server.may_create {
         let (role, database) = (facts.server.role.clone(), facts.server.database.clone());
         return Err(vec![Refusal::MayNotCreate { role, database }]);
@@ -267,7 +268,7 @@ mod tests {
     use super::*;
     use crate::pg::ConnectOptions;
 
-    /// What is to be done about shard 0, which the map puts on db1 at this epoch.
+    /// What is decided about shard 0, which the map puts on db1 at this epoch.
     fn planned(at: u32, hosts: &[(&str, &str)], vouched: &[&str]) -> String {
         let survey = survey_of(hosts);
         let vouched = vouched.iter().map(|name| host(name)).collect();
@@ -333,12 +334,12 @@ mod tests {
                 vec![],
                 "a move away from here is at work, and migrations wait for it",
             ),
-            // What others remember, of a host that answers and of one that the config does not name.
+            // What others remember, about a host that answers and about one that the config does not name.
             (
                 1,
                 vec![("db1", ""), ("db2", "0 knows db1 1")],
                 vec![],
-                "db2 knows that it was on db1, which does not know it any more",
+                "db2 knows that it was on db1, which no longer knows it",
             ),
             (
                 1,

@@ -1,9 +1,10 @@
-//! The shard map as the hosts have it. Pure.
+//! The shard map according to the hosts. Pure.
 //!
-//! Invariant: of two statements about a shard the one with the larger epoch counts, and where the hosts are
-//! silent the map keeps what it said. A host that cannot be asked keeps its shards, unless another shows a later epoch.
-//! What a host says of itself is not enough against another that answers and serves the shard: of a shard about which
-//! hosts contradict each other, or with an epoch that no move can have led to, the map says nothing new. An alarm does.
+//! Invariant: of two statements about a shard the one with the larger epoch counts, and where the hosts say nothing the
+//! map keeps what it said. A host that cannot be asked keeps its shards, unless another shows a later epoch. What a
+//! host says about itself is not enough against another that answers and serves the shard. If hosts contradict each
+//! other about a shard, or its epoch is one that no move can have led to, the map does not change, and an alarm is
+//! raised.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +18,18 @@ use crate::shard::ShardId;
 /// A map rebuilt from what the hosts say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rebuilt {
-    /// The map: of the next version, or as it was when nothing differs.
+    /// The map: the next version, or the same one if nothing differs.
     pub map: ShardMap,
     /// What differs, in the order of the shards.
     pub changes: Vec<Change>,
-    /// What could not be learned from the hosts, or is no good.
+    /// What the hosts could not say, or what is wrong.
     pub notes: Vec<Finding>,
 }
 
 /// What a host says about who owns a shard.
 struct Claim<'a> {
     epoch: ShardEpoch,
-    /// True: the owner says so itself. False: the host that gave the shard away does.
+    /// Whether the owner itself says so; otherwise the host that gave the shard away does.
     first_hand: bool,
     /// Who owns it.
     host: &'a HostName,
@@ -36,8 +37,8 @@ struct Claim<'a> {
     from: &'a HostName,
 }
 
-/// Corrects a map by what the hosts say. `moved` to a host that has not opened the shard yet means that host: the move
-/// is decided, and the next that comes opens it.
+/// Corrects a map by what the hosts say. A row `moved` that names a host which has not opened the shard yet means that
+/// host: the move is decided, and whoever comes next opens the shard.
 pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
     let mut notes = Findings::default();
     let mut claims: BTreeMap<ShardId, Vec<Claim<'_>>> = BTreeMap::new();
@@ -120,7 +121,7 @@ fn judge(
             notes.add_shard(Severity::Alarm, "served_twice", None, shard, what, REPAIR);
             was
         }
-        // It says itself that it serves the shard, from before it was given away by another.
+        // It says itself that it serves the shard, at an epoch before another gave it away.
         [owner] if owner.epoch < best.epoch => {
             let (what, remedy) = went_back(owner.host, owner.epoch, best.from, best.host, best.epoch);
             notes.add_shard(Severity::Alarm, "went_back", Some(owner.host), shard, what, remedy);
@@ -153,10 +154,10 @@ mod tests {
             ("db2@2", vec![("db1", "0 serving 1"), ("db2", "down")], "db2@2", vec!["kept"]),
             ("db2@2", vec![("db1", "0 moved 2 db2"), ("db2", "down")], "db2@2", vec![]),
             ("db2@2", vec![("db1", "0 serving 3"), ("db2", "down")], "db1@3", vec![]),
-            // An owner that was restored from before the move that brought it the shard.
+            // An owner that was restored to before the move that brought it the shard.
             ("db1@3", vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")], "db1@3", vec!["went_back"]),
             ("db2@2", vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")], "db2@2", vec!["went_back"]),
-            // Nobody, two, and one that the config does not have.
+            // Nobody serves it, two do, or a host that the config does not have does.
             ("db1", vec![("db1", ""), ("db2", "")], "db1", vec!["served_nowhere"]),
             ("db1", vec![("db1", ""), ("db2", "0 knows db1 1")], "db1", vec!["shard_lost"]),
             ("db1", vec![("db1", ""), ("db2", "0 knows db9 1")], "db1", vec!["shard_lost"]),

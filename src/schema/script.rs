@@ -1,13 +1,14 @@
-//! Enough of SQL's lexis to find the statements of a script: strings, quoted names, dollar quotes, comments.
+//! Knows enough of SQL's lexical rules to find the statements of a script: strings, quoted names, dollar quotes,
+//! comments.
 //!
-//! Pure. Invariant: a word inside a string, a comment or a function's body is no statement.
+//! Pure. Invariant: a word inside a string, a comment or a function's body is not taken for a statement.
 
 /// A statement of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Statement {
     /// The line it begins on, from 1.
     pub(super) line: usize,
-    /// Where in the script it begins and ends, in bytes, without its semicolon.
+    /// Its range in the script, in bytes, without its semicolon.
     pub(super) at: std::ops::Range<usize>,
     /// Its first words outside strings and comments, upper-case, at most [`WORDS_MAX`].
     pub(super) words: Vec<String>,
@@ -16,11 +17,11 @@ pub(super) struct Statement {
 /// Enough for the columns of a `COPY t (a, b, …) FROM STDIN`.
 const WORDS_MAX: usize = 64;
 
-/// The statements of a script, empty ones left out.
+/// The statements of a script, without empty ones.
 pub(super) fn statements(sql: &str) -> Vec<Statement> {
     let mut list = Vec::new();
     let mut now: Option<Statement> = None;
-    // BEGIN ATOMIC … END of an SQL function holds statements of its own; CASE … END nests in it.
+    // BEGIN ATOMIC … END of an SQL function contains statements; CASE … END is nested in it.
     let mut depth = 0usize;
     let mut before = String::new();
     let mut at = 0;
@@ -59,7 +60,7 @@ pub(super) fn statements(sql: &str) -> Vec<Statement> {
                 "END" => depth = depth.saturating_sub(1),
                 _ => {}
             }
-            // E'…' only if nothing stands between; of everything else only the last word matters.
+            // E'…' only if nothing is in between; in all other cases only the last word matters.
             before = word;
         } else if first.is_whitespace() && before == "E" {
             before.clear();
@@ -71,7 +72,7 @@ pub(super) fn statements(sql: &str) -> Vec<Statement> {
     list
 }
 
-/// The length of a comment, which may hold others.
+/// The length of a comment, which may contain others.
 fn comment(text: &str) -> usize {
     let (mut at, mut depth) = (0, 0usize);
     while at < text.len() {
@@ -90,7 +91,7 @@ fn comment(text: &str) -> usize {
     text.len()
 }
 
-/// The length of a quoted text. A doubled mark reads as two texts side by side, which comes to the same.
+/// The length of a quoted text. A doubled mark counts as two adjacent texts, which gives the same result.
 fn quoted(text: &str, mark: char, escapes: bool) -> usize {
     let mut chars = text.char_indices().skip(1);
     while let Some((at, c)) = chars.next() {
@@ -111,7 +112,7 @@ fn dollar_tag(text: &str) -> Option<&str> {
     (starts && tag.chars().all(|c| c.is_alphanumeric() || c == '_')).then(|| &text[..inside + 2])
 }
 
-/// Why a statement cannot be part of a shard's migration, if it cannot.
+/// Why a statement cannot be part of a shard's migration; `None` if it can.
 pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
     const TRANSACTION: &str =
         "controls the transaction; each shard's migrations run in one that pgshard begins and commits";
@@ -125,7 +126,7 @@ pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
         | ["CREATE" | "DROP" | "ALTER", "DATABASE" | "TABLESPACE" | "SUBSCRIPTION", ..] => {
             Some("cannot run inside a transaction")
         }
-        // By its place: elsewhere the word is a name, as of a column.
+        // Only in this position: elsewhere the word is a name, for example of a column.
         ["CREATE" | "DROP", "INDEX", "CONCURRENTLY", ..]
         | ["CREATE", "UNIQUE", "INDEX", "CONCURRENTLY", ..]
         | ["REFRESH", "MATERIALIZED", "VIEW", "CONCURRENTLY", ..] => {
@@ -142,8 +143,8 @@ pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
     }
 }
 
-/// The script with `guard` behind each statement that may set what the guard sets, in the same line: lines stay where
-/// they are. At its end there is none. What a function or a DO block sets within itself is its own.
+/// The script with `guard` after each statement that may change what the guard sets, on the same line, so that line
+/// numbers stay the same. There is none at the end. What a function or a DO block sets within itself is ignored.
 pub(super) fn guarded(sql: &str, guard: &str) -> String {
     let small = sql.to_ascii_lowercase();
     if !["lock_timeout", "reset", "discard"].iter().any(|word| small.contains(word)) {
@@ -155,7 +156,7 @@ pub(super) fn guarded(sql: &str, guard: &str) -> String {
         let [statement, next] = pair else { continue };
         let words: Vec<&str> = statement.words.iter().map(String::as_str).collect();
         match words.as_slice() {
-            // From here on backslashes may escape, and what looks like a statement's end may be none.
+            // From here on backslashes may be escapes, so that what looks like the end of a statement may not be one.
             ["SET", more @ ..] if more.contains(&"STANDARD_CONFORMING_STRINGS") && !more.contains(&"ON") => break,
             ["CREATE" | "ALTER" | "DROP" | "COMMENT" | "GRANT" | "REVOKE", ..] => {}
             _ => {
@@ -169,16 +170,16 @@ pub(super) fn guarded(sql: &str, guard: &str) -> String {
     text
 }
 
-/// A statement that runs outside of transactions and can be run again after it was stopped anywhere.
+/// A statement that runs outside transactions and can be run again after it was stopped anywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Repeatable {
-    /// `CREATE INDEX CONCURRENTLY` of this name. Stopped, it leaves an invalid index, which is dropped first.
+    /// `CREATE INDEX CONCURRENTLY` of this name. If stopped, it leaves an invalid index, which is dropped first.
     Index(String),
-    /// Does no harm a second time.
+    /// It does no harm a second time.
     Harmless,
 }
 
-/// What of a `-- pgshard: no-transaction` file's statement makes it repeatable, or why it is not.
+/// How the statement of a `-- pgshard: no-transaction` file can be repeated, or why it cannot.
 pub(super) fn repeatable(sql: &str, statement: &Statement) -> Result<Repeatable, &'static str> {
     let words: Vec<&str> = statement.words.iter().map(String::as_str).collect();
     match words.as_slice() {
@@ -187,7 +188,7 @@ pub(super) fn repeatable(sql: &str, statement: &Statement) -> Result<Repeatable,
                 Some(name) => Ok(Repeatable::Index(name)),
                 None => {
                     Err("needs the index's name right after CONCURRENTLY, without IF NOT EXISTS, which would take an \
-                             index that is not valid for made")
+                             invalid index as done")
                 }
             }
         }

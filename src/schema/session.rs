@@ -1,17 +1,17 @@
-//! The sessions in which the hosts' schemas are made and altered.
+//! The sessions in which the hosts' schemas are created and altered.
 //!
-//! Invariant: a migration means the same on every host, whatever the settings of hosts, databases and roles, and
+//! Invariant: a migration means the same on every host, whatever the settings of hosts, databases and roles are, and
 //! whatever the files and shards before it have left in the session.
 
 use super::facts::chain;
 use super::fault::HostFault;
 use crate::pg::{ConnectOptions, Connection};
 
-/// Transactions are what the code takes them for, and the texts of values mean the same everywhere. No limit ends a
-/// long migration, but one whose machine is gone holds its locks for half a minute at most; where only the process is
-/// gone, the server notices it within half a second, and ends the statement (PostgreSQL 14 and later, on Linux:
-/// elsewhere the setting is refused). Under another isolation than READ COMMITTED an open transaction of ours would
-/// keep its snapshot, and CREATE INDEX CONCURRENTLY would wait for it for ever.
+/// Transactions have the properties that the code relies on, and the texts of values mean the same everywhere. No limit
+/// ends a long migration, but if the client's machine is gone, its locks are held for half a minute at most. If only
+/// the process is gone, the server notices it within half a second, and ends the statement (PostgreSQL 14 and later, on
+/// Linux: elsewhere the setting is refused). Under another isolation level than READ COMMITTED, an open transaction of
+/// ours would keep its snapshot, and CREATE INDEX CONCURRENTLY would wait for it for ever.
 macro_rules! settings {
     () => {
         "SET search_path = ''; SET statement_timeout = 0; SET lock_timeout = 0; \
@@ -26,10 +26,10 @@ macro_rules! settings {
     };
 }
 
-/// What a session begins with, and what it gets back after [`DISCARD`].
+/// The settings that a session begins with, and gets again after [`DISCARD`].
 pub(super) const SETTINGS: &str = settings!();
 
-/// Takes back everything that a session can be left with. A message of its own, outside of transactions.
+/// Undoes everything that may be left in a session. It must be a message of its own, outside transactions.
 pub(super) const DISCARD: &str = "DISCARD ALL";
 
 /// The same within a transaction, between two files: role, settings, temporary tables, prepared statements, cursors.
@@ -40,7 +40,7 @@ pub(super) const RESET: &str = concat!(
     settings!()
 );
 
-/// Opens one.
+/// Opens such a session.
 pub(super) async fn open(connect: &ConnectOptions, application_name: &str) -> Result<Connection, HostFault> {
     let unread = |reason| HostFault::Unread { reason };
     let session = connect.connect(application_name).await.map_err(|error| unread(chain(&error)))?;
@@ -48,7 +48,7 @@ pub(super) async fn open(connect: &ConnectOptions, application_name: &str) -> Re
     Ok(session)
 }
 
-/// Takes back what somebody has left in the session.
+/// Undoes what somebody has left in the session.
 ///
 /// # Errors
 /// When the connection is lost.

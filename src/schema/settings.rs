@@ -7,7 +7,7 @@ use super::finding::{Findings, Severity};
 use crate::map::HostName;
 use crate::pg::THROWAWAY;
 
-/// Settings with which acknowledged rows can be lost, or transactions are not what statements take them for.
+/// Settings with which acknowledged rows can be lost, or transactions do not behave as statements expect.
 const UNSAFE: [(&str, &str, &str); 6] = [
     ("fsync", "off", "a crash of its machine can lose or damage everything"),
     ("full_page_writes", "off", "a crash of its machine can damage tables"),
@@ -17,7 +17,7 @@ const UNSAFE: [(&str, &str, &str); 6] = [
     ("default_transaction_deferrable", "on", "serializable readers wait"),
 ];
 
-/// Settings in which a shard would find another world after a move.
+/// Settings in which a shard would find a difference after a move.
 const SAME: [&str; 5] = ["server_encoding", "lc_collate", "lc_ctype", "wal_level", "default_transaction_isolation"];
 
 pub(super) fn check(findings: &mut Findings, survey: &Survey) {
@@ -28,7 +28,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
         let throwaway = |host: &HostName| says(host, "cluster_name") == Some(THROWAWAY);
         for host in hosts.keys().filter(|host| says(host, setting) == Some(bad) && !throwaway(host)) {
             let what = format!("{setting} is {bad}: {why}");
-            let remedy = format!("set {setting} otherwise, unless the host's rows may be lost");
+            let remedy = format!("change {setting}, unless the host's rows may be lost");
             findings.add(Severity::Warning, "unsafe_setting", Some(host), what, remedy);
         }
     }

@@ -1,5 +1,5 @@
 //! The sources of IDs that do not come from a shard: whether the hosts' records of tickets agree, and the leases of
-//! worker numbers. What it says of one host it says of none that did not answer: that is a finding already.
+//! worker numbers. A host that did not answer is left out: that is a finding already.
 
 use std::collections::BTreeMap;
 
@@ -14,17 +14,17 @@ use crate::idgen::tickets::{self, NameStatus, TicketHost, TicketName};
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
 
-/// Of so many numbers that are held, of [`WORKERS`], is said that they will soon be all.
+/// If this many of [`WORKERS`] numbers are held, a finding says that they will soon be used up.
 const HELD_MANY: usize = WORKERS as usize * 9 / 10;
 
-/// A ceiling is a lease ahead of the clock, and leases are seconds. One of more than a day is of a clock that was
-/// wrong.
+/// A ceiling is one lease ahead of the clock, and leases are seconds. One more than a day ahead comes from a clock that
+/// was wrong.
 const CEILING_AHEAD_MS: u64 = 86_400_000;
 
-/// What hosts say of tickets.
+/// What hosts say about tickets.
 type Tickets = BTreeMap<HostName, Vec<NameStatus>>;
 
-/// What hosts say of leases; those that have none are not in it.
+/// What hosts say about leases, without hosts that have none.
 type Leases = BTreeMap<HostName, Result<Vec<LeaseStatus>, lease::Error>>;
 
 /// Asks all hosts, and names every difference.
@@ -78,7 +78,8 @@ fn check_tickets(findings: &mut Findings, told: &Tickets) {
     }
 }
 
-/// Whose each residue is: the same on every host that has the name, and the owner gives its tickets.
+/// Checks the owner of each residue: every host that has the name must know the same one, which gives the residue's
+/// tickets.
 fn check_claims(findings: &mut Findings, name: &TicketName, hosts: &[(&HostName, &NameStatus)], told: &Tickets) {
     let mut owners: BTreeMap<u32, BTreeMap<&str, &HostName>> = BTreeMap::new();
     for (host, status) in hosts {
@@ -100,8 +101,9 @@ fn check_claims(findings: &mut Findings, name: &TicketName, hosts: &[(&HostName,
         let gives =
             |owner: &HostName| hosts.iter().any(|(host, status)| *host == owner && status.residue == Some(residue));
         if let Some(owner) = owner.filter(|owner| !gives(owner)) {
-            let message =
-                format!("{by} knows that it gives tickets {name}, and it has no record of them: they would come again");
+            let message = format!(
+                "{by} knows that it gives tickets {name}, but it has no record of them: it would give them out again"
+            );
             let remedy = format!(
                 "`pgshard tickets create {name} --hosts {owner} --start N`, N above every ticket of it that is in use"
             );

@@ -1,10 +1,10 @@
-//! How a host is, for `pgshard host list`; and what it offers to shards, for `pgshard host add`.
+//! The state of a host, for `pgshard host list`; and what it offers to shards, for `pgshard host add`.
 
 use std::collections::BTreeSet;
 
 use tokio_postgres::Client;
 
-/// How a host is.
+/// The state of a host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostStatus {
     /// `server_version_num`: 150004 is 15.4.
@@ -17,7 +17,7 @@ pub struct HostStatus {
     pub bytes: u64,
     /// Sessions in the database now, this one among them.
     pub connections: u32,
-    /// `max_connections`, of all databases of the server.
+    /// `max_connections`, for all databases of the server.
     pub connections_max: u32,
     /// `wal_level`.
     pub wal_level: String,
@@ -27,14 +27,14 @@ pub struct HostStatus {
     pub wal_kept: Option<u64>,
     /// Standbys and others that stream from it.
     pub standbys: u32,
-    /// How far the slowest of them is behind in replay, in bytes; `None` where there are none, or the role may not see
-    /// (it needs `pg_monitor`).
+    /// How far the slowest of them is behind in replay, in bytes; `None` if there are none, or the role may not see
+    /// them (it needs `pg_monitor`).
     pub lag_bytes: Option<u64>,
-    /// The same in milliseconds; `None` also where nothing was written of late.
+    /// The same in milliseconds; `None` also if nothing was written lately.
     pub lag_ms: Option<f64>,
 }
 
-/// Reads how a host is.
+/// Reads the state of a host.
 ///
 /// # Errors
 /// When a query fails.
@@ -96,9 +96,9 @@ pub struct Surroundings {
     pub collation: String,
     /// `wal_level`.
     pub wal_level: String,
-    /// The roles there are.
+    /// The roles that exist.
     pub roles: BTreeSet<String>,
-    /// The roles that something in a shard of this host is granted to.
+    /// The roles that have grants in a shard of this host.
     pub granted: BTreeSet<String>,
     /// The extensions in the database, `plpgsql` not among them.
     pub extensions: BTreeSet<String>,
@@ -129,7 +129,7 @@ pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgre
         extensions: names(4)?,
     };
     if row.try_get(5)? {
-        // Every access list of a shard's schema and of what is in it.
+        // Every access list of a shard's schema and of its objects.
         let sql = "WITH here AS (SELECT n.oid, n.nspacl FROM pgshard.shard s
                 JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name WHERE s.state <> 'moved'),
             lists AS (SELECT nspacl AS list FROM here

@@ -1,4 +1,4 @@
-//! What hosts say, written as text, for the tests of what is pure.
+//! Writes what hosts say as text, for the tests of pure functions.
 
 use std::collections::BTreeSet;
 
@@ -77,7 +77,7 @@ pub(super) fn survey_of(hosts: &[(&str, &str)]) -> Survey {
         _ => Ok(facts_of(name, rows)),
     };
     let mut survey: Survey = hosts.iter().map(|(name, rows)| (host(name), facts(name, rows))).collect();
-    // Each has written down what all say now.
+    // Each has recorded what all say now.
     let said = survey.iter().filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?.control.as_ref()?)));
     let known = record(said, &BTreeSet::new());
     for facts in survey.values_mut().filter_map(|facts| facts.as_mut().ok()?.control.as_mut()) {

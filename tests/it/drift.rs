@@ -71,13 +71,13 @@ on_each_version! {
         assert_eq!(
             said,
             [
-                "ddl_differs: 2 shards (3-4): made otherwise than 44 others: index photos_user_id_id_idx: missing; \
-                 table photos: column extra: only here; table photos: order of columns: id, user_id, title, made_at, \
-                 extra, elsewhere id, user_id, title, made_at",
-                "ddl_differs: shard 40: made otherwise than 44 others: function id_high_water(): differs; \
+                "ddl_differs: 2 shards (3-4): defined differently from 44 others: index photos_user_id_id_idx: \
+                 missing; table photos: column extra: only here; table photos: order of columns: id, user_id, title, \
+                 made_at, extra, elsewhere id, user_id, title, made_at",
+                "ddl_differs: shard 40: defined differently from 44 others: function id_high_water(): differs; \
              table users: column name: text, elsewhere text NOT NULL",
-                "ddl_differs: shard 41: made otherwise than 44 others: table users: SELECT granted to PUBLIC: only \
-                 here",
+                "ddl_differs: shard 41: defined differently from 44 others: table users: SELECT granted to PUBLIC: \
+                 only here",
             ]
         );
         world.run(&["check", "--ddl"]).await.ended(1);
@@ -138,7 +138,7 @@ on_each_version! {
         ] {
             superuser.batch_execute(&breaks.replace("SHARD", "shard_0001")).await.unwrap();
             let said = findings(&world, &["check", "--ddl"]).await;
-            let begin = "ddl_differs: shard 1: made otherwise than 3 others: ";
+            let begin = "ddl_differs: shard 1: defined differently from 3 others: ";
             let of_shard = said.iter().find_map(|said| said.strip_prefix(begin));
             assert!(of_shard.is_some_and(|said| said.split("; ").any(|said| said == seen)), "{breaks}: {said:#?}");
             superuser.batch_execute(&mends.replace("SHARD", "shard_0001")).await.unwrap();
@@ -182,7 +182,7 @@ on_each_version! {
         ] {
             superuser.batch_execute(&breaks.replace("SHARD", "shard_0001")).await.unwrap();
             let said = findings(&world, &["check", "--ddl"]).await;
-            let begin = "ddl_differs: shard 1: made otherwise than 3 others: ";
+            let begin = "ddl_differs: shard 1: defined differently from 3 others: ";
             let of_shard = said.iter().find_map(|said| said.strip_prefix(begin));
             assert!(of_shard.is_some_and(|said| said.contains(seen)), "{breaks}: {said:#?}");
             let anew = format!("{NONE_OF_THEM}; SET ROLE app; {OF_EACH_KIND}; RESET ROLE");
@@ -224,7 +224,7 @@ on_each_version! {
             let lost = "objects_missing: shard 2: its schema lacks table photos, which 14 of 16 shards with the same \
                         migrations have";
             assert!(half.contains(lost), "{said:#?}");
-            assert_eq!(args.len() == 2, empty.contains("made otherwise than 14 others"), "{said:#?}");
+            assert_eq!(args.len() == 2, empty.contains("defined differently from 14 others"), "{said:#?}");
             world.run(args).await.ended(1);
         }
         let before = world.everything().await;
@@ -267,7 +267,7 @@ on_each_version! {
             CREATE PUBLICATION pgshard_lost FOR TABLE shard_0000.users").await.unwrap();
         let said = findings(&world, &["check"]).await;
         assert_eq!(said, [
-            "signpost_missing: shard 1: it has moved away, and no signpost stands where it was",
+            "signpost_missing: shard 1: it has moved away, but there is no signpost where it was",
             "stray_publication: the publication pgshard_lost belongs to no move",
             "stray_schema: shard 2: the schema shard_0002__left_e7 looks like a move's, and no ledger has it",
             "stray_slot: the replication slot pgshard_lost belongs to no move, and keeps the server's log",

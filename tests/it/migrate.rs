@@ -133,7 +133,7 @@ on_each_version! {
         for command in ["up", "plan"] {
             let ran = world.run(&["migrate", command]).await;
             ran.ended(4);
-            for words in ["0002_caption was changed", "0004_more was run, and its file is not there"] {
+            for words in ["0002_caption was changed", "0004_more was run, but its file no longer exists"] {
                 assert!(ran.stdout.contains(words) || ran.stderr.contains(words), "{}{}", ran.stdout, ran.stderr);
             }
         }
@@ -237,7 +237,7 @@ on_each_version! {
         assert!(failed[0].1.contains("could not create unique index"), "{failed:?}");
         assert_eq!(
             failed[1],
-            (2, "0002_titles failed: there is an index photos_title already, which no migration has begun".to_owned())
+            (2, "0002_titles failed: there is already an index photos_title, which no migration has begun".to_owned())
         );
         let left = "SELECT count(*) FROM pg_class WHERE relname = 'photos_title' \
                     AND relnamespace = 'shard_0001'::regnamespace";

@@ -121,7 +121,7 @@ on_each_version! {
         assert!(findings(&world, &[]).await.contains(&"shard_lost db2 5".to_owned()));
         let ran = world.run(&["bootstrap"]).await;
         assert!(
-            ran.ended(1).stderr.contains("shard 5: db1 knows that it was on db2, which does not know it any more"),
+            ran.ended(1).stderr.contains("shard 5: db1 knows that it was on db2, which no longer knows it"),
             "{}",
             ran.stderr
         );

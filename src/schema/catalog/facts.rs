@@ -1,9 +1,8 @@
 //! The facts of one schema as values. Pure; made by [`read`](super::read), read by the fingerprint and by the mover.
 //!
-//! All SQL in them (types, expressions, definitions) names the objects of the schema without the schema and everything
-//! else so that it means the same under every `search_path` that starts with the schema. Invariant: no
-//! text here holds the schema's own name, except function bodies and their settings, which are text in the database
-//! too.
+//! All SQL in them (types, expressions, definitions) names the objects of the schema without the schema, and everything
+//! else in such a way that it means the same under every `search_path` that starts with the schema. Invariant: no text
+//! here contains the schema's own name, except function bodies and their settings, which are text in the database too.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +24,7 @@ impl Address {
     }
 }
 
-/// What the catalogs of one host say of one schema.
+/// What the catalogs of one host say about one schema.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// The schema's name at the time.
@@ -36,13 +35,13 @@ pub(crate) struct Facts {
     pub(crate) owner: String,
     /// The role that read the facts.
     pub(crate) reader: String,
-    /// No row level security hides rows from that role, forced or not.
+    /// Whether no row level security hides rows from that role, forced or not.
     pub(crate) reader_bypasses: bool,
     /// `server_version_num` of the host: 150004, 180000.
     pub(crate) version: u32,
-    /// Tables and views, and kinds of relations that are only named here because they cannot be carried.
+    /// Tables and views, and relations of other kinds, which are only named because they cannot be carried.
     pub(crate) relations: Vec<Relation>,
-    /// Where each of them is in that list, by its OID.
+    /// The index of each of them in that list, by its OID.
     pub(super) places: BTreeMap<u32, usize>,
     /// Sequences: of identity columns, of serial columns, and free ones.
     pub(crate) sequences: Vec<Sequence>,
@@ -54,23 +53,23 @@ pub(crate) struct Facts {
     pub(crate) functions: Vec<Function>,
     /// Types that were created as such.
     pub(crate) types: Vec<Type>,
-    /// Triggers that users made.
+    /// Triggers that users created.
     pub(crate) triggers: Vec<Trigger>,
     /// Policies of row level security.
     pub(crate) policies: Vec<Policy>,
-    /// Rules that users made.
+    /// Rules that users created.
     pub(crate) rules: Vec<Rule>,
     /// Extended statistics.
     pub(crate) statistics: Vec<ExtendedStatistics>,
     /// Collations, text search objects, operators, conversions and casts.
     pub(crate) simple: Vec<SimpleObject>,
-    /// Privileges that objects get when they are made.
+    /// Privileges that objects get when they are created.
     pub(crate) default_privileges: Vec<DefaultPrivilege>,
     /// Comments on any of these and on the schema.
     pub(crate) comments: Vec<Comment>,
-    /// How access lists differ from their defaults.
+    /// The differences of access lists from their defaults.
     pub(crate) grants: Vec<Grant>,
-    /// What else is in the schema or hangs on it.
+    /// What else is in the schema or depends on it.
     pub(crate) others: Vec<Other>,
     /// Things outside the schema that its objects need, other than what every server has.
     pub(crate) outside: Vec<Outside>,
@@ -98,20 +97,20 @@ impl Facts {
     }
 }
 
-/// An object's name, in the two ways that are needed.
+/// An object's name, in the two forms that are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     /// For people: `table photos`.
     pub(crate) plain: String,
     /// For `COMMENT ON`: `TABLE`.
     pub(crate) keyword: &'static str,
-    /// The object's own name, quoted, with a function's arguments; the schema goes before it unless `on` is there.
+    /// The object's own name, quoted, with a function's arguments. The schema goes before it unless there is an `on`.
     pub(crate) quoted: String,
     /// The quoted relation or type that a constraint or trigger is on, with the keyword `DOMAIN` where it is one.
     pub(crate) on: Option<(&'static str, String)>,
 }
 
-/// What kind of relation. Foreign tables are not carried.
+/// The kind of a relation. Foreign tables are not carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RelationKind {
     /// An ordinary table.
@@ -142,7 +141,7 @@ impl RelationKind {
         }
     }
 
-    /// Whether rows are kept for it: it has indexes, and parameters of storage.
+    /// Whether it stores rows: then it has indexes and storage parameters.
     pub(crate) fn is_stored(self) -> bool {
         self.is_table() || self == RelationKind::MaterializedView
     }
@@ -152,7 +151,7 @@ impl RelationKind {
         matches!(self, RelationKind::Table | RelationKind::PartitionedTable)
     }
 
-    /// `table`, `view` …, telling partitioned tables from others.
+    /// `table`, `view` …, with a word of its own for partitioned tables.
     pub(crate) fn plain(self) -> &'static str {
         match self {
             RelationKind::Table => "table",
@@ -170,7 +169,7 @@ pub(crate) enum Persistence {
     /// Logged, the usual.
     #[serde(rename = "p")]
     Permanent,
-    /// Emptied by a crash and not replicated.
+    /// Emptied by a crash, and not replicated.
     #[serde(rename = "u")]
     Unlogged,
     /// Gone with its session.
@@ -191,7 +190,7 @@ pub(crate) struct Relation {
     pub(crate) persistence: Persistence,
     /// Owner.
     pub(crate) owner: String,
-    /// `heap`; nothing for views.
+    /// `heap`; `None` for views.
     pub(crate) access_method: Option<String>,
     /// Where it is stored if not in the database's default tablespace. A fact of the host, not of the schema.
     pub(crate) tablespace: Option<String>,
@@ -201,25 +200,25 @@ pub(crate) struct Relation {
     pub(crate) toast_options: Vec<String>,
     /// `d`efault, `n`othing, `f`ull, by `i`ndex.
     pub(crate) replica_identity: String,
-    /// Row level security is enabled.
+    /// Whether row level security is enabled.
     pub(crate) row_security: bool,
-    /// It is forced: it holds for the owner too.
+    /// Whether it is forced, so that it applies to the owner too.
     pub(crate) force_row_security: bool,
     /// `CREATE TABLE … OF type`.
     pub(crate) of_type: Option<String>,
-    /// OIDs of the tables that it INHERITS, in their order. Of a partition none.
+    /// OIDs of the tables that it INHERITS, in their order. Empty for a partition.
     pub(crate) parents: Vec<u32>,
-    /// A table of another schema INHERITS it.
+    /// Whether a table of another schema INHERITS it.
     pub(crate) heirs_outside: bool,
-    /// By what it is partitioned: `RANGE (made)`.
+    /// How it is partitioned: `RANGE (made)`.
     pub(crate) partition_key: Option<String>,
-    /// Which partition a row belongs to depends on OIDs, which are others on another host.
+    /// Whether the partition of a row depends on OIDs, which differ on another host.
     pub(crate) hashes_oids: bool,
     /// What it is a partition of.
     pub(crate) partition: Option<Partition>,
     /// The query of a view, materialized or not.
     pub(crate) definition: Option<String>,
-    /// A materialized view has the rows of its query, of whatever moment.
+    /// Whether a materialized view has the rows of its query, from whatever moment.
     pub(crate) populated: bool,
     /// Columns, in order, without dropped ones.
     pub(crate) columns: Vec<Column>,
@@ -239,7 +238,7 @@ pub(crate) struct Partition {
     pub(crate) parent: u32,
     /// `FOR VALUES FROM (…) TO (…)`, `DEFAULT` …
     pub(crate) bound: String,
-    /// A DETACH … CONCURRENTLY of it was begun and not ended.
+    /// Whether a DETACH … CONCURRENTLY of it was begun and not finished.
     pub(crate) detaching: bool,
 }
 
@@ -257,21 +256,21 @@ pub(crate) struct Column {
     pub(crate) type_name: String,
     /// Collation as SQL, where it is not the type's own.
     pub(crate) collation: Option<String>,
-    /// It is the table's own, not only that of the tables that it inherits.
+    /// Whether it is the table's own, not only that of the tables that it inherits.
     pub(crate) is_local: bool,
     /// NOT NULL.
     pub(crate) not_null: bool,
     /// The NOT NULL's name (PostgreSQL 18).
     pub(crate) not_null_name: Option<String>,
-    /// It is that of the partitioned table, or of one that is inherited, and its name one that PostgreSQL gave it.
+    /// Whether it comes from the partitioned table, or from an inherited one, and PostgreSQL chose its name.
     pub(crate) not_null_inherited: bool,
-    /// It is the table's own as well (PostgreSQL 18).
+    /// Whether it is the table's own as well (PostgreSQL 18).
     pub(crate) not_null_is_local: bool,
     /// False for a NOT NULL that is NOT VALID (PostgreSQL 18).
     pub(crate) not_null_validated: bool,
     /// The comment on a NOT NULL (PostgreSQL 18).
     pub(crate) not_null_comment: Option<String>,
-    /// `a`lways, by `d`efault, or empty; empty too where it is the partitioned table's.
+    /// `a`lways, by `d`efault, or empty; also empty if it comes from the partitioned table.
     pub(crate) identity: String,
     /// `s`tored, `v`irtual, or empty.
     pub(crate) generated: String,
@@ -326,7 +325,7 @@ pub(crate) struct OwnedBy {
     pub(crate) relation: u32,
     /// The column's name.
     pub(crate) column: String,
-    /// It is the sequence of an identity column; otherwise OWNED BY, as of `serial`.
+    /// Whether it is the sequence of an identity column; otherwise OWNED BY, as for `serial`.
     pub(crate) identity: bool,
 }
 
@@ -341,7 +340,7 @@ pub(crate) struct Index {
     pub(crate) relation: u32,
     /// UNIQUE.
     pub(crate) unique: bool,
-    /// Ready for use. A failed CREATE INDEX CONCURRENTLY leaves one that is not.
+    /// Whether it is ready for use. A failed CREATE INDEX CONCURRENTLY leaves one that is not.
     pub(crate) valid: bool,
     /// What follows `CREATE INDEX name ON table`: `USING btree (id)`.
     pub(crate) definition: String,
@@ -353,11 +352,11 @@ pub(crate) struct Index {
     pub(crate) options: Vec<String>,
     /// Where it is stored if not in the database's default tablespace.
     pub(crate) tablespace: Option<String>,
-    /// The table's CLUSTER mark.
+    /// Whether it is the table's CLUSTER mark.
     pub(crate) clustered: bool,
-    /// The table's replica identity.
+    /// Whether it is the table's replica identity.
     pub(crate) replica_identity: bool,
-    /// It has expressions or a predicate, so that building it may call functions.
+    /// Whether it has expressions or a predicate, so that building it may call functions.
     pub(crate) evaluates: bool,
     /// Statistics targets of its columns.
     pub(crate) statistics: Vec<IndexStatistics>,
@@ -408,13 +407,13 @@ pub(crate) struct Constraint {
     pub(crate) type_: u32,
     /// `CHECK ((a > 0)) NOT VALID`.
     pub(crate) definition: String,
-    /// Not NOT VALID.
+    /// Whether it is validated, that is, not NOT VALID.
     pub(crate) validated: bool,
-    /// OID of its index, of a foreign key the referenced one; else 0.
+    /// OID of its index; for a foreign key that of the referenced one; 0 if there is none.
     pub(crate) index: u32,
-    /// OID of the table a foreign key refers to, else 0.
+    /// OID of the table that a foreign key refers to; 0 for others.
     pub(crate) refers_to: u32,
-    /// That table is of this schema.
+    /// Whether that table is in this schema.
     pub(crate) refers_inside: bool,
 }
 
@@ -433,26 +432,26 @@ pub(crate) struct Function {
     pub(crate) arguments: String,
     /// `sql`, `plpgsql` …
     pub(crate) language: String,
-    /// The language is one that may be used without being superuser.
+    /// Whether the language may be used without being superuser.
     pub(crate) trusted: bool,
-    /// LEAKPROOF, which only a superuser may say.
+    /// LEAKPROOF, which only a superuser may set.
     pub(crate) leakproof: bool,
-    /// It has a planner support function, which only a superuser may set.
+    /// Whether it has a planner support function, which only a superuser may set.
     pub(crate) support: bool,
     /// The body, if it is text.
     pub(crate) body: String,
-    /// `BEGIN ATOMIC` or `RETURN`: the body is bound when the function is made, not text.
+    /// `BEGIN ATOMIC` or `RETURN`: the body is bound when the function is created, and is not text.
     pub(crate) bound: bool,
     /// SET clauses, `name=value`.
     pub(crate) settings: Vec<String>,
     /// What follows `CREATE FUNCTION name`: `(a integer) RETURNS …`. Empty for aggregates and window functions.
     #[serde(default, deserialize_with = "null_as_empty")]
     pub(crate) definition: String,
-    /// Of an aggregate.
+    /// For an aggregate.
     pub(crate) aggregate: Option<Aggregate>,
 }
 
-/// What an aggregate is made of.
+/// What an aggregate consists of.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Aggregate {
     /// `n`ormal, `o`rdered set, `h`ypothetical set.
@@ -535,7 +534,7 @@ pub(crate) struct Range {
     pub(crate) operator_class: Option<String>,
     /// The collation, where it is not the subtype's own.
     pub(crate) collation: Option<String>,
-    /// It has a canonical function, which only a superuser can make.
+    /// Whether it has a canonical function, which only a superuser can create.
     pub(crate) canonical: bool,
     /// The function that subtracts.
     pub(crate) difference: Option<String>,
@@ -554,7 +553,7 @@ pub(crate) struct Trigger {
     pub(crate) relation: u32,
     /// `O`rigin (the usual), `D`isabled, `R`eplica, `A`lways.
     pub(crate) enabled: String,
-    /// OID of the partitioned table's trigger that it came with.
+    /// OID of the partitioned table's trigger that created it.
     pub(crate) parent: Option<u32>,
     /// The whole `CREATE TRIGGER`, with the table's name unqualified.
     pub(crate) definition: String,
@@ -569,11 +568,11 @@ pub(crate) struct Policy {
     pub(crate) name: String,
     /// OID of its table.
     pub(crate) relation: u32,
-    /// PERMISSIVE, the usual; else RESTRICTIVE.
+    /// Whether it is PERMISSIVE, which is usual; otherwise RESTRICTIVE.
     pub(crate) permissive: bool,
     /// `r`ead, insert (`a`), `w`rite (UPDATE), `d`elete, `*` for all.
     pub(crate) command: String,
-    /// For whom.
+    /// The roles that it applies to.
     pub(crate) roles: Vec<Grantee>,
     /// USING.
     pub(crate) using: Option<String>,
@@ -596,7 +595,7 @@ pub(crate) struct Rule {
     pub(crate) definition: String,
 }
 
-/// What kind of object one statement makes whole.
+/// The kind of an object that a single statement creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SimpleKind {
     /// A collation.
@@ -657,38 +656,39 @@ impl SimpleKind {
     }
 }
 
-/// An object that one statement makes whole, and the mappings of a text search configuration.
+/// An object that a single statement creates, with the mappings of a text search configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SimpleObject {
     /// OID in the catalog of its kind.
     pub(crate) oid: u32,
     /// What it is.
     pub(crate) kind: SimpleKind,
-    /// Name, not quoted; of an operator the symbol, of a cast nothing.
+    /// Name, not quoted; an operator's symbol; empty for a cast.
     pub(crate) name: String,
-    /// What tells it from others of its name: `(integer, NONE)` of an operator, `(a AS b)` of a cast; else nothing.
+    /// What tells it from others of its name: `(integer, NONE)` for an operator, `(a AS b)` for a cast; otherwise
+    /// empty.
     pub(crate) signature: String,
     /// Owner; a cast has none.
     pub(crate) owner: Option<String>,
     /// What follows `CREATE COLLATION name`: `(PROVIDER = icu, LOCALE = 'de')`.
     pub(crate) definition: String,
-    /// The default conversion between its encodings.
+    /// Whether it is the default conversion between its encodings.
     pub(crate) is_default: bool,
-    /// Of an operator, symbols of this schema's: what follows `COMMUTATOR` and `NEGATOR`.
+    /// For an operator, symbols of this schema: what follows `COMMUTATOR` and `NEGATOR`.
     pub(crate) commutator: Option<String>,
     pub(crate) negator: Option<String>,
-    /// Of a configuration, what follows `ADD MAPPING`: `FOR word WITH simple`.
+    /// For a configuration, what follows `ADD MAPPING`: `FOR word WITH simple`.
     pub(crate) mappings: Vec<String>,
 }
 
-/// A privilege that objects get when they are made in the schema.
+/// A privilege that objects get when they are created in the schema.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DefaultPrivilege {
-    /// Whose objects.
+    /// The role whose objects get it.
     pub(crate) role: String,
     /// `TABLES`, `SEQUENCES`, `FUNCTIONS`, `TYPES`.
     pub(crate) objects: String,
-    /// To whom; the owner is the role.
+    /// The grantee; `Owner` is the role itself.
     pub(crate) grantee: Grantee,
     /// `SELECT`, `USAGE` …
     pub(crate) privilege: String,
@@ -723,7 +723,7 @@ pub(crate) struct Comment {
     pub(crate) text: String,
 }
 
-/// Who is granted something. The owner is a role of its own: on another host it may have another name.
+/// Who has a grant. The owner has a variant of its own, because it may have another name on another host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub(crate) enum Grantee {
@@ -738,7 +738,7 @@ pub(crate) enum Grantee {
     },
 }
 
-/// One entry that an access list has beyond its default, or one of the default that it lacks.
+/// An entry that an access list has in addition to its default, or one of the default that it lacks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Grant {
     /// What it is on.
@@ -752,7 +752,7 @@ pub(crate) struct Grant {
     pub(crate) privilege: String,
     /// WITH GRANT OPTION.
     pub(crate) grantable: bool,
-    /// The default has it, this object does not.
+    /// Whether the default has it and this object does not.
     pub(crate) revoked: bool,
     /// Who granted it, if not the owner.
     pub(crate) grantor: Option<String>,

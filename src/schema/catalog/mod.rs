@@ -1,5 +1,5 @@
-//! Reading what a schema is made of, from the catalogs of its host. No pg_dump: that one refuses newer servers, takes
-//! seconds on a host with thousands of schemas, and knows no schema by its OID.
+//! Reads what a schema consists of, from the catalogs of its host. pg_dump is not used: it refuses newer servers, takes
+//! seconds on a host with thousands of schemas, and cannot select a schema by its OID.
 //!
 //! Invariant: every expression and definition is deparsed under the settings of [`preamble`], so that it can be
 //! executed for a schema of another name; and every query finds its rows through indexes, because a fence waits for

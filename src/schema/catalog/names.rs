@@ -1,4 +1,4 @@
-//! What the objects of a schema are called, in SQL and for people.
+//! The names of a schema's objects, in SQL and for people.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
         names.insert(Address::new(class, oid), name);
     };
     let mut schema = plain("schema", "SCHEMA", &facts.schema);
-    // Not its name: the same schema has several in the course of a move.
+    // The schema's name is left out: the same schema has several in the course of a move.
     schema.plain = "schema".to_owned();
     put("pg_namespace", facts.oid, schema);
     for relation in &facts.relations {
@@ -40,7 +40,7 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
             "a" => ("aggregate", "AGGREGATE"),
             _ => ("function", "FUNCTION"),
         };
-        // Of an aggregate over rows, not values.
+        // `*` is for an aggregate over rows, not values.
         let is_of_rows = function.kind == "a" && function.arguments.is_empty();
         let arguments = if is_of_rows { "*" } else { &function.arguments };
         put(

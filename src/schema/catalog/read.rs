@@ -1,5 +1,6 @@
-//! The queries and their order on the wire: two round trips for a whole schema. Its objects are looked for once, in one
-//! statement with everything that is asked about them: to plan that look costs more than each of the questions.
+//! The queries and their order on the wire: two round trips for a whole schema. Its objects are searched once, in one
+//! statement with everything that is asked about them, because planning that search costs more than each of the
+//! questions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -56,7 +57,7 @@ impl Namespace {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is none.
+    /// There is no such schema.
     #[error("{namespace} does not exist on this host")]
     NoSchema {
         /// The schema that was asked for.
@@ -173,15 +174,15 @@ sections! {
 
 /// Reads the facts of a schema, in the transaction that the connection is in.
 ///
-/// A `REPEATABLE READ` transaction gives one state; under `READ COMMITTED` DDL that commits in the midst may be seen in
-/// part, which a later fingerprint tells. The session's settings are put back before it returns.
+/// A `REPEATABLE READ` transaction gives one state. Under `READ COMMITTED`, DDL that commits meanwhile may be seen in
+/// part, which a later fingerprint shows. The session's settings are restored before it returns.
 ///
 /// # Errors
-/// When the schema does not exist, the connection is in no transaction, or the server refuses; after the last the
+/// When the schema does not exist, the connection is in no transaction, or the server refuses; in the last case the
 /// transaction is aborted.
 ///
 /// # Cancel safety
-/// Only reads. After a drop the transaction may still have the settings of the reading: end it.
+/// Only reads. If dropped, the transaction may still have the settings of the reading: end it.
 pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) -> Result<Facts, Error> {
     let reader = Reader { client, namespace };
     let names: Vec<&str> = std::iter::once("search_path").chain(PINNED.map(|(name, _)| name)).collect();
@@ -190,7 +191,7 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
     let pinned: Vec<&str> = std::iter::once(path.as_str()).chain(PINNED.map(|(_, value)| value)).collect();
     let before: Vec<&str> = before.iter().map(String::as_str).collect();
     let oid = head.oid;
-    // All of these are on the wire before the first answer; the server runs them in this order.
+    // All of these are sent before the first answer; the server runs them in this order.
     let ((), sections, (), ()) = tokio::try_join!(
         biased;
         reader.set(&names, &pinned),
@@ -234,8 +235,8 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
 
 type Parameters<'a> = [(&'a (dyn tokio_postgres::types::ToSql + Sync), Type)];
 
-/// From dependencies between rows of the catalogs to dependencies between whole objects: a view's rule stands for the
-/// view, a row type for its table.
+/// Turns dependencies between rows of the catalogs into dependencies between whole objects: a view's rule stands for
+/// the view, a row type for its table.
 #[expect(clippy::type_complexity, reason = "two lists, named where they are kept")]
 fn whole_objects(parts: Vec<Component>, edges: Vec<Edge>) -> (Vec<(Address, Address)>, Vec<(Address, Address, i32)>) {
     let homes: BTreeMap<Address, Address> =
@@ -277,7 +278,7 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         Error::Postgres { what, namespace: self.namespace.clone(), source }
     }
 
-    /// What the values of a section say.
+    /// The facts in the values of a section.
     fn facts<T: DeserializeOwned>(&self, what: &'static str, values: Vec<serde_json::Value>) -> Result<Vec<T>, Error> {
         let fact = |value: serde_json::Value| {
             T::deserialize(&value).map_err(|source| Error::Unexpected {
@@ -290,7 +291,7 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         values.into_iter().map(fact).collect()
     }
 
-    /// All that is asked about the objects of the schema with this OID.
+    /// Everything that is asked about the objects of the schema with this OID.
     async fn sections(&self, oid: u32) -> Result<Sections, Error> {
         let what = "definition";
         let failed = |source| self.failed(what, source);
@@ -298,7 +299,7 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         for row in self.client.query_typed(SECTIONS, &[(&oid, Type::OID)]).await.map_err(failed)? {
             let (name, Json(value)): (&str, Json<serde_json::Value>) =
                 (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
-            // The statement is ours, and names no other.
+            // The statement is ours, and names no other section.
             if let Some(section) = sections.named(name) {
                 section.push(value);
             }
@@ -317,7 +318,7 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         self.facts("name", vec![value])?.pop().ok_or_else(|| Error::NoSchema { namespace: self.namespace.clone() })
     }
 
-    /// What these settings are.
+    /// The present values of these settings.
     async fn settings(&self, names: &[&str]) -> Result<Vec<String>, Error> {
         let sql = "SELECT pg_catalog.array_agg(pg_catalog.current_setting(name) ORDER BY n)
             FROM pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY AS s(name, n)";
@@ -335,8 +336,8 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         Ok(())
     }
 
-    /// Settings made outside a transaction are gone with their statement; nothing read then would mean the same
-    /// elsewhere.
+    /// Checks that settings hold. Settings made outside a transaction end with their statement, and what is read then
+    /// would not mean the same elsewhere.
     async fn check(&self, path: &str) -> Result<(), Error> {
         let sql = "SELECT pg_catalog.current_setting('search_path')";
         let rows = self.client.query_typed(sql, &[]).await.map_err(|source| self.failed("settings", source))?;

@@ -1,8 +1,9 @@
-//! The settings under which SQL is deparsed here and executed at the other host, so that it means the same.
+//! The settings under which SQL is deparsed here and executed on the other host, so that it means the same.
 
 use crate::pg::quote_ident;
 
-/// Settings that change what a deparsed text looks like or means, as pg_dump pins them. The time zone is pinned so that
+/// Settings that change how a deparsed text looks or what it means, pinned as pg_dump does. The time zone is pinned so
+/// that
 /// constants of type `timestamptz` look the same on every host.
 pub(super) const PINNED: [(&str, &str); 8] = [
     ("DateStyle", "ISO, YMD"),
@@ -16,10 +17,10 @@ pub(super) const PINNED: [(&str, &str); 8] = [
     ("jit", "off"),
 ];
 
-/// The `search_path` under which only this schema's objects go without a schema.
+/// The `search_path` under which only this schema's objects are named without a schema.
 ///
-/// `pg_catalog` is named after the schema, so that a shard's own `lower(text)` or table `pg_class` is found before the
-/// built-in one, as is every other; `pg_temp` is named last, or temporary tables would hide the schema's.
+/// `pg_catalog` comes after the schema, so that a shard's own `lower(text)` or table `pg_class` is found before the
+/// built-in one, like every other object. `pg_temp` comes last, or temporary tables would hide the schema's.
 pub(crate) fn search_path(schema: &str) -> String {
     format!("{}, pg_catalog, pg_temp", quote_ident(schema))
 }

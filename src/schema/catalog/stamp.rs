@@ -1,12 +1,12 @@
-//! A cheap sign that a schema's definition was not touched. Reading and deparsing everything takes tens of
-//! milliseconds, which a fence cannot wait for; this takes a few.
+//! A cheap sign that a schema's definition was not changed. Reading and deparsing everything takes tens of
+//! milliseconds, which is too long for a fence; this takes a few.
 
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
 
 use super::read::{Error, Namespace};
 
-/// Which transactions last wrote the catalog rows of a schema, condensed. It means something on the same server only.
+/// Shows which transactions last wrote the catalog rows of a schema, condensed. It is valid on the same server only.
 ///
 /// As long as two stamps of a schema are equal, so are its facts: keep one beside the facts, and read the facts again
 /// only when the stamps differ. They may differ without a change of the definition (TRUNCATE and REINDEX write catalog
@@ -23,7 +23,7 @@ const SQL: &str = concat!(super::objects_sql!(), include_str!("sql/stamp.sql"));
 /// To be safe against DDL in between, take it before the facts are [`read`](super::read).
 ///
 /// # Errors
-/// When the server refuses. A schema that does not exist has a stamp too, that of nothing.
+/// When the server refuses. A schema that does not exist has a stamp too: that of no rows.
 ///
 /// # Cancel safety
 /// Only reads.

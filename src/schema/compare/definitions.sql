@@ -1,6 +1,7 @@
--- What the shards of the list $1 that are served here are made of, as (object, property) and value. A shard's own schema is written
--- {shard}, so that all shards of the same make say the same. What is asked of that, stands after it in another file; before it stands
--- lent (shard_id, table_name, former): the replica identities that moves have lent, which are no difference.
+-- The definitions of those shards of the list $1 that are served here, as (object, property) and value. A shard's own
+-- schema is written {shard}, so that all shards with the same definition have the same text. The query that uses this
+-- follows in another file. Before it comes lent (shard_id, table_name, former): the replica identities that moves have
+-- lent, which are no difference.
 , shard AS MATERIALIZED (
     SELECT s.shard_id, n.oid, n.nspname, n.nspowner, n.nspacl
     FROM pgshard.shard s JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name
@@ -36,7 +37,8 @@
     FROM shard s JOIN pg_catalog.pg_type t ON t.typnamespace = s.oid WHERE t.typtype IN ('e', 'd', 'r')
     UNION ALL
     SELECT s.shard_id, 'pg_catalog.pg_collation'::pg_catalog.regclass, c.oid, 'collation ' || c.collname, c.collowner, NULL,
-        -- Not the version, which is the server's; other names in other versions of PostgreSQL: what they are called counts for nothing.
+        -- The version is left out, since it belongs to the server. Some columns have other names in other versions of
+        -- PostgreSQL, so only their values are compared.
         pg_catalog.concat_ws(' ', c.collprovider::pg_catalog.text, c.collcollate, c.collctype, CASE WHEN NOT c.collisdeterministic THEN 'not deterministic' END,
             coalesce(pg_catalog.to_jsonb(c) ->> 'colllocale', pg_catalog.to_jsonb(c) ->> 'colliculocale'), pg_catalog.to_jsonb(c) ->> 'collicurules')
     FROM shard s JOIN pg_catalog.pg_collation c ON c.collnamespace = s.oid
@@ -120,7 +122,7 @@
     UNION ALL
     SELECT r.shard_id, 'constraint ' || k.conname || ' of ' || r.relname, '', pg_catalog.pg_get_constraintdef(k.oid)
     FROM rel r JOIN pg_catalog.pg_constraint k ON k.conrelid = r.oid WHERE k.contype <> 'n' AND k.contype <> 't'
-        -- A partition's follow from its parent's, and have whatever names PostgreSQL found.
+        -- A partition's constraints follow from its parent's, and have names that PostgreSQL chose.
         AND NOT (k.contype = 'f' AND k.conparentid <> 0)
     UNION ALL
     SELECT r.shard_id, r.object, '', pg_catalog.format('%s %s..%s by %s from %s, cache %s%s', pg_catalog.format_type(q.seqtypid, NULL),
@@ -137,7 +139,7 @@
         pg_catalog.pg_get_triggerdef(g.oid) || CASE g.tgenabled WHEN 'O' THEN '' ELSE ', enabled ' || g.tgenabled::pg_catalog.text END
     FROM rel r JOIN pg_catalog.pg_trigger g ON g.tgrelid = r.oid WHERE NOT g.tgisinternal
     UNION ALL
-    -- A foreign key is kept by triggers of both tables, which a superuser can disable.
+    -- Triggers of both tables enforce a foreign key, and a superuser can disable them.
     SELECT r.shard_id, r.object, 'triggers of constraint ' || k.conname,
         'enabled ' || pg_catalog.string_agg(DISTINCT g.tgenabled::pg_catalog.text, ', ')
     FROM rel r JOIN pg_catalog.pg_trigger g ON g.tgrelid = r.oid AND g.tgisinternal AND g.tgenabled <> 'O'

@@ -1,5 +1,6 @@
--- For every property the digests of its values, and the shards with each. Where a value has the shard's number in it, that is the
--- same in all: by this alone `numeric(10,2)` would be something else in shard 10, so what differs is looked at again, as text.
+-- For every property the digests of its values, and the shards with each. The shard's number in a value is replaced, so
+-- that it is the same in all. That alone would make `numeric(10,2)` look different in shard 10, so what differs is
+-- compared again, as text.
 SELECT object, property, digest, pg_catalog.array_agg(shard_id ORDER BY shard_id)
 FROM (
     SELECT shard_id, object, property, pg_catalog.md5(CASE WHEN pg_catalog.strpos(value, shard_id::pg_catalog.text) = 0 THEN value

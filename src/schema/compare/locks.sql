@@ -1,5 +1,5 @@
--- The shards that are served here, how many relations are locked while what they are made of is deparsed (views, rules, functions
--- whose bodies are parsed), and how many locks one query may take: an eighth of what the server has room for.
+-- The shards that are served here, how many relations are locked while their definitions are deparsed (views, rules,
+-- functions whose bodies are parsed), and how many locks one query may take: an eighth of what the server has room for.
 WITH here AS (
     SELECT s.shard_id, n.oid FROM pgshard.shard s JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name WHERE s.state = 'serving'
 ), deparsed (shard_id, class, oid) AS (

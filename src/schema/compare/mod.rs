@@ -1,10 +1,11 @@
-//! What the shards are made of, compared with each other: one query on each host that digests all of it, however many
+//! Compares the shards' definitions with each other: one query on each host that digests all of them, however many
 //! shards there are, and one for the texts of what differs.
 //!
-//! The shards of the same make are a group; of each group but the largest it is said in what it differs from that one.
+//! Shards with the same definition form a group. For each group but the largest, the findings say how it differs from
+//! that one.
 //!
-//! Invariant: nothing that belongs to one shard alone counts as a difference: its schema's name, and its number
-//! where the others have theirs.
+//! Invariant: what belongs to one shard alone is no difference: its schema's name, and its number where the others have
+//! theirs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -17,31 +18,31 @@ mod read;
 
 pub use read::definitions;
 
-/// What the shards of a host are made of.
+/// The definitions of a host's shards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Definitions(Vec<Property>);
 
-/// A property of an object, and the shards in which it is so.
+/// A property of an object, and the shards that have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Property {
     subject: Subject,
-    /// The same where the value is the same, but for the shard's number.
+    /// A digest that is equal where the value is equal, apart from the shard's number.
     digest: String,
-    /// The value in the first of the shards, where it was asked for: where shards have different digests.
+    /// The value in the first of the shards, if it was read: it is where shards have different digests.
     text: Option<String>,
     shards: Vec<ShardId>,
 }
 
-/// `table photos`, and what of it: `column title`; empty for the object itself.
+/// `table photos`, and which property: `column title`; empty for the object itself.
 type Subject = (String, String);
 
-/// What the shards of all hosts are made of.
+/// The definitions of the shards of all hosts.
 pub type DefinitionSurvey = BTreeMap<HostName, Result<Definitions, String>>;
 
-/// So many differences of a group are said.
+/// The most differences of a group that are named.
 const SAID_MAX: usize = 12;
 
-/// Where shards are made otherwise than most, or hosts could not be asked.
+/// Reports shards whose definition differs from most, and hosts that could not be asked.
 pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
     let mut findings = Findings::default();
     let mut all: Vec<&Property> = Vec::new();
@@ -78,8 +79,9 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
         if keys.len() > SAID_MAX {
             said.push(format!("and {} more", keys.len() - SAID_MAX));
         }
-        let what = format!("made otherwise than {} others: {}", most.len(), said.join("; "));
-        let remedy = "run `pgshard migrate up` if it lacks a migration; else alter it by hand, and see who did";
+        let what = format!("defined differently from {} others: {}", most.len(), said.join("; "));
+        let remedy =
+            "run `pgshard migrate up` if it lacks a migration; otherwise alter it by hand, and find out who changed it";
         for shard in shards {
             findings.add_shard(Severity::Warning, "ddl_differs", None, *shard, what.as_str(), remedy);
         }
@@ -87,7 +89,7 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
     findings.sorted()
 }
 
-/// The shards of each host that are made alike, together.
+/// The shards of each host with the same definition, together.
 pub(crate) fn made_alike(survey: &DefinitionSurvey) -> Vec<(HostName, Vec<ShardId>)> {
     let read = || survey.iter().filter_map(|(host, definitions)| Some((host, definitions.as_ref().ok()?)));
     let all: Vec<&Property> = read().flat_map(|(_, definitions)| &definitions.0).collect();
@@ -103,7 +105,7 @@ pub(crate) fn made_alike(survey: &DefinitionSurvey) -> Vec<(HostName, Vec<ShardI
     groups.into_iter().map(|((host, _), shards)| (host.clone(), shards.into_iter().collect())).collect()
 }
 
-/// Which value a shard has of each property that it has: places in a list of [`Values`], and in each of them.
+/// Which value a shard has of each of its properties: indexes into a list of [`Values`], and into each of those.
 type Signature = Vec<(usize, usize)>;
 
 fn signatures(classes: &[Values<'_>]) -> BTreeMap<ShardId, Signature> {
@@ -118,10 +120,10 @@ fn signatures(classes: &[Values<'_>]) -> BTreeMap<ShardId, Signature> {
     of_shards
 }
 
-/// A property with its values, as far as they were asked for, and the shards that have each.
+/// A property with its values, as far as they were read, and the shards that have each.
 type Values<'a> = (Subject, Vec<(Option<&'a str>, Vec<ShardId>)>);
 
-/// The properties by what they are of, those of objects that bear their shard's number together.
+/// The properties by their subject; objects that have their shard's number in their name count as one.
 fn by_object<'a>(all: &[&'a Property]) -> BTreeMap<Subject, Vec<&'a Property>> {
     let mut counts: HashMap<&Subject, usize> = HashMap::new();
     for property in all {
@@ -129,7 +131,7 @@ fn by_object<'a>(all: &[&'a Property]) -> BTreeMap<Subject, Vec<&'a Property>> {
     }
     let mut by_subject: BTreeMap<Subject, Vec<&'a Property>> = BTreeMap::new();
     for property in all {
-        // An object that only one shard has may have the shard's number in its name, where the others have theirs.
+        // An object that only one shard has may have that shard's number in its name, where the others have theirs.
         let key = match (counts[&property.subject], property.shards.first()) {
             (1, Some(shard)) => (number::out_of(&property.subject.0, *shard), property.subject.1.clone()),
             _ => property.subject.clone(),
@@ -139,7 +141,7 @@ fn by_object<'a>(all: &[&'a Property]) -> BTreeMap<Subject, Vec<&'a Property>> {
     by_subject
 }
 
-/// For every property the values that there are, those that differ in nothing but the shard's number as one.
+/// The values of every property; values that differ only in the shard's number count as one.
 fn classes<'a>(all: &[&'a Property]) -> Vec<Values<'a>> {
     let classes = by_object(all).into_iter().map(|(key, properties)| {
         let mut by_digest: BTreeMap<&str, (&Property, Vec<ShardId>)> = BTreeMap::new();
@@ -150,7 +152,7 @@ fn classes<'a>(all: &[&'a Property]) -> Vec<Values<'a>> {
             }
             class.1.extend(&property.shards);
         }
-        // A number that all shards have in a text is one of them's own.
+        // A number that all shards have in a text may be the own number of one of them.
         let mut classes: Vec<(&Property, Vec<ShardId>)> = Vec::new();
         for (property, shards) in by_digest.into_values() {
             match classes.iter_mut().find(|(first, _)| alike(first, property)) {
@@ -220,8 +222,8 @@ mod tests {
                 ("index t_x", "", "CREATE INDEX …", &[7]),
             ]),
             [
-                "shard 3: made otherwise than 2 others: table t: column b: integer, elsewhere bigint",
-                "shard 7: made otherwise than 2 others: index t_x: only here; table t: column a: missing; \
+                "shard 3: defined differently from 2 others: table t: column b: integer, elsewhere bigint",
+                "shard 7: defined differently from 2 others: index t_x: only here; table t: column a: missing; \
                  table t: column b: integer, elsewhere bigint",
             ]
         );
@@ -240,7 +242,7 @@ mod tests {
         );
         assert_eq!(
             found(&[("function f()", "", "SELECT 7", &[7]), ("function f()", "", "SELECT 8", &[9, 10])]),
-            ["shard 7: made otherwise than 2 others: function f(): SELECT 7, elsewhere SELECT 8"]
+            ["shard 7: defined differently from 2 others: function f(): SELECT 7, elsewhere SELECT 8"]
         );
     }
 }

@@ -1,8 +1,8 @@
-//! A shard's number in texts that are otherwise the same in every shard. Pure.
+//! Finds a shard's number in texts that are otherwise the same in every shard. Pure.
 
 use crate::shard::ShardId;
 
-/// The runs of digits and of anything else.
+/// Splits a text into runs of digits and runs of anything else.
 fn tokens(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -14,7 +14,7 @@ fn tokens(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether two texts of two shards are equal but for each having its own number where the other has its.
+/// Whether two texts of two shards are equal, except that each has its own number where the other has its own.
 pub(super) fn alike(a: &str, of_a: ShardId, b: &str, of_b: ShardId) -> bool {
     let (number_a, number_b) = (of_a.to_string(), of_b.to_string());
     let (mut a, mut b) = (tokens(a), tokens(b));
@@ -27,7 +27,7 @@ pub(super) fn alike(a: &str, of_a: ShardId, b: &str, of_b: ShardId) -> bool {
     }
 }
 
-/// The text with a place for the number.
+/// The text with a placeholder for the number.
 pub(super) fn out_of(text: &str, shard: ShardId) -> String {
     let number = shard.to_string();
     tokens(text).map(|token| if token == number { "{shard_id}" } else { token }).collect()

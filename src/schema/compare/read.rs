@@ -1,5 +1,4 @@
-//! What the shards of the hosts are made of, read: digests of everything, then the texts of what is not the same
-//! everywhere.
+//! Reads the definitions of the hosts' shards: digests of everything, then the texts of what differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +27,7 @@ struct Reading {
     /// The shards, and how many locks each takes.
     locks: Vec<(i32, i64)>,
     locks_max: i64,
-    /// What the queries begin with.
+    /// The beginning of the queries.
     lent: &'static str,
     definitions: Definitions,
 }
@@ -36,7 +35,7 @@ struct Reading {
 /// A property of a shard.
 type Wanted = (ShardId, Subject);
 
-/// Reads what the shards that the hosts serve are made of. A host that cannot be read has the reason.
+/// Reads the definitions of the shards that the hosts serve. If a host cannot be read, it has the reason instead.
 ///
 /// # Cancel safety
 /// Only reads.
@@ -57,7 +56,7 @@ pub async fn definitions(hosts: impl IntoIterator<Item = (HostName, ConnectOptio
     join_all(texts).await.into_iter().collect()
 }
 
-/// Of every property that shards have otherwise than others, one shard for each digest.
+/// For each property in which shards differ, one shard for each digest.
 fn different<'a>(hosts: impl Iterator<Item = &'a Definitions>) -> BTreeSet<Wanted> {
     let all: Vec<&Property> = hosts.flat_map(|definitions| &definitions.0).collect();
     let mut wanted = BTreeSet::new();
@@ -71,7 +70,7 @@ fn different<'a>(hosts: impl Iterator<Item = &'a Definitions>) -> BTreeSet<Wante
     wanted
 }
 
-/// A property, by a row of [`DIGESTS`].
+/// The property in a row of [`DIGESTS`].
 fn property(row: &Row) -> Result<Property, tokio_postgres::Error> {
     let shards: Vec<i32> = row.try_get(3)?;
     let shards = shards.iter().filter_map(|number| shard(*number)).collect();
@@ -92,7 +91,7 @@ impl Reading {
         let lent = if knows { LENT } else { NOTHING_LENT };
         let digests = format!("{lent}{DIGESTS}");
         let mut definitions = Definitions::default();
-        // One in which there is nothing is made otherwise than the others, too.
+        // A shard with an empty schema differs from the others too.
         let all = locks.iter().filter_map(|(number, _)| shard(*number)).collect();
         let subject = ("schema".to_owned(), String::new());
         definitions.0.push(Property { subject, digest: String::new(), text: None, shards: all });
@@ -104,7 +103,7 @@ impl Reading {
         Ok(Reading { client, locks, locks_max, lent, definitions })
     }
 
-    /// What the shards are made of, with the texts that are wanted.
+    /// The definitions, with the texts that are wanted.
     async fn texts(mut self, wanted: &BTreeSet<Wanted>) -> Result<Definitions, String> {
         let mut places: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
         for (at, property) in self.definitions.0.iter().enumerate() {
@@ -141,8 +140,8 @@ impl Reading {
     }
 }
 
-/// The shards in as few portions as the locks allow, of which each shard takes so many until the end of its query.
-/// Where there is nothing to lock for, that is one.
+/// The shards in as few portions as the locks allow: each shard takes this many until the end of its query. If nothing
+/// has to be locked, there is one portion.
 fn portions(shards: impl Iterator<Item = (i32, i64)>, locks_max: i64) -> Vec<Vec<i32>> {
     let mut portions: Vec<Vec<i32>> = Vec::new();
     let mut left = 0;
@@ -159,7 +158,7 @@ fn portions(shards: impl Iterator<Item = (i32, i64)>, locks_max: i64) -> Vec<Vec
     portions
 }
 
-/// Shards whose texts are asked for at once: a few megabytes.
+/// For how many shards texts are read at once: that is a few megabytes.
 const SHARDS_OF_TEXTS: usize = 256;
 
 fn shard(number: i32) -> Option<ShardId> {

@@ -1,5 +1,5 @@
--- The columns of a schema's tables that a generator fills. $1: the schemas; with the number of each, $2.
--- next_id() has no `sequence`; of a partitioned table each partition is told.
+-- The columns of a schema's tables that a generator fills. $1: the schemas; $2: the number of each. next_id() has no
+-- `sequence`. For a partitioned table each partition is listed.
 WITH tables AS (
     SELECT s.shard, c.oid, c.relname, c.relkind, n.nspname
     FROM unnest($2::int4[], $1::text[]) AS s(shard, name)
@@ -21,7 +21,7 @@ WITH tables AS (
         AND e.refclassid = 'pg_catalog.pg_class'::regclass
     JOIN pg_catalog.pg_class q ON q.oid = e.refobjid AND q.relkind = 'S'
     UNION
-    -- GENERATED AS IDENTITY: the sequence depends on the column, of a partitioned table on the parent's.
+    -- GENERATED AS IDENTITY: the sequence depends on the column; for a partition, on its parent's column.
     SELECT t.oid, e.refobjsubid::int2, q.oid
     FROM tables t
     JOIN pg_catalog.pg_depend e ON e.refclassid = 'pg_catalog.pg_class'::regclass AND e.refobjid = t.oid

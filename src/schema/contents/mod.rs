@@ -1,9 +1,9 @@
-//! What the rows of the shards say: IDs of another shard, IDs that `next_id()` has not come to yet, and sequences that
+//! Checks the rows of the shards: IDs of another shard, IDs that `next_id()` has not reached yet, and sequences that
 //! are behind their tables. Every row is read once, so it takes its time: some blocks at a time, with a rest after
 //! each.
 //!
 //! Invariant: it only reads, and holds no lock and no snapshot for longer than a few blocks need. **Invariant:** its
-//! memory does not grow with the rows.
+//! memory does not grow with the number of rows.
 
 mod read;
 
@@ -28,7 +28,7 @@ pub struct Shelf {
     pub schemas: BTreeMap<ShardId, String>,
 }
 
-/// What the rows of one column say.
+/// What the rows of one column show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Column {
     shard: ShardId,
@@ -43,16 +43,16 @@ enum FilledBy {
     Shard {
         /// How many rows have an ID of another shard, and one of those.
         foreign: Option<(i64, i64)>,
-        /// The last of its own IDs.
+        /// The last of the shard's own IDs.
         largest: Option<i64>,
-        /// Whether the shard has not given that one yet.
+        /// Whether the shard has not given out that ID yet.
         is_ahead: bool,
     },
-    /// A sequence by its quoted name; and the value that it will come to although a row has it.
+    /// A sequence by its quoted name, and the value that it will reach although a row has it already.
     Sequence { name: String, behind: Option<i64> },
 }
 
-/// What all rows say.
+/// What all rows show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Contents {
@@ -62,7 +62,7 @@ pub struct Contents {
     pub largest: BTreeMap<ShardId, i64>,
 }
 
-/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, all hosts beside each other.
+/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, on all hosts at the same time.
 ///
 /// # Cancel safety
 /// Only reads.
@@ -76,7 +76,7 @@ pub async fn contents(shelves: &[Shelf], epoch: Epoch) -> Contents {
                     said(&mut findings, shelf, column, epoch);
                     if let FilledBy::Shard { largest: Some(id), .. } = column.filled_by {
                         let last = largest.entry(column.shard).or_insert(id);
-                        // Past 2^40 ms they are negative.
+                        // IDs past 2^40 ms are negative.
                         *last = last.cast_unsigned().max(id.cast_unsigned()).cast_signed();
                     }
                 }
@@ -109,7 +109,8 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
             if let Some(id) = largest.filter(|_| *is_ahead) {
                 let time = epoch.time(Id::decode(id).ms());
                 let what = format!(
-                    "{table}.{name} has {id}, of {time}, which its next_id() has not come to yet: it would come twice"
+                    "{table}.{name} has {id}, of {time}, which its next_id() has not reached yet: it would \
+                     be given out twice"
                 );
                 let remedy = format!(
                     "SELECT {schema}.resume_after({id}); \
@@ -120,7 +121,8 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
         }
         FilledBy::Sequence { name: sequence, behind: Some(value) } => {
             let what = format!(
-                "{table}.{name} has {value}, which its sequence will come to: an insert then fails, or doubles it"
+                "{table}.{name} has {value}, which its sequence will reach: an insert then fails, or makes \
+                 it a duplicate"
             );
             let literal = sequence.replace('\'', "''");
             let remedy = format!("SELECT setval('{literal}', {value})");

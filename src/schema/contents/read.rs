@@ -1,4 +1,4 @@
-//! Reading the rows of one host, some blocks of a table at a time.
+//! Reads the rows of one host, some blocks of a table at a time.
 
 use std::fmt::Write;
 use std::time::Instant;
@@ -17,13 +17,13 @@ const COLUMNS: &str = include_str!("columns.sql");
 /// Shards whose columns are asked for at once: each table takes a lock until the end of the query.
 const SHARDS_AT_ONCE: usize = 16;
 
-/// 8 MiB of the usual size.
+/// 8 MiB at the usual block size.
 const BLOCKS_AT_ONCE: i64 = 1024;
 
-/// Since when a range of `ctid` reads those blocks only.
+/// The version since which a range of `ctid` reads only those blocks.
 const RANGES_SINCE: u32 = 14;
 
-/// Turned, an order of signed numbers is that of unsigned ones: IDs past 2^40 ms are negative.
+/// Flips the sign, which turns the order of signed numbers into that of unsigned ones: IDs past 2^40 ms are negative.
 const SIGN: &str = "'-9223372036854775808'::int8";
 
 /// A column that is to be read, in the table that has it.
@@ -41,7 +41,7 @@ struct Sequence {
     grows: bool,
 }
 
-/// What was seen of a column so far.
+/// What was seen in a column so far.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     foreign: i64,
@@ -51,7 +51,7 @@ struct Seen {
 
 pub(super) async fn read(shelf: &Shelf) -> Result<Vec<Column>, String> {
     let client = session::open(&shelf.connect, "pgshard rows").await.map_err(|fault| fault.to_string())?;
-    // A table that somebody locks for longer is not waited for, but reported.
+    // If somebody locks a table for longer, that is reported, not waited for.
     client.batch_execute("SET lock_timeout = '10s'").await.map_err(failed)?;
     let version: i32 = client
         .query_one("SELECT pg_catalog.current_setting('server_version_num')::int4 / 10000", &[])
@@ -95,7 +95,8 @@ fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
     }))
 }
 
-/// All rows of a table, so many blocks at a time. Rows that come behind the last block meanwhile are not looked at.
+/// Reads all rows of a table, this many blocks at a time. Rows that are added behind the last block meanwhile are not
+/// read.
 async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec<Seen>, String> {
     let mut seen = vec![Seen::default(); columns.len()];
     let mut selected = String::new();
@@ -113,7 +114,7 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
             }
             Some(Sequence { grows, .. }) => {
                 let last = if *grows { "max" } else { "min" };
-                // With max() alone the planner would go through the column's index, past all rows of other blocks.
+                // With max() alone the planner would walk through the column's index, past all rows of other blocks.
                 _ = write!(selected, "{separator}count(*) FILTER (WHERE false), NULL::int8, {last}({name})::int8");
             }
         }
@@ -142,13 +143,14 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
             };
         }
         block = end;
-        // As long a rest as it took: the server's readers and writers have the other half.
+        // It rests for as long as the read took, which leaves half of the server's I/O to readers and writers.
         tokio::time::sleep(begun.elapsed()).await;
     }
     Ok(seen)
 }
 
-/// What was seen beside what the generator says, which is asked afterwards: whatever it gave meanwhile is below that.
+/// Compares what was seen with what the generator says. The generator is asked afterwards, so whatever it gave out
+/// meanwhile is below its answer.
 async fn judged(client: &Connection, wanted: &Wanted, seen: Seen) -> Result<Column, String> {
     let filled_by = match &wanted.sequence {
         None => {

@@ -1,15 +1,15 @@
 //! The text of a view's query in a form that does not depend on the major version.
 //!
-//! PostgreSQL 16 stopped to qualify the columns of a query that reads one thing: 15 says `SELECT photos.id FROM photos`
-//! where 16 says `SELECT id FROM photos`. Only the outermost query changed, so only its qualifiers go. What the view
-//! reads is in the fingerprint by column besides, so nothing that matters is lost.
+//! PostgreSQL 16 stopped qualifying the columns of a query that reads one thing: 15 says `SELECT photos.id FROM photos`
+//! where 16 says `SELECT id FROM photos`. Only the outermost query changed, so only its qualifiers are removed. The
+//! fingerprint also contains the columns that the view reads, so nothing that matters is lost.
 
 /// Tokens with one space between them, and without the qualifiers that only some versions write.
 pub(super) fn canonical(query: &str) -> String {
     let tokens = tokens(query);
     let from = single_source(&tokens);
     let mut out: Vec<&str> = Vec::with_capacity(tokens.len());
-    // One entry an open parenthesis: whether it began a query of its own.
+    // One entry for each open parenthesis: whether it began a query of its own.
     let mut open: Vec<bool> = Vec::new();
     let mut at = 0;
     while let Some(token) = tokens.get(at) {
@@ -60,7 +60,7 @@ fn single_source(tokens: &[String]) -> Option<std::ops::Range<usize>> {
         match token.as_str() {
             "(" => depth += 1,
             ")" => depth -= 1,
-            // `a IS DISTINCT FROM b` is no FROM.
+            // `a IS DISTINCT FROM b` contains no FROM clause.
             "FROM" if depth == 0 && start.is_none() && !(at > 0 && tokens[at - 1] == "DISTINCT") => start = Some(at),
             "," | "JOIN" if depth == 0 && start.is_some() => return None,
             word if depth == 0 && start.is_some() && END.contains(&word) => {
@@ -77,7 +77,7 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|c: char| c == '"' || c == '_' || c.is_alphabetic())
 }
 
-/// Words, quoted names and texts whole, every other character by itself.
+/// Words, quoted names and texts are one token each, and so is every other character.
 fn tokens(query: &str) -> Vec<String> {
     let mut tokens: Vec<String> = Vec::new();
     let mut rest = query.trim_end().trim_end_matches(';');
@@ -102,7 +102,8 @@ fn is_word(c: char) -> bool {
     c == '_' || c == '$' || c.is_alphanumeric() || !c.is_ascii()
 }
 
-/// The length of a quoted run with its marks; a doubled mark ends one run and begins another, which reads the same.
+/// The length of a quoted run with its marks. A doubled mark ends one run and begins another, which gives the same
+/// result.
 fn quoted_length(text: &str, mark: char, escaped: bool) -> usize {
     let mut skip = false;
     for (at, c) in text.char_indices().skip(1) {

@@ -1,7 +1,7 @@
 //! The work on one host: a queue of shards, and a few connections that take from it.
 //!
-//! A shard that is busy goes back into the queue with a pause that grows, so that others come first and nobody queues
-//! up behind us again at once.
+//! A shard that is busy goes back into the queue with a growing pause, so that others come first, and nobody queues up
+//! behind us again at once.
 //!
 //! Invariant: it ends. Each shard is tried for as long as the patience lasts, and each try is bounded.
 
@@ -28,16 +28,16 @@ use crate::schema::migrations::{Migrations, Pending};
 use crate::schema::session;
 use crate::shard::ShardId;
 
-/// So many shards of a host may fail before the first is done; then the rest is not tried. All of thousands failing for
-/// the same reason helps nobody.
+/// How many shards of a host may fail before the first is done; after that the rest is not tried. It helps nobody if
+/// thousands fail for the same reason.
 const FAILURES_MAX: usize = 32;
 
-/// The pause before a busy shard is tried again: this, doubled each time, up to the other, and each between half and
-/// one and a half of it, so that several do not come back together.
+/// The pause before a busy shard is tried again: the minimum, doubled each time, up to the maximum. Each is multiplied
+/// by a random factor between 0.5 and 1.5, so that several do not come back together.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// The work on one host, and what it has come to.
+/// The work on one host, and its results.
 pub(in crate::schema) struct OnHost<'a> {
     pub(super) host: &'a HostName,
     connect: &'a ConnectOptions,
@@ -56,24 +56,24 @@ pub(in crate::schema) struct OnHost<'a> {
 struct Task {
     shard: ShardId,
     pending: Pending,
-    /// How many of its steps are done. Their SQL is made when its turn comes: that of all shards may be more than fits
-    /// into memory.
+    /// How many of its steps are done. Their SQL is composed when its turn comes: that of all shards may not fit into
+    /// memory.
     done: usize,
     tries: u32,
     /// When it was first tried.
     since: Option<Instant>,
-    /// Not before.
+    /// It is not tried before this time.
     due: Instant,
 }
 
-/// What the queue has for a connection.
+/// What a connection does next.
 enum Next {
     Now(Task),
     At(Instant),
     Nothing,
 }
 
-/// A connection, and the one that holds the shard while something runs on it without a transaction.
+/// A connection, and the one that holds the shard while something runs on the first without a transaction.
 struct Worker {
     client: Connection,
     guard: Option<Connection>,
@@ -128,7 +128,7 @@ impl<'a> OnHost<'a> {
         let width = self.pace.width.get().min(shards.len());
         let due = Instant::now();
         let task = |(shard, pending)| Task { shard, pending, done: 0, tries: 0, since: None, due };
-        // Taken from the end.
+        // The queue is taken from the end.
         *self.queue.lock().expect(NO_PANIC) = shards.into_iter().rev().map(task).collect();
         let workers = (0..width).map(|_| async {
             let client = session::open(self.connect, "pgshard migrate").await?;
@@ -136,13 +136,13 @@ impl<'a> OnHost<'a> {
             self.work(&mut worker).await
         });
         let outcomes = join_all(workers).await;
-        // Fewer connections than wished for are slower, not wrong, as long as the queue was emptied.
+        // With fewer connections than wanted it is slower, not wrong, as long as the queue was emptied.
         let left = !self.queue.lock().expect(NO_PANIC).is_empty();
         let fault = outcomes.into_iter().filter_map(Result::err).find(|fault| left || is_lost(fault));
         self.lose(fault);
     }
 
-    /// Shards that were tried and have failed, and the host itself.
+    /// How many shards were tried and have failed; a host that was given up counts as one.
     pub(super) fn failures(&self) -> usize {
         self.failed.load(Ordering::Relaxed) + usize::from(self.is_lost())
     }
@@ -163,7 +163,7 @@ impl<'a> OnHost<'a> {
         self.report.lock().expect(NO_PANIC).failed.insert(shard, fault);
     }
 
-    /// One connection's share: shards from the queue until there are none.
+    /// The work of one connection: shards from the queue until there are none.
     async fn work(&self, worker: &mut Worker) -> Result<(), HostFault> {
         loop {
             match self.next() {
@@ -224,7 +224,7 @@ impl<'a> OnHost<'a> {
         Ok(())
     }
 
-    /// As many steps as succeed. What is done stays done.
+    /// Runs as many steps as succeed. What is done stays done.
     async fn steps_of(&self, worker: &mut Worker, task: &mut Task, steps: &[Step]) -> Result<Outcome, HostFault> {
         let lost = |error: tokio_postgres::Error| HostFault::Lost { reason: chain(&error) };
         let lock_timeout = self.pace.lock_timeout;
@@ -256,7 +256,7 @@ impl<'a> OnHost<'a> {
         Ok(Outcome::Done)
     }
 
-    /// Writes down that the shard has failed, for `retry` and `status`.
+    /// Records that the shard has failed, for `retry` and `status`.
     async fn give_up(&self, worker: &Worker, task: &Task, steps: &[Step], fault: ShardFault) -> Result<(), HostFault> {
         self.failed.fetch_add(1, Ordering::Relaxed);
         let step = match &fault {

@@ -1,12 +1,13 @@
-//! The application's migrations over all shards that are there, while the application works.
+//! Runs the application's migrations in all existing shards, while the application works.
 //!
 //! It reads all hosts, plans ([`plan`], pure), then works on the hosts at the same time: their once-per-host
-//! migrations, the shards of the canary, the rest. Each shard has transactions of its own and waits for a lock for a
-//! moment only; then it is put off, and others come first. A shard that fails is named and the others go on. Run again
-//! it does only what is left.
+//! migrations, the shards of the canary, the rest. Each shard has transactions of its own and waits for a lock only
+//! briefly; if it does not get it, others come first. A shard that fails is named and the others go on. A second run
+//! does only what is left.
 //!
-//! Invariant: nothing is run where a file was edited, taken away or put in between; a shard that a move has
-//! claimed is left alone until the move has ended; and a migration is recorded with what it did, or not at all.
+//! Invariant: nothing is run if a file was edited, removed or inserted before one that has run; a shard that a move has
+//! claimed is left alone until the move has ended; and a migration is recorded together with what it did, or not at
+//! all.
 
 mod host;
 mod once;
@@ -90,26 +91,26 @@ setters!(
     pace: Pace,
 );
 
-/// Which shards.
+/// Which shards are migrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// All that lack something.
     Pending,
-    /// Those that lack something and failed when it was last tried, by the hosts' own records.
+    /// Those that lack something and failed the last time, by the hosts' own records.
     Failed,
 }
 
 /// How many shards to begin with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Canary {
-    /// So many.
+    /// This many.
     Shards(NonZeroUsize),
-    /// So many of a hundred, rounded up.
+    /// This percentage, rounded up.
     Percent(f64),
 }
 
 impl Canary {
-    /// How many of these; one at least.
+    /// The canary's part of this many shards; at least one.
     fn of(self, shards: usize) -> usize {
         match self {
             Canary::Shards(count) => count.get(),
@@ -118,23 +119,23 @@ impl Canary {
     }
 }
 
-/// How hard to work.
+/// How hard it works.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pace {
-    /// Shards of one host at the same time. Each takes a connection, and a second one while something runs without a
-    /// transaction.
+    /// How many shards of one host are migrated at the same time. Each takes a connection, and a second one while
+    /// something runs without a transaction.
     pub width: NonZeroUsize,
-    /// Shards of all hosts at the same time.
+    /// How many shards of all hosts are migrated at the same time.
     pub width_in_all: NonZeroUsize,
-    /// How long to wait for a lock, with the application's statements waiting behind us.
+    /// How long to wait for a lock, while the application's statements wait behind us.
     pub lock_timeout: Duration,
-    /// How long to come back to a shard that is busy, before it has failed.
+    /// For how long a busy shard is tried again before it counts as failed.
     pub patience: Duration,
 }
 
 impl Default for Pace {
-    /// Four a host, 64 in all, 100 ms for a lock, a minute for a shard.
+    /// Four for each host, 64 in all, 100 ms for a lock, a minute for a shard.
     fn default() -> Pace {
         Pace {
             width: NonZeroUsize::new(4).expect("four is not zero"),
@@ -147,12 +148,12 @@ impl Default for Pace {
 
 setters!(Pace: width: NonZeroUsize, width_in_all: NonZeroUsize, lock_timeout: Duration, patience: Duration);
 
-/// Runs the migrations that the shards lack. A host or shard that fails is in the report; the others go on. So is every
-/// shard of the cluster that no host says it serves.
+/// Runs the migrations that the shards lack. A host or shard that fails is in the report, and the others go on. The
+/// report also has every shard of the cluster that no host says it serves.
 ///
 /// # Cancel safety
-/// Dropping the future closes the connections. A transaction that is under way happens whole or not at all; what runs
-/// without one is finished or cleaned up by the next run.
+/// Dropping the future closes the connections. A transaction that is under way is committed as a whole or not at all;
+/// what runs without one is finished or cleaned up by the next run.
 pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
     let started = Instant::now();
     let Held { sessions, survey, mut faults } = hold(request).await;
@@ -182,7 +183,7 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
     run(&works, &plan, request.canary).await;
     report.unserved = unserved(request, &survey);
     if !report.unserved.is_empty() {
-        // One that was opened meanwhile, and has all, is none of them.
+        // A shard that was opened meanwhile, and lacks nothing, is not reported.
         let again = survey_again(&sessions).await;
         let (plan, still) = (self::plan(request, &again), unserved(request, &again));
         let lacks = |shard: &ShardId| plan.hosts.values().any(|host| host.lacks(*shard));
@@ -206,7 +207,7 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
     report
 }
 
-/// The hosts' sessions, what each says, and why others say nothing. Those that are written to are locked by their
+/// The hosts' sessions, what each host says, and why others say nothing. Hosts that are written to are locked by their
 /// sessions.
 struct Held {
     sessions: BTreeMap<HostName, Connection>,
@@ -220,8 +221,8 @@ fn by_name(request: &Request) -> Vec<&(HostName, ConnectOptions)> {
     hosts
 }
 
-/// Opens, locks and reads. One host after the other, by name: two of us cannot wait for each other in a circle. Those
-/// that are only read are not locked.
+/// Opens, locks and reads the hosts. One host after the other, by name: so two runs cannot wait for each other in a
+/// circle. Hosts that are only read are not locked.
 async fn hold(request: &Request) -> Held {
     let hosts = by_name(request);
     let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard migrate"))).await;

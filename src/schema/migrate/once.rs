@@ -9,10 +9,10 @@ use crate::schema::migrations::Migrations;
 use crate::schema::script::guarded;
 use crate::schema::session::{RESET, settle};
 
-/// How long a statement of these may wait for a lock.
+/// How long a statement of these migrations may wait for a lock.
 const GUARD: &str = "SET LOCAL lock_timeout = '10s'; ";
 
-/// Runs them from this one on, each in a transaction with its record, and gives the names of those that were run. The
+/// Runs them from this one on, each in a transaction with its record, and gives the names of those that it ran. The
 /// caller holds the host's lock.
 ///
 /// Locks: those of the files, each waited for ten seconds at most.

@@ -1,15 +1,15 @@
-//! A migration of one shard that runs outside of transactions: CREATE INDEX CONCURRENTLY and the like.
+//! A migration of one shard that runs outside transactions: CREATE INDEX CONCURRENTLY and the like.
 //!
-//! A second connection holds the shard meanwhile, and commits the record. Before the statement the attempt is written
-//! down; so the next run after a crash knows that an index of the name, valid or not, is ours.
+//! A second connection holds the shard meanwhile, and commits the record. Before the statement the attempt is recorded,
+//! so that the next run after a crash knows that an index of the name, valid or not, is ours.
 //!
 //! The connection that holds the shard has neither a snapshot nor a transaction number. CREATE INDEX CONCURRENTLY would
-//! wait for the first; the slot of an online move, of whatever shard of the host, for the second, while the index waits
-//! for the slot.
+//! wait for the snapshot. The slot of an online move, for any shard of the host, would wait for the transaction number,
+//! while the index waits for the slot.
 //!
-//! Invariant: no index is dropped, or taken for made, that is not ours; none is taken for made that another text of the
-//! file has begun; none that is not valid stays when we can help it; and while a server still works for a client that
-//! is gone, nobody begins anew.
+//! Invariant: an index that is not ours is neither dropped nor taken as done, and neither is one taken as done that
+//! another text of the file has begun. No invalid index stays if we can help it. While a server still works for a
+//! client that is gone, nobody starts again.
 
 use std::time::Duration;
 
@@ -27,32 +27,33 @@ use crate::schema::script::Repeatable;
 use crate::schema::session::settle;
 use crate::shard::ShardId;
 
-/// The shard and what is run there.
+/// The shard, and what is run there.
 pub(super) struct Alone<'a> {
     pub(super) shard: ShardId,
     pub(super) schema: &'a str,
     pub(super) step: &'a Step,
     /// For the shard's row.
     pub(super) lock_timeout: Duration,
-    /// For the statement: nobody waits behind it, and it waits for others' transactions.
+    /// For the statement: nobody waits behind it, but it waits for others' transactions.
     pub(super) patience: Duration,
 }
 
-/// Whether an attempt at a migration was begun and not ended.
+/// Whether an attempt at a migration was begun and has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begun {
     No,
-    /// With the text that is run now.
+    /// It was begun with the present text.
     ThisText,
-    /// With another: the file was edited since. What that has left is ours, and is not what is asked for.
+    /// It was begun with another text: the file was edited since. What that has left is ours, but is not what is
+    /// wanted.
     OtherText,
 }
 
 impl Alone<'_> {
     /// Runs the step on `client`, while `guard` holds the shard.
     ///
-    /// Locks: [`LOCK_MIGRATION`] of the shard, shared, by the guard, to the end: a fence is tried again meanwhile; on
-    /// the table SHARE UPDATE EXCLUSIVE, behind which no reader or writer waits.
+    /// Locks: the guard holds [`LOCK_MIGRATION`] of the shard, shared, to the end, and a fence tries again meanwhile;
+    /// SHARE UPDATE EXCLUSIVE on the table, behind which no reader or writer waits.
     ///
     /// # Errors
     /// When a connection is lost. The next run finds the attempt.
@@ -69,8 +70,8 @@ impl Alone<'_> {
             }
         }
         settle(client).await?;
-        // Kept by the server's process for as long as it is at the statement, also if nobody waits for its end any
-        // more.
+        // The server's process holds this lock for as long as it runs the statement, even if nobody waits for its end
+        // any longer.
         let work = format!(
             "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_advisory_lock_shared({LOCK_SPACE}, {LOCK_WORK})",
             self.patience.as_millis().max(1)
@@ -88,10 +89,10 @@ impl Alone<'_> {
         self.record(guard).await
     }
 
-    /// Writes the record down, if the shard is still served here, and ends the guard's transaction. The lock keeps the
-    /// shard from being fenced, not from being taken away by `pgshard moves repair`.
+    /// Writes the record, if the shard is still served here, and ends the guard's transaction. The lock keeps the shard
+    /// from being fenced, but not from being taken away by `pgshard moves repair`.
     ///
-    /// Locks: the shard's row FOR SHARE, to the commit right after; waits for it no longer than the lock timeout.
+    /// Locks: the shard's row FOR SHARE, until the commit right after; waits for it no longer than the lock timeout.
     async fn record(&self, guard: &Client) -> Result<Outcome, tokio_postgres::Error> {
         let shard = self.shard;
         let served = format!("SELECT true FROM pgshard.shard WHERE shard_id = {shard} AND state = 'serving' FOR SHARE");
@@ -113,14 +114,15 @@ impl Alone<'_> {
         Ok(judge(&error, None, doing))
     }
 
-    /// Holds the shard until the guard's transaction ends. False: it is not served here, or a move has claimed it.
+    /// Holds the shard until the guard's transaction ends. Returns false if it is not served here, or a move has
+    /// claimed it.
     ///
-    /// Locks: as [`Alone::run`]; waits for a fence that is being made, no longer than the lock timeout.
+    /// Locks: as [`Alone::run`]; waits for a fence that is being set, no longer than the lock timeout.
     async fn hold(&self, guard: &Client) -> Result<bool, tokio_postgres::Error> {
         let shard = self.shard.as_i32();
         let lock = format!("SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_MIGRATION}, {shard})");
         guard.batch_execute(&format!("{}; {lock}", begin(self.lock_timeout))).await?;
-        // A statement of its own, which sees a fence that committed while the lock was waited for; and a simple query,
+        // A statement of its own sees a fence that committed while the lock was waited for. A simple query is used,
         // since an extended one leaves a portal in the transaction, which has a snapshot.
         let sql = format!(
             "SELECT EXISTS (SELECT FROM pgshard.shard WHERE shard_id = {shard} AND state = 'serving')
@@ -134,7 +136,7 @@ impl Alone<'_> {
         if let Some(Repeatable::Index(index)) = &self.step.outside {
             match self.look(client, index).await? {
                 (Some(_), Begun::No) => {
-                    let words = format!("there is an index {index} already, which no migration has begun");
+                    let words = format!("there is already an index {index}, which no migration has begun");
                     return Ok(Outcome::Failed(self.fault(words)));
                 }
                 (Some(true), Begun::ThisText) => return Ok(Outcome::Done),
@@ -153,14 +155,14 @@ impl Alone<'_> {
             && self.look(client, index).await?.0 == Some(false)
             && self.drop_index(client, index).await.is_err()
         {
-            // The attempt stays written down as begun, so that the next one drops it.
+            // The attempt stays recorded as begun, so that the next one drops the index.
             return Ok(outcome);
         }
         self.note_begun(client, false).await?;
         Ok(outcome)
     }
 
-    /// What the server's refusal means; an error without one is a lost connection.
+    /// The meaning of the server's refusal; an error without one is a lost connection.
     fn told(&self, error: tokio_postgres::Error) -> Result<Outcome, tokio_postgres::Error> {
         if error.as_db_error().is_none() { Err(error) } else { Ok(judge(&error, Some(self.step), "run it")) }
     }
@@ -169,7 +171,8 @@ impl Alone<'_> {
         ShardFault::Migration { migration: self.step.recorded.name.clone(), line: None, words }
     }
 
-    /// Whether there is an index of the name, and a valid one; and whether an attempt at this migration was begun.
+    /// Whether there is an index of the name, and whether it is valid; and whether an attempt at this migration was
+    /// begun.
     async fn look(&self, client: &Client, index: &str) -> Result<(Option<bool>, Begun), tokio_postgres::Error> {
         let sql =
             "SELECT (SELECT i.indisvalid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid

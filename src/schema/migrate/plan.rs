@@ -1,7 +1,7 @@
-//! What is to be run where, from what all hosts say. Pure.
+//! Decides what to run where, from what all hosts say. Pure.
 //!
-//! Invariant: if any shard or host of those that are asked for has run what the folder does not have, nothing
-//! is run anywhere; which shards are there is the hosts' word, not the map's.
+//! Invariant: if any of the requested shards or hosts has run what the folder does not have, nothing is run anywhere.
+//! The hosts, not the map, say which shards there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,14 +20,14 @@ use crate::shard::ShardId;
 /// What is to be run where.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// By host; those that could not be read are not there.
+    /// By host, without those that could not be read.
     pub hosts: BTreeMap<HostName, HostPlan>,
 }
 
 /// What is to be run on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPlan {
-    /// From which once-per-host migration on.
+    /// The first once-per-host migration to run.
     pub(super) host_from: usize,
     pub(super) shards: BTreeMap<ShardId, Pending>,
     /// How many shards lack nothing.
@@ -39,13 +39,13 @@ pub struct HostPlan {
 }
 
 impl Plan {
-    /// Whether nothing is run because of what was edited, taken away or put in between.
+    /// Whether nothing is run because a file was edited, removed or inserted.
     pub fn is_refused(&self) -> bool {
         self.hosts.values().any(|host| matches!(host.fault, Some(HostFault::Drift(_) | HostFault::Refused(_))))
     }
 
-    /// The moves that can be taken back now and not any more once this has run, each with the shards: what is migrated
-    /// is not what the old copy was made from.
+    /// The moves that can be rolled back now and no longer once this has run, each with its shards: a migrated shard is
+    /// not what its old copy was made from.
     pub fn ends_rollbacks(&self, survey: &Survey) -> BTreeMap<Uuid, Vec<ShardId>> {
         let controls = survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
         let mut ended: BTreeMap<Uuid, Vec<ShardId>> = BTreeMap::new();
@@ -91,7 +91,7 @@ impl HostPlan {
         migrations.of_hosts().skip(self.host_from).map(|one| one.name()).collect()
     }
 
-    /// The shards to migrate, those that lack the same together.
+    /// The shards to migrate; those that lack the same are together.
     pub fn groups<'a>(&self, migrations: &'a Migrations) -> Vec<Group<'a>> {
         let mut groups: BTreeMap<Pending, Vec<ShardId>> = BTreeMap::new();
         for (shard, pending) in &self.shards {
@@ -180,7 +180,7 @@ fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &Cont
     plan
 }
 
-/// Why a shard that a host owns is left alone: a move is at work, or another host owns it since.
+/// Why a shard that a host owns is left alone: a move is at work, or another host owns it now.
 pub(super) fn standing_back(
     control: &ControlFacts,
     survey: &Survey,
@@ -195,8 +195,8 @@ pub(super) fn standing_back(
     later.map(|(host, epoch)| ShardFault::ServedElsewhere { host, epoch })
 }
 
-/// The shards that no host says it serves, of those that are asked for: nothing is run in them. Where hosts, or the
-/// shards that failed, were picked, nobody asked for them.
+/// The requested shards that no host says it serves, so that nothing is run in them. If only some hosts, or only failed
+/// shards, were requested, there are none.
 pub(super) fn unserved(request: &Request, survey: &Survey) -> BTreeMap<ShardId, ShardFault> {
     if !request.only_hosts.is_empty() || request.which == Which::Failed {
         return BTreeMap::new();
@@ -219,7 +219,7 @@ pub(super) fn unserved(request: &Request, survey: &Survey) -> BTreeMap<ShardId, 
                 Some(format!("{} has given it to {host}, which has not opened it yet", incoming.source))
             }
             (None, Some(Last { host, by, .. })) if known.names(host) => {
-                Some(format!("{by} knows that it was on {host}, which does not know it any more"))
+                Some(format!("{by} knows that it was on {host}, which no longer knows it"))
             }
             (None, Some(Last { host, by, .. })) => {
                 Some(format!("{by} knows that it was on {host}, which the config does not name"))

@@ -1,8 +1,8 @@
-//! What an operator says of a migration whose record is not what its file wants: that it was done by hand, or that what
-//! ran is as good as what the file says since it was edited.
+//! An operator's word about a migration whose record does not match its file: that it was done by hand, or that what
+//! ran is as good as the text of the edited file.
 //!
-//! Invariant: only records are written, and none where the operator cannot be right: where a shard lacks what comes
-//! before, or has run another text. If that is so of any shard that is asked for, nothing is written anywhere.
+//! Invariant: only records are written, and none where the operator cannot be right: where a shard lacks an earlier
+//! migration, or has run another text. If that is so for any requested shard, nothing is written anywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -23,12 +23,12 @@ use crate::schema::migrations::Migration;
 use crate::schema::session;
 use crate::shard::ShardId;
 
-/// What is said of a migration.
+/// What the operator says about a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
     /// Somebody has done by hand what it does: it counts as run, and does not run.
     Applied,
-    /// It ran with another text than its file has now, and what that did is as good: it counts as run with this text.
+    /// It ran with another text than its file has now, and the result is as good: it counts as run with this text.
     AcceptEdit,
 }
 
@@ -42,24 +42,24 @@ pub enum ResolveError {
         /// The name, without `.sql`.
         name: String,
     },
-    /// It cannot be true of some shards or hosts: each with the reason.
+    /// It cannot be true for some shards or hosts: each with the reason.
     #[error("{}", .0.join("; "))]
     Refused(Vec<String>),
 }
 
-/// What is to be written down where.
+/// What is to be recorded where.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resolving {
-    /// By host; those that could not be read are not there.
+    /// By host, without those that could not be read.
     pub hosts: BTreeMap<HostName, HostResolving>,
 }
 
-/// What is to be written down on a host.
+/// What is to be recorded on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostResolving {
-    /// Whether it is the host's own record, of a migration that runs once per host.
+    /// Whether it is the host's own record of a migration that runs once per host.
     pub once: bool,
     /// The shards whose record is written.
     pub shards: BTreeSet<ShardId>,
@@ -71,18 +71,18 @@ pub struct HostResolving {
     pub fault: Option<HostFault>,
 }
 
-/// What a record is by now.
+/// What is to be done with a record.
 enum Verdict {
     Write,
     Unchanged,
-    /// Why the operator cannot be right.
+    /// The operator cannot be right, for this reason.
     Wrong(String),
 }
 
-/// What would be written down where, by what the hosts say. Pure.
+/// What would be recorded where, by what the hosts say. Pure.
 ///
 /// # Errors
-/// When there is no such file, or when it cannot be true of a shard or host that is asked for.
+/// When there is no such file, or when it cannot be true for a requested shard or host.
 pub fn plan_resolving(
     request: &Request,
     name: &str,
@@ -108,7 +108,7 @@ pub fn plan_resolving(
     if wrong.is_empty() { Ok(resolving) } else { Err(ResolveError::Refused(wrong)) }
 }
 
-/// Writes it down. A host or shard that fails is in the report; the others go on.
+/// Records it. A host or shard that fails is in the report; the others go on.
 ///
 /// # Errors
 /// As [`plan_resolving`]; nothing is written then.
@@ -213,7 +213,7 @@ fn verdict<'a>(
 
 /// Writes the records of one host.
 ///
-/// Locks: of each shard its row, FOR SHARE, for one short transaction.
+/// Locks: for each shard its row, FOR SHARE, for one short transaction.
 async fn write(
     request: &Request,
     file: &Migration,

@@ -13,11 +13,11 @@ use crate::shard::ShardId;
 pub(super) struct Step {
     pub(super) recorded: RecordedMigration,
     pub(super) sql: String,
-    /// How it is made good after it was stopped, if it runs outside of transactions.
+    /// How it is repeated after it was stopped, if it runs outside transactions.
     pub(super) outside: Option<Repeatable>,
 }
 
-/// What a shard still lacks: pgshard's own first. No file's own setting takes the guard away.
+/// What a shard still lacks, pgshard's own migrations first. No file can remove the guard by its own settings.
 pub(super) fn steps(
     cluster: &Cluster,
     migrations: &Migrations,
@@ -42,7 +42,7 @@ pub(super) fn steps(
     own.chain(theirs).collect()
 }
 
-/// The next steps that run together: those up to the first that runs alone, or that one.
+/// The next steps that run together: all up to the first that runs alone, or only that one.
 pub(super) fn together(steps: &[Step]) -> &[Step] {
     let alone = steps.iter().position(|step| step.outside.is_some());
     match alone {
@@ -52,7 +52,7 @@ pub(super) fn together(steps: &[Step]) -> &[Step] {
     }
 }
 
-/// The SQL that says that a shard has these now.
+/// The SQL that records that a shard has these now.
 pub(super) fn record(shard: ShardId, steps: &[Step]) -> String {
     let rows = steps.iter().map(|Step { recorded, .. }| {
         format!("({shard}, {}, {})", quote_literal(&recorded.name), quote_literal(&recorded.checksum))

@@ -1,7 +1,6 @@
 //! Migrations of one shard in one transaction.
 //!
-//! Invariant: what was done and the record of it are one commit; and nobody waits behind us for longer than the
-//! lock timeout.
+//! Invariant: what was done and its record are one commit, and nobody waits behind us for longer than the lock timeout.
 
 use std::time::Duration;
 
@@ -16,28 +15,28 @@ use crate::schema::fault::ShardFault;
 use crate::schema::session::{DISCARD, RESET, SETTINGS};
 use crate::shard::ShardId;
 
-/// What became of some steps of a shard.
+/// The result of some steps of a shard.
 pub(super) enum Outcome {
     /// They are done and recorded.
     Done,
-    /// They were rolled back for a reason that passes: somebody holds a lock, for the most part.
+    /// They were rolled back for a temporary reason: mostly, somebody holds a lock.
     Again(ShardFault),
-    /// They were rolled back, and one by one they may succeed.
+    /// They were rolled back, but may succeed one by one.
     Apart(ShardFault),
     /// They were rolled back.
     Failed(ShardFault),
 }
 
-/// More messages than this are not sent ahead of their answers: `join_all` keeps the order of a few only.
+/// No more messages than this are sent before their answers: `join_all` keeps the order only for a few.
 const AHEAD_MAX: usize = 30;
 
-/// Runs the steps and writes their record, by this statement, in one transaction. All of it is on the wire before the
-/// first answer: a failure aborts the transaction, the rest is refused, and the COMMIT at the end rolls back.
+/// Runs the steps and writes their record, by this statement, in one transaction. Everything is sent before the first
+/// answer: a failure aborts the transaction, the rest is refused, and the COMMIT at the end rolls back.
 ///
 /// Locks: the shard's row FOR SHARE, and those of the steps, each waited for as long as the timeout at most.
 ///
 /// # Errors
-/// When the connection is lost. The transaction then has happened whole or not at all.
+/// When the connection is lost. The transaction was then either committed as a whole or not at all.
 pub(super) async fn run(
     client: &Client,
     shard: ShardId,
@@ -49,7 +48,8 @@ pub(super) async fn run(
     let begin = format!("{}; SELECT pgshard.hold_for_migration({shard})", begin(lock_timeout));
     let mut messages = vec![DISCARD.to_owned(), SETTINGS.to_owned(), begin];
     let before = messages.len();
-    // A text may end in a comment, or without its semicolon; and how it leaves the session must not matter to the next.
+    // A text may end in a comment, or without its semicolon; and the session state that it leaves must not affect the
+    // next.
     messages.extend(steps.iter().map(|step| format!("{}\n;\n{RESET}{local}", step.sql)));
     messages.push(record.to_owned());
     messages.push("COMMIT".to_owned());
@@ -76,26 +76,26 @@ pub(super) async fn run(
     }
 }
 
-/// The begin of every transaction of a migration.
+/// The beginning of every transaction of a migration.
 pub(super) fn begin(lock_timeout: Duration) -> String {
     format!("BEGIN; {} SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK})", local(lock_timeout))
 }
 
-/// What is set in every transaction of a migration. Commits do not wait for the disk; the last one of the host does,
-/// and takes the log before it along.
+/// The settings of every transaction of a migration. Commits do not wait for the disk; the last one of the host does,
+/// and makes the others durable with it.
 fn local(lock_timeout: Duration) -> String {
     format!("SET LOCAL synchronous_commit = off; {}", guard(lock_timeout))
 }
 
-/// What keeps a statement from standing in a queue, before others, for longer than this.
+/// Keeps a statement from waiting in a queue, in front of others, for longer than this.
 pub(super) fn guard(lock_timeout: Duration) -> String {
     format!("SET LOCAL lock_timeout = '{}ms'; ", lock_timeout.as_millis().max(1))
 }
 
-/// What was being done when the shard cannot be held.
+/// What was being done if the shard cannot be held.
 pub(super) const HOLD: &str = "hold the shard";
 
-/// What an error of a step, or of what stands around it, means for the shard.
+/// What an error of a step, or of a statement around it, means for the shard.
 pub(super) fn judge(error: &tokio_postgres::Error, step: Option<&Step>, doing: &'static str) -> Outcome {
     if doing == HOLD && error.code().is_some_and(|code| code.code() == state::REFUSED) {
         return Outcome::Failed(ShardFault::Moving(None));

@@ -1,4 +1,4 @@
--- What ALTER DEFAULT PRIVILEGES IN SCHEMA gives; within a schema it can take nothing away.
+-- What ALTER DEFAULT PRIVILEGES IN SCHEMA grants; within a schema it can revoke nothing.
 SELECT pg_catalog.json_build_object('role', pg_catalog.pg_get_userbyid(a.defaclrole),
     'objects', CASE a.defaclobjtype WHEN 'r' THEN 'TABLES' WHEN 'S' THEN 'SEQUENCES' WHEN 'f' THEN 'FUNCTIONS' WHEN 'T' THEN 'TYPES' END,
     'grantee', CASE WHEN g.grantee = a.defaclrole THEN pg_catalog.json_build_object('kind', 'owner')

@@ -2,6 +2,6 @@ SELECT pg_catalog.json_build_object('class', (SELECT relname FROM pg_catalog.pg_
     'of', d.refobjid::bigint, 'of_column', d.refobjsubid)
 FROM (SELECT DISTINCT class, oid FROM part) p, LATERAL (
     SELECT * FROM pg_catalog.pg_depend WHERE classid = p.class AND objid = p.oid AND refclassid <> 'pg_catalog.pg_namespace'::pg_catalog.regclass
-        -- What a partition's index or trigger owes to its parent's: the index is made first and attached.
+        -- How a partition's index or trigger depends on its parent's: the index is created first and attached.
         AND deptype NOT IN ('P', 'S') OFFSET 0) d
 

@@ -43,6 +43,6 @@ FROM member m, LATERAL (SELECT * FROM pg_catalog.pg_proc WHERE oid = m.oid OFFSE
 JOIN pg_catalog.pg_language l ON l.oid = p.prolang
 JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 WHERE m.class = 'pg_catalog.pg_proc'::pg_catalog.regclass
-    -- The constructors of a range come with it.
+    -- The constructors of a range are created with it.
     AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend WHERE classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND objid = p.oid AND deptype = 'i')
 ORDER BY p.proname, pg_catalog.pg_get_function_identity_arguments(p.oid)

@@ -1,4 +1,4 @@
--- What each access list has beyond its object's default, and what of the default it lacks.
+-- What each access list has in addition to its object's default, and what of the default it lacks.
 WITH listed (class, oid, sub, acl, kind, owner) AS (
     SELECT 'pg_catalog.pg_namespace'::pg_catalog.regclass, n.oid, 0, n.nspacl, 'n'::pg_catalog."char", n.nspowner FROM pg_catalog.pg_namespace n WHERE n.oid = $1
     UNION ALL

@@ -2,7 +2,7 @@ SELECT pg_catalog.json_build_object(
     'oid', c.oid::bigint, 'name', c.relname, 'relation', i.indrelid::bigint, 'unique', i.indisunique,
     'valid', i.indisvalid AND i.indisready AND i.indislive,
     'definition', (
-        -- Only what follows the names: those stand there with their schema.
+        -- Only what follows the names: the names are given with their schema.
         SELECT CASE WHEN pg_catalog.starts_with(whole, head) THEN pg_catalog.substr(whole, pg_catalog.length(head) + 1) END
         FROM (SELECT pg_catalog.pg_get_indexdef(c.oid) AS whole,
                      pg_catalog.format('CREATE %sINDEX %I ON %s%I.%I ', CASE WHEN i.indisunique THEN 'UNIQUE ' ELSE '' END,

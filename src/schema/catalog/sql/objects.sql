@@ -1,6 +1,6 @@
--- Everything that belongs to the schema $1 (oid): (class, oid) and the object it is a part of.
--- A schema's members are found by pg_depend, whose index answers at once; pg_class has no index by namespace, and on a host
--- with thousands of shards a scan of it takes longer than a whole fence. "OFFSET 0" keeps each look-up an index scan.
+-- Everything that belongs to the schema $1 (oid): (class, oid) and the object it is a part of. A schema's members are
+-- found by pg_depend, which has an index for it: pg_class has no index on the namespace, and on a host with thousands
+-- of shards a scan of it takes longer than a whole fence. "OFFSET 0" keeps each look-up an index scan.
 WITH member AS MATERIALIZED (
     SELECT d.classid AS class, d.objid AS oid
     FROM pg_catalog.pg_depend d
@@ -23,7 +23,7 @@ WITH member AS MATERIALIZED (
     SELECT k.oid, k.contype, k.conrelid, k.contypid
     FROM named_type t, LATERAL (SELECT * FROM pg_catalog.pg_constraint WHERE conrelid = 0 AND contypid = t.oid OFFSET 0) k
 ), casted AS MATERIALIZED (
-    -- Casts from or to its types, but those that only a superuser can make, and those that a type has by itself.
+    -- Casts from or to its types, except those that only a superuser can create, and those that a type has by itself.
     SELECT DISTINCT c.oid
     FROM (SELECT oid FROM named_type UNION ALL SELECT oid FROM row_type) t, LATERAL (
         SELECT objid FROM pg_catalog.pg_depend WHERE refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass AND refobjid = t.oid
@@ -31,7 +31,7 @@ WITH member AS MATERIALIZED (
         LATERAL (SELECT oid, castmethod FROM pg_catalog.pg_cast WHERE oid = d.objid OFFSET 0) c
     WHERE c.castmethod IN ('f', 'i')
 ), part (class, oid, home_class, home) AS MATERIALIZED (
-    -- Members; what is made by another object (identity sequences, constructors of ranges) is a part of that.
+    -- Members; what another object creates (identity sequences, constructors of ranges) is a part of that object.
     SELECT m.class, m.oid, coalesce(d.refclassid, m.class), coalesce(d.refobjid, m.oid)
     FROM member m LEFT JOIN LATERAL (
         SELECT refclassid, refobjid FROM pg_catalog.pg_depend
@@ -69,7 +69,7 @@ WITH member AS MATERIALIZED (
         CASE WHEN k.contypid <> 0 THEN k.contypid WHEN k.contype = 'n' THEN k.conrelid ELSE k.oid END
     FROM constrained k
     UNION ALL
-    -- A generated column is a part of its table, a default stands alone: it can be set later.
+    -- A generated column is a part of its table; a default is an object of its own, because it can be set later.
     SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, a.oid,
         CASE WHEN a.attgenerated = '' THEN 'pg_catalog.pg_attrdef'::pg_catalog.regclass
              ELSE 'pg_catalog.pg_class'::pg_catalog.regclass END,
@@ -79,7 +79,7 @@ WITH member AS MATERIALIZED (
         JOIN pg_catalog.pg_attribute c ON c.attrelid = f.adrelid AND c.attnum = f.adnum
         WHERE f.adrelid = r.oid OFFSET 0) a
     UNION ALL
-    -- The rule that makes a view is a part of it; others stand alone.
+    -- The rule that makes a view is a part of it; others are objects of their own.
     SELECT 'pg_catalog.pg_rewrite'::pg_catalog.regclass, w.oid,
         CASE w.rulename WHEN '_RETURN' THEN 'pg_catalog.pg_class'::pg_catalog.regclass ELSE 'pg_catalog.pg_rewrite'::pg_catalog.regclass END,
         CASE w.rulename WHEN '_RETURN' THEN r.oid ELSE w.oid END
@@ -93,7 +93,7 @@ WITH member AS MATERIALIZED (
     FROM relation r, LATERAL (
         SELECT oid, tgisinternal, tgconstraint FROM pg_catalog.pg_trigger WHERE tgrelid = r.oid OFFSET 0) g
     UNION ALL
-    -- A policy stands alone: it may read tables that come later.
+    -- A policy is an object of its own: it may read tables that come later.
     SELECT 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid, 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid
     FROM relation r, LATERAL (SELECT oid FROM pg_catalog.pg_policy WHERE polrelid = r.oid OFFSET 0) p
     UNION ALL

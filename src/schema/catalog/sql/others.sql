@@ -1,4 +1,4 @@
--- What is there but has no statement of ours: (what, object). The mover refuses these by name.
+-- Objects for which we have no statement: (what, object). The mover refuses these by name.
 WITH inside AS MATERIALIZED (SELECT DISTINCT class, oid FROM part)
 SELECT pg_catalog.json_build_object('kind', o.kind, 'object', o.object) FROM (
     SELECT (pg_catalog.pg_identify_object(m.class, m.oid, 0)).type AS kind, pg_catalog.pg_describe_object(m.class, m.oid, 0) AS object
@@ -20,7 +20,7 @@ SELECT pg_catalog.json_build_object('kind', o.kind, 'object', o.object) FROM (
         WHERE refclassid = i.class AND refobjid = i.oid AND classid = 'pg_catalog.pg_cast'::pg_catalog.regclass AND deptype <> 'i' OFFSET 0) d
     WHERE NOT EXISTS (SELECT FROM casted c WHERE c.oid = d.objid)
     UNION ALL
-    -- Named by another one, and never made.
+    -- An operator that another one names, but that was never created.
     SELECT 'declared operator', pg_catalog.pg_describe_object(m.class, m.oid, 0)
     FROM member m, LATERAL (SELECT oprcode FROM pg_catalog.pg_operator WHERE oid = m.oid OFFSET 0) o
     WHERE m.class = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oprcode = 0

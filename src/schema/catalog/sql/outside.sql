@@ -1,4 +1,4 @@
--- What the schema's objects need from outside of it, other than what every server has.
+-- What the schema's objects need from outside it, other than what every server has.
 WITH inside AS MATERIALIZED (SELECT DISTINCT class, oid FROM part)
 SELECT pg_catalog.json_build_object('kind', (x.i).type, 'identity', (x.i).identity, 'used_by', x.used_by, 'extension', x.extension)
 FROM (

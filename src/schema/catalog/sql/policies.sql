@@ -1,4 +1,4 @@
--- Policies of row level security. The owner of the table is a role of its own: on another host it may have another name.
+-- Policies of row level security. The owner of the table is written as such: on another host it may have another name.
 SELECT pg_catalog.json_build_object(
     'oid', p.oid::bigint, 'name', p.polname, 'relation', p.polrelid::bigint, 'permissive', p.polpermissive, 'command', p.polcmd,
     'roles', (

@@ -1,4 +1,5 @@
--- Collations, text search objects, operators, conversions, and casts from or to the schema's types. Names of columns that not every version has are asked of the row as JSON.
+-- Collations, text search objects, operators, conversions, and casts from or to the schema's types. Columns that not
+-- every version has are read from the row as JSON.
 SELECT pg_catalog.json_build_object('oid', x.oid::bigint, 'kind', x.kind, 'name', x.name, 'owner', pg_catalog.pg_get_userbyid(x.owner),
     'definition', x.definition, 'mappings', x.mappings, 'signature', x.signature, 'is_default', x.is_default, 'commutator', x.commutator,
     'negator', x.negator)

@@ -1,5 +1,5 @@
--- Which transaction last wrote each catalog row of the schema: no DDL leaves all of them as they are. VACUUM, ANALYZE and
--- a rename of the schema do. Publications are no part of the schema.
+-- Which transaction last wrote each catalog row of the schema: any DDL changes at least one of them. VACUUM, ANALYZE
+-- and a rename of the schema change none. Publications are not part of the schema.
 , inside AS MATERIALIZED (
     SELECT DISTINCT class, oid FROM part WHERE class <> 'pg_catalog.pg_publication_rel'::pg_catalog.regclass
 ), written (class, oid, sub, by) AS (
@@ -78,7 +78,7 @@
     FROM (SELECT class, oid FROM inside UNION ALL SELECT 'pg_catalog.pg_namespace'::pg_catalog.regclass, $1) i,
         LATERAL (SELECT objsubid, xmin FROM pg_catalog.pg_description WHERE objoid = i.oid AND classoid = i.class OFFSET 0) x
     UNION ALL
-    -- Of whatever else there is, that it is there.
+    -- For everything else, only that it exists.
     SELECT i.class, i.oid, -1, '0'::pg_catalog.xid FROM inside i
 )
 SELECT pg_catalog.md5(

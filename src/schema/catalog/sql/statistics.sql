@@ -1,4 +1,4 @@
--- Extended statistics: what PostgreSQL says of each, its own name without the schema.
+-- Extended statistics: PostgreSQL's definition of each, with its own name and without the schema.
 SELECT pg_catalog.json_build_object(
     'oid', s.oid::bigint, 'name', s.stxname, 'owner', pg_catalog.pg_get_userbyid(s.stxowner),
     'target', nullif(coalesce(s.stxstattarget::int, -1), -1),

@@ -180,7 +180,7 @@ fn statuses(migrations: &Migrations, map: &ShardMap, survey: &Survey) -> Vec<Mig
             changed: print_shards(answering.iter().filter(other).copied()),
             failed: print_shards(failed.iter().map(|(shard, _)| **shard)),
             message: failed.first().map(|(_, attempt)| {
-                attempt.message.clone().unwrap_or_else(|| "it was begun and not heard of again".to_owned())
+                attempt.message.clone().unwrap_or_else(|| "it was begun, and its outcome is unknown".to_owned())
             }),
             in_folder: checksum.is_some(),
         }
