@@ -1,6 +1,6 @@
-//! A process that is forked has its parent's sources in its memory. Nobody gets an ID of the other's from them.
+//! A process that is forked has its parent's sources in its memory. Neither may give out an ID of the other.
 //!
-//! A program of its own, on one thread: what a forked process may do when its parent had several is next to nothing.
+//! A program of its own, with one thread: a forked process may do next to nothing if its parent had several threads.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -38,7 +38,7 @@ fn main() {
             assert!(drawn.worker() != parents, "the number is the parent's");
             let text: String = made.iter().map(|id| format!("{id}\n")).collect();
             file.write_all(text.as_bytes()).expect("the file can be written");
-            // The file is the parent's to drop.
+            // The file belongs to the parent, which removes it.
             std::process::exit(0);
         }
         Fork::Parent(child) => {

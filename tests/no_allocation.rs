@@ -1,4 +1,4 @@
-//! Routing a key and decoding an ID allocate nothing. A binary of its own, because its allocator counts.
+//! Routing a key and decoding an ID allocate nothing. This is a binary of its own because its allocator counts.
 
 use std::hint::black_box;
 use std::sync::Arc;

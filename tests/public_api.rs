@@ -1,8 +1,8 @@
-//! What a user of the library can name, with all features: it changes by intent only.
+//! What a user of the library can name, with all features: it changes only on purpose.
 //!
-//! `INSTA_UPDATE=always cargo test --test public_api` writes tests/data/public-api.snap anew. The format of rustdoc's
+//! `INSTA_UPDATE=always cargo test --test public_api` writes tests/data/public-api.snap again. The format of rustdoc's
 //! JSON may change with each release of Rust: the version of `public-api` in Cargo.toml reads what the newest stable
-//! writes.
+//! release writes.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! What the repository promises about itself: which module may use which, that documents are true where a program can
-//! see it, and what no file may hold. Reads files only; takes well under a second.
+//! What the repository promises about itself: which module may use which, that documents are true as far as a program
+//! can check it, and what no file may contain. Reads files only; takes well under a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,7 +24,7 @@ const ORDER: [&str; 14] = [
     "server_tests",
 ];
 
-/// Beside the order: these do not know of each other, although one stands before the other.
+/// Exceptions to the order: these do not know each other, although one comes before the other.
 const STRANGERS: [(&str, &str); 2] = [("mover", "router"), ("mover", "fanout")];
 
 fn root() -> &'static Path {
@@ -37,7 +37,7 @@ struct File {
     text: String,
 }
 
-/// Every text file of ours with one of these endings, sorted. Not what builds and tools leave behind.
+/// Every text file of ours with one of these endings, sorted, without the output of builds and tools.
 fn files(endings: &[&str]) -> Vec<File> {
     let mut found = Vec::new();
     let mut folders = vec![root().to_path_buf()];
@@ -61,7 +61,7 @@ fn files(endings: &[&str]) -> Vec<File> {
     found
 }
 
-/// The library's files, `src/lib.rs` not among them: it is the façade, and names every module.
+/// The library's files, without `src/lib.rs`: that is the façade, and names every module.
 fn library() -> Vec<File> {
     let mut files = files(&[".rs"]);
     files.retain(|file| file.path.starts_with("src/") && !file.path.starts_with("src/bin/"));
@@ -82,8 +82,8 @@ fn word(text: &str) -> &str {
     &text[..end]
 }
 
-/// The first names after each `crate::` in the code, with the number of the line: `use crate::{a::b, c}` has two. A
-/// link in a comment is no use.
+/// The first names after each `crate::` in the code, with their line numbers: `use crate::{a::b, c}` has two. A link in
+/// a comment does not count.
 fn uses(text: &str) -> Vec<(usize, String)> {
     let code: String =
         text.lines().map(|line| if is_comment(line) { "\n".into() } else { format!("{line}\n") }).collect();
@@ -128,7 +128,7 @@ fn uses_are_found() {
     assert_eq!(found, [(1, "map"), (3, "id"), (3, "ShardId"), (7, "pg")]);
 }
 
-/// What `src/lib.rs` re-exports at the root, and whose it is.
+/// What `src/lib.rs` re-exports at the root, and the module it comes from.
 fn re_exports() -> BTreeMap<String, String> {
     let facade = fs::read_to_string(root().join("src/lib.rs")).unwrap();
     let mut names = BTreeMap::new();
@@ -142,7 +142,7 @@ fn re_exports() -> BTreeMap<String, String> {
     names
 }
 
-/// Tests within the library are no exception: a layer that is tested with what stands above it cannot be used alone.
+/// Tests within the library are no exception: a layer that is tested with a higher one cannot be used alone.
 #[test]
 fn a_module_uses_only_those_before_it() {
     let place = |module: &str| ORDER.iter().position(|known| *known == module);
@@ -177,8 +177,8 @@ fn a_module_uses_only_those_before_it() {
     none_of(mistakes, &format!("a module of the library uses only itself and those before it in: {order}"));
 }
 
-/// The folders of `src/mover`, each of which uses itself and those before it; `mod.rs` is the face, which nobody inside
-/// imports.
+/// The folders of `src/mover`, each of which uses itself and those before it. `mod.rs` is the face, which nothing
+/// inside imports.
 const MOVER: [&str; 9] =
     ["definition", "protocol", "control", "preflight", "copy", "stream", "step", "runner", "command"];
 
@@ -220,7 +220,7 @@ fn a_layer_of_the_mover_uses_only_those_before_it() {
     none_of(mistakes, &format!("a layer of the mover uses only itself and those before it in: {}", MOVER.join(", ")));
 }
 
-/// A method that stands elsewhere than its type hides an import.
+/// A method in another place than its type hides an import.
 #[test]
 fn methods_of_the_mover_stand_beside_their_types() {
     let files: Vec<File> = library().into_iter().filter(|file| file.path.starts_with("src/mover/")).collect();
@@ -256,7 +256,7 @@ fn methods_of_the_mover_stand_beside_their_types() {
     none_of(mistakes, "methods of a type stand in its own file or folder");
 }
 
-/// The ways out of a module that do not say `crate`: `super::` up to the root.
+/// The paths out of a module that do not say `crate`: `super::` up to the root.
 fn out_by_super(file: &File) -> Vec<String> {
     // src/map.rs and src/map/mod.rs are one below the root, src/map/ranges.rs two.
     let parts = file.path.split('/').count() - 1;
@@ -278,7 +278,7 @@ fn out_by_super(file: &File) -> Vec<String> {
     mistakes
 }
 
-/// The compiler sees to it that the command uses the public API only, unless the command includes the library's files.
+/// The compiler makes sure that the command uses the public API only, unless the command includes the library's files.
 #[test]
 fn the_command_includes_no_file_of_the_library() {
     let mut mistakes = Vec::new();
@@ -312,7 +312,7 @@ fn the_library_prints_nothing() {
     none_of(mistakes, "the library prints nothing: it returns, calls an observer, or uses `tracing`");
 }
 
-/// A file's lines without what its comments and literals hold.
+/// A file's lines without the contents of its comments and literals.
 fn code(text: &str) -> Vec<String> {
     let (mut code, mut rest) = (String::new(), text);
     while let Some(first) = rest.chars().next() {
@@ -354,7 +354,7 @@ fn code_is_found() {
     assert_eq!(code(text), ["let a = ", "; ", "let d = ;  of"]);
 }
 
-/// A word that says nothing of what it stands for.
+/// The word says nothing about what it stands for.
 #[test]
 fn no_variable_is_called_of() {
     let mut mistakes = Vec::new();
@@ -374,17 +374,17 @@ fn no_variable_is_called_of() {
     none_of(mistakes, "no variable is called `of`");
 }
 
-/// A server's answer is read by `try_get`, or by the mover's rows, which give errors: what is in its tables is not ours
-/// alone, and a row that is not what we wrote must not end the process.
+/// A server's answer is read by `try_get`, or by the mover's rows, which give errors. Others can write to its tables
+/// too, and an unexpected row must not end the process.
 #[test]
 fn rows_are_read_without_a_panic() {
     let mut mistakes = Vec::new();
     for file in files(&[".rs"]).into_iter().filter(|file| file.path.starts_with("src/")) {
-        // A mover's rows are of a type of their own (src/mover/control/row.rs), whose `get` gives an error.
+        // A mover's rows have a type of their own (src/mover/control/row.rs), whose `get` gives an error.
         if ["src/server_tests/", "src/mover/"].iter().any(|folder| file.path.starts_with(folder)) {
             continue;
         }
-        // Rows of the simple protocol are texts, and give an Option.
+        // Rows of the simple protocol are texts, and reading them gives an Option.
         let reads = |text: &str| {
             ["row.get(", "row.get::<", ".await?.get("].iter().any(|read| text.contains(read))
                 && !text.contains("SimpleQueryMessage::Row(row)")
@@ -399,8 +399,8 @@ fn rows_are_read_without_a_panic() {
 /// The endings of files that people read and write.
 const TEXTS: [&str; 8] = [".rs", ".md", ".sql", ".sh", ".toml", "script/setup", "script/test", "script/demo"];
 
-/// How many columns a line may have: what rustfmt.toml and .editorconfig say. rustfmt leaves comments, long literals
-/// and what is in macros as they are.
+/// How many columns a line may have, as in rustfmt.toml and .editorconfig. rustfmt does not wrap comments, long
+/// literals and the contents of macros.
 const COLUMNS: usize = 120;
 
 #[test]
@@ -421,23 +421,23 @@ fn no_line_is_too_long() {
 /// How many lines a function may have, its signature and closing brace included.
 const FUNCTION_LINES: usize = 80;
 
-/// A test tells a story, and is read from its beginning to its end.
+/// A test tells a story, and is read from beginning to end.
 const TEST_LINES: usize = 110;
 
-/// The functions that are longer: none is to come to them.
+/// The functions that are longer: no others may be added.
 const LONG_FUNCTIONS: [(&str, &str); 6] = [
-    // Tables in the form of a match: one arm a kind.
+    // Tables in the form of a match, with one arm for each kind.
     ("tests/rows/schema.rs", "specials"),
     ("tests/rows/schema.rs", "make"),
     ("tests/rows/statements.rs", "of"),
-    // To be cut.
+    // Still to be shortened.
     ("src/idgen/tickets/setup.rs", "plan"),
     ("src/router/handle.rs", "run_to_end"),
     ("src/router/transaction.rs", "run_to_end"),
 ];
 
-/// The functions of a file: name, first line, how many lines. As rustfmt lays them out: the brace at the end stands
-/// below the first letter.
+/// The functions of a file: name, first line, number of lines. It relies on rustfmt's layout: the closing brace is in
+/// the column of the function's first letter.
 fn functions(text: &str) -> Vec<(String, usize, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -487,7 +487,7 @@ fn functions_fit_on_a_screen() {
 
 #[test]
 fn no_file_tells_of_somebodys_machine() {
-    // In two parts, so that this file is not one of them.
+    // In two parts, so that this file does not contain them itself.
     let paths = [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/")];
     let mut mistakes = Vec::new();
     for file in files(&TEXTS) {
@@ -500,7 +500,7 @@ fn no_file_tells_of_somebodys_machine() {
     none_of(mistakes, "no file names a path of the machine on which it was written");
 }
 
-/// Links of a Markdown text that are no addresses: `[text](docs/glossary.md#part)` gives `docs/glossary.md`.
+/// Links of a Markdown text that are not URLs: `[text](docs/glossary.md#part)` gives `docs/glossary.md`.
 fn links(text: &str) -> Vec<String> {
     let mut links = Vec::new();
     for (at, _) in text.match_indices("](") {
@@ -536,7 +536,7 @@ fn documents_are_linked_and_links_lead_somewhere() {
     none_of(mistakes, "every document in docs/ can be found, and no link is dead");
 }
 
-/// A document named in a comment or in another document is there: `docs/operating.md`, `ARCHITECTURE.md`.
+/// A document named in a comment or in another document exists: `docs/operating.md`, `ARCHITECTURE.md`.
 #[test]
 fn documents_that_are_named_exist() {
     let documents: Vec<String> = files(&[".md"]).into_iter().map(|file| file.path).collect();
@@ -548,7 +548,7 @@ fn documents_that_are_named_exist() {
                 let start = text[..at].rfind(|c: char| !(c.is_alphanumeric() || "_-/.".contains(c)));
                 let name = text[start.map_or(0, |at| at + 1)..end].trim_start_matches("../").trim_start_matches("./");
                 let whole = !text[end..].starts_with(|c: char| c.is_alphanumeric());
-                // Code that looks for the ending names none.
+                // Code that searches for the ending names no document.
                 let named = whole && name.len() > ".md".len() && !name.contains("://");
                 if named && !documents.iter().any(|path| path == name || path.ends_with(&format!("/{name}"))) {
                     mistakes.push(format!("{}:{}: there is no {name}", file.path, line + 1));
@@ -559,7 +559,7 @@ fn documents_that_are_named_exist() {
     none_of(mistakes, "a document that is named exists");
 }
 
-/// A file of SQL that nothing embeds is never run, however right it is.
+/// A file of SQL that nothing embeds never runs.
 #[test]
 fn every_sql_file_is_embedded() {
     let embedding: Vec<String> =
@@ -567,7 +567,7 @@ fn every_sql_file_is_embedded() {
     let sql = files(&[".sql"]).into_iter().map(|file| file.path);
     let ours = sql.filter(|path| path.starts_with("src/") || path.starts_with("migrations/"));
     let mistakes = ours.filter(|path| {
-        // Some names are put together with a folder by a macro.
+        // A macro combines some names with a folder.
         let name = path.rsplit('/').next().unwrap();
         let literals = [format!("/{name}\""), format!("\"{name}\"")];
         !embedding.iter().any(|text| literals.iter().any(|literal| text.contains(literal)))
@@ -575,8 +575,8 @@ fn every_sql_file_is_embedded() {
     none_of(mistakes.collect(), "every file of SQL is embedded by include_str!");
 }
 
-/// Who serves a shard is changed by the functions of the control schema, and by bootstrap's INSERT of a shard that
-/// nobody has; a takeover changes the lease.
+/// Only the functions of the control schema change who serves a shard, and bootstrap's INSERT of a shard that nobody
+/// has; a takeover changes the lease.
 #[test]
 fn only_the_control_schema_changes_who_serves() {
     let mut mistakes = Vec::new();
@@ -592,8 +592,8 @@ fn only_the_control_schema_changes_who_serves() {
     none_of(mistakes, "no SQL changes pgshard.shard but the functions of migrations/control");
 }
 
-/// The first cells of a Markdown table's rows below this heading, up to the next of its rank: `| 4 | refused |` gives
-/// `4`.
+/// The first cells of a Markdown table's rows below this heading, up to the next heading of its level: `| 4 | refused
+/// |` gives `4`.
 fn first_cells(document: &str, heading: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let lines = text.lines().skip_while(|line| *line != heading).skip(1);
@@ -628,7 +628,7 @@ fn phases_are_in_the_manual() {
     assert!(missing.is_empty(), "docs/operating.md, ## The phases of a move, lacks {missing:?}");
 }
 
-/// The codes are what follows a severity, and what `Refusal::code` and `unread` give.
+/// The codes are the strings that follow a severity, and those that `Refusal::code` and `unread` give.
 #[test]
 fn findings_are_in_the_manual() {
     let literal =
@@ -666,7 +666,7 @@ fn metrics_and_spans_are_in_the_manual() {
     let consts = code.lines().filter(|line| line.starts_with("const ") && !line.contains("_LABEL: "));
     let consts = consts.filter_map(|line| line.split('"').nth(1));
     let mut names: BTreeSet<String> = consts.map(str::to_owned).collect();
-    // OpenTelemetry's, or ours.
+    // OpenTelemetry's metrics, or ours.
     let is_metric = |name: &str| name.starts_with("db.client.") || name.starts_with("pgshard_");
     assert!(names.len() > 5 && names.iter().all(|name| is_metric(name)), "{names:?}");
     let told = first_cells("docs/metrics.md", "## Metrics").into_iter().filter(|cell| is_metric(cell));
@@ -675,7 +675,7 @@ fn metrics_and_spans_are_in_the_manual() {
 
     names.clear();
     for file in library() {
-        // In two parts, so that no other text that has it is one.
+        // In two parts, so that no other text that contains it counts as one.
         for macros in [concat!("name = \"", "pgshard."), concat!("call_span!(\"", "pgshard.")] {
             for found in file.text.split(macros).skip(1) {
                 names.insert(format!("pgshard.{}", found.split('"').next().unwrap()));

@@ -1,4 +1,4 @@
-//! The copy in chunks: exact whatever is written meanwhile, and again after a crash.
+//! The copy in chunks is exact, whatever is written meanwhile, and also after a crash.
 
 use crate::ShardId;
 use crate::mover::copy::ShardCopy;
@@ -39,7 +39,7 @@ const KEYS: &str = r#"
     ALTER TABLE {shard}."we""ird Ünï" REPLICA IDENTITY USING INDEX "we""ird Ünï_A_b c_key";
     ALTER TABLE {shard}.truncated ADD PRIMARY KEY (id), ALTER long SET STORAGE EXTERNAL"#;
 
-/// How far keys reach, on either side of 0.
+/// The range of keys, on either side of 0.
 const WIDE: i64 = 1500;
 
 const TARGETS: [Target; 8] = [
@@ -182,7 +182,7 @@ async fn a_copy_that_died_goes_on() {
     let count = "SELECT count(snapshot) FROM pgshard.chunk";
     let (mut runs, mut before) = (0, 0_i64);
     loop {
-        // Longer each time, so that a slow machine gets to the end too.
+        // The time grows with each run, so that a slow machine gets to the end too.
         let patience = std::time::Duration::from_millis(200 * (runs + 1));
         let rest = tokio::time::timeout(patience, copy(&pair, &work, slow(2 << 20))).await;
         let now: i64 = one(&target.client, count).await;
@@ -197,8 +197,8 @@ async fn a_copy_that_died_goes_on() {
     assert_same(&source, &target, &work).await;
 }
 
-/// Each table's by one transaction as soon as its rows are there; a copy that goes on builds what is missing, and
-/// nothing twice.
+/// The keys of each table are built in one transaction as soon as its rows are there; a copy that goes on builds what
+/// is missing, and nothing twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_are_built_with_the_copy() {
     let pair = Pair::start([15, 18]).await;
@@ -234,7 +234,7 @@ async fn two_movers_copy_nothing_twice() {
     let work = pair.shard(7, TABLES, KEYS).await;
     fill(&pair).await;
     let (one, other) = tokio::join!(copy(&pair, &work, Pace::default()), copy(&pair, &work, Pace::default()));
-    // They may have met while cutting: one of them is refused by the table's key, before it has done anything.
+    // The two may have collided while cutting: the table's key refuses one of them, before it has done anything.
     assert!(one.is_ok() || other.is_ok(), "{one:?} {other:?}");
     let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);
     assert_same(&source, &target, &work).await;
@@ -260,7 +260,7 @@ async fn without_the_lease_nothing_is_written() {
     assert_eq!(one::<i64>(&target.client, "SELECT count(snapshot) FROM pgshard.chunk").await, then);
 }
 
-/// Hole 6: the owner's COPY gave some of the rows, without a word.
+/// Hole 6: the owner's COPY silently gave only some of the rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_level_security_hides_nothing() {
     let pair = Pair::start([15, 15]).await;
@@ -277,7 +277,7 @@ async fn row_level_security_hides_nothing() {
     assert_eq!(one::<i64>(pair.app(1).await.client(), "SELECT count(*) FROM shard_0007__incoming.t").await, 0);
 }
 
-/// Hole 15: a TRUNCATE that is under way when the lock is asked for is in the snapshot.
+/// Hole 15: a TRUNCATE that is under way when the lock is requested is in the snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_truncate_between_lock_and_snapshot() {
     let pair = Pair::start([15, 18]).await;
@@ -286,7 +286,7 @@ async fn a_truncate_between_lock_and_snapshot() {
     let client = pair.app(0).await;
     client.batch_execute("INSERT INTO shard_0007.t SELECT generate_series(1, 10)").await.unwrap();
     let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);
-    // Cut before, as cutting looks at the table too.
+    // The cut comes first, because it reads the table too.
     crate::mover::copy::cut::cut(&source, &target, &work, 1 << 20).await.unwrap();
     let all = chunks(&source, &target, &work).await.unwrap();
     client.batch_execute("BEGIN; TRUNCATE shard_0007.t; INSERT INTO shard_0007.t VALUES (11)").await.unwrap();
@@ -330,7 +330,7 @@ async fn one_shards_failure_is_its_own() {
     }
 }
 
-/// Rows that differ are named, each kind of difference; chunks that do not are noted.
+/// Rows that differ are named, with each kind of difference; chunks that do not differ are recorded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_differs_is_named() {
     let pair = Pair::start([18, 15]).await;
@@ -377,7 +377,7 @@ async fn what_differs_is_named() {
         )
         .await;
         compared(hashing).await.unwrap();
-        // Two rows exchange a value: each column's sum is what it was.
+        // Two rows exchange a value, so that each column's sum stays the same.
         change("UPDATE t SET price = 2 WHERE id IN (5, 6)").await;
         source.client.batch_execute("UPDATE shard_0007.t SET price = 2 WHERE id IN (5, 7)").await.unwrap();
         let Err(Error::RowsDiffer { rows, .. }) = compared(hashing).await else { panic!("they differ") };

@@ -1,5 +1,6 @@
-//! A second, simple applier of changes, to judge the first and the copy by: the text of `test_decoding`, one change a
-//! statement, no batches, and every change must hit what it is meant for.
+//! A second, simple applier of changes, against which the first and the copy are checked. It reads the text of
+//! `test_decoding`, uses one statement for each change, has no batches, and every change must hit the row that it is
+//! meant for.
 
 use tokio_postgres::Client;
 
@@ -28,7 +29,7 @@ enum Change {
 }
 
 impl Change {
-    /// Values that the target makes by itself.
+    /// Removes the values that the target generates by itself.
     fn forget_generated(&mut self, table: &TableShape) {
         let generated = |name: &str| table.columns.iter().any(|column| column.generated && column.name == name);
         if let Change::Insert(values) | Change::Update { new: values, .. } = self {
@@ -45,7 +46,7 @@ pub(crate) struct Counts {
     pub(crate) read_again: u64,
 }
 
-/// Makes the slot that the changes are read from.
+/// Creates the slot that the changes are read from.
 pub(crate) async fn make_slot(client: &Client) {
     one::<String>(client, "SELECT slot_name::text FROM pg_create_logical_replication_slot('trial', 'test_decoding')")
         .await;
@@ -175,7 +176,7 @@ async fn read_again(
     Some((0..row.len()).map(|at| literal(&row.get(at))).collect())
 }
 
-/// The condition of the rows that a transaction's TRUNCATE empties: those of chunks that do not see it.
+/// The condition for the rows that a transaction's TRUNCATE removes: those of chunks that do not see it.
 fn unseen(table: &TableShape, chunks: &Chunks, xid: u64) -> Option<String> {
     match chunks.unseen_ranges(xid) {
         Unseen::None => None,
@@ -248,7 +249,8 @@ impl<'a> Reader<'a> {
         rest.is_some()
     }
 
-    /// A name up to one of these, quoted or not. Takes the mark with it, but for commas and colons.
+    /// Reads a name, quoted or not, up to one of these marks. It also takes the mark, unless that is a comma or a
+    /// colon.
     fn name(&mut self, until: &[char]) -> String {
         let name = if self.rest.starts_with('"') {
             self.rest = &self.rest[1..];
@@ -277,7 +279,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Values, and the names of columns whose values are not told.
+    /// Values, and the names of columns whose values are not sent.
     fn values(&mut self) -> (Values, Vec<String>) {
         let (mut values, mut unchanged) = (Vec::new(), Vec::new());
         while self.rest.starts_with(' ') && !self.rest.starts_with(" new-tuple:") {

@@ -1,4 +1,4 @@
-//! [`Stream`]: publication, slot, copy and follower of some shards, without a move around them.
+//! [`Stream`]: publication, slot, copy and follower of some shards, without a move.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Publishes the tables and makes the slot; writes the rows of the target that a mover writes.
+    /// Publishes the tables and creates the slot; writes the rows at the target that a mover writes.
     pub(crate) async fn publish(pair: &Pair, id: Uuid, parts: &[Part]) -> Result<Stream, Error> {
         let hosts = pair.hosts.clone();
         let Route { source, target } = pair.route.clone();
@@ -77,7 +77,7 @@ impl Stream {
         &self.name
     }
 
-    /// Copies all, in chunks of this size.
+    /// Copies everything, in chunks of this size.
     pub(crate) async fn copy(&self, chunk_bytes: u64) -> Result<(), Error> {
         let options = CopyOptions {
             route: self.route.clone(),
@@ -96,7 +96,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Follows; what followed before is dropped as it is.
+    /// Starts to follow; the former follower is dropped at once.
     pub(crate) fn follow(&mut self, patience: Duration) {
         self.follower = None;
         let shard = |shard: &ShardCopy| FollowedShard {
@@ -118,7 +118,7 @@ impl Stream {
         }));
     }
 
-    /// Drops the follower where it is, as a crash would.
+    /// Drops the follower at once, as a crash would.
     pub(crate) fn kill(&mut self) {
         self.follower = None;
     }
@@ -151,13 +151,14 @@ impl Stream {
         self.follower().detach(shard).await;
     }
 
-    /// Pauses, and makes the target what a snapshot of the source sees. Gives the result of a query on both sides then.
+    /// Pauses, and makes the target what a snapshot of the source sees. Gives the result of a query on both sides in
+    /// that state.
     pub(crate) async fn aligned(&self, at_source: &str, at_target: &str) -> Result<Option<(String, String)>, Error> {
         let what = "testing";
         let (source, target) = (self.hosts.open(&self.route.source).await?, self.hosts.open(&self.route.target).await?);
         let writer = self.hosts.open(&self.route.source).await?;
         let paused = self.follower().pause().await?;
-        // The locks before the snapshot: a TRUNCATE behind it would empty what it sees.
+        // The locks come before the snapshot: a TRUNCATE after it would empty what it sees.
         source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
         for shard in &self.shards {
             let schema = quote_ident(&shard.source_schema);

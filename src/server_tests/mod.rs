@@ -1,8 +1,8 @@
-//! Tests with real servers of parts that no user of the library can reach. Above everything, as they start
-//! servers with [`dev`](crate::dev); compiled for tests only. What can be tried through the library's own surface is in
-//! `tests/it`.
+//! Tests with real servers of parts that no user of the library can reach. This is the topmost module, because it
+//! starts servers with [`dev`](crate::dev). It is compiled for tests only. What can be tested through the library's
+//! public API is in `tests/it`.
 
-// One macro makes a test on each version, here and in `tests/it`.
+// One macro makes a test for each version, here and in `tests/it`.
 #[macro_use]
 #[path = "../../tests/it/support/versions.rs"]
 mod versions;

@@ -1,4 +1,4 @@
-//! [`Pair`]: a source and a target with control schemas, and a shard that is on its way from the one to the other.
+//! [`Pair`]: a source and a target with control schemas, and a shard that is being moved from one to the other.
 
 use tokio_postgres::Client;
 use uuid::Uuid;
@@ -19,7 +19,7 @@ pub(crate) const MOVE: Uuid = Uuid::from_u128(0x0199_0000_0000_7000_8000_0000_00
 /// The lease under which these tests work.
 pub(crate) const LEASE: Uuid = Uuid::from_u128(0x5ea5e);
 
-/// The version that we test beside this one.
+/// The other version that is tested.
 pub(crate) fn other(version: u32) -> u32 {
     if version == 15 { 18 } else { 15 }
 }
@@ -61,7 +61,7 @@ impl Pair {
         pair
     }
 
-    /// A server: 0 is the source's, 1 the target's.
+    /// A server: 0 is the source, 1 the target.
     pub(crate) fn server(&self, at: usize) -> &Server {
         &self.clusters[at].servers()[0]
     }
@@ -78,8 +78,8 @@ impl Pair {
         self.hosts.open(name).await.unwrap().for_shard(shard)
     }
 
-    /// A shard at the source with these tables (`{shard}` is its schema), and the same, empty and without `keys`, at
-    /// the target; announced there under [`LEASE`].
+    /// Creates a shard at the source with these tables (`{shard}` is its schema), and at the target the same tables,
+    /// empty and without `keys`; announced there under [`LEASE`].
     pub(crate) async fn shard(&self, number: u16, tables: &str, keys: &str) -> ShardCopy {
         let shard = ShardId::new(number).unwrap();
         let (name, incoming) = (format!("shard_{number:04}"), format!("shard_{number:04}__incoming"));
@@ -101,7 +101,7 @@ impl Pair {
     }
 }
 
-/// The one value of a query's one row.
+/// The value of a query that gives one row with one column.
 pub(crate) async fn one<T>(client: &Client, sql: &str) -> T
 where
     T: for<'a> tokio_postgres::types::FromSql<'a>,

@@ -1,7 +1,7 @@
-//! The stream of a group: what the source commits, at the target, exactly once.
+//! The stream of a group: what the source commits reaches the target, exactly once.
 //!
-//! Schemas are made by hand here, and copied with the real workers, so that every kind of change meets every state of
-//! the copy; whole moves are tested in `moves`.
+//! Schemas are created by hand here, and copied with the real workers, so that every kind of change meets every state
+//! of the copy; whole moves are tested in `moves`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ fn part(number: u16, schema: &str) -> Part {
     (shard(number), Uuid::new_v4(), schema.to_owned(), format!("{schema}__incoming"))
 }
 
-/// Two hosts, with a schema on both: `{s}` in its DDL is the schema's name. What comes after `---` is made at the
+/// Two hosts, with a schema on both: `{s}` in its DDL is the schema's name. What comes after `---` is created at the
 /// target after the copy.
 struct Scene {
     pair: Pair,
@@ -79,7 +79,7 @@ impl Scene {
         }
     }
 
-    /// That both sides are equal once everything has come through.
+    /// Checks that both sides are equal once everything has been applied.
     async fn same(&self) {
         tokio::time::timeout(PATIENCE, self.stream.caught_up()).await.expect("it catches up").unwrap();
         for (_, _, schema, incoming) in &self.parts {
@@ -89,7 +89,7 @@ impl Scene {
     }
 }
 
-/// The lines of one that the other has not, the first of them.
+/// The first lines of one that the other does not have.
 fn first(one: &[String], other: &[String]) -> String {
     let missing: Vec<&str> = one.iter().filter(|line| !other.contains(line)).map(String::as_str).take(10).collect();
     missing.join("\n")
@@ -174,7 +174,7 @@ async fn every_kind_of_change(versions: [u32; 2]) {
         INSERT INTO {{s}}.swap SELECT g, g FROM generate_series(1, 10) g"
     );
     let mut scene = Scene::new(versions, &["Sch\u{e4}ma 1", "plain_2"], TYPES, &data).await;
-    // Half of it between the slot and the copy, where the chunks have seen it; the same again after it.
+    // Half of it comes between slot and copy, so that the chunks have seen it; the same comes again after the copy.
     let changes = format!(
         "{ALL_TYPES}
         UPDATE {{s}}.\"All Types, größer\"\"\" SET a = 5, b = b + 1, t = 'glücklich', n = '{{}}' WHERE e;
@@ -220,12 +220,12 @@ async fn every_kind_of_change(versions: [u32; 2]) {
 }
 
 on_each_version!(
-    /// Within a version.
+    /// Both sides have the same version.
     async fn changes_of_every_kind(version) {
         every_kind_of_change([version, version]).await;
     }
 
-    /// From one version to another, both ways.
+    /// From one version to another, in both directions.
     async fn changes_of_every_kind_across_versions(version) {
         every_kind_of_change([version, other(version)]).await;
     }
@@ -237,8 +237,9 @@ const ACCOUNTS: &str = "
     ---
     ALTER TABLE {s}.accounts ADD PRIMARY KEY (id)";
 
-/// What a writer does in one go, from a number that makes it different each time: single statements, transactions with
-/// subtransactions and rollbacks, keys that change with values out of line, many rows, and now and then a TRUNCATE.
+/// What a writer does at once, from a number that makes it different each time: single statements, transactions with
+/// subtransactions and rollbacks, keys that change together with values out of line, many rows, and sometimes a
+/// TRUNCATE.
 fn deed(schema: &str, number: u64, lane: u64) -> String {
     let random = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 20;
     let (id, to) = (random % 400, random / 400 % 400);
@@ -270,7 +271,7 @@ fn deed(schema: &str, number: u64, lane: u64) -> String {
     }
 }
 
-/// Writers until they are ended: lanes of autocommitted deeds.
+/// Writers that run until they are ended, each in a lane of autocommitted deeds.
 struct Busy {
     stop: Arc<AtomicBool>,
     lanes: Vec<tokio::task::JoinHandle<()>>,
@@ -286,7 +287,7 @@ impl Busy {
             lanes.push(tokio::spawn(async move {
                 for number in (0_u64..).take_while(|_| !stop.load(Ordering::Relaxed)) {
                     let schema = &schemas[number as usize % schemas.len()];
-                    // A unique violation or a deadlock of writers is no concern of the stream's.
+                    // A unique violation or a deadlock of writers does not concern the stream.
                     if client.batch_execute(&deed(schema, number * 7 + lane, lane)).await.is_err() {
                         if client.is_closed() {
                             return;
@@ -299,7 +300,7 @@ impl Busy {
         Busy { stop, lanes }
     }
 
-    /// Each ends the deed that it is at: one that was given up could take effect after both sides were compared.
+    /// Each writer finishes its present deed: one that was given up could take effect after both sides were compared.
     async fn end(self) {
         self.stop.store(true, Ordering::Relaxed);
         for lane in self.lanes {
@@ -314,9 +315,9 @@ const SOME_ACCOUNTS: &str =
 async fn exactly_once(versions: [u32; 2]) {
     let mut scene = Scene::new(versions, &["busy_1", "busy_2"], ACCOUNTS, SOME_ACCOUNTS).await;
     let writers = Busy::start(&scene).await;
-    // Chunks of a few kilobytes: changes meet every state between the first and the last of them.
+    // The chunks have a few kilobytes, so that changes meet every state between the first and the last of them.
     scene.copy_and_follow(8192).await;
-    // Killed and begun again wherever it is, and now and then let to the end.
+    // It is killed and started again wherever it is, and sometimes allowed to finish.
     for round in 0..25_u64 {
         tokio::time::sleep(Duration::from_millis(20 + round * 13 % 90)).await;
         if round % 10 == 9 {
@@ -390,7 +391,7 @@ on_each_version!(
             let row = scene.target.query_one(sql, &[]).await.unwrap();
             assert_eq!((row.get::<_, i32>(0), row.get::<_, &str>(1)), (attempt, "hash"));
         }
-        // An update after the marker: the other shard does not matter.
+        // An update after the marker: the other shard is not affected.
         assert_eq!(scene.stream.breach(shard(0)), None);
         scene.source.batch_execute("INSERT INTO busy_2.accounts VALUES (1, 1, '', NULL)").await.unwrap();
         scene.stream.caught_up().await.unwrap();
@@ -401,7 +402,7 @@ on_each_version!(
         let sql = "SELECT breach FROM pgshard.progress WHERE shard_id = 0";
         assert!(scene.target.query_one(sql, &[]).await.unwrap().get::<_, Option<String>>(0).is_some());
         assert!(scene.stream.marker(shard(0), 59, "hash").await.is_err());
-        // The next attempt is another.
+        // The next attempt is a new one.
         scene.source.batch_execute(&mark(60, 0)).await.unwrap();
         scene.stream.marker(shard(0), 60, "hash").await.unwrap();
         assert!(scene.target.query_one(sql, &[]).await.unwrap().get::<_, Option<String>>(0).is_none());
@@ -409,7 +410,7 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// A shard whose lease is somebody else's is not written to, and neither is one that differs; the others go on.
+    /// A shard whose lease is somebody else's is not written to, nor is one that differs; the others go on.
     async fn shards_that_are_lost(version) {
         let schemas = ["busy_1", "busy_2", "busy_3"];
         let mut scene = Scene::new([version, version], &schemas, ACCOUNTS, SOME_ACCOUNTS).await;
@@ -437,7 +438,7 @@ on_each_version!(
         }
         assert!(scene.stream.failed(shard(2)).is_none());
         assert_eq!(there, content(&scene.target, "busy_1__incoming").await);
-        // The slot keeps what the two have not got, until they are let go.
+        // The slot keeps what these two lack, until they are detached.
         let confirmed = "SELECT pg_wal_lsn_diff(confirmed_flush_lsn, $1::text::pg_lsn) < 0 FROM pg_replication_slots";
         let held = async || scene.source.query_one(confirmed, &[&lost]).await.unwrap().get::<_, bool>(0);
         tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -473,13 +474,13 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// A row comes by a change of its key into a chunk that was copied before, out of one that was copied after, and
-    /// the stream has not all of its values: it is read again, and judged by that from then on, also by a follower that
-    /// begins anew.
+    /// A change of its key brings a row into a chunk that was copied before the change, out of one that was copied
+    /// after it, and the stream does not have all of its values. It is read again, and judged by that from then on,
+    /// even by a follower that starts anew.
     async fn a_row_that_is_read_again(version) {
         let mut scene = Scene::new([version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
         scene.stream.copy(8192).await.unwrap();
-        // Both are out of chunks that are far from each other, and the first of these is copied again after the change.
+        // Both come from chunks that are far from each other, and the first of these is copied again after the change.
         scene.write("UPDATE {s}.accounts SET id = 1000 WHERE id = 10").await;
         scene.write("UPDATE {s}.accounts SET id = 1001 WHERE id = 11; DELETE FROM {s}.accounts WHERE id = 1001").await;
         let snapshot: String = scene.source.query_one("SELECT pg_current_snapshot()::text", &[]).await.unwrap().get(0);
@@ -502,7 +503,7 @@ on_each_version!(
     }
 
     /// The same with a key of the schema's own types, behind a fence, which renames the schema; and with values that
-    /// are not null though their fields are.
+    /// are not null although their fields are.
     async fn a_row_of_own_types_that_is_read_again(version) {
         let ddl = "CREATE DOMAIN {s}.positive AS bigint CHECK (VALUE > 0); CREATE TYPE {s}.pair AS (a integer, b text);
             CREATE TYPE {s}.mood AS ENUM ('sad', 'ok');
@@ -530,14 +531,14 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// A replica identity that is altered for a while tells other former values: nothing is applied by them.
+    /// A replica identity that is altered for a while sends other former values: they are not used to apply anything.
     async fn a_replica_identity_that_is_altered(version) {
         let ddl = "CREATE TABLE {s}.t (id integer, code integer NOT NULL UNIQUE); \
                    --- ALTER TABLE {s}.t ADD PRIMARY KEY (id)";
         let data = "INSERT INTO {s}.t SELECT g, g FROM generate_series(1, 9) g";
         let mut scene = Scene::new([version, version], &["by_1"], ddl, data).await;
         scene.copy_and_follow(1 << 20).await;
-        // The key is told as before, and more.
+        // The key is sent as before, with more columns.
         scene.write("ALTER TABLE {s}.t REPLICA IDENTITY FULL; UPDATE {s}.t SET id = -id; DELETE FROM {s}.t \
                      WHERE id = -9").await;
         scene.same().await;
@@ -555,7 +556,7 @@ on_each_version!(
         }
     }
 
-    /// Changes that are right one by one, and not in another order, where the target has a unique index already.
+    /// Changes that are right in their order, but not in another, if the target has a unique index already.
     async fn values_that_change_hands(version) {
         let ddl = "CREATE TABLE {s}.t (id integer, email text);
             --- ALTER TABLE {s}.t ADD PRIMARY KEY (id), ADD UNIQUE (email)";
@@ -563,7 +564,7 @@ on_each_version!(
         let mut scene = Scene::new([version, version], &["hands_1"], ddl, data).await;
         scene.copy_and_follow(1 << 20).await;
         scene.same().await;
-        // Each takes what the one before has just let go of.
+        // Each row takes the value that the one before has just given up.
         let mut hands = "BEGIN; UPDATE {s}.t SET email = 'new' WHERE id = 1;".to_owned();
         for id in 2..=200 {
             hands += &format!("UPDATE {{s}}.t SET email = 'e{}' WHERE id = {id};", id - 1);
@@ -581,7 +582,7 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// A slot waits for transactions that have written; the error says for which.
+    /// A slot waits for transactions that have written; the error names them.
     async fn who_keeps_a_slot_from_being_made(version) {
         let pair = Pair::start([version, version]).await;
         let writer = pair.app(0).await;
@@ -596,13 +597,13 @@ on_each_version!(
         assert_eq!(writer.query_one(slots, &[]).await.unwrap().get::<_, i64>(0), 0);
     }
 
-    /// A slot that is gone, or whose WAL is, is an error that says so; nothing waits for it.
+    /// If the slot, or its WAL, is gone, that is an error that says so; nothing waits for it.
     async fn a_slot_that_is_gone(version) {
         let mut scene = Scene::new([version, version], &["busy_1"], ACCOUNTS, "").await;
         scene.copy_and_follow(8192).await;
         scene.stream.caught_up().await.unwrap();
         scene.stream.kill();
-        // Its walsender finds out a moment later.
+        // Its walsender notices it a moment later.
         let drop = "SELECT pg_drop_replication_slot($1)";
         while scene.source.execute(drop, &[&scene.stream.name()]).await.is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -9,15 +9,15 @@ use tokio_postgres::Client;
 use crate::dev::{Binaries, Cluster, ClusterOptions, Server};
 use crate::pg::{ConnectError, ConnectOptions, ReplicationError};
 
-/// A server that takes TLS connections under the name `localhost` and at the address 127.0.0.1, its authority's
-/// certificate and somebody else's.
+/// A server that accepts TLS connections under the name `localhost` and at the address 127.0.0.1, with its authority's
+/// certificate and another authority's.
 struct World {
     cluster: Cluster,
     authority: PathBuf,
     stranger: PathBuf,
-    /// Who signs for them.
+    /// The authorities that sign the certificates.
     issuers: [Issuer<'static, KeyPair>; 2],
-    /// `pg_hba.conf` as it was.
+    /// The original `pg_hba.conf`.
     rules: String,
 }
 
@@ -42,7 +42,7 @@ impl World {
             rules: std::fs::read_to_string(data.join("pg_hba.conf")).unwrap(),
             cluster,
         };
-        // The reload is heard a moment later, by the next connection that finds TLS on.
+        // The reload takes effect a moment later, with the next connection that finds TLS on.
         for _ in 0..200 {
             if world.connect("localhost", "sslmode=require").await.is_ok() {
                 return world;
@@ -56,7 +56,7 @@ impl World {
         &self.cluster.servers()[0]
     }
 
-    /// Connects under this name, and tells whether the connection is encrypted.
+    /// Connects under this name, and says whether the connection is encrypted.
     async fn connect(&self, name: &str, tls: &str) -> Result<bool, ConnectError> {
         let port = self.server().port();
         let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {tls}");
@@ -65,7 +65,7 @@ impl World {
         Ok(connection.query_one(sql, &[]).await.unwrap().get(0))
     }
 
-    /// Puts rules before all others, and comes back when they hold: when these keys are refused.
+    /// Puts rules before all others, and returns once they are in effect, that is, once these keys are refused.
     async fn rule(&self, rules: &str, refused: &str) {
         let file = self.server().data_directory().join("pg_hba.conf");
         std::fs::write(&file, format!("{rules}\n{}", self.rules)).unwrap();
@@ -79,7 +79,7 @@ impl World {
         panic!("the rule does not hold: {rules}");
     }
 
-    /// A certificate for a role and its key, signed by one of the two; as the keys of a connection string.
+    /// A certificate for a role, and its key, signed by one of the two; as parameters of a connection string.
     fn client(&self, role: &str, issuer: usize) -> String {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -136,14 +136,14 @@ fn give(data: &Path, name: &str, text: &str) {
     chown(&path, Some(owner.uid()), Some(owner.gid())).unwrap();
 }
 
-/// Each mode checks what libpq's documentation says it checks, and no less. On 15 only: the 18 that we test is built
+/// Each mode checks what libpq's documentation says it checks, and no less. Only on 15: the 18 that is tested is built
 /// without TLS, and the client's side is the same for every server.
 #[tokio::test]
 async fn modes() {
     let world = World::start(15).await;
     let root = |path: &Path| format!("sslrootcert={}", path.display());
     let (ours, theirs) = (root(&world.authority), root(&world.stranger));
-    // Under which name, with what: encrypted, not encrypted, or refused.
+    // The name, the parameters, and the outcome: encrypted, not encrypted, or refused.
     let cases: [(&str, String, Option<bool>); 16] = [
         ("localhost", "sslmode=disable".to_owned(), Some(false)),
         ("localhost", String::new(), Some(true)),
@@ -177,7 +177,7 @@ async fn modes() {
     assert!(matches!(missing, Err(ConnectError::Tls { .. })), "{missing:?}");
 }
 
-/// The server lets in who shows a certificate of its authority, made out to the role.
+/// The server lets in whoever shows a certificate from its authority, issued to the role.
 #[tokio::test]
 async fn client_certificates() {
     let world = World::start(15).await;
@@ -193,7 +193,7 @@ async fn client_certificates() {
     let refused = async |keys: &str| refusal(world.connect("localhost", &format!("{full} {keys}")).await);
     assert_eq!(refused("").await, "28000");
     assert_eq!(refused(&world.client("somebody", 0)).await, "28000");
-    // Of the stranger's certificate the server hears within the handshake, and ends it.
+    // The server receives the stranger's certificate during the handshake, and ends it.
     refused(&world.client("app", 1)).await;
 
     let (certificate, key) = app.split_once(' ').unwrap();
@@ -203,13 +203,13 @@ async fn client_certificates() {
     }
 }
 
-/// `channel_binding=require` takes a server that proves to know the password over this very TLS connection, and no
-/// other.
+/// `channel_binding=require` accepts only a server that proves that it knows the password over this very TLS
+/// connection.
 #[tokio::test]
 async fn channel_binding() {
     let world = World::start(15).await;
     let connect = async |keys: &str| world.connect("localhost", keys).await;
-    // Nobody is asked for a password, so nothing is bound.
+    // No password is asked for, so nothing is bound.
     let words = refusal(connect("sslmode=require channel_binding=require").await);
     assert!(words.contains("channel binding"), "{words}");
     assert!(connect("sslmode=require channel_binding=prefer").await.unwrap());
@@ -236,7 +236,8 @@ async fn channel_binding() {
     assert!(words.contains("channel binding"), "{words}");
 }
 
-/// Replication connections are opened by ourselves: the same modes, and every way to show a password.
+/// Replication connections have an implementation of our own: they have the same modes, and every way to send a
+/// password.
 #[tokio::test]
 async fn replication_connections() {
     let world = World::start(15).await;
@@ -266,7 +267,7 @@ async fn replication_connections() {
         superuser.batch_execute(&sql).await.unwrap();
         std::fs::write(&rules, format!("host all app 127.0.0.1/32 {method}\n{before}")).unwrap();
         superuser.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
-        // Until the reload is heard, no password is asked for.
+        // Until the reload takes effect, no password is asked for.
         let wrong = options("localhost", "password=wrong sslmode=require");
         for _ in 0..200 {
             if replicated(&wrong, encrypted).await.is_err() {

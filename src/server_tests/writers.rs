@@ -7,10 +7,10 @@ use tokio::task::JoinHandle;
 
 use super::pair::Pair;
 
-/// A table that writers know how to change: how its key is made from a number.
+/// A table that writers know how to change, with a way to make its key from a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
-    /// As SQL.
+    /// Its name in SQL.
     pub(crate) table: &'static str,
     /// Key columns, and an expression of `$n` for each.
     pub(crate) key: &'static [(&'static str, &'static str)],
@@ -56,8 +56,8 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// So many of them; transactions of one to five statements, with savepoints and rollbacks among them, and now and
-    /// then a TRUNCATE of one of `truncated`.
+    /// Starts this many. Their transactions have one to five statements, some with savepoints and rollbacks, and
+    /// sometimes a TRUNCATE of one of `truncated`.
     pub(crate) async fn start(
         pair: &Pair,
         count: u64,
@@ -88,7 +88,7 @@ impl Writers {
                         sql.push_str(&format!("TRUNCATE {};", truncated[random.usize(..truncated.len())]));
                     }
                     sql.push_str(if random.u32(0..8) == 0 { "ROLLBACK" } else { "COMMIT" });
-                    // A key that is taken, or a deadlock: the transaction is rolled back, and that is that.
+                    // The key exists, or there was a deadlock: the transaction is rolled back, which is fine.
                     match client.batch_execute(&sql).await {
                         Ok(()) => committed += 1,
                         Err(_) => client.batch_execute("ROLLBACK").await.unwrap(),

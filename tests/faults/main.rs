@@ -1,6 +1,7 @@
-//! Every fault at every place of an online move, and what is done about it; fifty moves to and fro; five hundred shards
-//! at once. Prints a line a combination that fails, and a table of all. Words choose: `kill source target reset sleep`,
-//! `resume abort`, `15-18 18-15`, `to-and-fro`, `wave`, a failpoint's name in quotes; without words, all.
+//! Every fault at every place of an online move, and what is done about it; fifty moves back and forth; five hundred
+//! shards at once. Prints a line for each combination that fails, and a table of all. Arguments choose: `kill source
+//! target reset sleep`, `resume abort`, `15-18 18-15`, `to-and-fro`, `wave`, a failpoint's name in quotes; without
+//! arguments, everything runs.
 #![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
 
 #[macro_use]
@@ -26,18 +27,18 @@ const FAULTS: [(&str, Fault); 5] = [
 const VERBS: [(&str, Verb); 2] = [("resume", Verb::Resume), ("abort", Verb::Abort)];
 const PAIRS: [(&str, [u32; 2]); 2] = [("15-18", [15, 18]), ("18-15", [18, 15])];
 
-/// What was asked for.
+/// The arguments.
 struct Words(Vec<String>);
 
 impl Words {
-    /// Whether one of these was, or none of their kind.
+    /// Whether this word was given, or no word of its kind.
     fn chosen(&self, word: &str, kind: &[&str]) -> bool {
         let of_kind = |word: &String| kind.contains(&word.as_str());
         self.0.iter().any(|asked| asked == word) || !self.0.iter().any(of_kind)
     }
 }
 
-/// Seconds after which a combination is worth a line though nothing failed.
+/// The seconds after which a combination gets a line although nothing failed.
 const SLOW: f64 = 20.0;
 
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> String {
@@ -45,10 +46,10 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// One fault at all places, in several worlds side by side: a combination mostly waits. Gives how many combinations
-/// failed, of how many.
+/// One fault at all places, in several worlds at the same time, since a combination mostly waits. Gives how many
+/// combinations failed, and how many there were.
 async fn row(versions: [u32; 2], fault: Fault, verb: Verb, places: &[&'static str]) -> (usize, usize) {
-    // A crash, or a reset, concerns all movers of a world.
+    // A crash, or a reset, affects all movers of a world.
     let (worlds, beside) = if matches!(fault, Fault::Kill | Fault::Sleep) { (2, 4) } else { (6, 1) };
     let mut parts: Vec<Vec<&'static str>> = vec![Vec::new(); worlds.min(places.len())];
     for (at, place) in places.iter().enumerate() {
@@ -59,7 +60,7 @@ async fn row(versions: [u32; 2], fault: Fault, verb: Verb, places: &[&'static st
     (failed, places.len())
 }
 
-/// One fault at some places in one world, so many at a time. Gives how many combinations failed.
+/// One fault at some places in one world, this many at a time. Gives how many combinations failed.
 async fn part(versions: [u32; 2], fault: Fault, verb: Verb, places: Vec<&'static str>, beside: usize) -> usize {
     let shards = (2 * places.len() as u16).next_multiple_of(4);
     let world = World::with_a_keyless_table(&versions, shards).await;
@@ -69,7 +70,7 @@ async fn part(versions: [u32; 2], fault: Fault, verb: Verb, places: Vec<&'static
         .map(|(at, place)| {
             let (world, first) = (&world, 2 * at as u16);
             async move {
-                // One shard of every second place: the last one of a move has nobody to wait for.
+                // One shard for every second place: the last shard of a move has no other to wait for.
                 let pair = [first, first + 1];
                 let shards = if at % 2 == 0 { &pair[..] } else { &pair[..1] };
                 let begun = Instant::now();

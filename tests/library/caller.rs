@@ -1,4 +1,4 @@
-//! A program of calls, made by chance, and what it was told about each row.
+//! A random program of calls, and what it was told about each row.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -17,10 +17,10 @@ use super::round::World;
 
 pub(crate) const SHARDS: i64 = 8;
 
-/// The limit of a call where the step has none of its own.
+/// The limit of a call if its step has none of its own.
 pub(crate) const LIMIT: Duration = Duration::from_secs(4);
 
-/// What a slow machine may need beside a call's limit.
+/// How much longer than a call's limit a slow machine may need.
 const REST: Duration = Duration::from_secs(30);
 
 pub(crate) const STEPS: [&str; 16] = [
@@ -48,16 +48,16 @@ const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x')";
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) step: &'static str,
-    /// There, all of them.
+    /// Rows that are all there.
     pub(crate) done: BTreeSet<i64>,
-    /// Never there.
+    /// Rows that were never there.
     pub(crate) undone: BTreeSet<i64>,
-    /// All of them or none.
+    /// Rows that are all there, or none of them.
     pub(crate) either: BTreeSet<i64>,
 }
 
 impl Told {
-    /// `None`: the caller has not waited for the answer.
+    /// `None`: the caller did not wait for the answer.
     fn new<T>(
         step: &'static str,
         inserted: BTreeSet<i64>,
@@ -83,19 +83,19 @@ pub(crate) struct Caller {
     pub(crate) world: Arc<World>,
 }
 
-/// What a transaction has done, as its last run had it.
+/// What a transaction has done, by its last run.
 #[derive(Clone, Default)]
 struct Noted {
     inserted: BTreeSet<i64>,
     undone: BTreeSet<i64>,
-    /// Something of it was given up in its middle, so that it can only be rolled back.
+    /// Whether some of it was given up halfway, so that it can only be rolled back.
     given_up: bool,
 }
 
 type Notes = Mutex<Noted>;
 
 impl Caller {
-    /// All steps, one after the other.
+    /// Runs all steps, one after the other.
     pub(crate) async fn play(mut self) -> Vec<Told> {
         let steps = self.case.of_these(&STEPS);
         let mut told = Vec::new();
@@ -115,7 +115,7 @@ impl Caller {
         self.next
     }
 
-    /// After so many polls a call is dropped: mostly never.
+    /// The number of polls after which a call is dropped: mostly never.
     fn polls(&mut self) -> u32 {
         if !self.case.without.contains("drop") && self.rng.u8(..5) == 0 { self.rng.u32(..14) } else { u32::MAX }
     }
@@ -156,7 +156,7 @@ impl Caller {
         vec![Told::new("insert", BTreeSet::from([id]), BTreeSet::new(), said.as_ref())]
     }
 
-    /// An answer is the asker's own.
+    /// Each asker gets the answer to its own question.
     async fn echo(&mut self) -> Vec<Told> {
         let (id, left) = (self.id(), self.polls());
         let sql = "SELECT $1::bigint, coalesce(current_setting('app.who', true), '')";
@@ -169,7 +169,7 @@ impl Caller {
         Vec::new()
     }
 
-    /// What a call leaves in its session is nobody else's.
+    /// What a call leaves in its session must not reach another call.
     async fn state(&mut self) -> Vec<Told> {
         let (id, left) = (self.id(), self.polls());
         let sql = "SELECT set_config('app.who', $1::bigint::text, false), pg_advisory_lock($1::bigint)";
@@ -205,7 +205,7 @@ impl Caller {
                 });
                 partial.done.iter().map(|shard| done(&shard.places)).chain(failed).collect()
             }
-            // Of each shard all or nothing.
+            // For each shard, all rows or none.
             None => (0..SHARDS)
                 .map(|shard| ids.iter().copied().filter(|id| id % SHARDS == shard).collect())
                 .map(|either| Told { step: "many", either, ..Told::default() })
@@ -213,7 +213,7 @@ impl Caller {
         }
     }
 
-    /// Rows by a statement for each of many keys or IDs: each shard answers for itself.
+    /// Rows from a statement for each of many keys or IDs: each shard answers separately.
     async fn ids(&mut self) -> Vec<Told> {
         let (by_id, left) = (self.rng.bool(), self.polls());
         let many = self.rng.i64(1..40);
@@ -263,7 +263,7 @@ impl Caller {
         Vec::new()
     }
 
-    /// A client of its own, that is dropped within a transaction.
+    /// A client of its own, which is dropped within a transaction.
     async fn raw(&mut self) -> Vec<Told> {
         let (id, left) = (self.id(), self.polls());
         let call = async {
@@ -281,7 +281,7 @@ impl Caller {
         let task = tokio::spawn(async move {
             let call = router.by_key(id).transaction(async |tx| {
                 tx.execute(INSERT, &[&id]).await?;
-                // Not `panic!`: whose words would be printed each time.
+                // `panic!` would print its message each time.
                 std::panic::resume_unwind(Box::new("a caller's own panic"));
                 #[allow(unreachable_code, reason = "it says what the closure gives")]
                 Ok::<(), Error>(())
@@ -292,7 +292,7 @@ impl Caller {
         vec![Told { step: "panic", undone: BTreeSet::from([id]), ..Told::default() }]
     }
 
-    /// A call within a runtime that ends in its middle, with all connections that were opened there.
+    /// A call within a runtime that ends halfway, with all connections that were opened there.
     async fn runtime(&mut self) -> Vec<Told> {
         let (id, router) = (self.id(), self.router.clone());
         let long = Duration::from_millis(self.rng.u64(0..40));
@@ -352,7 +352,8 @@ async fn insert(tx: &Transaction, id: i64, notes: &Notes) -> Result<(), Error> {
     Ok(())
 }
 
-/// A statement is given up, and the closure goes on as if nothing were, with one that nobody has sent before.
+/// A statement is given up, and the closure goes on as if nothing had happened, with a statement that nobody has sent
+/// before.
 async fn lapse(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Notes) -> Result<(), Error> {
     insert(tx, first, notes).await?;
     let slow = tx.execute("SELECT pg_sleep(0.02)", &[]);
@@ -370,7 +371,7 @@ async fn lapse(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &
     Ok(())
 }
 
-/// Savepoints that go well, fail and are caught, are given up in their middle, or stand side by side.
+/// Savepoints that succeed, fail and are caught, are given up halfway, or exist side by side.
 async fn savepoint(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Notes) -> Result<(), Error> {
     let fails = async {
         insert(tx, first, notes).await?;
@@ -396,11 +397,11 @@ async fn savepoint(tx: &Transaction, (kind, first, second): (u8, i64, i64), note
             };
             let left = (first % 7) as u32;
             let given_up = Polls { future: Box::pin(tx.savepoint(half)), left }.await.is_none();
-            // One that was never begun has done nothing.
+            // A savepoint that was never begun has done nothing.
             notes.lock().unwrap().given_up |= given_up && left > 0;
             Ok(())
         }
-        // The server would not write within it, as a standby would not.
+        // The server refuses to write within it, as a standby would.
         3 => {
             let refused = async {
                 insert(tx, first, notes).await?;

@@ -1,9 +1,9 @@
-//! What a round is made of, and what it is ended by.
+//! The parameters of a round, and the failures that end it.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-/// The same command line makes the same programs and fates; how they fall together is chance.
+/// The same command line makes the same programs and fates; their timing is chance.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) seed: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// What `script/test-library` takes to do it again.
+    /// The arguments of `script/test-library` that repeat it.
     pub(crate) fn words(&self) -> String {
         let Case { seed, version, callers, steps, without } = self;
         let mut words = format!("--seed {seed} --version {version} --callers {callers} --steps {steps}");
@@ -25,20 +25,20 @@ impl Case {
         words
     }
 
-    /// Those of these kinds that are not left out.
+    /// The kinds among these that are not left out.
     pub(crate) fn of_these(&self, kinds: &[&'static str]) -> Vec<&'static str> {
         kinds.iter().copied().filter(|kind| !self.without.contains(*kind)).collect()
     }
 }
 
-/// The kind, by which a smaller round is known to fail in the same way, and the words.
+/// The kind, by which a smaller round is recognized as failing in the same way, and the description.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: &'static str,
     pub(crate) text: String,
 }
 
-/// What callers and fates have seen that may not be.
+/// Forbidden things that callers and fates have seen.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(Mutex<Vec<Failure>>);
 

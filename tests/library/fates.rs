@@ -1,4 +1,4 @@
-//! What befalls the servers and the way to them while callers are at work.
+//! What happens to the servers, and on the way to them, while callers are at work.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,20 +13,20 @@ use super::proxy::Proxy;
 
 pub(crate) const FATES: [&str; 7] = ["kill", "silent", "lock", "slow", "move", "restart", "failover"];
 
-/// Whether a round without these has no excuse for a connection too many: a server that answers nothing ends nothing.
+/// The fates that excuse a connection too many: a server that does not answer ends no connection.
 pub(crate) const EXCUSES: [&str; 3] = ["silent", "restart", "failover"];
 
-/// The servers, and what leads there.
+/// The servers, and the proxies in front of them.
 pub(crate) struct Place {
     pub(crate) shards: Shards,
     pub(crate) proxies: Vec<Proxy>,
-    /// The server that is each host.
+    /// The server that each host is at present.
     homes: [AtomicUsize; 2],
-    /// The host that has a standby, which has all that the host has told anybody.
+    /// The host that has a standby; the standby has everything that the host has acknowledged.
     standby: Option<usize>,
 }
 
-/// The server beside the two.
+/// The third server.
 const SPARE: usize = 2;
 
 impl Place {
@@ -50,7 +50,7 @@ impl Place {
         Place { shards, proxies, homes: [AtomicUsize::new(0), AtomicUsize::new(1)], standby }
     }
 
-    /// Which server is the host.
+    /// Which server the host is at present.
     pub(crate) fn home(&self, host: usize) -> usize {
         self.homes[host].load(Ordering::Relaxed)
     }
@@ -70,7 +70,7 @@ impl Place {
     }
 }
 
-/// One after the other, until the callers are done.
+/// Runs fates one after the other, until the callers are done.
 pub(crate) async fn play(case: &Case, place: &Place, done: &AtomicBool, mut rng: Rng) -> Vec<String> {
     let Place { shards, proxies, .. } = place;
     let mut story = Vec::new();
@@ -103,14 +103,14 @@ pub(crate) async fn play(case: &Case, place: &Place, done: &AtomicBool, mut rng:
                 moving.open().await;
             }
             "failover" => {
-                // Once, and no move: their connections end with the server.
+                // It happens once, and there are no moves: their connections would end with the server.
                 fates.retain(|fate| !["failover", "move"].contains(fate));
                 let host = place.standby.expect("one has a standby");
                 story.push(format!("it was db{}", host + 1));
                 place.fail_over(host).await;
             }
             _ => {
-                // The connections by which shards are moved end with it.
+                // The connections of the mover would end with it.
                 fates.retain(|fate| *fate != "move");
                 let mode = if rng.bool() { StopMode::Fast } else { StopMode::Immediate };
                 let restarted = tokio::task::block_in_place(|| shards.cluster.server(place.home(host)).restart(mode));
@@ -121,21 +121,21 @@ pub(crate) async fn play(case: &Case, place: &Place, done: &AtomicBool, mut rng:
     story
 }
 
-/// Some of the callers' backends.
+/// Kills some of the callers' backends.
 async fn kill(place: &Place, host: usize) {
     let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
         WHERE application_name = 'library' ORDER BY random() LIMIT 2";
     place.shards.cluster.superuser(place.home(host)).await.query(sql, &[]).await.expect("a superuser may");
 }
 
-/// Holds the table of one of the host's shards, or slows down the whole of it.
+/// Locks the table of one of the host's shards, or slows the whole host down.
 async fn hold(place: &Place, host: usize, fate: &str, long: Duration) {
     let sql = "SELECT schema_name FROM pgshard.shard WHERE state = 'serving' ORDER BY random() LIMIT 1";
     let client = place.app(host).await;
     let Some(row) = client.query_opt(sql, &[]).await.expect("the host answers") else { return };
     let mode = if fate == "lock" { "ACCESS EXCLUSIVE" } else { "SHARE ROW EXCLUSIVE" };
     let lock = format!("BEGIN; LOCK TABLE {}.photos IN {mode} MODE", row.get::<_, &str>(0));
-    // Whoever holds it already may take long: then somebody else's lock will do.
+    // Whoever has the lock already may keep it long: then that lock will do.
     let locked = tokio::time::timeout(Duration::from_secs(2), client.batch_execute(&lock)).await;
     if locked.is_err() {
         let _ = client.cancel_token().cancel_query(NoTls).await;

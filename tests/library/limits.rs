@@ -1,8 +1,8 @@
-//! Steps about time: what is given up ends at the servers, a call over many shards has one limit, and a shard that
-//! stands still fails no other.
+//! Steps about time: what is given up ends at the servers, a call over many shards has one limit, and a shard that does
+//! not answer makes no other fail.
 //!
-//! The last two use a router of their own, so that no other caller's calls are to blame; and all three judge in calm
-//! rounds only, in which every server answers.
+//! The last two use a router of their own, so that no other caller's calls are to blame. All three judge only in calm
+//! rounds, in which every server answers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,16 +16,16 @@ use tokio_postgres::types::ToSql;
 use super::by_hand::schema;
 use super::caller::{Caller, SHARDS, Told};
 
-/// How long a statement goes on that nobody ends.
+/// How long a statement runs if nobody ends it.
 const GOES_ON: u64 = 30;
 
-/// How long one may go on that was given up.
+/// How long a statement that was given up may run on.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a call may need beside its limit, where it waits for nothing but that.
+/// How much longer than its limit a call may take if it waits for nothing else.
 const SLACK: Duration = Duration::from_secs(4);
 
-/// The time that this process has not had because others had the processor, so that no call is blamed for it.
+/// The time that this process did not get because others had the processor, so that no call is blamed for it.
 #[derive(Default)]
 pub(crate) struct Hiccups(AtomicU64);
 
@@ -48,7 +48,7 @@ impl Hiccups {
 }
 
 impl Caller {
-    /// Some calls at a time that are all given up: by their limit, or because nobody waits any more.
+    /// Some calls at a time that are all given up: by their limit, or because nobody waits any longer.
     pub(crate) async fn abandon(&mut self) -> Vec<Told> {
         let (id, calm) = (self.id(), self.world.calm);
         let sql = format!("SELECT pg_sleep({}) /* given up {id} */", if calm { GOES_ON } else { 2 });
@@ -64,7 +64,7 @@ impl Caller {
         Vec::new()
     }
 
-    /// What was given up with this mark ends at the servers.
+    /// Checks that what was given up with this mark ends at the servers.
     async fn nothing_goes_on(&self, id: i64, before: Duration) {
         let given_up = Instant::now();
         let which = format!("state = 'active' AND query LIKE '%/* given up {id} */%'");
@@ -89,15 +89,15 @@ impl Caller {
         Router::new(options)
     }
 
-    /// One shard of a call over all of them stands still: it alone fails.
+    /// One shard of a call over all of them does not answer: only that one fails.
     pub(crate) async fn stuck(&mut self) -> Vec<Told> {
-        // Without names each statement has its connection for itself.
+        // Without names each statement has a connection to itself.
         let named = self.world.options.hosts.iter().all(|host| host.prepare == PrepareMode::Named);
         if !self.world.calm || !named {
             return Vec::new();
         }
         let (slow, reads) = (self.rng.u16(..SHARDS as u16), self.rng.bool());
-        // What may not run twice waits until the one before it has been ended, and so has longer.
+        // A statement that may not run twice waits until the one before it has been ended, and so takes longer.
         let (limit, deadline) = if reads { (5, 5) } else { (1, 60) };
         let pool_size = self.rng.usize(2..5);
         let router = self.own_router(pool_size, Some(Duration::from_secs(limit)), Duration::from_secs(4));
@@ -129,7 +129,7 @@ impl Caller {
         Vec::new()
     }
 
-    /// However many shards wait for one thing, they wait for it together.
+    /// However many shards wait for one thing, they wait for it at the same time.
     pub(crate) async fn budget(&mut self) -> Vec<Told> {
         if !self.world.calm {
             return Vec::new();
@@ -143,7 +143,7 @@ impl Caller {
         };
         let mut held = Vec::new();
         while busy && held.len() < pool_size {
-            // A shard may just have left the host whose connections are wanted.
+            // A shard may just have left the host whose connections are needed.
             let Ok(client) = router.by_key(0).client().await else { return Vec::new() };
             held.push(client);
         }
@@ -166,7 +166,7 @@ impl Caller {
     }
 }
 
-/// Begins a call, and gives it up after so long.
+/// Begins a call, and gives it up after this time.
 async fn give_up(router: &Router, (key, sql): (i64, &str), kind: u8, long: Duration) {
     let shard = router.by_key(key);
     let call = async {
@@ -177,6 +177,6 @@ async fn give_up(router: &Router, (key, sql): (i64, &str), kind: u8, long: Durat
             _ => drop(router.all_shards().query(sql, &[]).collect::<Vec<_>>().await),
         }
     };
-    // One that has a limit ends by that.
+    // If it has a limit, that ends it.
     let _ = tokio::time::timeout(if kind == 0 { ENDS_WITHIN } else { long }, call).await;
 }

@@ -73,7 +73,7 @@ async fn play(case: &Case) -> Outcome {
     outcome
 }
 
-/// Leaves out what is not needed for the failure, for so long.
+/// Leaves out what the failure does not need, for this long.
 async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
     let mut least = case.clone();
     let smaller = |least: &Case| {
@@ -95,7 +95,7 @@ async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
             if next.words() == least.words() || !has_steps || Instant::now() >= until {
                 continue;
             }
-            // Chance has a part in it.
+            // It may fail only by chance.
             for _ in 0..3 {
                 if play(&next).await.failure.is_some_and(|failure| failure.kind == kind) {
                     println!("  still with {}", next.words());

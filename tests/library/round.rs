@@ -1,4 +1,4 @@
-//! One round: callers at work, what befalls their servers, and whether what they were told is so.
+//! One round: callers at work, what happens to their servers, and whether what they were told is true.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,26 +18,26 @@ use super::fates::{self, Place};
 use super::limits::Hiccups;
 use super::pooler::Pooler;
 
-/// How a round went.
+/// The outcome of a round.
 pub(crate) struct Outcome {
     pub(crate) failure: Option<Failure>,
     pub(crate) story: Vec<String>,
-    /// Rows that were said to be there, not to be, and of which it is not known.
+    /// How many rows were reported as there, as not there, and as unknown.
     pub(crate) counts: [usize; 3],
     pub(crate) seconds: f64,
 }
 
-/// What the callers of a round share beside their router.
+/// What the callers of a round share in addition to their router.
 pub(crate) struct World {
     pub(crate) place: Place,
     pub(crate) options: Options,
-    /// Every server answers all the time, so that whatever takes long is the library's fault.
+    /// Whether every server answers all the time, so that whatever takes long is the library's fault.
     pub(crate) calm: bool,
     pub(crate) hiccups: Hiccups,
 }
 
 impl World {
-    /// The callers' backends at a host of which this is true.
+    /// The callers' backends at a host that fulfil this condition.
     pub(crate) async fn backends(&self, host: usize, which: &str) -> i64 {
         let callers = "application_name LIKE 'library%'";
         let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE {callers} AND ({which})");
@@ -45,20 +45,20 @@ impl World {
     }
 }
 
-/// Connections beside the pool's: two for look-ups, one that tries the host, one that looks for a later primary, and
-/// those just ending.
+/// Connections in addition to the pool's: two for look-ups, one that tries the host, one that looks for a later
+/// primary, and those that are just ending.
 const BESIDE: i64 = 2 + 1 + 1 + 2;
 
-/// How many looks in a row see a connection too many before it is one: what ends needs a moment.
+/// How many times in a row a connection too many must be seen before it counts: a connection needs a moment to end.
 const LOOKS: u32 = 20;
 
 pub(crate) async fn round(case: &Case) -> Outcome {
     let begun = Instant::now();
     let mut rng = Rng::with_seed(case.seed);
     let allowed = |kind: &str| !case.without.contains(kind);
-    // One in four goes through poolers, and one in three has a standby; those are for themselves.
+    // One round in four goes through poolers, and one in three of the others has a standby.
     let pooled = rng.u8(..4) == 0 && allowed("pooler");
-    // And in one of three every server answers all the time.
+    // In one round of three every server answers all the time.
     let calm = rng.u8(..3) == 0 || !fates::EXCUSES.iter().any(|fate| allowed(fate));
     let standby = (!calm && !pooled && rng.u8(..3) == 0 && allowed("failover")).then(|| rng.usize(..2));
     let place = Place::start(case.version, SHARDS as u16, standby).await;
@@ -100,7 +100,7 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     };
     let watching = async {
         let mut too_many = [0; 2];
-        // A pooler keeps its own number.
+        // A pooler limits its connections itself.
         while calm && !pooled && !done.load(Ordering::Relaxed) {
             for (host, too_many) in too_many.iter_mut().enumerate() {
                 let count = world.backends(host, "application_name = 'library'").await;
@@ -129,7 +129,7 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     Outcome { failure: failures.first(), story, counts, seconds: begun.elapsed().as_secs_f64() }
 }
 
-/// What the hosts' addresses lead through: proxies, and a pooler behind each where one is wanted.
+/// Builds the way to the hosts: proxies, and a pooler behind each if wanted.
 async fn on_the_way(place: &Place, options: &mut Options, pooled: bool) -> Vec<Pooler> {
     let mut poolers = Vec::new();
     for (host, options) in options.hosts.iter_mut().enumerate() {
@@ -145,7 +145,7 @@ async fn on_the_way(place: &Place, options: &mut Options, pooled: bool) -> Vec<P
     poolers
 }
 
-/// Pools and ways of sending, by chance.
+/// Random pools and ways of sending.
 fn vary(options: &mut Options, rng: &mut Rng, pooled: bool) {
     let size = [1, 2, 3, 4, 12][rng.usize(..5)];
     let prepare = if rng.bool() && !pooled { PrepareMode::Named } else { PrepareMode::Unnamed };
@@ -178,7 +178,7 @@ async fn nothing_left(world: &World, which: &str, what: &str, failures: &Failure
     }
 }
 
-/// Compares what is there with what the callers were told.
+/// Compares the rows with what the callers were told.
 async fn judge(world: &World, told: &[Told], failures: &Failures) -> [usize; 3] {
     nothing_left(world, "state <> 'idle'", "statements or transactions", failures).await;
     let locks = "pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')";

@@ -1,4 +1,4 @@
-//! Comparisons: of an old copy with its successor, of sequences, and of a shard's log with what clients were told.
+//! Comparisons: an old copy with its successor, sequences, and a shard's log with what clients were told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ async fn tables(client: &Client, schema: &str) -> Result<BTreeSet<String>, Error
     Ok(client.query(sql, &[&schema]).await?.iter().map(|row| row.get(0)).collect())
 }
 
-/// Rows and two hashes of them, of each table.
+/// For each table, its number of rows and two hashes of them.
 async fn digests(client: &Client, schema: &str, tables: &BTreeSet<String>) -> Result<BTreeMap<String, String>, Error> {
     let mut all = BTreeMap::new();
     let tables: Vec<&String> = tables.iter().collect();
@@ -45,14 +45,14 @@ async fn rows(client: &Client, schema: &str, table: &str) -> Result<BTreeMap<Str
     Ok(client.query(&sql, &[]).await?.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-/// A schema at a client.
+/// A schema, and the client that reads it.
 #[derive(Clone, Copy)]
 pub(crate) struct Side<'a> {
     pub(crate) client: &'a Client,
     pub(crate) schema: &'a str,
 }
 
-/// What two schemas' rows differ in, in words; empty if in nothing.
+/// The differences between two schemas' rows, in words; empty if there are none.
 pub(crate) async fn rows_differ(old: Side<'_>, new: Side<'_>) -> Result<Vec<String>, Error> {
     for side in [old, new] {
         side.client
@@ -102,12 +102,12 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// How many numbers from the first of its bounds on it has come: the next is the one after.
+    /// How many numbers it is past the first of its bounds; the next number is one further.
     fn next(&self) -> i128 {
         if self.called { self.last + self.increment } else { self.last }
     }
 
-    /// How many it can hand out still.
+    /// How many it can still hand out.
     fn left(&self) -> i128 {
         let bound = if self.increment > 0 { self.max - self.next() } else { self.next() - self.min };
         if bound < 0 { 0 } else { bound / self.increment.abs() + 1 }
@@ -173,7 +173,7 @@ pub(crate) async fn sequences_differ(old: Side<'_>, new: Side<'_>) -> Result<Vec
     Ok(wrong)
 }
 
-/// What a shard's log has, against what clients were told before it is read.
+/// The differences between a shard's log and what clients had been told before it is read.
 pub(crate) async fn log_differs(at: Side<'_>, told: &Told) -> Result<Vec<String>, Error> {
     let sql = format!("SELECT n FROM {}.txlog", quote_ident(at.schema));
     let there: BTreeSet<i64> = at.client.query(&sql, &[]).await?.iter().map(|row| row.get(0)).collect();

@@ -1,4 +1,4 @@
-//! A shard's definition, as pg_dump tells it: after all moves of a round it is what it was before them.
+//! A shard's definition, as pg_dump writes it: after all moves of a round it is the same as before them.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use pgshard::dev::Binaries;
 
 use super::state::Shared;
 
-/// What was said of each shard, and on which host.
+/// The definition of each shard, and the host it was read from.
 pub(crate) struct Definitions(Vec<(usize, Vec<String>)>);
 
 impl Definitions {
@@ -19,8 +19,9 @@ impl Definitions {
         Definitions(all)
     }
 
-    /// Fails the round where a shard's is another now. Versions tell the same thing in other words, and what the round
-    /// has altered is another. Names of NOT NULL do not count where a shard may have been on a version that has none.
+    /// Fails the round if a shard's definition has changed. Different versions write the same in other words, so those
+    /// are not compared, nor is what the round has altered. Names of NOT NULL do not count where a shard may have been
+    /// on a version that has none.
     pub(crate) fn compare(&self, after: &Definitions, shared: &Shared) {
         let story = shared.story();
         for (shard, ((before_on, before), (after_on, after))) in self.0.iter().zip(&after.0).enumerate() {

@@ -1,4 +1,4 @@
-//! The director: moves shards to and fro, and lets movers and servers meet their fates.
+//! The director: moves shards back and forth, and lets things happen to movers and servers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::overseer::{last_look, old_copy};
 use super::state::{Shared, add};
 use super::support::Ran;
 
-/// What happens to a move, with how often; `--without` takes these names.
+/// What may happen to a move, with its frequency; `--without` takes these names.
 pub(crate) const FATES: [(&str, u32); 13] = [
     ("plain", 6),
     ("kill", 5),
@@ -44,7 +44,7 @@ pub(crate) struct Director {
     feeds: bool,
     /// Whether transactions may be in a mover's way.
     crowded: bool,
-    /// Until then a table may be locked.
+    /// Until when a table may be locked.
     locked_until: Instant,
 }
 
@@ -74,7 +74,7 @@ impl Director {
         self.finish().await;
     }
 
-    /// One of these by weight.
+    /// One of these, chosen by weight.
     fn fate(&mut self) -> &'static str {
         let shared = &self.shared;
         let possible = |name: &str| shared.case.has(name) && (name != "restart" || shared.crashes);
@@ -136,14 +136,14 @@ impl Director {
         if !failpoint.is_empty() {
             environment.push(("PGSHARD_FAILPOINT", &failpoint));
         }
-        // Small tables, in many chunks.
+        // Small tables get many chunks.
         if self.rng.bool() {
             environment.push(("PGSHARD_CHUNK_BYTES", "12000"));
         }
         self.shared.tell(format!("{} [{fate} {failpoint}]", args.join(" ")));
         add(&self.shared.counts.moves);
         if fate == "lock" {
-            // Some tables are locked from the moment on in which their shard is claimed.
+            // Some tables are locked from the moment their shard is claimed.
             let late = shards.len() > 1 && self.rng.u8(0..4) > 0;
             self.lock(*shards.last().expect("a move is of shards"), late).await;
         }
@@ -173,7 +173,7 @@ impl Director {
         }
     }
 
-    /// What happens while the mover runs.
+    /// Lets it happen while the mover runs.
     async fn meet(&mut self, fate: &str, pid: Pid, shards: &[u16], running: &tokio::task::JoinHandle<Option<Ran>>) {
         let soon =
             |rng: &mut Rng| Duration::from_millis(if rng.bool() { rng.u64(20..500) } else { rng.u64(300..3000) });
@@ -233,7 +233,7 @@ impl Director {
             }
             "hold" => {
                 while !running.is_finished() {
-                    // It may be told before it is held.
+                    // It may be asked before it is held.
                     tokio::time::sleep(Duration::from_millis(700)).await;
                     if !running.is_finished() {
                         self.all_open("continue").await;
@@ -279,7 +279,7 @@ impl Director {
         });
     }
 
-    /// DDL of the application, and writes to what it has made.
+    /// Runs DDL of the application, and writes to what that created.
     async fn alter(&mut self, shards: &[u16]) {
         let shard = shards[self.rng.usize(0..shards.len())];
         let schema = Shared::schema_name(shard);
@@ -316,14 +316,14 @@ impl Director {
         }
     }
 
-    /// `moves pause` or `moves continue` of what is open.
+    /// Runs `moves pause` or `moves continue` for what is open.
     async fn all_open(&mut self, word: &str) {
         for (id, _) in self.open().await {
             self.command(&["moves", word, &id], &[]).await;
         }
     }
 
-    /// Runs a command; what it says is checked only for what may never be.
+    /// Runs a command; its output is checked only for what must never appear.
     async fn command(&mut self, args: &[&str], environment: &[(&str, &str)]) -> Ran {
         let child = self.shared.world.command(args, environment).spawn().expect("the command was built");
         let ran = ended(child).await.unwrap_or_else(|| stuck(&self.shared, args));
@@ -346,14 +346,14 @@ impl Director {
         }
     }
 
-    /// Whether somebody has done what a move that met no fate of its own speaks of.
+    /// Whether somebody caused what a move reports that had no fate of its own.
     fn excuses(&self, code: i32, said: &str) -> bool {
         let prepared = said.contains("has prepared transactions") && self.shared.case.has("prepared");
         let locked = said.contains("lock timeout") && self.locked_until > Instant::now();
         (code == 4 && prepared) || ([5, 7, 8].contains(&code) && (locked || prepared))
     }
 
-    /// Moves that are neither kept nor ended, and their least far phase.
+    /// Moves that are neither kept nor ended, and the phase of their least advanced shard.
     async fn open(&self) -> Vec<(String, String)> {
         let mut open = BTreeSet::new();
         for host in 0..2 {
@@ -374,7 +374,7 @@ impl Director {
         }
     }
 
-    /// Moves that can be taken back, with their shards.
+    /// Moves that can be rolled back, with their shards.
     async fn kept(&self) -> Vec<(String, Vec<u16>)> {
         let mut kept = Vec::new();
         for host in 0..2 {
@@ -389,7 +389,7 @@ impl Director {
         kept
     }
 
-    /// Ends what is open, in so many tries for each.
+    /// Ends what is open, with this many tries for each.
     async fn end_open(&mut self, tries: usize, abort: bool) {
         for (id, _) in self.open().await {
             for _ in 0..tries {
@@ -424,7 +424,7 @@ impl Director {
                     (0, _) => aborts,
                     // What was altered is not resumed.
                     (2.., "ddl") => attempt % 2 == 0,
-                    // Another move copies again when its slot is lost; a rollback cannot.
+                    // A move copies again if its slot is lost; a rollback cannot.
                     _ => slots_lost > 1,
                 };
                 let word = if abort { "abort" } else { "resume" };
@@ -467,7 +467,7 @@ impl Director {
         }
     }
 
-    /// What an operator does with moves that are kept.
+    /// What an operator does with kept moves.
     async fn after(&mut self) {
         match self.rng.u8(0..6) {
             0 | 1 => {
@@ -484,7 +484,7 @@ impl Director {
         }
     }
 
-    /// Drops old copies; those that were not compared since their mover died are audited before.
+    /// Drops old copies; those that were not compared because their mover died are audited first.
     async fn complete(&mut self, id: &str) -> Ran {
         let ran = self.command(&["moves", "complete", id, "--yes"], &[]).await;
         if ran.code() == 0 || !ran.stderr.contains("audit") {
@@ -494,7 +494,7 @@ impl Director {
         self.command(&["moves", "complete", id, "--yes", "--unaudited"], &[]).await
     }
 
-    /// Starts the feed, or kills it now and then.
+    /// Starts the feed, or sometimes kills it.
     async fn look_after_feed(&mut self) {
         if let Some(feed) = &mut self.feed {
             if self.rng.u8(0..4) == 0 {
@@ -511,7 +511,7 @@ impl Director {
         }
     }
 
-    /// With nobody at work, each old copy that is fed gets what its shard has.
+    /// While nobody works, each old copy that is fed must get what its shard has.
     async fn audit_feed(&mut self) {
         self.look_after_feed().await;
         self.shared.hush().await;
@@ -547,18 +547,18 @@ impl Director {
         let sides = (Side { client: old, schema: &left }, Side { client: new, schema });
         let mut differences =
             rows_differ(sides.0, sides.1).await.unwrap_or_else(|error| vec![super::work::words(&error)]);
-        // No stream has the changes of unlogged tables: a rollback copies their rows.
+        // The stream does not bring changes of unlogged tables: a rollback copies their rows.
         let unlogged = "SELECT 'table ' || relname || ',' FROM pg_class
             WHERE relpersistence = 'u' AND relkind = 'r' AND relnamespace = to_regnamespace(quote_ident($1))";
         let unlogged = new.query(unlogged, &[&schema]).await;
         let unlogged: Vec<String> = unlogged.unwrap_or_default().iter().map(|row| row.get(0)).collect();
         differences.retain(|difference| !unlogged.iter().any(|table| difference.starts_with(table)));
-        // A fate's DDL may be moved along with the shard, and is undone where the shard is: a feed takes no table away.
+        // The DDL of a fate may be moved along with the shard, and is undone where the shard is: a feed drops no table.
         differences.retain(|difference| difference != "table extra is on one side only");
         differences
     }
 
-    /// Ends everything, and looks whether anything is left.
+    /// Ends everything, and checks whether anything is left.
     async fn finish(mut self) {
         let shared = self.shared.clone();
         if shared.failed().is_some() {
@@ -630,8 +630,8 @@ impl Director {
     }
 }
 
-/// Detaches a partition, writes to what is a table of its own then, and attaches it again: now and then in one
-/// transaction, and now and then so late that the shard may have left. Whether the schema has any partition.
+/// Detaches a partition, writes to what is then a table of its own, and attaches it again: sometimes in one
+/// transaction, and sometimes so late that the shard may have left. Returns whether the schema has any partition.
 async fn reattach(shared: &Shared, mut rng: Rng, client: &Client, schema: &str) -> bool {
     let partitions =
         "SELECT i.inhrelid::regclass::text, i.inhparent::regclass::text, pg_get_expr(c.relpartbound, c.oid)
@@ -655,7 +655,7 @@ async fn reattach(shared: &Shared, mut rng: Rng, client: &Client, schema: &str) 
     let _ = client.batch_execute("SET lock_timeout = '2s'").await;
     for step in steps {
         shared.tell(&step);
-        // What writers are in the way of, or have put into the default partition meanwhile, stays as it is then.
+        // If writers are in the way, or have put rows into the default partition meanwhile, it stays detached.
         if client.batch_execute(&step).await.is_err() && client.batch_execute("ROLLBACK").await.is_err() {
             return true;
         }

@@ -1,4 +1,4 @@
-//! Random schemas, transactions and movers' fates, round after round, with PostgreSQL as the judge. See
+//! Random schemas, transactions and fates of movers, round after round, with PostgreSQL as the judge. See
 //! `script/test-rows --help`.
 #![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
 
@@ -81,10 +81,10 @@ fn asked() -> Result<Asked, String> {
     Ok(asked)
 }
 
-/// Each once, where none is asked for.
+/// Each pair once, if none is asked for.
 const PAIRS: [[u32; 2]; 4] = [[15, 18], [18, 18], [18, 15], [15, 15]];
 
-/// Plays a case, prints how it went, and notes it.
+/// Plays a case, prints its result, and logs it.
 async fn play(case: &Case, log: Option<&str>, quiet: bool) -> Outcome {
     let outcome = round(case).await;
     let counts = &outcome.counts;
@@ -126,7 +126,7 @@ async fn play(case: &Case, log: Option<&str>, quiet: bool) -> Outcome {
     outcome
 }
 
-/// Whether the case fails in the same way, in some tries.
+/// Whether the case fails in the same way in one of some tries.
 async fn fails(case: &Case, kind: &str, tries: usize) -> bool {
     for _ in 0..tries {
         if play(case, None, true).await.failure.is_some_and(|failure| failure.kind == kind) {
@@ -136,7 +136,7 @@ async fn fails(case: &Case, kind: &str, tries: usize) -> bool {
     false
 }
 
-/// Leaves out what is not needed for the failure, for so long.
+/// Leaves out what the failure does not need, for this long.
 async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
     let mut least = case.clone();
     let tables = schema::Schema::generate(case.seed, None, &case.without).tables.len();

@@ -43,7 +43,7 @@ async fn look(shared: &Shared, clients: &[Client; 2]) -> Result<(), Error> {
         let there = |host: usize| serving[host].contains(&i32::from(shard));
         let host = *shared.gates[usize::from(shard)].host.read().await;
         if there(1 - host) {
-            // It may have come there after the other was asked.
+            // It may have come there after the other host was asked.
             let sql = "SELECT state FROM pgshard.shard WHERE shard_id = $1";
             let state: String = clients[host].query_one(sql, &[&i32::from(shard)]).await?.get(0);
             if state == "serving" {

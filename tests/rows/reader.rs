@@ -1,5 +1,5 @@
-//! An application behind the router, that only reads: by statements that its connections keep, and what a client was
-//! told is done.
+//! An application behind the router that only reads: with statements that its connections keep, and by checking that
+//! what a client was told is done.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,7 +46,7 @@ pub(crate) async fn read(shared: Arc<Shared>) {
         match answer {
             Ok(rows) if rows.len() == 1 => {}
             Ok(rows) => shared.fail("router", format!("shard {shard}, {known:?}: {} rows in place of one", rows.len())),
-            // It waits for a server, or a mover, as long as it may.
+            // It may wait for a server, or a mover, for as long as it is allowed to.
             Err(error) if shared.crashes || error.is_retryable() => {
                 shared.erred("router", if error.is_retryable() { "retryable" } else { "gone" });
             }

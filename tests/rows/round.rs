@@ -22,7 +22,7 @@ use super::work::{Habit, session};
 
 const SHARDS: u16 = 4;
 
-/// How a round ended.
+/// The outcome of a round.
 pub(crate) struct Outcome {
     pub(crate) failure: Option<Failure>,
     pub(crate) story: Vec<String>,
@@ -36,7 +36,7 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     let crashes = rng.bool() && case.has("restart");
     let mut without = case.without.clone();
     if crashes {
-        // The old copy would be emptied before it is compared.
+        // Otherwise the old copy would be emptied before it is compared.
         without.insert("unlogged".to_owned());
     }
     let schema = Schema::generate(case.seed, case.tables.as_deref(), &without);

@@ -1,4 +1,5 @@
-//! A random schema from a seed: each table from its number alone, so that leaving some out changes none of the others.
+//! A random schema from a seed: each table depends on its number only, so that leaving some out does not change the
+//! others.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -8,17 +9,17 @@ use pgshard::pg::quote_ident;
 
 use super::values::{Kind, TYPES};
 
-/// Where a column's value comes from.
+/// How a column gets its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
     Plain,
-    /// There is a default; the statements give a value now and then.
+    /// From a default; statements give a value sometimes.
     Default,
     /// GENERATED ALWAYS AS IDENTITY.
     Always,
     /// Computed from the others.
     Generated,
-    /// The key of another table, or of this one: its table and column.
+    /// It is a key of another table, or of this one: that table and column.
     Reference(String, String),
 }
 
@@ -36,11 +37,11 @@ pub(crate) struct Column {
 enum Key {
     Primary,
     Composite,
-    /// With REPLICA IDENTITY FULL, or lent that.
+    /// A deferrable key; with REPLICA IDENTITY FULL, or that is lent.
     Deferrable,
     /// A unique index, for REPLICA IDENTITY USING INDEX, or to be lent as that.
     Index,
-    /// None, with REPLICA IDENTITY FULL, or lent that.
+    /// No key; with REPLICA IDENTITY FULL, or that is lent.
     Full,
     /// A primary key, with REPLICA IDENTITY FULL.
     PrimaryAndFull,
@@ -55,15 +56,15 @@ pub(crate) struct Table {
     /// Quoted.
     pub(crate) name: String,
     pub(crate) columns: Vec<Column>,
-    /// The columns of the key that there is, by number.
+    /// The columns of the key, if it has one, by number.
     pub(crate) key: Vec<usize>,
     /// Whether ON CONFLICT can name the key.
     pub(crate) arbiter: bool,
     pub(crate) deferrable: bool,
-    /// How many values keys take.
+    /// How many different values keys have.
     pub(crate) values: u32,
     pub(crate) rows: u32,
-    /// Those that have rows, quoted; none of a plain table.
+    /// The partitions that hold rows, quoted; empty for a plain table.
     pub(crate) partitions: Vec<String>,
     create: String,
     after: String,
@@ -96,18 +97,18 @@ const SEQUENCES: &str = "
     CREATE SEQUENCE {shard}.never_used START 42;
 ";
 
-/// Those that end soon.
+/// Sequences that end soon.
 const SHORT: &str = "
     CREATE SEQUENCE {shard}.down AS smallint INCREMENT -1 MAXVALUE 32000 MINVALUE 1 START 12000;
     CREATE SEQUENCE {shard}.small AS smallint START 23000;
 ";
 
-/// What a schema can have, beside what it always has; `--without` takes these names.
+/// What a schema can have in addition to what it always has; `--without` takes these names.
 pub(crate) const FEATURES: [&str; 8] =
     ["always", "deferrable", "identity-full", "composites", "short", "generated", "partitions", "unlogged"];
 
 impl Schema {
-    /// The tables with these numbers, of a schema of a number that the seed gives.
+    /// The tables with these numbers, of a schema whose number of tables depends on the seed.
     pub(crate) fn generate(seed: u64, only: Option<&[usize]>, without: &BTreeSet<String>) -> Schema {
         let mut rng = Rng::with_seed(seed);
         let count = match rng.u8(0..20) {
@@ -129,7 +130,7 @@ impl Schema {
         if without.contains("short") {
             sequences.truncate(4);
         }
-        // Of a generator of its own: other tables stay what they were.
+        // With a generator of its own, so that other tables do not change.
         let mut rng = Rng::with_seed(seed.wrapping_mul(31));
         let unlogged = tables.iter().filter(|table| {
             let (reference, own) =
@@ -142,7 +143,7 @@ impl Schema {
         Schema { tables, sequences, unlogged }
     }
 
-    /// As a shard migration.
+    /// The schema as a shard migration.
     pub(crate) fn sql(&self) -> String {
         let mut sql = format!("{TYPES}{SEQUENCES}");
         if self.sequences.iter().any(|name| name == "small") {
@@ -150,7 +151,7 @@ impl Schema {
         }
         sql +=
             "CREATE TABLE {shard}.txlog (n bigint PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp());\n";
-        // For what is read by a statement that was prepared long ago.
+        // For a statement that was prepared long ago and reads it.
         sql += "CREATE TABLE {shard}.moods (m {shard}.mood PRIMARY KEY); INSERT INTO {shard}.moods VALUES ('sad'), \
                 ('ok');\n";
         sql +=
@@ -165,7 +166,8 @@ impl Schema {
     }
 }
 
-/// How a table is cut: the key, the statements that make the partitions of `{table}`, and those that have rows.
+/// How a table is partitioned: the key, the statements that create the partitions of `{table}`, and those that hold
+/// rows.
 struct Partitioned {
     by: String,
     made: String,
@@ -208,7 +210,7 @@ impl Maker<'_> {
             |name: &str, kind: Kind, fill: Fill| Column { name: quote_ident(name), kind, fill, nullable: true };
         let mut columns = Vec::new();
         let mut parts = Vec::new();
-        // Before the key, so that its number is not its place.
+        // It comes before the key, so that the key's number is not its position.
         if self.rng.bool() {
             columns.push(column("gone", Kind::Integer, Fill::Plain));
             parts.push("gone integer".to_owned());
@@ -231,7 +233,7 @@ impl Maker<'_> {
         let mut key = vec![key_at];
         if matches!(key_kind, Key::Composite | Key::Index) && self.rng.bool() {
             let second = [Kind::Integer, Kind::TextC, Kind::Uuid, Kind::Double][self.rng.usize(0..4)];
-            // The other way round in the key than in the table.
+            // The key has its columns in another order than the table.
             key.insert(self.rng.usize(0..2), columns.len());
             parts.push(format!("second {} NOT NULL", second.sql()));
             columns.push(Column { nullable: false, ..column("second", second, Fill::Plain) });
@@ -250,7 +252,7 @@ impl Maker<'_> {
             };
             let default = self.rng.u8(0..5) == 0;
             let value = super::values::literal(&kind.value(&mut self.rng));
-            // A default that is NULL is none.
+            // A default of NULL counts as none.
             let clause = if default { format!(" DEFAULT {value}") } else { String::new() };
             parts.push(format!("{} {}{clause}", quote_ident(&name), kind.sql()));
             if kind == Kind::External {
@@ -317,10 +319,10 @@ impl Maker<'_> {
         }
     }
 
-    /// Cuts every fourth table by a column of its key, where nothing but the key is unique. Its numbers are small, so
-    /// that rows go from one partition to another.
+    /// Partitions every fourth table by a column of its key, if nothing but the key is unique. The column's numbers are
+    /// small, so that rows move from one partition to another.
     fn partitioned(&mut self, columns: &[Column], key: &[usize], key_kind: Key) -> Option<Partitioned> {
-        // Of a generator of its own: tables without partitions stay what they were.
+        // With a generator of its own, so that tables without partitions do not change.
         let mut rng = Rng::with_seed(self.rng.clone().u64(..));
         let alone = columns.iter().all(|column| !["\"position\"", "\"during\""].contains(&column.name.as_str()));
         let plain = |name: &String| !columns.iter().any(|column| column.name == *name && column.nullable);
@@ -360,7 +362,7 @@ impl Maker<'_> {
                 let leaves = vec![leaf("some"), leaf("rest")];
                 Partitioned { by: format!("LIST ({name})"), made: some + &rest, leaves }
             }
-            // An enum's hash is another on every host.
+            // An enum's hash differs from host to host.
             _ if column.kind == Kind::Mood => {
                 let made = make("sad", "{table}", "FOR VALUES IN ('sad')") + &make("rest", "{table}", "DEFAULT");
                 Partitioned { by: format!("LIST ({name})"), made, leaves: vec![leaf("sad"), leaf("rest")] }
@@ -450,7 +452,7 @@ impl Maker<'_> {
         if chance(4) {
             add("stamp", Kind::Integer, Fill::Default, "integer DEFAULT 0".to_owned());
             let also = match columns_have(parts, "rev") && self.rng.bool() {
-                // What a trigger may do, though no statement.
+                // A trigger may do this, although a statement may not.
                 true => "NEW.rev := NEW.rev + 100000;",
                 false => "",
             };

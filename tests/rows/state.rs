@@ -1,4 +1,4 @@
-//! What the parts of one round share: where each shard's workload talks to, what it was told, what went wrong.
+//! What the parts of one round share: which host each shard's workload talks to, what it was told, what went wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use tokio_postgres::{Client, NoTls};
 use super::schema::Schema;
 use super::support::World;
 
-/// What a round is made of. The same command line makes the same.
+/// The parameters of a round. The same command line makes the same round.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) seed: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// What `script/test-rows` takes to do it again.
+    /// The arguments of `script/test-rows` that repeat it.
     pub(crate) fn words(&self) -> String {
         let mut words =
             format!("--seed {} --versions {}-{} --moves {}", self.seed, self.versions[0], self.versions[1], self.moves);
@@ -45,7 +45,7 @@ impl Case {
     }
 }
 
-/// What a round is ended by: the kind, by which a shrunk round is known to fail in the same way, and the words.
+/// Why a round ended: the kind, by which a shrunk round is recognized as failing in the same way, and the description.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: &'static str,
@@ -93,16 +93,16 @@ pub(crate) struct Shared {
     pub(crate) counts: Counts,
     pub(crate) begun: Instant,
     pub(crate) stop: AtomicBool,
-    /// No new transaction begins.
+    /// Whether no new transaction may begin.
     pub(crate) quiet: AtomicBool,
-    /// None is long, none locks a table.
+    /// Whether no transaction may be long or lock a table.
     pub(crate) calm: AtomicBool,
     pub(crate) under_way: AtomicUsize,
-    /// Connections break in this round, since it restarts servers.
+    /// Whether connections break in this round because it restarts servers.
     pub(crate) crashes: bool,
     failure: Mutex<Option<Failure>>,
     story: Mutex<Vec<String>>,
-    /// By kind of statement and SQLSTATE.
+    /// How many errors there were, by kind of statement and SQLSTATE.
     errors: Mutex<BTreeMap<(String, String), usize>>,
 }
 
@@ -180,7 +180,7 @@ impl Shared {
         Some(client)
     }
 
-    /// The same, waiting for it.
+    /// The same, but waits for the server.
     pub(crate) async fn reach(&self, host: usize) -> Client {
         loop {
             if let Some(client) = self.connect(host).await {

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use super::schema::{Column, Fill, Schema, Table};
 use super::values::{copied, literal};
 
-/// The kinds of statements, with how often each comes; `--without` takes these names.
+/// The kinds of statements, with their frequency; `--without` takes these names.
 pub(crate) const KINDS: [(&str, u32); 18] = [
     ("insert", 22),
     ("many", 6),
@@ -71,7 +71,7 @@ impl Statements<'_> {
                     "SELECT nextval('{{shard}}.{sequence}') FROM generate_series(1, {calls})"
                 )));
             }
-            // Forward only: no number comes twice.
+            // Only forward, so that no number comes twice.
             "setval" => {
                 return Some(Statement::Sql(
                     "SELECT setval('{shard}.plain', last_value + 70) FROM {shard}.plain".to_owned(),
@@ -198,7 +198,7 @@ impl Statements<'_> {
                     column.name
                 )
             }
-            // The same key again and again in one transaction.
+            // The same key several times in one transaction.
             "chain" => {
                 let column = &table.columns[*table.key.first()?];
                 if column.fill == Fill::Always {
@@ -225,7 +225,7 @@ impl Statements<'_> {
                 let strength = ["UPDATE", "NO KEY UPDATE", "SHARE", "KEY SHARE"][rng.usize(0..4)];
                 format!("SELECT count(*) FROM (SELECT FROM {name} WHERE {} FOR {strength}) AS locked", some(rng, 5))
             }
-            // Often would leave nothing to be moved.
+            // If it came often, nothing would be left to be moved.
             "truncate" if rng.u8(0..12) == 0 => match table.partitions.get(rng.usize(0..6)) {
                 Some(partition) => format!("TRUNCATE {{shard}}.{partition} CASCADE"),
                 None => format!("TRUNCATE {name} CASCADE"),
@@ -236,7 +236,7 @@ impl Statements<'_> {
         Some(Statement::Sql(sql))
     }
 
-    /// `a = 1, b = 2` of so many columns at most.
+    /// `a = 1, b = 2` for this many columns at most.
     fn settings(&self, table: &Table, rng: &mut Rng, most: usize) -> Option<String> {
         let mut set: Vec<(String, String)> = Vec::new();
         for _ in 0..rng.usize(1..=most) {
@@ -251,7 +251,7 @@ impl Statements<'_> {
     }
 }
 
-/// A type without its collation, as a cast has it.
+/// A type without its collation, as in a cast.
 fn bare(sql: &str) -> &str {
     sql.split(" COLLATE").next().unwrap_or(sql)
 }
@@ -261,7 +261,7 @@ fn pick<'a>(table: &'a Table, rng: &mut Rng) -> Option<(usize, &'a Column)> {
     (!columns.is_empty()).then(|| columns[rng.usize(0..columns.len())])
 }
 
-/// The columns that an INSERT names: keys nearly always, others mostly.
+/// The columns that an INSERT lists: keys nearly always, others mostly.
 fn chosen(table: &Table, rng: &mut Rng) -> Vec<usize> {
     let wanted = |(at, column): &(usize, &Column), rng: &mut Rng| match column.fill {
         Fill::Default => rng.u8(0..6) == 0,
@@ -285,7 +285,7 @@ fn value(table: &Table, at: usize, rng: &mut Rng) -> Option<String> {
         return Some(column.kind.key(rng, table.values));
     }
     match rng.u8(0..3) {
-        // Where a key may have none, rows that are wholly the same.
+        // If a table may have no key, some rows are completely equal.
         0 if column.name == "\"position\"" => Some(rng.u16(..).to_string()),
         _ => column.kind.value(rng),
     }

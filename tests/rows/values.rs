@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 
-/// What a column holds. Values are texts, as COPY has them: in SQL they are quoted.
+/// What a column contains. Values are texts, as in COPY; in SQL they are quoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Boolean,
@@ -50,7 +50,7 @@ pub(crate) enum Kind {
     Large,
     /// Many kilobytes that do.
     Long,
-    /// The same, kept as it is.
+    /// The same, stored without compression.
     External,
 }
 

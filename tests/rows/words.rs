@@ -1,11 +1,11 @@
-//! The words of a command line: `--name value`, and a few that stand alone.
+//! The arguments of a command line: `--name value`, and a few without a value.
 
 use std::str::FromStr;
 
 pub(crate) struct Words(Vec<String>);
 
 impl Words {
-    /// Those of this process, without its name.
+    /// The arguments of this process, without its name.
     pub(crate) fn of_process() -> Words {
         Words(std::env::args().skip(1).rev().collect())
     }
@@ -14,13 +14,13 @@ impl Words {
         self.0.pop()
     }
 
-    /// What follows the word that was just taken.
+    /// What follows the argument that was just taken.
     pub(crate) fn value<T: FromStr>(&mut self, word: &str) -> Result<T, String> {
         let value = self.next().ok_or_else(|| format!("{word} takes a value"))?;
         value.parse().map_err(|_| format!("{word} {value}: not what it takes"))
     }
 
-    /// The same where several stand between commas, or none.
+    /// The same for several values, or none, between commas.
     pub(crate) fn values<T: FromStr>(&mut self, word: &str) -> Result<Vec<T>, String> {
         let text: String = self.value(word)?;
         let each = text.split(',').filter(|value| !value.is_empty());
@@ -28,7 +28,7 @@ impl Words {
     }
 }
 
-/// A seed that nobody chose.
+/// A random seed.
 pub(crate) fn seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(1, |now| now.as_millis() as u64 % 100_000_000)

@@ -11,11 +11,11 @@ use tokio_postgres::{Client, Error};
 use super::state::{Shared, Told, add};
 use super::statements::{Statement, Statements};
 
-/// How a session's transactions are.
+/// What a session's transactions are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Habit {
     Short,
-    /// Some seconds, with pauses.
+    /// They take some seconds, with pauses.
     Long,
     /// Maintenance: VACUUM, REINDEX, ANALYZE.
     Janitor,
@@ -33,9 +33,9 @@ impl Told {
     }
 }
 
-/// Why a transaction did not come to its end.
+/// Why a transaction did not finish.
 enum Broken {
-    /// The server said no; whatever it was is rolled back, or will be.
+    /// The server refused; the transaction is rolled back, or will be.
     Refused,
     /// The connection is gone: before its COMMIT was sent, or after.
     Gone { sent: bool },
@@ -74,7 +74,7 @@ struct Session {
     clients: [Option<Client>; 2],
     count: i64,
     settings: &'static str,
-    /// The host of the transaction that is under way.
+    /// The host of the current transaction.
     at: usize,
 }
 
@@ -185,7 +185,7 @@ impl Session {
                     }
                 }
                 Ok(()) => {}
-                // Even after the shard has moved away: what was done before still counts.
+                // This counts even after the shard has moved away: what was done before still holds.
                 Err(error) if savepoint && at < logged_at && self.rng.bool() => {
                     if let Broken::Gone { sent } = self.judge_within(client, shard, kind, &sent.0, error, begun).await {
                         return Err(Broken::Gone { sent });
@@ -200,7 +200,7 @@ impl Session {
         self.end(client, shard, host, id, begun).await
     }
 
-    /// COMMIT, ROLLBACK, or in two phases.
+    /// COMMIT, ROLLBACK, or two-phase commit.
     async fn end(
         &mut self,
         client: &Client,
@@ -250,7 +250,7 @@ impl Session {
             match another.as_ref().unwrap_or(client).batch_execute(&sql).await {
                 Ok(()) => return Ok(if commits { End::Committed } else { End::RolledBack }),
                 Err(error) => match error.code().map(|code| code.code().to_owned()) {
-                    // Done before the connection broke, or never prepared.
+                    // It was done before the connection broke, or never prepared.
                     Some(code) if code == "42704" => {
                         return if asked > 1 || !known {
                             Err(Broken::Gone { sent: true })
@@ -290,7 +290,7 @@ impl Session {
             self.judge(client, shard, "maintain", &sql, error, begun, false).await;
         }
         if kind == "concurrently" {
-            // What a REINDEX CONCURRENTLY leaves when the shard goes away under it.
+            // What a REINDEX CONCURRENTLY leaves if the shard leaves while it works.
             let left = "SELECT i.indexrelid::regclass::text FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
                 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE NOT i.indisvalid AND n.nspname = $1";
             for row in client.query(left, &[&schema]).await.unwrap_or_default() {
@@ -299,7 +299,7 @@ impl Session {
         }
     }
 
-    /// [`Session::judge`] with the transaction going on from its savepoint.
+    /// [`Session::judge`] for a transaction that goes on from its savepoint.
     async fn judge_within(
         &mut self,
         client: &Client,
@@ -316,7 +316,7 @@ impl Session {
         if error.as_db_error().is_some() { Broken::Refused } else { Broken::Gone { sent: false } }
     }
 
-    /// What an error means: whose fault it is, and what became of the transaction.
+    /// What an error means: whose fault it is, and what happened to the transaction.
     #[allow(clippy::too_many_arguments, reason = "what there is to know of an error")]
     async fn judge(
         &mut self,
@@ -356,7 +356,7 @@ impl Session {
         if earned(&code, kind, error) {
             return;
         }
-        // The shard was closed, or went away, meanwhile: any name may have meant something else.
+        // The shard was closed, or left, meanwhile: any name may have meant something else.
         let sql =
             "SELECT state <> 'serving' OR coalesce(last_fence_at, '-infinity') > $2::timestamptz - interval '1 second'
             FROM pgshard.shard WHERE shard_id = $1";
@@ -381,7 +381,7 @@ async fn copy_in(client: &Client, sql: &str, lines: &str) -> Result<(), Error> {
     sink.finish().await.map(drop)
 }
 
-/// An error that the statement can earn by itself, with or without a move.
+/// An error that the statement can cause by itself, with or without a move.
 fn earned(code: &str, kind: &str, error: &Error) -> bool {
     let text = error.as_db_error().map(|error| error.message().to_owned()).unwrap_or_default();
     match &code[..2] {
@@ -389,12 +389,12 @@ fn earned(code: &str, kind: &str, error: &Error) -> bool {
         "23" | "22" | "40" | "21" | "27" => true,
         _ => match code {
             "55006" => kind == "truncate",
-            // Index rows, and the like.
+            // Too large index rows, and the like.
             "54000" => true,
             // A bug of PostgreSQL's (BUG #18351): a dead row that VACUUM FULL still copies, whose TOAST a vacuum has
             // removed.
             "XX001" if kind == "maintain" => text.contains("missing chunk number 0 for toast value"),
-            // REINDEX CONCURRENTLY and VACUUM meet others of their kind.
+            // REINDEX CONCURRENTLY and VACUUM collide with others of their kind.
             "55P03" | "XX000" if kind == "maintain" => text.contains("lock") || text.contains("tuple concurrently"),
             "0A000" => text.contains("deferrable"),
             _ => false,

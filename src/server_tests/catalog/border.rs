@@ -1,4 +1,4 @@
-//! What is bound to a shard's objects from outside passes the fence, so it is found and named.
+//! Whatever outside a shard is bound to its objects is not stopped by a fence, so it must be found and named.
 
 use crate::SchemaPrefix;
 use crate::mover::definition::border::{Crossing, CrossingKind, Error, crossings};
@@ -15,13 +15,13 @@ async fn found(client: &Client, schema: impl Into<Namespace>) -> Vec<Crossing> {
         .unwrap_or_else(|error| panic!("{error}: {error:?}"))
 }
 
-/// The shard that all of these are about.
+/// The shard of all these tests.
 const SHARD: &str = "CREATE SCHEMA shard_0007; CREATE SEQUENCE shard_0007.s; CREATE TYPE shard_0007.mood AS ENUM ('x');
     CREATE TABLE shard_0007.t (id int PRIMARY KEY, a int);
     CREATE FUNCTION shard_0007.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
     CREATE FUNCTION shard_0007.g() RETURNS int LANGUAGE sql AS 'SELECT 1'";
 
-/// What is done outside, what kind of crossing that is, the outside object and the inside one.
+/// What is done outside, the kind of crossing that it makes, the outside object and the inside object.
 const CROSSING: &[(&str, CrossingKind, &str, &str)] = &[
     (
         "CREATE FUNCTION public.bound() RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT count(*) FROM shard_0007.t; \
@@ -122,7 +122,7 @@ const CROSSING: &[(&str, CrossingKind, &str, &str)] = &[
 ];
 
 on_each_version! {
-    /// Each is named with both ends and a remedy, while the schema has its name and while it has another.
+    /// Each crossing is named with both ends and a remedy, both while the schema has its name and while it has another.
     async fn every_crossing_is_found(version) {
         let cluster = Servers::start(version, 1);
         let (mut app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
@@ -153,7 +153,7 @@ on_each_version! {
         }
     }
 
-    /// The rich schema is closed: what shared schemas offer, partitions of its own and publications are no crossing.
+    /// The rich schema is closed: objects of shared schemas, partitions of its own and publications are no crossings.
     async fn what_is_no_crossing(version) {
         let cluster = Servers::start(version, 1);
         roles(&cluster).await;
@@ -181,7 +181,7 @@ on_each_version! {
         assert!(matches!(nowhere, Err(Error::NoSchema { .. })));
     }
 
-    /// A subscription writes by OID, whatever the table's schema is called by now.
+    /// A subscription writes by OID, whatever the schema of the table is called by now.
     async fn a_subscription_is_found(version) {
         let cluster = Servers::start(version, 1);
         let (mut app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
@@ -208,7 +208,8 @@ on_each_version! {
         run(&postgres, "ALTER SUBSCRIPTION sub SET (slot_name = NONE); DROP SUBSCRIPTION sub").await;
     }
 
-    /// What an old signpost captures is caught before anything is opened (a `search_path` that has it, here).
+    /// A name that an old signpost captures is noticed before anything is opened (here because the signpost is in a
+    /// `search_path`).
     async fn a_captured_default_is_found(version) {
         let cluster = Servers::start(version, 2);
         let (mut source, mut target) = (cluster.app(0).await, cluster.app(1).await);

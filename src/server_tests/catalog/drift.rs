@@ -1,10 +1,10 @@
-//! What an audit says of two definitions of one shard.
+//! The differences that an audit reports between two definitions of one shard.
 
 use super::{facts, run};
 use crate::mover::definition::drift::drift;
 use crate::server_tests::servers::Servers;
 
-/// A table with an index, and a partitioned one with a foreign key; one of its partitions has a foreign key more.
+/// A table with an index, and a partitioned one with a foreign key; one of its partitions has another foreign key.
 const TABLES: &str = "
     CREATE TABLE users (id int PRIMARY KEY, name text);
     CREATE INDEX users_name ON users (name);
@@ -13,11 +13,11 @@ const TABLES: &str = "
     CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM (1) TO (10);
     ALTER TABLE events_1 ADD CONSTRAINT own FOREIGN KEY (parent) REFERENCES users;";
 
-/// What is done to one side, and what is told of it where that is the target.
+/// What is done to one side, and what is reported about it if that is the target.
 const CHANGES: [(&str, &[&str]); 8] = [
-    // It fails, and leaves an index that is not valid, as a REINDEX CONCURRENTLY has one while it works.
+    // This fails, and leaves an index that is not valid, such as a REINDEX CONCURRENTLY has while it works.
     ("CREATE UNIQUE INDEX CONCURRENTLY users_ccnew ON users (name)", &[]),
-    // One that both sides have, and that can be used on one only.
+    // An index that both sides have, but that only one can use.
     (
         "DROP INDEX users_name; CREATE UNIQUE INDEX CONCURRENTLY users_name ON users (name)",
         &[
@@ -28,7 +28,7 @@ const CHANGES: [(&str, &[&str]); 8] = [
     ("DROP INDEX users_name", &["index users_name: on users USING btree (name) vs nothing"]),
     ("CREATE INDEX users_more ON users (id, name)", &["index users_more: nothing vs on users USING btree (id, name)"]),
     ("ALTER TABLE events DROP CONSTRAINT of_user", &[]),
-    // As it is before PostgreSQL 18 until the key of the whole is made.
+    // The state before PostgreSQL 18 until the key of the whole table is made.
     (
         "ALTER TABLE events DROP CONSTRAINT of_user; \
          ALTER TABLE events_1 ADD CONSTRAINT of_user FOREIGN KEY (\"user\") REFERENCES users NOT VALID",
@@ -46,7 +46,7 @@ const CHANGES: [(&str, &[&str]); 8] = [
 ];
 
 on_each_version! {
-    /// What is under way is no loss, on whichever side it is. All else is told.
+    /// What is under way is no loss, on whichever side it is. Everything else is reported.
     async fn what_is_under_way_is_not_told(version) {
         let cluster = Servers::start(version, 1);
         let mut client = cluster.app(0).await;
@@ -54,7 +54,7 @@ on_each_version! {
             for schema in ["source", "target"] {
                 run(&client, &format!("CREATE SCHEMA {schema}; SET search_path = {schema}; {TABLES}")).await;
             }
-            // Each by itself: CONCURRENTLY wants no transaction.
+            // Each by itself: CONCURRENTLY must not run in a transaction.
             let mut failed = false;
             for statement in change.split("; ") {
                 failed |= client.batch_execute(statement).await.is_err();

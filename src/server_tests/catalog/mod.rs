@@ -1,4 +1,4 @@
-//! A schema's definition: read from the catalogs of one server, made again on another, and compared.
+//! A schema's definition: read from the catalogs of one server, created on another, and compared.
 
 use std::process::Command;
 
@@ -54,7 +54,7 @@ async fn roles(cluster: &Servers) {
     run(&cluster.superuser(0).await, "CREATE ROLE reader; CREATE ROLE writer").await;
 }
 
-/// Makes the schema as a move does: under another name, in a transaction with the preamble.
+/// Creates the schema as a move does: under another name, in a transaction with the preamble.
 async fn make(client: &mut Client, creation: &Creation, schema: &str) {
     for statements in [&creation.before_data, &creation.after_data] {
         let transaction = client.transaction().await.unwrap();
@@ -68,7 +68,7 @@ async fn make(client: &mut Client, creation: &Creation, schema: &str) {
     }
 }
 
-/// What pg_dump says of the schema, without comments and settings, the statements sorted.
+/// pg_dump's output for the schema, without comments and settings, the statements sorted.
 fn dumped(url: &str) -> Vec<String> {
     let program = Binaries::of_major(18).unwrap().program("pg_dump");
     let dump = Command::new(program).args(["--schema-only", "--schema=shard_0007", "--dbname", url]).output().unwrap();
@@ -96,7 +96,7 @@ async fn carry(source: &Servers, target: &Servers) {
     let before = facts(&mut from, "shard_0007").await;
     let dumped_before = dumped(&source.server(0).url());
 
-    // Everything in it has a name that the shard has too: what is looked up by name would find it.
+    // Everything in it has a name that the shard has too: a look-up by name would find it.
     run(
         &to,
         "CREATE SCHEMA shard_0007;
@@ -124,7 +124,7 @@ async fn carry(source: &Servers, target: &Servers) {
     assert_eq!(fingerprint(&before), fingerprint(&after));
     assert!(differences(&before, &after).is_empty());
 
-    // Carried once more it is still the same, so nothing was only deparsed alike.
+    // A second round trip gives the same, so the first was not equal only in its deparsed text.
     let again = create(&after, &goal).unwrap_or_else(|refusals| panic!("{refusals:#?}"));
     if version(&from).await == version(&to).await {
         assert_eq!(creation, again);
@@ -141,7 +141,7 @@ async fn carry(source: &Servers, target: &Servers) {
         assert_eq!(dumped_before.len(), dumped_after.len());
     }
 
-    // It works: defaults by function, identity, serial and sequence; generated columns; checks; keys.
+    // It works: defaults from functions, identities, serials and sequences; generated columns; checks; keys.
     run(&to, "ALTER SCHEMA shard_0007__signpost_e2 RENAME TO elsewhere; DROP SCHEMA elsewhere CASCADE").await;
     let insert = "INSERT INTO shard_0007.users (name) VALUES ('Ann')
         RETURNING id, number, other, serial, name_upper, name_lower, added, state::text";
@@ -169,7 +169,7 @@ fn report(left: &Facts, right: &Facts) -> String {
 
 /// What changes a definition, and how the difference names it.
 const CHANGES: &[(&str, &str)] = &[
-    // Nothing else may change a table whose row type is in use.
+    // While its row type is in use, nothing else may change a table.
     ("ALTER TABLE \"Order's (1)\" DROP COLUMN whole", "table Order's (1): column whole: users vs nothing"),
     (
         "ALTER TABLE users ALTER COLUMN price TYPE numeric(12, 2)",
@@ -240,13 +240,13 @@ const CHANGES: &[(&str, &str)] = &[
 ];
 
 on_each_version! {
-    /// Everything in the rich schema comes over, in its full.
+    /// Everything in the rich schema is carried, and completely.
     async fn a_schema_is_carried(version) {
         let cluster = Servers::start(version, 2);
         carry(&cluster, &cluster).await;
     }
 
-    /// The name is not in the fingerprint; everything that a statement changes is, and the difference names it.
+    /// The name is not in the fingerprint; everything that a statement can change is, and the difference names it.
     async fn the_fingerprint_sees_changes(version) {
         let cluster = Servers::start(version, 1);
         roles(&cluster).await;
@@ -274,7 +274,7 @@ on_each_version! {
             assert!(seen.contains(expected), "{change}: {seen}");
             assert_ne!(fingerprint(&before), fingerprint(&after), "{change}");
         }
-        // A publication is no part of it: the move makes one itself.
+        // A publication is not part of it: the move creates one itself.
         let before = facts(&mut client, "shard_0007").await;
         let stamped = stamp(&client, renamed.oid).await.unwrap();
         run(&client, "CREATE PUBLICATION p FOR TABLE users").await;
@@ -293,7 +293,7 @@ on_each_version! {
         assert_eq!(report(&before, &after), "");
     }
 
-    /// What is done to a neighbour whose objects were made in between is not taken for a change of this one.
+    /// A change of a neighbour whose objects were created in between is not taken for a change of this schema.
     async fn neighbours_do_not_count(version) {
         let cluster = Servers::start(version, 1);
         let mut client = cluster.app(0).await;
@@ -324,7 +324,7 @@ on_each_version! {
         }
     }
 
-    /// Values come over whatever they are, under the name that the schema has at the time.
+    /// Values are carried whatever they are, under the name that the schema has at the time.
     async fn sequence_values_are_carried(version) {
         let cluster = Servers::start(version, 1);
         let client = cluster.app(0).await;
@@ -362,7 +362,7 @@ on_each_version! {
         set_sequence_values(&client, "empty", &[]).await.unwrap();
     }
 
-    /// Outside a transaction settings do not hold, and what is read would mean something else at the target.
+    /// Outside a transaction settings do not last, and what is read would mean something else at the target.
     async fn reading_wants_a_transaction_and_leaves_no_trace(version) {
         let cluster = Servers::start(version, 1);
         let mut client = cluster.app(0).await;

@@ -1,4 +1,4 @@
-//! What cannot be carried is refused by name, all of it at once.
+//! What cannot be carried is refused by name, all reasons at once.
 
 use crate::mover::Refusal;
 use crate::mover::definition::ddl::{Target, create};
@@ -9,7 +9,7 @@ use crate::server_tests::servers::Servers;
 
 const TARGET: Target<'_> = Target { schema: "shard_0007__incoming", final_schema: "shard_0007", version: 180000 };
 
-/// What is done as the owner, and the refusal that it earns: the object, and a part of the reason.
+/// What is done as the owner, and the refusal for it: the object, and a part of the reason.
 const REFUSED: &[(&str, &str, &str)] = &[
     ("CREATE TABLE t (id int); ALTER TABLE t FORCE ROW LEVEL SECURITY", "table t", "row level security"),
     (
@@ -45,7 +45,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("CREATE TABLE t (id int); REVOKE INSERT ON t FROM app", "table t", "its owner has no INSERT"),
     ("REVOKE CREATE ON SCHEMA shard_0007 FROM app", "schema", "its owner has no CREATE"),
     (
-        // What is read when it is filled runs while the shard's name is somebody else's.
+        // A view that is read while another is filled runs while the shard's name belongs to another schema.
         "CREATE TABLE s (id int);
          CREATE FUNCTION f() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM shard_0007.s';
          CREATE VIEW v AS SELECT f() AS n; CREATE MATERIALIZED VIEW t AS SELECT n FROM v",
@@ -89,7 +89,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// What only a superuser can make.
+/// What only a superuser can create.
 const REFUSED_OF_SUPERUSER: &[(&str, &str, &str)] = &[
     (
         "ALTER DEFAULT PRIVILEGES FOR ROLE postgres IN SCHEMA shard_0007 GRANT SELECT ON TABLES TO PUBLIC",
@@ -150,7 +150,7 @@ on_each_version! {
         }
     }
 
-    /// Two functions that are bound to each other's types, say, can be made in no order.
+    /// Two functions that are bound to each other's types, for example, cannot be created in any order.
     async fn a_circle_is_refused(version) {
         let cluster = Servers::start(version, 1);
         let mut app = cluster.app(0).await;
@@ -165,7 +165,7 @@ on_each_version! {
         assert_refused(&refusals, "type d, function f(d)", "need each other", "circle");
     }
 
-    /// An index whose CONCURRENTLY failed is no index to carry.
+    /// An index whose CONCURRENTLY failed cannot be carried.
     async fn an_invalid_index_is_refused(version) {
         let cluster = Servers::start(version, 1);
         let mut app = cluster.app(0).await;
@@ -179,7 +179,7 @@ on_each_version! {
         assert_refused(&create(&facts, &TARGET).unwrap_err(), "index i", "is not valid", "invalid");
     }
 
-    /// What is lost without harm is said.
+    /// What is lost without harm is mentioned.
     async fn notes(version) {
         let cluster = Servers::start(version, 1);
         let mut app = cluster.app(0).await;
