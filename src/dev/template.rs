@@ -14,6 +14,12 @@ use super::privileges::Account;
 /// What every server has from its first moment on. Changing it makes new templates: it is part of their key.
 const ROLES: &str = "CREATE ROLE app LOGIN REPLICATION CREATEDB;\nCREATE DATABASE app OWNER app;\n";
 
+/// Before PostgreSQL 15 everybody may create objects in `public`. Of every database: it is run in the one that others are copied from.
+const OWN_PUBLIC: &str = "REVOKE CREATE ON SCHEMA public FROM PUBLIC;\n";
+
+/// And there the owner of a database does not own its `public`.
+const GIVE_PUBLIC: &str = "GRANT CREATE ON SCHEMA public TO app;\n";
+
 /// The end of `postgresql.conf`. The file is written for each server, after its passwords.
 const INCLUDE: &str = "include_if_exists = 'pgshard.conf'\n";
 
@@ -28,7 +34,7 @@ pub(super) fn lay(binaries: &Binaries, account: &Account, data: &Path) -> Result
 fn template(binaries: &Binaries, account: &Account) -> Result<PathBuf, Error> {
     let name = format!("template-{}", binaries.major());
     let directory = binaries.directory().to_string_lossy();
-    let keys = [binaries.version(), &directory, account.name(), ROLES, INCLUDE];
+    let keys = [binaries.version(), &directory, account.name(), ROLES, OWN_PUBLIC, GIVE_PUBLIC, INCLUDE];
     let entry = Cache::open(&layout::throwaway(account)?)?.entry(&name, &keys, |place| {
         let data = place.join("data");
         account.let_through(place)?;
@@ -49,15 +55,32 @@ fn build(binaries: &Binaries, account: &Account, data: &Path) -> Result<(), Erro
     };
     // Not every system has C.UTF-8; initdb empties the folder again when it fails.
     initdb("C.UTF-8").or_else(|_| initdb("C"))?;
+    if binaries.major() < 15 {
+        run_single_in("template1", binaries, account, data, OWN_PUBLIC)?;
+    }
     run_single(binaries, account, data, ROLES)?;
+    if binaries.major() < 15 {
+        run_single_in("app", binaries, account, data, GIVE_PUBLIC)?;
+    }
     account.append(&data.join("postgresql.conf"), INCLUDE)
 }
 
 /// Runs statements, one a line, as the superuser in a data directory whose server does not run. A server for one user
 /// on stdin needs no port and takes a tenth of a second.
 pub(super) fn run_single(binaries: &Binaries, account: &Account, data: &Path, statements: &str) -> Result<(), Error> {
+    run_single_in("postgres", binaries, account, data, statements)
+}
+
+/// The same in this database.
+fn run_single_in(
+    database: &str,
+    binaries: &Binaries,
+    account: &Account,
+    data: &Path,
+    statements: &str,
+) -> Result<(), Error> {
     let single = ["--single", "-c", "exit_on_error=on", "-c", "fsync=off", "-D"];
     let mut arguments: Vec<&OsStr> = single.iter().map(AsRef::as_ref).collect();
-    arguments.extend([data.as_os_str(), "postgres".as_ref()]);
+    arguments.extend([data.as_os_str(), database.as_ref()]);
     account.run(&binaries.program("postgres"), &arguments, statements).map(drop)
 }

@@ -21,7 +21,7 @@ pub(crate) const LEASE: Uuid = Uuid::from_u128(0x5ea5e);
 
 /// The other version that is tested.
 pub(crate) fn other(version: u32) -> u32 {
-    if version == 15 { 18 } else { 15 }
+    if version == 18 { older!() } else { 18 }
 }
 
 /// `db1`, the source, and `db2`, the target.

@@ -16,6 +16,7 @@ mod fence;
 mod hosts;
 mod ids;
 mod keys;
+mod manual;
 mod migrate;
 mod moves;
 mod primaries;

@@ -28,8 +28,6 @@ on_each_version! {
         client
             .batch_execute(&in_shard(
                 "
-            CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO {s}.photos (id, title)
-            VALUES (1001, 'atomic'); END;
             CREATE VIEW outside.view AS SELECT * FROM {s}.photos;
             CREATE TEMP VIEW temporary AS SELECT * FROM {s}.photos;
             CREATE TABLE outside.ruled (title text);
@@ -45,19 +43,25 @@ on_each_version! {
             ))
             .await
             .unwrap();
-        // The signpost was built before those tables came.
-        client.batch_execute(&in_shard("DROP SCHEMA {s}__signpost CASCADE; DELETE FROM pgshard.ledger")).await.unwrap();
-        fence.build_signpost().await.unwrap();
-        fence.close().await;
-        for sql in [
-            "SELECT outside.atomic()",
+        let mut writes = vec![
             "INSERT INTO outside.view (id, title) VALUES (1003, 'view')",
             "INSERT INTO pg_temp.temporary (id, title) VALUES (1004, 'temporary')",
             "INSERT INTO outside.ruled VALUES ('rule')",
             "INSERT INTO outside.parent VALUES (1)",
             "DELETE FROM outside.owner",
             "INSERT INTO outside.defaulted DEFAULT VALUES",
-        ] {
+        ];
+        if version >= 14 {
+            let atomic = "CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO {s}.photos (id, title)
+                VALUES (1001, 'atomic'); END";
+            client.batch_execute(&in_shard(atomic)).await.unwrap();
+            writes.push("SELECT outside.atomic()");
+        }
+        // The signpost was built before those tables came.
+        client.batch_execute(&in_shard("DROP SCHEMA {s}__signpost CASCADE; DELETE FROM pgshard.ledger")).await.unwrap();
+        fence.build_signpost().await.unwrap();
+        fence.close().await;
+        for sql in writes {
             let before = content(&client, LEFT).await;
             client.batch_execute(sql).await.unwrap();
             assert_ne!(content(&client, LEFT).await, before, "{sql}");
@@ -76,10 +80,13 @@ on_each_version! {
             CREATE OR REPLACE FUNCTION {{s}}.bound() RETURNS bigint {volatility} BEGIN ATOMIC {body}; END"
             ))
         };
-        client
-            .batch_execute(&atomic("VOLATILE", "INSERT INTO {s}.photos (title) VALUES ('inside') RETURNING id"))
-            .await
-            .unwrap();
+        let writes = atomic("VOLATILE", "INSERT INTO {s}.photos (title) VALUES ('inside') RETURNING id");
+        if version < 14 {
+            // No function is bound there: PostgreSQL keeps a text, which looks its names up anew.
+            assert_eq!(code(&client.batch_execute(&writes).await.unwrap_err()), "42601");
+            return;
+        }
+        client.batch_execute(&writes).await.unwrap();
         refused(fence.build_signpost().await);
         client.batch_execute(&atomic("VOLATILE", "SELECT nextval('{s}.tickets')")).await.unwrap();
         fence.build_signpost().await.unwrap();

@@ -330,6 +330,11 @@ impl Session {
     }
 }
 
+/// The statements that this version knows: MERGE came with 15.
+fn known(version: u32, statements: &[Case]) -> Vec<Case> {
+    statements.iter().filter(|(.., sql)| version >= 15 || !sql.starts_with("MERGE")).copied().collect()
+}
+
 async fn sessions(url: &str, statements: &[Case], named: Named, way: Way) -> Vec<Session> {
     let mut sessions = Vec::new();
     for (number, statement) in statements.iter().enumerate() {
@@ -448,7 +453,7 @@ on_each_version! {
         let served = content(&client, SCHEMA).await;
         for named in [Named::BySchema, Named::BySearchPath] {
             for way in WAYS {
-                let mut sessions = sessions(&url, STATEMENTS, named, way).await;
+                let mut sessions = sessions(&url, &known(version, STATEMENTS), named, way).await;
                 if matches!(way, Way::Text | Way::Prepared) {
                     sessions.extend(self::sessions(&url, WITHOUT_TABLES, named, way).await);
                     if named == Named::BySchema {
@@ -465,7 +470,9 @@ on_each_version! {
                 fence.unfence().await.unwrap();
             }
         }
-        assert_eq!(met, documented(version));
+        let mut told = documented(version);
+        told.retain(|kind, _| version >= 15 || kind != MERGE);
+        assert_eq!(met, told);
         // What was rolled back before the swaps took numbers from the sequences, and nothing else changed.
         let tables = |all: Vec<(String, String)>| {
             all.into_iter().filter(|(name, _)| ["users", "photos"].contains(&name.as_str())).collect::<Vec<_>>()
@@ -478,8 +485,8 @@ on_each_version! {
         let (cluster, client, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
         // Those in transactions last, whose locks would be in the way of the others.
-        let mut before = sessions(&url, STATEMENTS, Named::BySearchPath, Way::Prepared).await;
-        before.extend(sessions(&url, STATEMENTS, Named::BySchema, Way::RepeatableRead).await);
+        let mut before = sessions(&url, &known(version, STATEMENTS), Named::BySearchPath, Way::Prepared).await;
+        before.extend(sessions(&url, &known(version, STATEMENTS), Named::BySchema, Way::RepeatableRead).await);
         fence.close().await;
         fence.decide().await.unwrap();
         let content = everything(&client, LEFT).await;
@@ -487,7 +494,7 @@ on_each_version! {
             session.after(version, "moved").await;
         }
         for (named, kind, fails, sql) in
-            STATEMENTS.iter().chain(WITHOUT_TABLES).filter(|(.., sql)| !sql.starts_with("LOCK"))
+            known(version, STATEMENTS).iter().chain(WITHOUT_TABLES).filter(|(.., sql)| !sql.starts_with("LOCK"))
         {
             let sql = sql.replace("{s}", &format!("{SCHEMA}."));
             let text = Session {

@@ -26,7 +26,9 @@ impl Script {
                 continue;
             }
             script.tables.push(format!("--{tables}"));
-            script.again.extend(again.lines().filter(|line| !line.is_empty()).map(str::to_owned));
+            // MERGE came with 15.
+            let known = |line: &&str| !line.is_empty() && (version >= 15 || !line.starts_with("MERGE"));
+            script.again.extend(again.lines().filter(known).map(str::to_owned));
         }
         assert!(script.tables.len() > 10 && script.again.len() > 50);
         script

@@ -35,7 +35,7 @@ const SNAPSHOT_MAX: Duration = Duration::from_secs(5);
 
 /// The version that we test beside this one.
 pub(crate) fn other(version: u32) -> u32 {
-    if version == 15 { 18 } else { 15 }
+    if version == 18 { older!() } else { 18 }
 }
 
 /// Whether `PGSHARD_TEST_LONG` asks for all that the tests leave out to be quick.
