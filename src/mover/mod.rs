@@ -26,6 +26,7 @@ pub(crate) mod stream;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -36,6 +37,7 @@ use crate::store::MapStore;
 
 pub use command::cleanup::CleanupReport;
 pub use command::progress::{Chunks, Progress, ShardProgress, StreamProgress};
+pub use command::recover::{ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere};
 pub use command::repair::{HostSays, Repair, RepairPlan, RepairWay};
 pub use control::journal::{Entry, ReverseReplication};
 pub use control::report::{Cleaned, Heard, Report, ShardReport};
@@ -67,7 +69,7 @@ pub(crate) use control::journal::Hold;
 #[cfg(test)]
 pub(crate) use control::session::Session;
 
-use command::{cleanup, movable, progress, repair, requests, resume, rollback};
+use command::{cleanup, movable, progress, recover, repair, requests, resume, rollback};
 use control::context::Context;
 use control::report::report;
 use preflight::survey;
@@ -246,6 +248,33 @@ impl Mover {
     /// Each step is a transaction; plan again for the rest.
     pub async fn repair(&self, plan: &RepairPlan) -> Result<(), Error> {
         repair::repair(&self.context, plan).await
+    }
+
+    /// Asks every host what it knows of one that has come back from an earlier time (restored, failed over to a standby
+    /// that lacked the last seconds, emptied), and judges what brings it back into service. `margin`: how far ahead of
+    /// the present its IDs may have been made before it was lost, where its clock was ahead. No writes.
+    ///
+    /// # Errors
+    /// [`Error::UnknownHost`]; [`Error::Facts`] and [`Error::Connect`] where the host does not answer;
+    /// [`Error::ControlOld`] where a host's control schema lacks what a repair needs. Another host that does not answer
+    /// is in the plan.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    pub async fn plan_recovery(&self, host: &HostName, margin: Option<Duration>) -> Result<RecoveryPlan, Error> {
+        recover::plan(&self.context, host, margin).await
+    }
+
+    /// Does what the plan says can be done without a decision: raises ID clocks, repairs shards one by one, tells the
+    /// map. Gives the plan that is left.
+    ///
+    /// # Errors
+    /// [`Error::Superseded`] where a host does not say any more what the plan was made from: plan again.
+    ///
+    /// # Cancel safety
+    /// Each step is a transaction; plan again for the rest.
+    pub async fn recover(&self, plan: &RecoveryPlan) -> Result<RecoveryPlan, Error> {
+        recover::recover(&self.context, plan).await
     }
 
     /// Searches all hosts for what dead moves left, and puts it right: fences past their deadline are swapped back,

@@ -37,7 +37,7 @@ mod settings;
 mod sources;
 mod status;
 #[cfg(test)]
-mod tables;
+pub(crate) mod tables;
 
 pub use bootstrap::bootstrap;
 pub use catalog::{Error as CatalogError, Namespace};

@@ -11,21 +11,21 @@ use crate::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use crate::pg::ConnectError;
 use crate::shard::{SchemaPrefix, ShardCount, ShardId};
 
-pub(super) fn host(name: &str) -> HostName {
+pub(crate) fn host(name: &str) -> HostName {
     HostName::new(name).unwrap()
 }
 
-pub(super) fn shard(number: u16) -> ShardId {
+pub(crate) fn shard(number: u16) -> ShardId {
     ShardId::new(number).unwrap()
 }
 
-pub(super) fn epoch(number: u32) -> ShardEpoch {
+pub(crate) fn epoch(number: u32) -> ShardEpoch {
     ShardEpoch::new(number).unwrap()
 }
 
 /// A bootstrapped host with these rows: `0 serving 1`, `0 moved 2 db2`, `0 fenced 1 db2 late`, `0 incoming 2 db1`, and
 /// `0 moving` for a move away in its journal, `0 knows db2 1` for its record of another host.
-pub(super) fn facts_of(name: &str, rows: &str) -> HostFacts {
+pub(crate) fn facts_of(name: &str, rows: &str) -> HostFacts {
     let mut facts = facts(name);
     let control = facts.control.as_mut().unwrap();
     for row in rows.split(',').map(str::trim).filter(|row| !row.is_empty()) {
@@ -63,7 +63,7 @@ pub(super) fn facts_of(name: &str, rows: &str) -> HostFacts {
 }
 
 /// Hosts with their rows, `down` for one that could not be asked, `empty` for one that was never bootstrapped.
-pub(super) fn survey_of(hosts: &[(&str, &str)]) -> Survey {
+pub(crate) fn survey_of(hosts: &[(&str, &str)]) -> Survey {
     let facts = |name: &str, rows: &str| match rows {
         "down" => {
             let source = ConnectError::TimedOut { to: "app@there/app".to_owned(), timeout_ms: 5 };
@@ -87,7 +87,7 @@ pub(super) fn survey_of(hosts: &[(&str, &str)]) -> Survey {
 }
 
 /// A map of the shards 0, 1, …: `db1`, `db2@3`.
-pub(super) fn map_of(placements: &[&str]) -> ShardMap {
+pub(crate) fn map_of(placements: &[&str]) -> ShardMap {
     let placed = placements.iter().enumerate().map(|(number, text)| {
         let (name, at) = text.split_once('@').unwrap_or((text, "1"));
         (shard(number as u16), Placement { host: host(name), epoch: epoch(at.parse().unwrap()) })

@@ -21,6 +21,7 @@ mod migrate;
 mod moves;
 mod primaries;
 mod races;
+mod recover;
 mod remembered;
 mod restored;
 mod router;

@@ -8,6 +8,7 @@ mod host;
 mod id;
 mod map;
 mod migrate;
+mod recover;
 mod tickets;
 
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -28,6 +29,7 @@ pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate};
 pub(crate) use map::{MapCommand, MapShow};
 pub(crate) use migrate::{MigrateCommand, MigrateTarget};
+pub(crate) use recover::Recover;
 pub(crate) use tickets::{
     TicketsCommand, TicketsCreate, WorkersCommand, WorkersHold, WorkersInstall, WorkersRelease, WorkersStatus,
 };
@@ -137,6 +139,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Option<MovesCommand>,
     },
+    Recover(Recover),
     Rebalance(Rebalance),
     Drain(Drain),
     /// Add servers, remove them, see how they are

@@ -4,6 +4,7 @@ pub(crate) mod audit;
 pub(crate) mod cleanup;
 pub(crate) mod movable;
 pub(crate) mod progress;
+pub(crate) mod recover;
 pub(crate) mod repair;
 pub(crate) mod requests;
 pub(crate) mod resume;

@@ -96,8 +96,9 @@ pub const AUDIT_FAILPOINTS: [&str; 1] = ["before audit"];
 /// The failpoints of moves of unlogged tables.
 const UNLOGGED_FAILPOINTS: [&str; 3] = ["in empty unlogged", "in unlogged", "after unlogged"];
 
-/// The failpoint of repairs: a host has stood down, and nothing is committed yet.
-const REPAIR_FAILPOINTS: [&str; 1] = ["after stand down"];
+/// The failpoints of repairs: a host has stood down, and nothing is committed yet; a shard of a host that is brought
+/// back is repaired, and the next one is not.
+const REPAIR_FAILPOINTS: [&str; 2] = ["after stand down", "after repair"];
 
 const LISTS: [&[&str]; 5] =
     [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS, &UNLOGGED_FAILPOINTS, &REPAIR_FAILPOINTS];

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use pgshard::dev::StopMode;
+use pgshard::dev::{Binaries, StopMode};
 
 use super::TestCluster;
 
@@ -21,6 +21,36 @@ impl TestCluster {
         server.start().unwrap();
     }
 
+    /// A base backup of the server, which goes on meanwhile.
+    pub(crate) fn base_backup(&self, version: u32, host: usize) {
+        let server = self.server(host);
+        let data = server.data_directory();
+        self.pg_basebackup(&Binaries::of_major(version).unwrap(), host, &data.with_extension("backup"), &[]);
+        let (conf, backup) = (data.join("pgshard.conf"), data.with_extension("backup"));
+        copy(&conf, &backup.join("pgshard.conf"));
+    }
+
+    /// The server as it was when it was backed up, recovered to the end of what the backup has: with a new timeline.
+    pub(crate) fn restore_to_a_new_timeline(&self, host: usize) {
+        let backup = self.server(host).data_directory().with_extension("backup");
+        let conf = backup.join("pgshard.conf");
+        let mut text = std::fs::read_to_string(&conf).unwrap();
+        text += "\nrestore_command = 'false'\nrecovery_target = 'immediate'\nrecovery_target_action = 'promote'\n";
+        std::fs::write(&conf, text).unwrap();
+        let signal = backup.join("recovery.signal");
+        std::fs::write(&signal, "").unwrap();
+        super::standby::give_as(&signal, &backup);
+        self.restore(host);
+        // It takes reads before it takes writes.
+        let url = self.server(host).superuser_url();
+        let mut tries = 0;
+        while !takes_writes(&url) {
+            tries += 1;
+            assert!(tries < 600, "the recovery ends");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+
     /// The server as it was when it was backed up.
     pub(crate) fn restore(&self, host: usize) {
         let server = self.server(host);
@@ -30,4 +60,15 @@ impl TestCluster {
         copy(&data.with_extension("backup"), &data);
         server.start().unwrap();
     }
+}
+
+/// Whether a server has ended its recovery.
+fn takes_writes(url: &str) -> bool {
+    let runtime = tokio::runtime::Handle::current();
+    runtime.block_on(async {
+        let Ok((client, connection)) = tokio_postgres::connect(url, tokio_postgres::NoTls).await else { return false };
+        tokio::spawn(connection);
+        let asked = client.query_one("SELECT NOT pg_is_in_recovery()", &[]).await;
+        asked.is_ok_and(|row| row.get(0))
+    })
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use pgshard::dev::{Binaries, StopMode};
 
@@ -21,15 +22,54 @@ impl TestCluster {
         fs::remove_dir_all(&data).expect("the server has stopped");
 
         let binaries = Binaries::of_major(version).expect("the server of this version ran");
-        let mut backup = Command::new(binaries.program("pg_basebackup"));
-        backup.args(["-h", "127.0.0.1", "-U", "postgres", "-X", "stream", "-c", "fast", "-R", "--no-sync", "-p"]);
-        let output = backup.arg(primary.port().to_string()).arg("-D").arg(&data).output();
-        let output = output.unwrap_or_else(|error| panic!("{}: {error}", binaries.program("pg_basebackup").display()));
-        assert!(output.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
+        let of = self.servers().iter().position(|server| server.port() == primary.port()).expect("it is ours");
+        self.pg_basebackup(&binaries, of, &data, &["-R"]);
         fs::write(data.join("pgshard.conf"), conf).expect("the directory is ours to write to");
         give(&data, owner.uid(), owner.gid());
         standby.start().expect("the standby starts");
     }
+
+    /// Copies a server's files as `pg_basebackup` does, for the owner of its own.
+    pub(crate) fn pg_basebackup(&self, binaries: &Binaries, host: usize, to: &Path, more: &[&str]) {
+        let server = self.server(host);
+        let mut backup = Command::new(binaries.program("pg_basebackup"));
+        backup.args(["-h", "127.0.0.1", "-U", "postgres", "-X", "stream", "-c", "fast", "--no-sync", "-p"]);
+        let output = backup.arg(server.port().to_string()).arg("-D").arg(to).args(more).output();
+        let output = output.unwrap_or_else(|error| panic!("{}: {error}", binaries.program("pg_basebackup").display()));
+        assert!(output.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
+        if server.data_directory().exists() {
+            give_as(to, &server.data_directory());
+        }
+    }
+
+    /// Cuts a standby off from its primary.
+    pub(crate) async fn cut_off(&self, standby: usize, primary: usize) {
+        let client = self.superuser(standby).await;
+        // It has all that was acknowledged before.
+        let flushed = "SELECT pg_current_wal_flush_lsn()::text";
+        let there = super::lines(&self.superuser(primary).await, flushed).await;
+        let caught_up = format!("SELECT (pg_last_wal_replay_lsn() >= '{}')::text", there.trim());
+        while super::lines(&client, &caught_up).await.trim() != "true" {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        client.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.expect("it is the superuser");
+        client.batch_execute("SELECT pg_reload_conf()").await.expect("it is the superuser");
+        while !super::lines(&client, "SELECT pid::text FROM pg_stat_wal_receiver").await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Makes a standby a primary.
+    pub(crate) async fn promote(&self, standby: usize) {
+        let promoted = self.superuser(standby).await.query_one("SELECT pg_promote(true, 60)", &[]).await;
+        assert!(promoted.expect("it is a standby").get::<_, bool>(0), "it is promoted within a minute");
+    }
+}
+
+/// Gives files to the owner of others.
+pub(super) fn give_as(path: &Path, other: &Path) {
+    let owner = fs::metadata(other).expect("it is there");
+    give(path, owner.uid(), owner.gid());
 }
 
 /// PostgreSQL runs as the owner of its files, and we may be somebody else.

@@ -19,6 +19,7 @@ mod measure;
 mod migrate;
 mod moves;
 mod rebalance;
+mod recover;
 mod relocate;
 mod sql;
 mod tickets;
@@ -91,6 +92,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             relocate::run(asked, config, output).await
         }
         Command::Moves { command } => run_moves(command, config, output).await,
+        Command::Recover(args) => recover::run(args, config, output).await,
         Command::Rebalance(args) => rebalance::run(args, config, output).await,
         Command::Drain(args) => rebalance::drain(args, config, output).await,
         Command::Host { command } => match command {
@@ -217,7 +219,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Host { command: HostCommand::Add(_) | HostCommand::Accept(_) } => {
             Some("run the same command again: it does what is left")
         }
-        Command::Bootstrap(_) => Some("run the same command again: it does what is left"),
+        Command::Bootstrap(_) | Command::Recover(_) => Some("run the same command again: it does what is left"),
         Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) | MigrateCommand::Resolve(_) } => {
             Some("run the same command again: it does what is left")
         }

@@ -49,11 +49,11 @@ pub(super) struct Known {
 
 /// Which server it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ServerSaid {
-    pub(super) system: i64,
-    pub(super) timeline: i64,
+pub(in crate::mover::command) struct ServerSaid {
+    pub(in crate::mover::command) system: i64,
+    pub(in crate::mover::command) timeline: i64,
     /// The highest timeline at which it has recorded itself.
-    pub(super) recorded: Option<i64>,
+    pub(in crate::mover::command) recorded: Option<i64>,
 }
 
 /// A row of `pgshard.shard`.
@@ -199,7 +199,10 @@ async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answe
 
 const WHAT: &str = "asking what the host knows of the shard";
 
-async fn server(session: &Session) -> Result<ServerSaid, Error> {
+/// Asks a server who it is.
+///
+/// Locks: none but ACCESS SHARE on catalogs and control tables.
+pub(in crate::mover::command) async fn server(session: &Session) -> Result<ServerSaid, Error> {
     let sql = "SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint,
             (SELECT max(i.timeline) FROM pgshard.identity i JOIN pgshard.cluster c USING (host_name)
              WHERE i.system_identifier = s.system_identifier)

@@ -9,7 +9,7 @@ mod facts;
 mod judge;
 mod plan;
 #[cfg(test)]
-mod tests;
+pub(in crate::mover::command) mod tests;
 
 use std::collections::BTreeSet;
 
@@ -33,6 +33,7 @@ use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 use crate::store;
 
+pub(in crate::mover::command) use facts::{ServerSaid, server};
 pub use plan::{HostSays, Repair, RepairPlan, RepairWay};
 
 /// What the journals say about everything that a repair has ended.
@@ -46,6 +47,17 @@ pub(in crate::mover) async fn plan(
 ) -> Result<RepairPlan, Error> {
     let said = facts::read(context, shard).await?;
     Ok(RepairPlan::of(shard, &context.prefix, &said, given_up))
+}
+
+/// The same twice, of one answer of the hosts: with nobody given up, and with this host.
+pub(in crate::mover::command) async fn plan_with_and_without(
+    context: &Context,
+    shard: ShardId,
+    host: &HostName,
+) -> Result<(RepairPlan, RepairPlan), Error> {
+    let said = facts::read(context, shard).await?;
+    let of = |given_up: &BTreeSet<HostName>| RepairPlan::of(shard, &context.prefix, &said, given_up);
+    Ok((of(&BTreeSet::new()), of(&BTreeSet::from([host.clone()]))))
 }
 
 /// Does what a plan is sure of, and publishes the map. If all is well with the shard, it only publishes: a repair may

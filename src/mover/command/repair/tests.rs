@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
+use super::RepairPlan;
 use super::facts::{Answer, Incoming, Known, OldCopy, Owning, Said, ShardSaid};
 use super::judge::{Action, Judgement, View, judge};
 use crate::map::{HostName, ShardEpoch};
 use crate::mover::protocol::names::MoveId;
+use crate::shard::{SchemaPrefix, ShardId};
 
 fn host(name: &str) -> HostName {
     HostName::new(name).unwrap()
@@ -75,6 +77,13 @@ fn judged(hosts: &[&str], given_up: &[&str]) -> String {
         }
         Judgement::Nothing => "nothing".to_owned(),
     }
+}
+
+/// What a repair says of a shard by the words of db1, db2 …, with these given up.
+pub(in crate::mover::command) fn planned(shard: ShardId, hosts: &[&str], given_up: &[&str]) -> RepairPlan {
+    let said: Vec<Said> = hosts.iter().enumerate().map(|(at, words)| said(&format!("db{}", at + 1), words)).collect();
+    let given_up = given_up.iter().map(|name| host(name)).collect();
+    RepairPlan::of(shard, &SchemaPrefix::default(), &said, &given_up)
 }
 
 #[test]

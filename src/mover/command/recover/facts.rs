@@ -1,0 +1,237 @@
+//! What all hosts say of a host that has come back: rows, old copies, IDs, clocks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::future::join_all;
+
+use crate::id::Id;
+use crate::map::HostName;
+use crate::mover::command::recover::judge;
+use crate::mover::command::repair::{self, RepairPlan, ServerSaid};
+use crate::mover::control::context::Context;
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::{Error, chain};
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::state::Phase;
+use crate::pg::quote_ident;
+use crate::schema::{self, HostFacts, Survey};
+use crate::shard::ShardId;
+
+/// All that the judgement is made from.
+#[derive(Debug)]
+pub(super) struct Facts {
+    pub(super) host: HostName,
+    pub(super) survey: Survey,
+    /// Which server the host is; `None` where its database has no control schema.
+    pub(super) server: Option<ServerSaid>,
+    /// The shards that had to be looked at on all hosts.
+    pub(super) looked: BTreeMap<ShardId, Looked>,
+    /// IDs that were seen somewhere.
+    pub(super) ids: BTreeMap<ShardId, Vec<IdSeen>>,
+    /// Moves from the host or to it that are open, and that nobody works on.
+    pub(super) open: Vec<OpenMove>,
+}
+
+/// What a repair says of a shard.
+#[derive(Debug)]
+pub(super) enum Looked {
+    At {
+        /// With nobody given up.
+        sure: Box<RepairPlan>,
+        /// With the host given up.
+        without: Box<RepairPlan>,
+    },
+    /// It could not be asked, and why.
+    Not(String),
+}
+
+/// The last ID of a shard in a schema, in its rows or by its ID clock.
+#[derive(Clone, Debug)]
+pub(super) struct IdSeen {
+    pub(super) host: HostName,
+    pub(super) schema: String,
+    pub(super) unix_ms: i64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct OpenMove {
+    pub(super) id: MoveId,
+    pub(super) shard: ShardId,
+    pub(super) source: HostName,
+    pub(super) target: HostName,
+    pub(super) phase: Phase,
+}
+
+const WHAT: &str = "looking for the last IDs of the shard";
+
+/// Asks all hosts.
+pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Error> {
+    context.hosts.options(host)?;
+    let all = context.hosts.names().map(|name| Ok((name.clone(), context.hosts.options(name)?.clone())));
+    let all: Vec<_> = all.collect::<Result<_, Error>>()?;
+    let mut survey = schema::survey_with_clocks(all).await;
+    match survey.remove(host) {
+        Some(Ok(own)) => survey.insert(host.clone(), Ok(own)),
+        Some(Err(source)) => return Err(Error::Facts { host: host.clone(), source }),
+        None => return Err(Error::UnknownHost { host: host.clone() }),
+    };
+    let server = match &survey[host] {
+        Ok(HostFacts { control: Some(_), .. }) => {
+            let session = context.hosts.open(host).await?;
+            Some(repair::server(&session).await?)
+        }
+        _ => None,
+    };
+    let unclear = judge::contradictory(host, &survey);
+    let mut looked = BTreeMap::new();
+    // One after the other: each asks all hosts.
+    for shard in unclear.union(&judge::kept_elsewhere(host, &survey)) {
+        let at = match repair::plan_with_and_without(context, *shard, host).await {
+            Ok((sure, without)) => Looked::At { sure: Box::new(sure), without: Box::new(without) },
+            Err(error @ Error::ControlOld { .. }) => return Err(error),
+            Err(error) => Looked::Not(chain(&error)),
+        };
+        looked.insert(*shard, at);
+    }
+    let shards: BTreeSet<ShardId> = unclear.into_iter().chain(judge::served(host, &survey)).collect();
+    let ids = ids(context, &survey, &shards).await?;
+    let open = open(context, host).await;
+    Ok(Facts { host: host.clone(), survey, server, looked, ids, open })
+}
+
+async fn open(context: &Context, host: &HostName) -> Vec<OpenMove> {
+    let (entries, unknown) = context.list(None).await;
+    for (host, error) in unknown {
+        tracing::warn!(%host, error = chain(&error), "its journal cannot be read");
+    }
+    let open = entries.into_iter().filter(|entry| !entry.phase.is_ended() && entry.worker.is_none());
+    let open = open.filter(|entry| entry.source == *host || entry.target == *host);
+    open.map(|entry| OpenMove {
+        id: entry.id,
+        shard: entry.shard,
+        source: entry.source,
+        target: entry.target,
+        phase: entry.phase,
+    })
+    .collect()
+}
+
+/// The last IDs of these shards, wherever something of them is: where they are served, in old copies, and in what moves
+/// were bringing.
+async fn ids(
+    context: &Context,
+    survey: &Survey,
+    shards: &BTreeSet<ShardId>,
+) -> Result<BTreeMap<ShardId, Vec<IdSeen>>, Error> {
+    let mut asked = Vec::new();
+    for (host, facts) in survey {
+        let Ok(HostFacts { control: Some(control), of_moves, .. }) = facts else { continue };
+        let Some(epoch_ms) = control.cluster.as_ref().map(|cluster| cluster.epoch_ms) else { continue };
+        let mut schemas: Vec<(ShardId, String)> = Vec::new();
+        for shard in shards {
+            let own = context.prefix.schema(*shard);
+            let (left, incoming) = (format!("{own}__left_e"), format!("{own}__incoming"));
+            let of_moves = of_moves.schemas.iter().filter(|name| name.starts_with(&left) || **name == incoming);
+            schemas.extend(of_moves.map(|name| (*shard, name.clone())));
+            if control.shards.get(shard).is_some_and(|row| row.state.is_owner()) {
+                schemas.push((*shard, own));
+            }
+        }
+        if !schemas.is_empty() {
+            asked.push(on(context, host, epoch_ms, schemas));
+        }
+    }
+    let mut ids: BTreeMap<ShardId, Vec<IdSeen>> = BTreeMap::new();
+    for seen in join_all(asked).await {
+        for (shard, seen) in seen? {
+            ids.entry(shard).or_default().push(seen);
+        }
+    }
+    Ok(ids)
+}
+
+/// Schemas in one query. Each table takes a lock until its end.
+const SCHEMAS_AT_ONCE: usize = 16;
+
+/// The last IDs on one host.
+///
+/// Locks: ACCESS SHARE on a table at a time, for one statement that reads the end of an index.
+async fn on(
+    context: &Context,
+    host: &HostName,
+    epoch_ms: i64,
+    schemas: Vec<(ShardId, String)>,
+) -> Result<Vec<(ShardId, IdSeen)>, Error> {
+    let session = context.hosts.open(host).await?;
+    let mut seen = Vec::new();
+    for some in schemas.chunks(SCHEMAS_AT_ONCE) {
+        let numbers: Vec<i32> = some.iter().map(|(shard, _)| shard.as_i32()).collect();
+        let names: Vec<&str> = some.iter().map(|(_, name)| name.as_str()).collect();
+        let mut found: BTreeMap<(ShardId, String), i64> = BTreeMap::new();
+        for row in session.rows(WHAT, CLOCKS, &[&numbers, &names]).await? {
+            let (number, schema, ms): (i32, String, Option<i64>) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            if let (Ok(shard), Some(ms)) = (ShardId::try_from(number), ms) {
+                found.insert((shard, schema), ms);
+            }
+        }
+        for row in session.rows(WHAT, COLUMNS, &[&numbers, &names]).await? {
+            let number: i32 = row.get(0)?;
+            let (schema, table, column): (String, &str, &str) = (row.get(1)?, row.get(2)?, row.get(3)?);
+            let Ok(shard) = ShardId::try_from(number) else { continue };
+            if let Some(id) = largest(&session, shard, &schema, table, column).await? {
+                let ms = i64::try_from(Id::decode(id).ms()).unwrap_or(i64::MAX);
+                let last = found.entry((shard, schema)).or_insert(ms);
+                *last = ms.max(*last);
+            }
+        }
+        let told = |((shard, schema), ms): ((ShardId, String), i64)| {
+            (shard, IdSeen { host: host.clone(), schema, unix_ms: epoch_ms.saturating_add(ms) })
+        };
+        seen.extend(found.into_iter().map(told));
+    }
+    Ok(seen)
+}
+
+/// The last ID of the shard in a column. Those that are past 2^40 ms are negative, and later than the others.
+async fn largest(
+    session: &Session,
+    shard: ShardId,
+    schema: &str,
+    table: &str,
+    column: &str,
+) -> Result<Option<i64>, Error> {
+    let (from, id) = (format!("ONLY {}.{}", quote_ident(schema), quote_ident(table)), quote_ident(column));
+    let own = format!("({id} >> 10) & 8191 = {shard}");
+    let sql = format!(
+        "SELECT coalesce((SELECT {id} FROM {from} WHERE {own} AND {id} < 0 ORDER BY {id} DESC LIMIT 1),
+            (SELECT {id} FROM {from} WHERE {own} AND {id} >= 0 ORDER BY {id} DESC LIMIT 1))"
+    );
+    session.row(WHAT, &sql, &[]).await?.get(0)
+}
+
+/// How far the ID clocks of schemas are, in milliseconds since the epoch. CASE: a signpost has views of these names.
+const CLOCKS: &str = "
+    SELECT s.shard, s.name, (CASE WHEN t.relkind = 'S' THEN pg_sequence_last_value(t.oid) END
+        + CASE WHEN o.relkind = 'S' THEN pg_sequence_last_value(o.oid) END) >> 10
+    FROM unnest($1::int4[], $2::text[]) AS s(shard, name)
+    JOIN pg_namespace n ON n.nspname = s.name
+    JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = 'id_ticket'
+    JOIN pg_class o ON o.relnamespace = n.oid AND o.relname = 'id_offset'";
+
+/// Columns whose IDs come from next_id() and that an index orders: the others would have to be read as a whole, which
+/// `check --rows` does.
+const COLUMNS: &str = "
+    SELECT s.shard, s.name, c.relname::text, a.attname::text
+    FROM unnest($1::int4[], $2::text[]) AS s(shard, name)
+    JOIN pg_namespace n ON n.nspname = s.name
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relkind = 'r'
+    JOIN pg_attrdef d ON d.adrelid = c.oid
+    JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.adnum AND NOT a.attisdropped
+        AND a.atttypid = 'int8'::regtype
+    WHERE EXISTS (SELECT FROM pg_depend e JOIN pg_proc p ON p.oid = e.refobjid
+            WHERE e.classid = 'pg_attrdef'::regclass AND e.objid = d.oid AND e.refclassid = 'pg_proc'::regclass
+                AND p.proname = 'next_id' AND p.pronargs = 0 AND p.pronamespace = n.oid)
+        AND EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_am m ON m.oid = x.relam
+            WHERE i.indrelid = c.oid AND i.indkey[0] = a.attnum AND i.indisvalid AND i.indpred IS NULL
+                AND m.amname = 'btree')
+    ORDER BY 1, 2, 3, 4";

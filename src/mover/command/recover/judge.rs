@@ -1,0 +1,318 @@
+//! What has to be done with a host that has come back from an earlier time: a pure function of what all hosts say.
+//!
+//! Who serves a shard about which hosts contradict each other is the judgement of a [repair](crate::mover::Mover::plan_repair);
+//! nothing here decides that a second time.
+//!
+//! Invariant: an ID clock is only raised, and never by more than a day beyond its host's clock without an operator's word.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::id::{Id, MS_MAX, SEQ_MAX};
+use crate::map::{HostName, ShardEpoch, print_shards};
+use crate::mover::command::recover::facts::{Facts, IdSeen, Looked, OpenMove};
+use crate::mover::command::recover::plan::{
+    ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere,
+};
+use crate::mover::command::repair::{Repair, RepairPlan};
+use crate::mover::protocol::names::MoveId;
+use crate::schema::{ClockFacts, ControlFacts, HostFacts, ShardRow, ShardState, Survey, lost_on, restore};
+use crate::shard::ShardId;
+
+/// A clock that is behind the others by less is not worth a word: a server that comes back takes longer than that.
+const OFF_MS: i64 = 500;
+
+/// IDs run ahead of their clock by a burst of a second at most, and a lease.
+const AHEAD_MS: i64 = 2_000;
+
+/// The bound of `resume_after()`: what is further ahead may be an ID of another system.
+const DAY_MS: i64 = 86_400_000;
+
+/// Every row of a shard, with the host that has it.
+type Rows<'a> = BTreeMap<ShardId, Vec<(&'a HostName, &'a ShardRow)>>;
+
+fn controls(survey: &Survey) -> impl Iterator<Item = (&HostName, &HostFacts, &ControlFacts)> {
+    survey.iter().filter_map(|(host, facts)| {
+        let facts = facts.as_ref().ok()?;
+        Some((host, facts, facts.control.as_ref()?))
+    })
+}
+
+fn rows(survey: &Survey) -> Rows<'_> {
+    let mut rows = Rows::new();
+    for (host, _, control) in controls(survey) {
+        for (shard, row) in &control.shards {
+            rows.entry(*shard).or_default().push((host, row));
+        }
+    }
+    rows
+}
+
+/// The one host that serves the shard by its own word, if nobody knows of anything later.
+fn calm_owner<'a>(said: &[(&'a HostName, &'a ShardRow)]) -> Option<&'a HostName> {
+    let mut owners = said.iter().filter(|(_, row)| row.state.is_owner());
+    let (owner, own) = owners.next()?;
+    let fits = |(_, row): &(&HostName, &ShardRow)| {
+        row.epoch < own.epoch || (row.epoch == own.epoch && row.peer.as_ref() == Some(*owner))
+    };
+    let calm = owners.next().is_none() && said.iter().filter(|(host, _)| host != owner).all(fits);
+    calm.then_some(*owner)
+}
+
+/// The shards of which a host has something to say, or others that it had them, and of which it is not clear who serves
+/// them.
+pub(super) fn contradictory(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
+    let names = |said: &[(&HostName, &ShardRow)]| {
+        said.iter().any(|(by, row)| *by == host || (row.state == ShardState::Moved && row.peer.as_ref() == Some(host)))
+    };
+    let all = rows(survey);
+    let unclear = all.iter().filter(|(_, said)| names(said) && calm_owner(said).is_none());
+    let mut unclear: BTreeSet<ShardId> = unclear.map(|(shard, _)| *shard).collect();
+    unclear.extend(lost_on(survey, host).into_iter().flat_map(|lost| lost.shards));
+    unclear
+}
+
+/// The shards that a host serves, as everybody agrees.
+pub(super) fn served(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
+    let all = rows(survey);
+    let served = all.iter().filter(|(_, said)| calm_owner(said) == Some(host));
+    served.map(|(shard, _)| *shard).collect()
+}
+
+/// Of the shards that a host serves, those of which another has kept what it had.
+pub(super) fn kept_elsewhere(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
+    let Some(Ok(HostFacts { control: Some(own), .. })) = survey.get(host) else { return BTreeSet::new() };
+    let kept = |shard: &ShardId| {
+        let Some(row) = own.shards.get(shard) else { return false };
+        let left = format!("{}__left_e", row.schema);
+        let others = controls(survey).filter(|(other, ..)| *other != host);
+        others.into_iter().any(|(_, facts, _)| facts.of_moves.schemas.iter().any(|schema| schema.starts_with(&left)))
+    };
+    served(host, survey).into_iter().filter(kept).collect()
+}
+
+/// What is to be done. `margin`: how far ahead of the present IDs may have been made before the host was lost.
+pub(super) fn judge(facts: &Facts, margin: Option<Duration>) -> RecoveryPlan {
+    let mut plan = RecoveryPlan {
+        host: facts.host.clone(),
+        server: server(facts),
+        moves: lost_moves(facts),
+        repairs: Vec::new(),
+        clocks: Vec::new(),
+        elsewhere: Vec::new(),
+        decisions: Vec::new(),
+    };
+    let served = served(&facts.host, &facts.survey);
+    for (shard, looked) in &facts.looked {
+        match looked {
+            Looked::At { without, .. } if served.contains(shard) => {
+                plan.elsewhere.extend(elsewhere(*shard, &facts.host, without));
+            }
+            Looked::At { sure, .. } => match &sure.repair {
+                Repair::Do(_) => plan.repairs.push((**sure).clone()),
+                Repair::Choose(_) => plan.decisions.push(choice(sure)),
+                // What is nowhere is told at once, of all shards.
+                Repair::Fine { .. } | Repair::Nothing => {}
+            },
+            Looked::Not(why) => plan.decisions.push(Decision {
+                shards: vec![*shard],
+                what: format!("it cannot be judged now: {why}"),
+                commands: vec![format!("pgshard recover {}", facts.host)],
+            }),
+        }
+    }
+    plan.decisions.extend(gone(facts));
+    plan.decisions.extend(open_moves(facts, &plan));
+    clocks(facts, margin, &mut plan);
+    plan
+}
+
+fn server(facts: &Facts) -> Option<RecoveredServer> {
+    let said = facts.server?;
+    let Some(Ok(HostFacts { clock: Some(clock), .. })) = facts.survey.get(&facts.host) else {
+        let (system, timeline, recorded) = (said.system, said.timeline, said.recorded);
+        return Some(RecoveredServer { system, timeline, recorded, last_id: None });
+    };
+    // A clock that is ahead says nothing of when its last ID was made.
+    let last = clock.ids_ahead_ms.values().filter(|ahead| **ahead <= 0).max();
+    let last_id = last.and_then(|ahead| Timestamp::from_millisecond(clock.now.as_millisecond() + ahead).ok());
+    Some(RecoveredServer { system: said.system, timeline: said.timeline, recorded: said.recorded, last_id })
+}
+
+/// What others say of later epochs than the host knows.
+fn lost_moves(facts: &Facts) -> Vec<LostMove> {
+    let unclear = contradictory(&facts.host, &facts.survey);
+    let mut lost = Vec::new();
+    for (shard, said) in rows(&facts.survey).into_iter().filter(|(shard, _)| unclear.contains(shard)) {
+        let own = said.iter().find(|(host, _)| **host == facts.host).map(|(_, row)| row.epoch);
+        let later = |epoch: ShardEpoch| own.is_none_or(|own| epoch > own);
+        let id = |row: &ShardRow| row.move_id.map(MoveId::from);
+        let mut of_shard: Vec<LostMove> = Vec::new();
+        for (host, row) in said.iter().filter(|(_, row)| row.state == ShardState::Moved && later(row.epoch)) {
+            let (from, to, epoch) = (Some((*host).clone()), row.peer.clone(), row.epoch);
+            of_shard.extend(to.map(|to| LostMove { shard, id: id(row), from, to, epoch }));
+        }
+        for (host, row) in said.iter().filter(|(_, row)| row.state.is_owner() && later(row.epoch)) {
+            if of_shard.iter().all(|lost| lost.epoch != row.epoch) {
+                let from = own.filter(|own| own.next() == row.epoch).map(|_| facts.host.clone());
+                of_shard.push(LostMove { shard, id: None, from, to: (*host).clone(), epoch: row.epoch });
+            }
+        }
+        of_shard.sort_by_key(|lost| lost.epoch);
+        lost.extend(of_shard);
+    }
+    lost
+}
+
+/// A shard of which one host or another has to be given up.
+fn choice(plan: &RepairPlan) -> Decision {
+    let shard = plan.shard;
+    let ways: &[_] = match &plan.repair {
+        Repair::Choose(ways) => ways,
+        _ => &[],
+    };
+    let said: Vec<String> = plan.hosts.iter().map(|says| format!("{} {}", says.host, says.says)).collect();
+    let command = |way: &crate::mover::RepairWay| {
+        let flags: Vec<String> = way.give_up.iter().map(|host| format!("--give-up {host}")).collect();
+        format!("pgshard moves repair {shard} {}", flags.join(" "))
+    };
+    Decision {
+        shards: vec![shard],
+        what: format!("somebody's rows have to be given up: {}", said.join("; ")),
+        commands: ways.iter().map(command).collect(),
+    }
+}
+
+/// Rows that another host has of a shard that this one serves.
+fn elsewhere(shard: ShardId, host: &HostName, without: &RepairPlan) -> Option<RowsElsewhere> {
+    let Repair::Do(way) = &without.repair else { return None };
+    let says = without.hosts.iter().find(|says| says.host == way.host)?;
+    let command = format!("pgshard moves repair {shard} --give-up {host}");
+    Some(RowsElsewhere { shard, says: format!("{} {}", says.host, says.says), command })
+}
+
+/// Shards that are nowhere any more.
+fn gone(facts: &Facts) -> Option<Decision> {
+    let nothing = facts.looked.iter().filter(|(_, looked)| match looked {
+        Looked::At { sure, .. } => matches!(sure.repair, Repair::Nothing),
+        Looked::Not(_) => false,
+    });
+    let shards: Vec<ShardId> = nothing.map(|(shard, _)| *shard).collect();
+    let (first, host) = (shards.first()?, &facts.host);
+    let what = format!("no host has these shards, or a whole copy of one: {}", restore(host));
+    Some(Decision {
+        commands: vec![format!("pgshard bootstrap --lost {host}"), format!("pgshard moves repair {first} --plan")],
+        shards,
+        what,
+    })
+}
+
+/// Moves that were under way, and that nobody works on: of shards that need no repair.
+fn open_moves(facts: &Facts, plan: &RecoveryPlan) -> Vec<Decision> {
+    let mut by_move: BTreeMap<MoveId, Vec<&OpenMove>> = BTreeMap::new();
+    let repaired = |shard: ShardId| {
+        let decided = plan.decisions.iter().any(|decision| decision.shards.contains(&shard));
+        decided || plan.repairs.iter().any(|repair| repair.shard == shard)
+    };
+    for open in facts.open.iter().filter(|open| !repaired(open.shard)) {
+        by_move.entry(open.id).or_default().push(open);
+    }
+    let decision = |(id, of_move): (MoveId, Vec<&OpenMove>)| {
+        let first = of_move.first()?;
+        let shards: Vec<ShardId> = of_move.iter().map(|open| open.shard).collect();
+        let what = format!("the move {id} from {} to {} was under way: {}", first.source, first.target, first.phase);
+        let commands = vec![format!("pgshard moves resume {id}"), format!("pgshard moves abort {id}")];
+        Some(Decision { shards, what, commands })
+    };
+    by_move.into_iter().filter_map(decision).collect()
+}
+
+/// What an ID clock has to pass, and why.
+struct Floor {
+    unix_ms: i64,
+    why: String,
+}
+
+/// Raises what may give an ID a second time: by what was seen of IDs elsewhere, by clocks, and by the operator's word.
+fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
+    let all = rows(&facts.survey);
+    let served = served(&facts.host, &facts.survey);
+    for shard in served.iter().chain(facts.looked.keys()).collect::<BTreeSet<_>>() {
+        let Some(host) = all.get(shard).and_then(|said| calm_owner(said)) else { continue };
+        let Some(Ok(HostFacts { clock: Some(clock), control: Some(control), .. })) = facts.survey.get(host) else {
+            continue;
+        };
+        let (Some(ahead), Some(cluster)) = (clock.ids_ahead_ms.get(shard), &control.cluster) else { continue };
+        let now = clock.now.as_millisecond();
+        let margin = margin.filter(|_| *host == facts.host);
+        let seen = facts.ids.get(shard).map_or(&[][..], Vec::as_slice);
+        let floors = [by_rows(seen, host, now + ahead), by_clocks(facts, host, clock), by_word(margin, now)];
+        let Some(floor) = floors.into_iter().flatten().max_by_key(|floor| floor.unix_ms) else { continue };
+        if now + ahead > floor.unix_ms {
+            continue;
+        }
+        let ms = u64::try_from(floor.unix_ms - cluster.epoch_ms).unwrap_or(0).min(MS_MAX);
+        let Some(id) = Id::new(ms, *shard, u64::from(SEQ_MAX)).map(Id::encode) else { continue };
+        let (host, after) = (host.clone(), Timestamp::from_millisecond(floor.unix_ms).unwrap_or(Timestamp::MAX));
+        if floor.unix_ms - now < DAY_MS {
+            plan.clocks.push(ClockRaise { host, shard: *shard, after, id, why: floor.why });
+        } else {
+            let days = (floor.unix_ms - now) / DAY_MS + 1;
+            let schema = control.shards.get(shard).map_or("", |row| row.schema.as_str());
+            let schema = crate::pg::quote_ident(schema);
+            plan.decisions.push(Decision {
+                shards: vec![*shard],
+                what: format!(
+                    "its IDs would have to go on after {after}, far ahead of the clock of {host}: {}. If that is an ID \
+                     of the shard, the owner of its schema says so by this statement; if it is not, give that row \
+                     another ID",
+                    floor.why
+                ),
+                commands: vec![format!("SELECT {schema}.resume_after({id}, '{days} days')")],
+            });
+        }
+    }
+}
+
+/// IDs that are in rows, or that another host's clock of the shard had come to. The clock's own millisecond is passed by
+/// the host itself where the rows are its own.
+fn by_rows(seen: &[IdSeen], host: &HostName, at: i64) -> Option<Floor> {
+    let past = |seen: &&IdSeen| seen.unix_ms > at || (seen.unix_ms == at && seen.host != *host);
+    let last = seen.iter().filter(past).max_by_key(|seen| seen.unix_ms)?;
+    let why = format!("{} of {} has come to a later ID", last.schema, last.host);
+    Some(Floor { unix_ms: last.unix_ms, why })
+}
+
+/// The host's clock is behind the others', and its former server's may not have been. Of two that differ nobody knows
+/// which is right: then ours decides.
+fn by_clocks(facts: &Facts, host: &HostName, clock: &ClockFacts) -> Option<Floor> {
+    let other = |(other, facts): (&HostName, &Result<HostFacts, _>)| {
+        facts.as_ref().ok().filter(|_| other != host)?.clock.as_ref().map(|clock| (clock.ahead_ms, clock.within_ms))
+    };
+    let mut others: Vec<(i64, i64)> = facts.survey.iter().filter_map(other).collect();
+    others.push((0, 0));
+    others.sort_unstable();
+    let (usual, within) = others[(others.len() - 1) / 2];
+    let behind = usual - clock.ahead_ms;
+    let floor = clock.now.as_millisecond() + behind + AHEAD_MS;
+    (behind > OFF_MS + within + clock.within_ms).then(|| Floor {
+        unix_ms: floor,
+        why: format!("the clock of {host} is {:.1} s behind the others'", behind as f64 / 1000.0),
+    })
+}
+
+fn by_word(margin: Option<Duration>, now: i64) -> Option<Floor> {
+    let margin = margin?;
+    let unix_ms = now.saturating_add(i64::try_from(margin.as_millis()).unwrap_or(i64::MAX));
+    Some(Floor { unix_ms, why: format!("--margin-s {}", margin.as_secs()) })
+}
+
+impl RecoveryPlan {
+    /// The shards that it is about, for the log.
+    pub(super) fn told(&self) -> String {
+        let repaired = self.repairs.iter().map(|repair| repair.shard);
+        print_shards(repaired.chain(self.clocks.iter().map(|raise| raise.shard)).collect::<BTreeSet<_>>())
+    }
+}

@@ -1,0 +1,65 @@
+//! A host that has come back from an earlier time: restored, failed over to a standby that lacked the last seconds, or
+//! emptied.
+//!
+//! [`read`](facts::read) asks all hosts, [`judge`](judge::judge) says what is to be done, and a repair decides of each
+//! shard who serves it. Done twice, it does nothing the second time.
+
+mod facts;
+mod judge;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use crate::map::HostName;
+use crate::mover::command::repair;
+use crate::mover::control::context::Context;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::Names;
+use crate::pg::quote_ident;
+
+pub use plan::{ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere};
+
+/// Asks every host and judges. No writes.
+pub(in crate::mover) async fn plan(
+    context: &Context,
+    host: &HostName,
+    margin: Option<Duration>,
+) -> Result<RecoveryPlan, Error> {
+    Ok(judge::judge(&facts::read(context, host).await?, margin))
+}
+
+/// Does what a plan says can be done, and gives what is left. The clocks come first: whoever writes to the host already
+/// gets no ID a second time from then on.
+pub(in crate::mover) async fn recover(context: &Context, plan: &RecoveryPlan) -> Result<RecoveryPlan, Error> {
+    tracing::info!(host = %plan.host, shards = plan.told(), "a host is brought back");
+    raise(context, &plan.clocks).await?;
+    for repair in &plan.repairs {
+        repair::repair(context, repair).await?;
+        context.options.at("after repair")?;
+    }
+    // A shard that was opened or taken back has a clock only now.
+    let left = self::plan(context, &plan.host, None).await?;
+    if left.clocks.is_empty() {
+        return Ok(left);
+    }
+    raise(context, &left.clocks).await?;
+    Ok(RecoveryPlan { clocks: Vec::new(), ..left })
+}
+
+/// Raises ID clocks, host by host.
+///
+/// Locks: ROW EXCLUSIVE on the shard's sequence id_offset and the advisory lock of its ID clock, for one statement.
+async fn raise(context: &Context, clocks: &[ClockRaise]) -> Result<(), Error> {
+    for of_host in clocks.chunk_by(|one, other| one.host == other.host) {
+        let mut session = context.hosts.open(&of_host[0].host).await?;
+        for raise in of_host {
+            session = session.for_shard(raise.shard);
+            let names = Names { schema: context.prefix.schema(raise.shard) };
+            let sql = format!("SELECT {}.resume_after($1)", quote_ident(&names.schema));
+            session.row("raising the ID clock", &sql, &[&raise.id]).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! What is known of a host that has come back from an earlier time, and what would be done, for the operator who decides.
+
+use jiff::Timestamp;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::mover::command::repair::RepairPlan;
+use crate::mover::protocol::names::MoveId;
+use crate::shard::ShardId;
+
+/// What brings a host back into service that was restored, failed over or emptied, and what only a human can decide.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RecoveryPlan {
+    /// The host.
+    pub host: HostName,
+    /// Which server it is. `None`: its database has no control schema.
+    pub server: Option<RecoveredServer>,
+    /// The moves that others know of and the host does not, by shard.
+    pub moves: Vec<LostMove>,
+    /// The shards about which hosts contradict each other and of which it is sure what is to be done.
+    pub repairs: Vec<RepairPlan>,
+    /// The ID clocks that have to be raised, so that no ID is given a second time.
+    pub clocks: Vec<ClockRaise>,
+    /// Shards that are served, and of which another host has rows that the one that serves them may have lost.
+    pub elsewhere: Vec<RowsElsewhere>,
+    /// What only a human can decide.
+    pub decisions: Vec<Decision>,
+}
+
+impl RecoveryPlan {
+    /// Whether there is nothing to do and nothing to decide.
+    pub fn is_done(&self) -> bool {
+        self.has_nothing_to_do() && self.decisions.is_empty()
+    }
+
+    /// Whether there is nothing that can be done without a decision.
+    pub fn has_nothing_to_do(&self) -> bool {
+        self.repairs.is_empty() && self.clocks.is_empty()
+    }
+}
+
+/// The server that is the host now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecoveredServer {
+    /// Its system identifier.
+    pub system: i64,
+    /// The timeline that it writes.
+    pub timeline: i64,
+    /// The highest timeline at which it has recorded itself. A lower one: it was promoted or restored since.
+    pub recorded: Option<i64>,
+    /// When the last ID that it knows of was made, of all shards that it serves. `None` where it serves none.
+    pub last_id: Option<Timestamp>,
+}
+
+/// A move that a host does not know of any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LostMove {
+    /// The shard.
+    pub shard: ShardId,
+    /// The move, if anybody remembers it.
+    pub id: Option<MoveId>,
+    /// Where it took the shard from, if anybody remembers it.
+    pub from: Option<HostName>,
+    /// Where it took the shard.
+    pub to: HostName,
+    /// The epoch since which the shard is there.
+    pub epoch: ShardEpoch,
+}
+
+/// An ID clock that has to go on from a later time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClockRaise {
+    /// The host that serves the shard.
+    pub host: HostName,
+    /// The shard.
+    pub shard: ShardId,
+    /// All IDs that are made from then on are of a later time.
+    pub after: Timestamp,
+    /// The same as an ID, which `resume_after()` takes.
+    pub id: i64,
+    /// Why.
+    pub why: String,
+}
+
+/// Rows of a shard that another host has kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RowsElsewhere {
+    /// The shard.
+    pub shard: ShardId,
+    /// What that host says.
+    pub says: String,
+    /// What has that host serve the shard, with the rows that it kept, and the other keep its own beside it.
+    pub command: String,
+}
+
+/// Something that only a human can decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Decision {
+    /// The shards that it is about.
+    pub shards: Vec<ShardId>,
+    /// What is so.
+    pub what: String,
+    /// The ways out, as commands. Where there are several, one of them.
+    pub commands: Vec<String>,
+}
