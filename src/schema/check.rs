@@ -4,8 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tokio_postgres::error::SqlState;
+
 use super::clock;
-use super::control::{Cluster, pending, restore};
+use super::control::{Cluster, pending, record_of, restore};
 use super::damage::damages;
 use super::facts::{
     ControlFacts, FactsError, HostFacts, KeptAudit, RecordedMigration, ShardRow, ShardState, Survey, chain,
@@ -15,7 +17,7 @@ use super::finding::{Finding, Findings, Severity};
 use super::known::{self, Known};
 use super::migrations::{Drift, Migrations, Pending};
 use super::own::OWN;
-use super::{exposed, made, orphans, settings};
+use super::{exposed, made, orphans, settings, shape};
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::shard::ShardId;
 
@@ -105,10 +107,31 @@ fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
             ("host_unreachable", "start it, or correct its url; its shards are not served".to_owned())
         }
         FactsError::NotOwner { owner, .. } => ("not_owner", format!("connect as {owner}, or as a member of it")),
+        FactsError::Query { what: "control schema", source } if lacks(source) => ("host_unreadable", LACKS.to_owned()),
+        FactsError::Unreadable { .. } => {
+            let remedy = "somebody has written there: correct that row; `DELETE FROM pgshard.known_host`, then `pgshard \
+                          bootstrap`, where it is what the host knows of others";
+            ("host_unreadable", remedy.to_owned())
+        }
         _ => ("host_unreadable", "see what the server's log says".to_owned()),
     };
     findings.add(Severity::Error, code, Some(host), chain(error), remedy);
 }
+
+/// The control migrations that were run by what is there, and are not recorded; with the statement that records them.
+fn unrecorded(facts: &HostFacts, versions: &[i32]) -> impl Iterator<Item = (i32, String)> {
+    let shape = facts.control.as_ref().and_then(|control| control.shape.as_ref());
+    let made = shape.into_iter().flat_map(|shape| versions.iter().filter(|version| shape::is_made(**version, shape)));
+    made.map(|version| (*version, record_of(*version)))
+}
+
+/// Whether a table or a column of the control schema is not there.
+fn lacks(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_COLUMN].contains(code))
+}
+
+const LACKS: &str = "its control schema has lost a table or a column with what was in it: restore the host's database \
+                     from a backup or a standby, and stop its writers until then";
 
 /// Whether a schema has the name of a shard past the last one.
 fn is_beyond(schema: &str, cluster: &Cluster) -> bool {
@@ -125,14 +148,23 @@ fn check_host(findings: &mut Findings, host: &HostName, facts: &HostFacts, clust
                 findings.add(Severity::Error, refusal.code(), Some(host), refusal.to_string(), refusal.remedy());
             }
         }
+        Ok(versions) if unrecorded(facts, &versions).next().is_some() => {
+            for (version, insert) in unrecorded(facts, &versions) {
+                let message = format!("its control migration {version} was run, and the record of that is gone");
+                findings.add(Severity::Error, "control_unrecorded", Some(host), message, insert);
+            }
+        }
         Ok(versions) if facts.control.is_some() && !versions.is_empty() => {
             let message = "its control schema is of an older version".to_owned();
             findings.add(Severity::Warning, "control_old", Some(host), message, BOOTSTRAP.to_owned());
         }
         Ok(_) => {
-            for damage in facts.control.iter().filter_map(|control| control.installed.as_ref()).flat_map(damages) {
+            let installed = facts.control.iter().filter_map(|control| control.installed.as_ref());
+            let shapes = facts.control.iter().filter_map(|control| control.shape.as_ref());
+            for damage in installed.flat_map(damages).chain(shapes.flat_map(shape::damages)) {
                 let what = format!("of its control schema: {}", damage.what);
-                findings.add(Severity::Error, "control_damaged", Some(host), what, MEND.to_owned());
+                let remedy = damage.by_hand.unwrap_or_else(|| MEND.to_owned());
+                findings.add(Severity::Error, "control_damaged", Some(host), what, remedy);
             }
         }
     }
@@ -292,6 +324,12 @@ fn check_owner(
         let what = "the host serves it, but its schema is not there";
         let remedy = "restore the schema from a backup";
         findings.add_shard(Severity::Error, "schema_missing", Some(owner), shard, what, remedy);
+    }
+    if row.schema != cluster.schema_prefix.schema(shard) {
+        let what = format!("the host says that its schema is {}", row.schema);
+        let name = crate::pg::quote_literal(&cluster.schema_prefix.schema(shard));
+        let remedy = format!("UPDATE pgshard.shard SET schema_name = {name} WHERE shard_id = {shard}");
+        findings.add_shard(Severity::Error, "schema_misnamed", Some(owner), shard, what, remedy);
     }
     if row.state == ShardState::Fenced {
         let peer = row.peer.as_ref().map_or("?", HostName::as_str);

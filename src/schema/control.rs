@@ -7,7 +7,8 @@ use sha2::{Digest, Sha256};
 use tokio_postgres::Client;
 
 use super::damage::damages;
-use super::facts::{ControlFacts, FactsError, HostFacts, host_facts, installed};
+use super::facts::{ControlFacts, FactsError, HostFacts, host_facts, installed, shape as read_shape};
+use super::shape;
 use crate::id::Epoch;
 use crate::map::{HostName, print_shards};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
@@ -50,6 +51,16 @@ const STEPS: [Step; 8] = [
 /// The migrations of the control schema: version and text.
 pub(super) fn steps() -> impl Iterator<Item = (i32, &'static str)> {
     STEPS.iter().map(|step| (step.version, step.sql))
+}
+
+/// The statement that records a control migration which was run.
+pub(super) fn record_of(version: i32) -> String {
+    let step = STEPS.iter().find(|step| step.version == version).expect("the version is one of ours");
+    format!(
+        "INSERT INTO pgshard.control_migration (version, name, checksum) VALUES ({version}, '{}', '{}')",
+        step.name,
+        checksum(step.sql)
+    )
 }
 
 /// The version of the control schema that this pgshard works with.
@@ -360,7 +371,9 @@ pub async fn install(client: &mut Client, cluster: &Cluster, host: &HostName) ->
         recorded.map_err(sql("record a control migration"))?;
     }
     let installed = installed(transaction.client()).await.map_err(ControlError::Facts)?;
-    for damage in damages(&installed) {
+    let shape = read_shape(transaction.client()).await.map_err(ControlError::Facts)?;
+    let damages = damages(&installed).into_iter().chain(shape::damages(&shape));
+    for damage in damages.filter(|damage| damage.by_hand.is_none()) {
         transaction.batch_execute(&damage.mend).await.map_err(sql("make good what is missing"))?;
         versions.push(damage.version);
     }

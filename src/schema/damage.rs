@@ -69,6 +69,8 @@ pub(super) struct Damage {
     pub(super) what: String,
     /// The statements that repair it.
     pub(super) mend: String,
+    /// What to do where no statement of ours makes it good.
+    pub(super) by_hand: Option<String>,
 }
 
 /// A function as the migrations make it.
@@ -88,16 +90,16 @@ pub(super) fn damages(installed: &Installed) -> Vec<Damage> {
         let made = name_after(sql, "CREATE UNIQUE INDEX ").filter(|name| !installed.indexes.contains(*name));
         if let Some(name) = made {
             let (what, mend) = (format!("its index {name} is gone"), sql.to_owned());
-            found.push(Damage { version, what, mend });
+            found.push(Damage { version, what, mend, by_hand: None });
         }
         let read = name_after(sql, "GRANT SELECT ON pgshard.").filter(|name| !installed.readable.contains(*name));
         if let Some(name) = read {
             let what = format!("nobody but its owner may read its table {name}, as routers must");
-            found.push(Damage { version, what, mend: sql.to_owned() });
+            found.push(Damage { version, what, mend: sql.to_owned(), by_hand: None });
         }
         if sql.starts_with("GRANT USAGE ON SCHEMA") && !installed.usable {
             let what = "nobody but its owner may use the schema, as routers must".to_owned();
-            found.push(Damage { version, what, mend: sql.to_owned() });
+            found.push(Damage { version, what, mend: sql.to_owned(), by_hand: None });
         }
     }
     found
@@ -126,7 +128,7 @@ fn of_function(installed: &Installed, name: &str, expected: &Expected) -> Option
         Some(false) => format!("REVOKE ALL ON FUNCTION pgshard.{name} FROM PUBLIC"),
         None => String::new(),
     };
-    Some(Damage { version: expected.version, what, mend: format!("{create}; {rights}") })
+    Some(Damage { version: expected.version, what, mend: format!("{create}; {rights}"), by_hand: None })
 }
 
 /// The statements of all migrations, each with its migration's version.

@@ -17,6 +17,7 @@ use super::control::LOCK_MOVERS;
 use super::damage::{INSTALLED, Installed};
 use super::known::Record;
 use super::made::MadeSet;
+use super::shape::{SHAPE, Shape};
 use crate::map::{HostName, RangeItem, ShardEpoch, parse_ranges};
 use crate::pg::{ConnectError, ConnectOptions};
 use crate::shard::{ShardCount, ShardId};
@@ -115,6 +116,8 @@ pub struct ControlFacts {
     pub open_moves: BTreeMap<ShardId, OpenMove>,
     /// The objects of the control schema, if they were read.
     pub(super) installed: Option<Installed>,
+    /// What its tables are made of.
+    pub(super) shape: Option<Shape>,
 }
 
 /// How a shard that left can be taken back.
@@ -396,6 +399,7 @@ SELECT json_build_object(
                                                WHEN 'f' THEN 'foreign table ' WHEN 'S' THEN 'sequence ' ELSE 'table '
                                                END || relname
                                     FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND NOT relispartition
+                                        AND relname <> 'pgshard_backfill'
                                     UNION ALL SELECT pronamespace, 'function ' || proname FROM pg_proc) AS of (ns,
                                     object)
                                 GROUP BY ns) AS o ON o.ns = n.oid
@@ -520,6 +524,7 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
             control.still_lent = read_still_lent(client).await?;
         }
         control.installed = Some(installed(client).await?);
+        control.shape = Some(shape(client).await?);
         Some(control)
     } else {
         None
@@ -531,6 +536,14 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
 pub(super) async fn installed(client: &Client) -> Result<Installed, FactsError> {
     let failed = |source| FactsError::Query { what: "control schema", source };
     let row = client.query_one(INSTALLED, &[]).await.map_err(failed)?;
+    let read = serde_json::from_str(row.try_get(0).map_err(failed)?);
+    read.map_err(|error| FactsError::Unreadable { what: error.to_string() })
+}
+
+/// What the control schema's tables are made of.
+pub(super) async fn shape(client: &Client) -> Result<Shape, FactsError> {
+    let failed = |source| FactsError::Query { what: "control schema", source };
+    let row = client.query_one(SHAPE, &[]).await.map_err(failed)?;
     let read = serde_json::from_str(row.try_get(0).map_err(failed)?);
     read.map_err(|error| FactsError::Unreadable { what: error.to_string() })
 }

@@ -6,6 +6,7 @@
 //! nowhere, whatever the map says, and none is created while a host's word is missing.
 
 mod apart;
+pub mod backfill;
 mod batch;
 pub mod bootstrap;
 pub(crate) mod catalog;
@@ -34,11 +35,13 @@ mod rebuild;
 mod script;
 mod session;
 mod settings;
+mod shape;
 mod sources;
 mod status;
 #[cfg(test)]
 pub(crate) mod tables;
 
+pub use backfill::backfill;
 pub use bootstrap::bootstrap;
 pub use catalog::{Error as CatalogError, Namespace};
 pub use check::check;

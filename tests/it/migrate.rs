@@ -2,6 +2,7 @@
 //! transaction.
 
 mod apart;
+mod backfill;
 mod resolve;
 mod sessions;
 

@@ -28,7 +28,7 @@ pub(crate) use dev::{Completions, ConformanceCommand, ConformanceServe, Demo, De
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate};
 pub(crate) use map::{MapCommand, MapShow};
-pub(crate) use migrate::{MigrateCommand, MigrateTarget};
+pub(crate) use migrate::{MigrateBackfill, MigrateCommand, MigrateTarget};
 pub(crate) use recover::Recover;
 pub(crate) use tickets::{
     TicketsCommand, TicketsCreate, WorkersCommand, WorkersHold, WorkersInstall, WorkersRelease, WorkersStatus,

@@ -14,6 +14,8 @@
             || c.relname AS object
     FROM shard s JOIN pg_catalog.pg_class c ON c.relnamespace = s.oid
     WHERE c.relkind <> 't'
+        -- It is made when a shard's first backfill begins, not by a migration.
+        AND c.relname NOT IN ('pgshard_backfill', 'pgshard_backfill_pkey')
 ), proc AS MATERIALIZED (
     SELECT s.shard_id, p.oid, p.prokind, p.proowner, p.proacl,
         'function ' || p.proname || '(' || pg_catalog.pg_get_function_identity_arguments(p.oid) || ')' AS object

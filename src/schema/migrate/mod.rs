@@ -15,7 +15,7 @@ mod outside;
 mod plan;
 mod resolve;
 mod steps;
-mod transaction;
+pub(super) mod transaction;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -278,4 +278,4 @@ async fn run(works: &[OnHost<'_>], plan: &Plan, canary: Option<Canary>) {
 }
 
 /// The locks are held for single statements that cannot panic.
-const NO_PANIC: &str = "nobody panics while holding the lock";
+pub(super) const NO_PANIC: &str = "nobody panics while holding the lock";

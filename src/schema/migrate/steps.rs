@@ -10,7 +10,7 @@ use crate::shard::ShardId;
 
 /// One migration of one shard.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(in crate::schema) struct Step {
     pub(super) recorded: RecordedMigration,
     pub(super) sql: String,
     /// How it is repeated after it was stopped, if it runs outside transactions.

@@ -16,7 +16,7 @@ use crate::schema::session::{DISCARD, RESET, SETTINGS};
 use crate::shard::ShardId;
 
 /// The result of some steps of a shard.
-pub(super) enum Outcome {
+pub(in crate::schema) enum Outcome {
     /// They are done and recorded.
     Done,
     /// They were rolled back for a temporary reason: mostly, somebody holds a lock.
@@ -37,7 +37,7 @@ const AHEAD_MAX: usize = 30;
 ///
 /// # Errors
 /// When the connection is lost. The transaction was then either committed as a whole or not at all.
-pub(super) async fn run(
+pub(in crate::schema) async fn run(
     client: &Client,
     shard: ShardId,
     steps: &[Step],

@@ -1,6 +1,7 @@
 //! `pgshard migrate` as clap sees it.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as ArgGroup, Subcommand};
@@ -15,6 +16,7 @@ pub(crate) enum MigrateCommand {
     Up(MigrateUp),
     Retry(MigrateRetry),
     Resolve(MigrateResolve),
+    Backfill(MigrateBackfill),
 }
 
 /// Write the next migration's file, with comments that say what can be in it
@@ -152,6 +154,89 @@ pub(crate) struct MigrateResolve {
     pub(crate) plan: bool,
     #[command(flatten)]
     pub(crate) target: MigrateTarget,
+}
+
+/// Run a statement over a table's rows in every shard, a range of keys at a time
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The statement says {shard} for the shard's schema, {shard_id} for its number, and {low} and {high} for
+the first and the last key of a range, both of them in it. Each range is a transaction, short, with the
+record of how far it is; the record is a row of the shard itself and moves with it. So each range is run
+once, whoever is killed. A range has as many keys as take --range-ms. Rows that were added since it was
+begun, with higher keys, are not gone through: let the application write them as they should be first.
+
+Shards that move meanwhile are gone on with where they are then. A shard that fails is named and the
+others go on: exit code 8; run it again for what is left. A statement that was edited since it was begun
+is refused: exit code 4. The first backfill makes the table pgshard_backfill in each shard, as a
+migration would, and ends the way back of shards that were moved and could be taken back.
+
+Examples:
+  pgshard migrate backfill backfills/0001_captions.sql --table photos
+  pgshard migrate backfill --name captions --table photos --sql \\
+    'UPDATE {shard}.photos SET caption = title WHERE id BETWEEN {low} AND {high} AND caption IS NULL'
+  pgshard migrate backfill --status")]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["file", "sql", "status"]))]
+pub(crate) struct MigrateBackfill {
+    /// A file with one statement
+    #[arg(value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// The statement
+    #[arg(long, value_name = "SQL", requires = "name")]
+    pub(crate) sql: Option<String>,
+    /// What it is recorded as [default: the file's name without .sql]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// The table whose keys make the ranges
+    #[arg(long, value_name = "TABLE", required_unless_present = "status")]
+    pub(crate) table: Option<String>,
+    /// The column of the keys: not null, with an index [default: the first of the primary key]
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) key: Option<String>,
+    /// Only say how far backfills are; with --name, this one
+    #[arg(long, conflicts_with_all = ["table", "key", "only"])]
+    pub(crate) status: bool,
+    /// These shards only, such as 17 or 0-255,300 [default: all]
+    #[arg(long, value_name = "SHARDS")]
+    pub(crate) only: Option<String>,
+    /// Shards of one host at the same time
+    #[arg(long, value_name = "COUNT", default_value = "2")]
+    pub(crate) jobs: NonZeroUsize,
+    /// Ranges on all hosts at the same time
+    #[arg(long, value_name = "COUNT", default_value = "16")]
+    pub(crate) max_jobs: NonZeroUsize,
+    /// How long a range should take; its rows are locked that long
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) range_ms: u64,
+    /// Wait while a standby, or whoever else streams from the host, is further behind than this
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = crate::values::bytes)]
+    pub(crate) max_lag: u64,
+    /// At most so many rows a second on each host [default: no limit]
+    #[arg(long, value_name = "ROWS")]
+    pub(crate) rows_per_s: Option<NonZeroU64>,
+    /// How long to wait for a lock
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) lock_timeout_ms: u64,
+    /// How long to keep trying a shard that is busy or closed, or a host that does not answer
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(0..=86_400),
+    )]
+    pub(crate) patience_s: u64,
+}
+
+impl MigrateBackfill {
+    pub(crate) fn pace(&self) -> pgshard::schema::backfill::Pace {
+        pgshard::schema::backfill::Pace::default()
+            .range(Duration::from_millis(self.range_ms))
+            .lag_max(self.max_lag)
+            .rows_a_second(self.rows_per_s)
+            .width(self.jobs)
+            .width_in_all(self.max_jobs)
+            .lock_timeout(Duration::from_millis(self.lock_timeout_ms))
+            .patience(Duration::from_secs(self.patience_s))
+    }
 }
 
 /// Which shards, on which hosts.

@@ -122,6 +122,7 @@ async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Ar
         MigrateCommand::Wait(args) => {
             migrate::wait(args.name.as_deref(), Duration::from_secs(args.timeout_s), config, output).await
         }
+        MigrateCommand::Backfill(args) => migrate::backfill(&args, config, output).await,
         MigrateCommand::Plan(args) => migrate::plan(&args.target, config, output).await,
         MigrateCommand::Up(args) => {
             let how = migrate::How { which: Which::Pending, canary: args.canary, pace: args.pace.pace() };
@@ -220,9 +221,11 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
             Some("run the same command again: it does what is left")
         }
         Command::Bootstrap(_) | Command::Recover(_) => Some("run the same command again: it does what is left"),
-        Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) | MigrateCommand::Resolve(_) } => {
-            Some("run the same command again: it does what is left")
-        }
+        Command::Migrate { command: MigrateCommand::Backfill(args) } if args.status => None,
+        Command::Migrate {
+            command:
+                MigrateCommand::Up(_) | MigrateCommand::Retry(_) | MigrateCommand::Resolve(_) | MigrateCommand::Backfill(_),
+        } => Some("run the same command again: it does what is left"),
         Command::Tickets { command: TicketsCommand::Create(_) } => {
             Some("run the same command again: residues that are claimed stay with their hosts")
         }

@@ -1,5 +1,6 @@
 //! `pgshard migrate`: the application's migrations over all shards.
 
+mod backfill;
 mod new;
 mod plan;
 mod resolve;
@@ -13,6 +14,7 @@ use pgshard::map::{RangesError, parse_shards};
 use pgshard::schema;
 use pgshard::schema::migrate::{Canary, Pace, Request, Which};
 
+pub(crate) use backfill::backfill;
 pub(crate) use new::new;
 pub(crate) use plan::plan;
 pub(crate) use resolve::{plan_resolving, resolve};

@@ -1,0 +1,131 @@
+//! How far backfills are, by what the shards say.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use uuid::Uuid;
+
+use super::shard::TABLE;
+use crate::map::HostName;
+use crate::pg::{ConnectOptions, Connection, quote_ident, state};
+use crate::schema::facts::chain;
+use crate::schema::fault::HostFault;
+use crate::schema::session;
+use crate::shard::ShardId;
+
+/// So many shards are asked by one statement.
+const SHARDS_A_STATEMENT: usize = 100;
+
+/// How often a host is read again, where shards move from under the reading.
+const TRIES: usize = 5;
+
+/// How far a backfill is in a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// The backfill.
+    pub name: String,
+    /// SHA-256 of what is run.
+    pub checksum: String,
+    /// The last key of the last range that was run.
+    pub done_to: Option<String>,
+    /// The last key that the table had when it was begun: where it ends.
+    pub until: Option<String>,
+    /// The rows that the statement has touched, by its own word.
+    pub rows: u64,
+    /// How many ranges were run.
+    pub batches: u64,
+    /// Whether all were.
+    pub finished: bool,
+}
+
+/// What a host says of the backfills of its shards.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostProgress {
+    /// The shards that it owns, each with its backfills. One in which none was ever begun has none, nor has one that a
+    /// move has closed at that moment.
+    pub shards: BTreeMap<ShardId, Vec<Progress>>,
+    /// Moves away from here or to here that can be taken back, and not any more once the table of the progress was made
+    /// in this shard.
+    pub(super) open_ways: BTreeMap<ShardId, Uuid>,
+    /// The shards that have no table yet.
+    pub(super) without: Vec<ShardId>,
+}
+
+/// Asks all hosts how far backfills are, at the same time.
+///
+/// # Cancel safety
+/// Only reads.
+pub async fn progress(hosts: &[(HostName, ConnectOptions)]) -> BTreeMap<HostName, Result<HostProgress, HostFault>> {
+    let ask = async |(host, connect): &(HostName, ConnectOptions)| {
+        let read = match session::open(connect, "pgshard migrate backfill").await {
+            Ok(client) => read(&client).await,
+            Err(fault) => Err(fault),
+        };
+        (host.clone(), read)
+    };
+    join_all(hosts.iter().map(ask)).await.into_iter().collect()
+}
+
+async fn read(client: &Connection) -> Result<HostProgress, HostFault> {
+    for _ in 1..TRIES {
+        match read_once(client).await {
+            // A shard has moved away between two statements.
+            Err(error) if state::is_signpost(&error) || state::may_be_moved(&error) => {}
+            read => return read.map_err(|error| HostFault::Unread { reason: chain(&error) }),
+        }
+    }
+    read_once(client).await.map_err(|error| HostFault::Unread { reason: chain(&error) })
+}
+
+async fn read_once(client: &Connection) -> Result<HostProgress, tokio_postgres::Error> {
+    let sql = "SELECT s.shard_id, s.schema_name, c.oid IS NOT NULL, s.state
+        FROM pgshard.shard s LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name
+        LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = $1 AND c.relkind = 'r'
+        WHERE s.state <> 'moved' ORDER BY 1";
+    let mut host = HostProgress::default();
+    let mut having = Vec::new();
+    for row in client.query(sql, &[&TABLE]).await? {
+        let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else { continue };
+        host.shards.insert(shard, Vec::new());
+        match row.try_get(2)? {
+            true => having.push((shard, row.try_get::<_, String>(1)?)),
+            false if row.try_get::<_, &str>(3)? == "serving" => host.without.push(shard),
+            // It is closed for a moment: what is there is a signpost.
+            false => {}
+        }
+    }
+    for some in having.chunks(SHARDS_A_STATEMENT) {
+        let of_shard = |(shard, schema): &(ShardId, String)| {
+            format!(
+                "SELECT {shard}::int4, name, checksum, done_to, until, rows, batches, finished_at IS NOT NULL FROM {}.{}",
+                quote_ident(schema),
+                quote_ident(TABLE)
+            )
+        };
+        let sql: Vec<String> = some.iter().map(of_shard).collect();
+        for row in client.query_typed(&(sql.join(" UNION ALL ") + " ORDER BY 1, 2"), &[]).await? {
+            let number = |at: usize| row.try_get::<_, i64>(at).map(|number| u64::try_from(number).unwrap_or(0));
+            let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else { continue };
+            host.shards.entry(shard).or_default().push(Progress {
+                name: row.try_get(1)?,
+                checksum: row.try_get(2)?,
+                done_to: row.try_get(3)?,
+                until: row.try_get(4)?,
+                rows: number(5)?,
+                batches: number(6)?,
+                finished: row.try_get(7)?,
+            });
+        }
+    }
+    // The journal is the source's; what is altered there would be at the target. So this host's say counts for another's.
+    let sql = "SELECT b.shard_id, b.move_id FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+        WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'";
+    for row in client.query_typed(sql, &[]).await? {
+        if let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) {
+            host.open_ways.insert(shard, row.try_get(1)?);
+        }
+    }
+    Ok(host)
+}
