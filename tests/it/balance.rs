@@ -1,5 +1,5 @@
-//! Balance: hosts come and go while an application writes, rebalances are killed and interrupted and go on; nothing is
-//! lost.
+//! Balance: hosts are added and removed while an application writes, rebalances are killed and interrupted and
+//! continued; nothing is lost.
 
 use pgshard::ShardCount;
 use pgshard::config::Config;
@@ -23,7 +23,7 @@ fn pairs(counts: &[(&str, usize)]) -> Vec<(String, usize)> {
     counts.iter().map(|(host, count)| ((*host).to_owned(), *count)).collect()
 }
 
-/// Servers for all, and a config that knows only the first of them.
+/// Servers for all hosts, and a config that knows only the first of them.
 async fn small_start(versions: &[u32], first: usize, shards: u16) -> World {
     let servers = TestCluster::start_mixed(versions);
     let hosts: Vec<_> = (0..first).map(|host| (servers.name(host), servers.server(host).url())).collect();
@@ -37,8 +37,8 @@ async fn small_start(versions: &[u32], first: usize, shards: u16) -> World {
 }
 
 on_each_version! {
-    /// Where sizes decide nothing no table is opened for its size that ANALYZE has seen; others are, and a limit of a
-    /// host wants all of them.
+    /// Where sizes decide nothing, a table that ANALYZE has seen is not opened to measure it. Others are, and a limit
+    /// of a host needs all of them measured.
     async fn sizes_that_decide_nothing(version) {
         let world = small_start(&[version], 1, 2).await;
         let db1 = world.servers.app(0).await;
@@ -55,7 +55,7 @@ on_each_version! {
         let (exact, estimated) = (measured(Sizes::Exact).await, measured(Sizes::Estimated).await);
         for (shard, exact) in &exact {
             let (exact, estimated) = (exact.bytes, estimated[shard].bytes);
-            // Without the maps of free space and of what is visible, which no catalog has.
+            // Without the free space map and the visibility map, which no catalog counts.
             assert!(estimated <= exact && exact - estimated < 200_000 && estimated > 500_000, "{exact} {estimated}");
         }
         db1.batch_execute("BEGIN; LOCK TABLE shard_0001.users").await.unwrap();
@@ -64,7 +64,7 @@ on_each_version! {
         assert!(refused.ended(1).stderr.contains("lock timeout"), "{}", refused.stderr);
     }
 
-    /// A host that does not fit is refused, what its shards will lack is named, and no password is taken from the
+    /// A host that does not fit is refused, what its shards will lack is named, and no password is accepted on the
     /// command line.
     async fn a_host_is_checked_before_it_is_added(version) {
         let world = small_start(&[version, other(version)], 1, 4).await;
@@ -96,8 +96,8 @@ on_each_version! {
         assert!(refused.ended(4).stderr.contains("pgshard moves complete"), "{}", refused.stderr);
     }
 
-    /// Constraints of the config are heeded, a shard that cannot be moved is named and the others go; a drain that
-    /// would leave one behind is refused whole.
+    /// Constraints of the config are respected, a shard that cannot be moved is named and the others go. A drain that
+    /// would leave a shard behind is refused as a whole.
     async fn what_cannot_move_is_named(version) {
         let world = World::new(&[version, version], 8).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();
@@ -126,8 +126,8 @@ on_each_version! {
 }
 
 on_mixed_versions! {
-    /// The story of adding capacity: two hosts become four, the first is retired, and the writers notice nothing,
-    /// although their router was made when there were two.
+    /// Capacity is added: two hosts become four, the first is retired, and the writers notice nothing, although their
+    /// router was made when there were two.
     15: async fn two_hosts_become_four_and_the_first_is_retired(version) {
         let mut world = small_start(&[version, other(version), version, other(version)], 2, 24).await;
         let writers = Writers::start(&world, 3).await;
@@ -146,7 +146,7 @@ on_mixed_versions! {
         // There is nothing left to do.
         assert_eq!(world.run(&rebalance).await.ended(0).last()["moved"], 0);
 
-        // Also with what the first wave has left behind.
+        // This also works with what the first wave has left behind.
         world.run(&["drain", "db1", "--by", "count", "--yes", "--complete"]).await.ended(0);
         assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 8), ("db3", 8), ("db4", 8)]));
         world.config = Config::load(&world.config.path).unwrap();
@@ -171,13 +171,14 @@ on_mixed_versions! {
         assert_eq!(listed["hosts"]["db3"]["shards"], 8);
     }
 
-    /// Killed in the midst of a wave, and interrupted in another: the same command goes on, from what is then.
+    /// Killed in the middle of a wave, and interrupted in another: the same command goes on, from the state at that
+    /// time.
     18: async fn a_rebalance_goes_on_after_a_kill_and_after_ctrl_c(version) {
         let world = World::new(&[version, other(version)], 12).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();
         world.write("pgshard.toml", &text.replace("[hosts.db2]", "[hosts.db2]\nweight = 3"));
         let writers = Writers::start(&world, 2).await;
-        // While rows are copied, with the slot made; behind the fence; with one shard of the group open at its target.
+        // While rows are copied and the slot exists; behind the fence; with one shard of the group open at its target.
         for point in ["after chunks=kill", "after barrier=kill", "after decide=kill"] {
             let args = ["rebalance", "--by", "count", "--yes", "--group-size", "2"];
             world.run_until(&args, point).await.ended(-9);

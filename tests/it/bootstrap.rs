@@ -78,8 +78,8 @@ fn report_of<'a>(report: &'a Report, host: &str) -> &'a HostReport {
 }
 
 on_each_version! {
-    /// Everything is there, by the host's own catalogs, and IDs name their shard and time. A second run finds nothing
-    /// to do and writes nothing; a new migration reaches every shard, and only that.
+    /// Everything exists, by the host's own catalogs, and IDs contain their shard and time. A second run finds nothing
+    /// to do and writes nothing. A new migration is run in every shard, and only that.
     async fn twice(version) {
         let servers = TestCluster::start(version, 2);
         let mut request = request(&servers, 24, &[("0001_photos.sql", TABLES)]);
@@ -104,7 +104,7 @@ on_each_version! {
         assert_eq!(Id::decode(row.get(0)).shard(), shard(13));
         let row = client.query_one("SELECT obj_description('shard_0013.photos'::regclass)", &[]).await.unwrap();
         assert_eq!(row.get::<_, &str>(0), "of 13");
-        // The sequences and everything else are the role's own, so it can be moved and dropped by it.
+        // The sequences and everything else belong to the role, so the role can move and drop the schema.
         let foreign = "SELECT count(*) FROM pg_class WHERE relnamespace = 'shard_0013'::regnamespace
             AND relowner <> current_user::regrole";
         assert_eq!(client.query_one(foreign, &[]).await.unwrap().get::<_, i64>(0), 0);
@@ -137,7 +137,7 @@ on_each_version! {
     }
 
     /// The clock of an ID is the server's (or a little ahead in a burst), its sequence counts, and the sign flips where
-    /// the format says; before the epoch and after 41 bits there is no ID but an error that says why.
+    /// the format says. Before the epoch and after 41 bits there are no IDs, only an error that says why.
     async fn ids(version) {
         let servers = TestCluster::start(version, 1);
         let superuser = servers.superuser(0).await;
@@ -195,12 +195,12 @@ on_each_version! {
     }
 
     /// The shard that fails is named with file, line and the server's words, and nothing of it is left; all others are
-    /// done. After the cause is gone only it is.
+    /// done. Once the cause is gone, only that shard is done.
     async fn a_failing_shard(version) {
         let servers = TestCluster::start(version, 1);
         let client = servers.app(0).await;
         client.batch_execute("CREATE SCHEMA shard_0040").await.unwrap();
-        // Fails in one shard only, and only when its rows are looked at.
+        // It fails in one shard only, and only when its rows are read.
         let sql = "CREATE TABLE {shard}.t (n int);\nINSERT INTO {shard}.t\nVALUES (1 / ({shard_id} - 33));
             SET search_path = public; SET ROLE app";
         let request = request(&servers, 64, &[("0001_photos.sql", TABLES), ("0002_t.sql", sql)]);
@@ -221,7 +221,7 @@ on_each_version! {
         let report = run(&wrong).await;
         let fault = &report_of(&report, "db1").failed[&shard(0)];
         assert_eq!(fault.to_string(), "0003_u line 3 failed: syntax error at or near \"TABEL\" (42601)");
-        // What others have run may not be changed for one that lacks it.
+        // What others have run may not be changed for a shard that lacks it.
         wrong.migrations = migrations(&[("0001_photos.sql", TABLES), ("0002_t.sql", bad)]);
         let report = run(&wrong).await;
         let drift = &report_of(&report, "db1").failed[&shard(0)];
@@ -229,13 +229,13 @@ on_each_version! {
         assert_eq!(report_of(&report, "db1").failed[&shard(33)], ShardFault::Withheld);
 
         client.batch_execute("DROP SCHEMA shard_0040").await.unwrap();
-        // The file may not change any more, so the cure is elsewhere: here an operator for the division.
+        // The file may no longer change, so the remedy is elsewhere: here, an operator for the division.
         let report = run(&request).await;
         assert_eq!(report_of(&report, "db1").created, [shard(40)]);
         assert_eq!(report_of(&report, "db1").failed.len(), 1);
     }
 
-    /// When every shard fails, not all of thousands are tried.
+    /// If every shard fails, not all of thousands are tried.
     async fn all_fail(version) {
         let servers = TestCluster::start(version, 1);
         let request = request(&servers, 100, &[("0001_a.sql", "CREATE TABLE {shard}.t (a nosuch)")]);
@@ -246,8 +246,7 @@ on_each_version! {
         assert!(report_of(&report, "db1").created.is_empty());
     }
 
-    /// What a host recorded is compared with the config, all of it; a host that differs is not written to, and the
-    /// others are.
+    /// All of a host's record is compared with the config; a host that differs is not written to, and the others are.
     async fn another_cluster(version) {
         let servers = TestCluster::start(version, 2);
         let right = request(&servers, 8, &[]);
@@ -264,7 +263,7 @@ on_each_version! {
         let Some(HostFault::Refused(refusals)) = &report_of(&report, "db0").fault else { panic!("{report:?}") };
         assert_eq!(refusals.len(), 4, "{refusals:?}");
         assert!(report_of(&report, "db0").created.is_empty());
-        // Both names for one database: the second is refused too.
+        // Two names for one database: the second is refused.
         let mut twice = right.clone();
         twice.hosts[1].connect = twice.hosts[0].connect.clone();
         let report = run(&twice).await;
@@ -272,7 +271,7 @@ on_each_version! {
         assert!(refused("db1").is_some() || refused("db2").is_some(), "{report:?}");
         assert!(matches!(refused("db2"), Some(HostFault::Refused(_) | HostFault::Busy { .. })), "{report:?}");
 
-        // A newer control schema, and one of another text.
+        // A newer control schema, and one with another text.
         let client = servers.app(0).await;
         let newer = "INSERT INTO pgshard.control_migration VALUES (99, 'later', ''); UPDATE pgshard.control_migration \
                      SET checksum = 'x' WHERE version = 1";
@@ -283,7 +282,7 @@ on_each_version! {
         assert!(matches!(refusals[0], Refusal::Changed { version: 1, .. }));
     }
 
-    /// Rights are asked for before anything is written.
+    /// Rights are checked before anything is written.
     async fn rights(version) {
         let servers = TestCluster::start(version, 1);
         let superuser = servers.superuser(0).await;
@@ -296,7 +295,7 @@ on_each_version! {
         let fault = report_of(&report, "db1").fault.as_ref().unwrap();
         assert_eq!(fault.to_string(), "the role poor may not create schemas in the database app");
         assert_eq!(fault.remedy(), r#"as the database's owner: GRANT CREATE ON DATABASE "app" TO "poor""#);
-        // Later, when the schema is another role's.
+        // Later, when the schema belongs to another role.
         request.hosts[0].connect = ConnectOptions::parse(&servers.server(0).url()).unwrap();
         assert!(run(&request).await.is_complete());
         request.hosts[0].connect = ConnectOptions::parse(&poor).unwrap();
@@ -359,8 +358,7 @@ on_each_version! {
         assert_eq!(changes, ["shard 0: db1 @1 -> db2 @2", "shard 2: db1 @1 -> db3 @2"]);
         assert_eq!(rebuilt.notes, []);
 
-        // The stale map, with a migration to run: the shard that is nobody's business here gets it, the others are
-        // named.
+        // The stale map, with a migration to run: the only shard that is still here gets it, and the others are named.
         request.migrations = migrations(&[("0001_photos.sql", TABLES)]);
         let report = run(&request).await;
         let db1_report = report_of(&report, "db1");
@@ -369,7 +367,7 @@ on_each_version! {
         assert!(matches!(db1_report.failed[&shard(1)], ShardFault::Moving(_)), "{db1_report:?}");
         assert_eq!(report_of(&report, "db2").migrated, (3..6).map(shard).collect::<Vec<_>>());
 
-        // Maps edited by hand: 0 and 1 to db3, 2 and 6 to db2.
+        // Maps edited by hand: 0 and 1 are put on db3, 2 and 6 on db2.
         let mut edited = request.clone();
         edited.hosts[0].shards.clear();
         edited.hosts[1].shards.extend([(shard(2), epoch(1)), (shard(6), epoch(1))]);
@@ -382,8 +380,8 @@ on_each_version! {
         assert_eq!(said("db3", 0), "db2 serves it (epoch 2)");
         assert_eq!(said("db3", 1), "db1 serves it (epoch 1)");
 
-        // A host that is down could know anything. Its shards, put elsewhere, are not created; nor are those that
-        // would be new, unless somebody vouches for the host.
+        // A host that is down could know anything. Its shards, placed elsewhere, are not created; nor are new ones,
+        // unless somebody vouches for the host.
         servers.server(2).stop(pgshard::dev::StopMode::Fast).unwrap();
         let mut grown = edited.clone();
         grown.hosts[1].shards.push((shard(7), epoch(1)));
@@ -398,7 +396,7 @@ on_each_version! {
         let codes = codes(&request).await;
         assert!(codes.iter().any(|(code, _)| *code == "host_unreachable"), "{codes:?}");
 
-        // The first set-up of a cluster whose third server is still to come.
+        // The first set-up of a cluster whose third server does not exist yet.
         let fresh = TestCluster::start(version, 1);
         let mut first = request.clone();
         first.hosts.truncate(1);
@@ -415,7 +413,8 @@ on_each_version! {
         assert_eq!(report_of(&report, "db1").failed[&shard(8)], ShardFault::Unknown { epoch: epoch(3) });
     }
 
-    /// Two bootstraps at the same time make every shard once; the future of one dropped halfway leaves whole shards.
+    /// Two bootstraps at the same time create every shard once; if the future of one is dropped halfway, it leaves only
+    /// whole shards.
     async fn at_the_same_time(version) {
         let servers = TestCluster::start(version, 2);
         let request = request(&servers, 64, &[("0001_photos.sql", TABLES)]);

@@ -1,6 +1,6 @@
 //! `pgshard` as its users see it: the real binary, its stdout, stderr and exit code, as snapshots.
 //!
-//! After a change that is meant: `INSTA_UPDATE=always cargo test --test it cli`, and read the difference.
+//! After an intended change: `INSTA_UPDATE=always cargo test --test it cli`, and read the difference.
 
 mod config;
 mod help;
@@ -10,7 +10,7 @@ mod servers;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What one run of the command gave.
+/// The result of one run of the command.
 struct Run {
     exit: i32,
     stdout: String,
@@ -35,7 +35,7 @@ impl Run {
         format!("exit: {}\n----- stdout -----\n{}----- stderr -----\n{}", self.exit, self.stdout, self.stderr)
     }
 
-    /// What `--json` printed, a value a line, each checked to be an object of version 1.
+    /// The lines that `--json` printed, each checked to be an object of version 1.
     fn json(&self) -> Vec<serde_json::Value> {
         let lines = self.stdout.lines().map(|line| serde_json::from_str(line).expect("each line is JSON"));
         let values: Vec<serde_json::Value> = lines.collect();
@@ -44,7 +44,7 @@ impl Run {
     }
 }
 
-/// An empty folder, gone at the end of the test.
+/// An empty folder, removed at the end of the test.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("there is room for a folder")
 }

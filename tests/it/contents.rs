@@ -1,5 +1,5 @@
-//! What `pgshard check` says of rows (`--rows`) and of the sources of IDs: each thing is broken, found, mended by the
-//! remedy that the finding names, and not found any more.
+//! What `pgshard check` finds about rows (`--rows`) and about the sources of IDs: each thing is broken, found, repaired
+//! with the remedy that the finding names, and no longer found.
 
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ fn found<'a>(findings: &'a [Value], code: &str) -> &'a Value {
     one
 }
 
-/// What stands between the first two backticks of a remedy, as arguments of the command.
+/// The text between the first two backticks of a remedy, as arguments of the command.
 fn command(finding: &Value) -> Vec<String> {
     let remedy = text(finding, "remedy");
     let command = remedy.split('`').nth(1).unwrap_or_else(|| panic!("no command in {remedy}"));
@@ -55,7 +55,8 @@ on_each_version! {
             .unwrap();
         }
         world.run(&["check", "--rows"]).await.ended(0);
-        // The last ID of each shard, also where all is well: as a text, for 64 bits are too many for some.
+        // The last ID of each shard, even where all is well. It is text, because some programs cannot read 64 bits as a
+        // number.
         let report = world.run(&["check", "--rows"]).await.last();
         for shard in 0..4 {
             let sql = format!(
@@ -68,7 +69,7 @@ on_each_version! {
         assert_eq!(report["largest_ids"].as_object().unwrap().len(), 4, "{report}");
         assert!(world.run(&["check"]).await.last().get("largest_ids").is_none());
 
-        // More blocks than are read at once; the first row and the last are shard 3's.
+        // More blocks than are read at once; the first row and the last belong to shard 3.
         db1.batch_execute(
             "INSERT INTO shard_0001.photos SELECT shard_0003.next_id(), 'first';
             INSERT INTO shard_0001.photos SELECT shard_0001.next_id(), repeat('x', 400) FROM generate_series(1, 25000);
@@ -110,7 +111,7 @@ on_each_version! {
         let row = db1.query_one("SELECT n, m FROM shard_0000.notes WHERE title = 'c'", &[]).await.unwrap();
         assert_eq!((row.get::<_, i32>(0), row.get::<_, i32>(1)), (51, -71));
 
-        // A table that somebody has for long is said not to have been read.
+        // If somebody locks a table for long, it is reported as not read.
         let other = world.servers.app(0).await;
         other.batch_execute("BEGIN; LOCK TABLE shard_0000.photos").await.unwrap();
         assert!(
@@ -204,7 +205,7 @@ on_each_version! {
         world.run(&["workers", "release", "--host", "db2", "--space", "photos", "--worker", "1"]).await.ended(0);
         world.run(&["check"]).await.ended(0);
 
-        // Ten years ahead: said, and not in the way of a deployment.
+        // Ten years ahead: this is reported, but does not stop a deployment.
         db1.batch_execute(
             "UPDATE pgshard_workers.lease SET ceiling_ms = (date_part('epoch', now()) * 1000)::int8 + 315360000000 \
              WHERE worker = 20",

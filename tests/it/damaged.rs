@@ -1,10 +1,10 @@
-//! What somebody has broken in the control schema: `check` names it, and what it advises makes it good.
+//! What somebody has broken in the control schema: `check` names it, and its advice repairs it.
 
 use serde_json::Value;
 
 use crate::support::{World, lines};
 
-/// What is done to a host, and what `check` says of it.
+/// What is done to a host, and what `check` says about it.
 const DAMAGES: [(&str, &str); 10] = [
     ("DROP FUNCTION pgshard.look", "its function look is gone"),
     ("DROP FUNCTION pgshard.fence, pgshard.migrated", "its function fence is gone"),
@@ -33,12 +33,12 @@ async fn found(world: &World) -> Vec<Value> {
 }
 
 on_each_version! {
-    /// One thing after the other is broken, named, and made good by the remedy; a host that is as it should be has
-    /// nothing to be said of.
+    /// One thing after the other is broken, named, and repaired by the remedy; nothing is reported for a host that is
+    /// right.
     async fn a_control_schema_that_somebody_has_altered(version) {
         let world = World::new(&[version], 4).await;
         let db1 = world.servers.app(0).await;
-        // Functions with all that makes them what they are, and rights.
+        // Functions with everything that defines them, and rights.
         let all = "SELECT p.oid::regprocedure || coalesce(array_to_string(proacl, ' '), '') || pg_get_functiondef(p.oid)
             FROM pg_proc p WHERE pronamespace = 'pgshard'::regnamespace
             UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'pgshard'
@@ -69,7 +69,7 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
-    /// A host says of all shards that it serves them, since later than anybody. No map is made of that, and nobody is
+    /// A host claims to serve all shards, at a later epoch than any other host. No map is made from that, and nobody is
     /// told to believe it.
     async fn a_host_that_claims_the_cluster(version) {
         let world = World::new(&[version, version, version], 12).await;
@@ -90,7 +90,7 @@ on_each_version! {
             world.run(&["map", "rebuild", "--yes"]).await;
             assert_eq!(world.run(&["map", "show"]).await.ended(0).stdout.clone(), map, "{epoch}");
         }
-        // Where two serve it, nothing is moved there or away.
+        // If two hosts serve a shard, it is not moved, and nothing is moved there.
         let refused = world.run(&["move", "0", "--to", "db3", "--yes"]).await;
         assert_ne!(refused.code(), 0, "{}", refused.stdout);
     }

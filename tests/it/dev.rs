@@ -1,4 +1,4 @@
-//! `pgshard::dev`: servers come up, and are gone when they should be.
+//! `pgshard::dev`: servers start, and are gone when they should be.
 
 mod links;
 mod passwords;
@@ -30,8 +30,8 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 on_each_version! {
-    /// Every server answers on loopback and on its socket, is of the version asked for, and is ready for moves; `app`
-    /// owns its database and may replicate, but is no superuser.
+    /// Every server answers on loopback and on its socket, has the requested version, and is ready for moves; `app`
+    /// owns its database and may replicate, but is not a superuser.
     async fn servers_come_up(version) {
         let cluster = TestCluster::start(version, 3);
         for host in 0..3 {
@@ -60,7 +60,7 @@ on_each_version! {
     /// After the cluster's end nobody listens, and no file is left.
     async fn dropped_servers_are_gone(version) {
         let cluster = TestCluster::start(version, 2);
-        // A client that is still connected does not keep a server.
+        // A client that is still connected does not keep a server running.
         let client = cluster.app(0).await;
         let ports: Vec<u16> = cluster.servers().iter().map(|server| server.port()).collect();
         let directory = cluster.server(0).directory().parent().unwrap().to_owned();
@@ -71,7 +71,7 @@ on_each_version! {
         assert!(client.simple_query("SELECT 1").await.is_err());
     }
 
-    /// What was committed is there after a clean stop and after a crash; port and data stay the same.
+    /// What was committed exists after a clean stop and after a crash; port and data stay the same.
     async fn servers_restart(version) {
         let cluster = TestCluster::start(version, 1);
         let server = cluster.server(0);
@@ -127,7 +127,7 @@ on_each_version! {
         assert!(dev::down(&directory).unwrap().is_empty() && pids().is_empty());
 
         assert_eq!(dev::up(&options).unwrap().hosts, first.hosts);
-        // One that crashed is started again.
+        // A server that crashed is started again.
         let ServerState::Running { pid } = pids()[0] else { panic!("db1 does not run") };
         signal(pid, Signal::QUIT);
         wait_until("db1 stops", || pids()[0] == ServerState::Stopped);
@@ -136,7 +136,7 @@ on_each_version! {
     }
 }
 
-/// Programs that lie in the current folder, as in somebody's repository, are not run.
+/// Programs in the current folder, such as somebody's repository, are not run.
 #[test]
 fn programs_of_the_current_folder() {
     let folder = tempfile::Builder::new().prefix("pgshard-here-").tempdir_in("/var/tmp").unwrap();
@@ -191,10 +191,10 @@ fn hosts_out_of_bounds_are_refused() {
     }
 }
 
-/// What a process that holds servers is asked to do by the tests below, which start this binary again for it.
+/// What a process that holds servers shall do for the tests below, which start this binary again for it.
 const HELPER: &str = "PGSHARD_TEST_HELPER";
 
-/// Only with [`HELPER`] in the environment is this more than nothing.
+/// Does nothing unless [`HELPER`] is in the environment.
 #[test]
 fn helper() {
     let Ok(task) = std::env::var(HELPER) else { return };
@@ -205,7 +205,7 @@ fn helper() {
     match task.as_str() {
         "hold" => {
             println!("\nready");
-            // Until we are killed; if the test dies before, its end of the pipe closes.
+            // Runs until it is killed; if the test dies first, its end of the pipe closes.
             let _ = std::io::stdin().read(&mut [0]);
         }
         "fail" => panic!("a failing test"),
@@ -223,7 +223,7 @@ impl Helper {
     fn start(task: &str) -> Helper {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["dev::helper", "--exact", "--nocapture"]).env(HELPER, task);
-        // A group of its own, as a terminal gives to every command.
+        // It gets a group of its own, as a terminal does for every command.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let mut servers = Vec::new();
@@ -239,8 +239,8 @@ impl Helper {
     }
 }
 
-/// However the process that holds servers ends, they end too: SIGKILL, and Ctrl-C, which a terminal sends to the whole
-/// process group.
+/// However the process that holds servers ends, they end too: by SIGKILL, or by Ctrl-C, which a terminal sends to the
+/// whole process group.
 #[test]
 fn servers_end_with_their_process() {
     for how in [Signal::KILL, Signal::INT, Signal::TERM] {
@@ -257,7 +257,7 @@ fn servers_end_with_their_process() {
     }
 }
 
-/// Nor does anything stay when it is killed while it makes and starts them.
+/// Nothing is left either if it is killed while it creates and starts them.
 #[test]
 fn nothing_stays_of_servers_whose_process_was_killed_early() {
     let folder = tempfile::Builder::new().prefix("pgshard-early-").tempdir_in("/var/tmp").unwrap();
@@ -265,7 +265,7 @@ fn nothing_stays_of_servers_whose_process_was_killed_early() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["dev::helper", "--exact"]).env(HELPER, "hold").env("TMPDIR", folder.path());
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    // Once to its end, so that the template is there: its making is long, and stays in any case.
+    // The first run ends normally, so that the template exists: making it takes long, and it stays in any case.
     drop(command.spawn().unwrap().wait_with_output().unwrap());
     for delay_ms in (0..16).map(|step| step * 25) {
         let mut process = command.spawn().unwrap();

@@ -1,10 +1,10 @@
-//! `pgshard check --ddl`, and what else `check` finds of what nobody recorded.
+//! `pgshard check --ddl`, and other findings of `check` about things that nobody recorded.
 
 use serde_json::Value;
 
 use crate::support::World;
 
-/// One of each kind of object that an ordinary role can make.
+/// One object of each kind that an ordinary role can create.
 const OF_EACH_KIND: &str = "
     CREATE TABLE SHARD.a (id bigint PRIMARY KEY, t text);
     CREATE STATISTICS SHARD.s (dependencies) ON id, t FROM SHARD.a;
@@ -20,7 +20,7 @@ const OF_EACH_KIND: &str = "
     CREATE TEXT SEARCH CONFIGURATION SHARD.g (COPY = pg_catalog.simple);
     ALTER TEXT SEARCH CONFIGURATION SHARD.g ALTER MAPPING FOR word WITH SHARD.d;
     CREATE CONVERSION SHARD.v FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8";
-/// Takes them away again, with what was said of others.
+/// Drops them again, with the comments and grants on other objects.
 const NONE_OF_THEM: &str = "
     DROP TABLE SHARD.a;
     DROP CAST IF EXISTS (SHARD.e AS int);
@@ -46,8 +46,8 @@ async fn findings(world: &World, args: &[&str]) -> Vec<String> {
 }
 
 on_each_version! {
-    /// Shards of the same make are no finding, though each has its number in its functions; those that somebody altered
-    /// by hand are grouped, and it is said in what they differ.
+    /// Shards with the same definition give no finding, although each has its number in its functions. Those that
+    /// somebody altered by hand are grouped, and the differences are named.
     async fn groups(version) {
         let world = World::new(&[version, version], 48).await;
         world.run(&["check", "--ddl"]).await.ended(0);
@@ -84,8 +84,8 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
-    /// What can be altered by hand beside tables and columns, thing by thing: it is seen, and so is that it was put
-    /// right.
+    /// What can be altered by hand apart from tables and columns, one thing after the other: the change is seen, and so
+    /// is its repair.
     async fn each_is_seen(version) {
         let world = World::new(&[version, version], 4).await;
         for shard in 0..4 {
@@ -146,7 +146,7 @@ on_each_version! {
         }
     }
 
-    /// What else a schema can have, besides tables and functions.
+    /// What else a schema can contain, apart from tables and functions.
     async fn of_each_kind_is_seen(version) {
         let world = World::new(&[version, version], 4).await;
         for shard in 0..4 {
@@ -191,7 +191,7 @@ on_each_version! {
         }
     }
 
-    /// What everybody may do is seen, on the host where they may.
+    /// Rights that everybody has are seen, on the host where they exist.
     async fn rights_of_all(version) {
         let world = World::new(&[version, version], 4).await;
         world.run(&["check"]).await.ended(0);
@@ -204,7 +204,8 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
-    /// A schema that was dropped and made anew, and one that has lost a table: found by both, and not moved.
+    /// A schema that was dropped and created again, and one that has lost a table: both checks find them, and they are
+    /// not moved.
     async fn emptied_schemas(version) {
         let world = World::new(&[version, version], 16).await;
         let db1 = world.servers.app(0).await;
@@ -256,7 +257,7 @@ on_each_version! {
         world.run(&["check", "--ddl"]).await.ended(0);
     }
 
-    /// Schemas, slots and publications of no move; a signpost that was dropped.
+    /// Schemas, slots and publications that belong to no move; a signpost that was dropped.
     async fn orphans(version) {
         let world = World::new(&[version, version], 8).await;
         let db1 = world.servers.app(0).await;

@@ -1,7 +1,7 @@
-//! The fence on real servers, as the functions of the control schema make it: signpost, swap, barrier, marker, swap
-//! back, expiry, decision and opening (`migrations/control/0001_control.sql`), called with plain connections and
-//! nothing of the library in between. Everybody here but the barrier's VACUUMs and the makers of roles is the
-//! application's role, which is no superuser.
+//! The fence on real servers, made by the functions of the control schema: signpost, swap, barrier, marker, swap back,
+//! expiry, decision and opening (`migrations/control/0001_control.sql`). They are called over plain connections, with
+//! nothing of the library in between. Except for the barrier's VACUUMs and the creation of roles, everything runs as
+//! the application's role, which is not a superuser.
 
 mod attempts;
 mod barrier;

@@ -1,9 +1,9 @@
-//! `pgshard host` beside what hosts really are: standbys, roles without rights.
+//! `pgshard host`, compared with what hosts really are: standbys, roles without rights.
 
 use crate::support::World;
 
 on_each_version! {
-    /// A standby is seen on its primary, and how far it is behind; a standby that is in the config says what it is.
+    /// The primary shows that it has a standby, and how far that is behind; a standby in the config is shown as one.
     async fn a_standby_is_listed_with_its_lag(version) {
         let world = World::new(&[version, version], 4).await;
         world.servers.make_standby(version, 1, 0);
@@ -20,12 +20,12 @@ on_each_version! {
             "{listed}"
         );
         assert!(db1["lag_bytes"].is_u64(), "{listed}");
-        // Nothing is moved to a host that takes no writes.
+        // Nothing is moved to a host that accepts no writes.
         let refused = world.run(&["drain", "db1", "--yes"]).await;
         assert_ne!(refused.code(), 0, "{}", refused.stderr);
     }
 
-    /// A role that may not create schemas is refused before anything is written, with what to say to the server.
+    /// A role that may not create schemas is refused before anything is written, with the statement that helps.
     async fn a_host_whose_role_has_no_rights_is_refused(version) {
         let world = World::new(&[version, version], 4).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();
@@ -45,7 +45,7 @@ on_each_version! {
     }
 }
 
-/// A host that is named by a service of `pg_service.conf`, as for psql; what is wrong with that is said with file and
+/// A host is named by a service of `pg_service.conf`, as for psql; a mistake in that file is reported with file and
 /// section.
 #[tokio::test]
 async fn a_host_by_its_service() {

@@ -1,4 +1,4 @@
-//! The ID function on real servers: that no ID comes twice and each connection's grow, whatever happens.
+//! The ID function on real servers: no ID is given out twice and each connection's IDs grow, whatever happens.
 //!
 //! Where the clock matters the functions read `test_clock.now()` instead of the server's, see [`with_test_clock`].
 
@@ -35,8 +35,8 @@ async fn server(version: u32, shard: u16) -> TestCluster {
     servers
 }
 
-/// Puts a clock that tests can set in the place of the server's, in the functions of one schema. `shift` is added to
-/// the server's time; `fixed`, if set, is the time.
+/// Replaces the server's clock in the functions of one schema by one that tests can set. `shift` is added to the
+/// server's time; `fixed`, if set, is the time.
 async fn with_test_clock(client: &Client, schema: &str) {
     client
         .batch_execute(&format!(
@@ -73,13 +73,13 @@ async fn fix(client: &Client, unix_ms: i64) {
     client.batch_execute(&sql).await.unwrap();
 }
 
-/// So many IDs by `next_id()`, in the order in which they were made.
+/// This many IDs by `next_id()`, in the order in which they were made.
 async fn next_id(client: &Client, schema: &str, count: i32) -> Vec<i64> {
     let sql = format!("SELECT {schema}.next_id() FROM generate_series(1, $1)");
     client.query(&sql, &[&count]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// So many IDs by `next_ids()`.
+/// This many IDs by `next_ids()`.
 async fn next_ids(client: &Client, schema: &str, count: i32) -> Vec<i64> {
     let rows = client.query(&format!("SELECT * FROM {schema}.next_ids($1)"), &[&count]).await.unwrap();
     let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
@@ -91,7 +91,7 @@ async fn high_water(client: &Client, schema: &str) -> i64 {
     client.query_one(&format!("SELECT {schema}.id_high_water()"), &[]).await.unwrap().get(0)
 }
 
-/// That one connection's IDs grow, as unsigned numbers.
+/// Checks that one connection's IDs grow, as unsigned numbers.
 #[track_caller]
 fn assert_grows(ids: &[i64]) {
     for pair in ids.windows(2) {
@@ -99,7 +99,7 @@ fn assert_grows(ids: &[i64]) {
     }
 }
 
-/// That each connection's IDs grow and that no two are the same.
+/// Checks that each connection's IDs grow and that no two are the same.
 #[track_caller]
 fn assert_sound(of_connections: &[Vec<i64>]) {
     of_connections.iter().for_each(|ids| assert_grows(ids));
@@ -130,8 +130,8 @@ on_each_version! {
         assert!(*largest <= high_water(&servers.app(0).await, "shard_0005").await);
     }
 
-    /// IDs reserved in bulk, one by one and by a column's default at the same time, some of them in transactions that
-    /// are rolled back.
+    /// IDs are reserved in bulk, one by one and by a column's default at the same time, some of them in transactions
+    /// that are rolled back.
     async fn in_bulk_and_one_by_one(version) {
         let servers = server(version, 8191).await;
         let mut writers = tokio::task::JoinSet::new();
@@ -154,7 +154,7 @@ on_each_version! {
         assert_sound(&writers.join_all().await);
     }
 
-    /// The limits of `next_ids`, and that one connection's IDs grow across both ways.
+    /// The limits of `next_ids`; one connection's IDs grow across both ways.
     async fn next_ids_limits(version) {
         let servers = server(version, 7).await;
         let client = servers.app(0).await;
@@ -173,7 +173,7 @@ on_each_version! {
         }
     }
 
-    /// Statements cancelled at any moment leave no lock behind, and IDs go on.
+    /// Statements that are cancelled at any moment leave no lock behind, and IDs go on.
     async fn cancelled(version) {
         let servers = server(version, 5).await;
         let watcher = servers.app(0).await;
@@ -189,7 +189,7 @@ on_each_version! {
                         0 => "INSERT INTO public.ids SELECT * FROM shard_0005.next_ids(2000)",
                         _ => "INSERT INTO public.ids SELECT shard_0005.next_id() FROM generate_series(1, 2000)",
                     };
-                    // Anywhere from its start to after its end.
+                    // The moment is anywhere from the statement's start to after its end.
                     let moment = std::time::Duration::from_micros((round * 7919 + writer * 104_729) % 12_000);
                     let (done, _) = tokio::join!(client.batch_execute(sql), async {
                         tokio::time::sleep(moment).await;
@@ -197,7 +197,7 @@ on_each_version! {
                     });
                     cancelled += u32::from(done.is_err());
                 }
-                // A cancel that came too late may hit whatever is next.
+                // A cancel that came too late may hit the next statement.
                 let _ = client.batch_execute("SELECT 1").await;
                 cancelled
             });

@@ -1,4 +1,4 @@
-//! Keys: that PostgreSQL makes the same shards of them as we do, and that a cluster has one kind.
+//! Keys: PostgreSQL computes the same shards for them as we do, and a cluster has one kind of keys.
 
 use pgshard::config::Config;
 use pgshard::router::{Error, HostDiffers};
@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::support::{TestCluster, World, other};
 
-/// The statement of `docs/keys.md` for a kind.
+/// The statement in `docs/keys.md` for a kind.
 fn sql_of(kind: &str) -> String {
     let text = include_str!("../../docs/keys.md");
     let block = text.split("```sql\n").nth(1).unwrap().split("```").next().unwrap();
@@ -17,7 +17,7 @@ fn sql_of(kind: &str) -> String {
 }
 
 on_each_version! {
-    /// The statements of the manual, on texts and UUIDs of every sort.
+    /// The statements of the manual, with all sorts of texts and UUIDs.
     async fn the_server_agrees(version) {
         let cluster = TestCluster::start(version, 1);
         let client = cluster.app(0).await;
@@ -43,13 +43,13 @@ on_each_version! {
         }
     }
 
-    /// A cluster of texts from its bootstrap on; nobody can take their keys for numbers.
+    /// A cluster has texts as keys since its bootstrap; nobody can use their keys as numbers.
     async fn a_cluster_has_one_kind(version) {
         let mut world = World::new(&[version, other(version)], 8).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();
         let emails = text.replace("[cluster]\n", "[cluster]\nkey = \"string:sha256\"\n");
 
-        // Bootstrapped with integers: whoever says otherwise is refused, by bootstrap, by check and by the router.
+        // It was bootstrapped with integers: bootstrap, check and the router refuse any other kind.
         let path = world.write("emails.toml", &emails);
         let arguments = |verb| ["--config", path.to_str().unwrap(), verb];
         world.run(&arguments("bootstrap")).await.ended(4);

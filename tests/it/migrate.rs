@@ -34,7 +34,7 @@ impl World {
         count
     }
 
-    /// How many shards have recorded a migration, on the host that serves them.
+    /// How many shards have recorded a migration, on the hosts that serve them.
     async fn recorded(&self, name: &str) -> i64 {
         let sql = "SELECT count(*) FROM pgshard.shard_migration JOIN pgshard.shard USING (shard_id)
             WHERE state = 'serving' AND name = $1";
@@ -48,7 +48,7 @@ impl World {
 
 on_each_version! {
     /// A transaction that stays open on one shard's table does not make its writers wait: the migration gives way each
-    /// time, does all others meanwhile, and that shard when its turn comes.
+    /// time, does all other shards meanwhile, and that shard later.
     async fn a_busy_table(version) {
         let world = World::new(&[version, version], 16).await;
         world.file(ADD);
@@ -72,7 +72,7 @@ on_each_version! {
             })
         };
         let up = world.command(&["migrate", "up"], &[]).spawn().unwrap();
-        // All but that one, while the holder holds.
+        // All shards but that one are done while the lock is held.
         let begun = Instant::now();
         while world.having("caption").await < 15 {
             assert!(begun.elapsed() < Duration::from_secs(60), "the others do not wait");
@@ -89,13 +89,13 @@ on_each_version! {
         assert!(wrote > 10);
     }
 
-    /// A shard that stays busy, and one that fails, are named and written down; the others are done. `retry` does those
-    /// two and no others; `up` then finds nothing to do.
+    /// A shard that stays busy, and one that fails, are named and recorded; the others are done. `retry` does only
+    /// those two; `up` then finds nothing to do.
     async fn failures_and_retry(version) {
         let world = World::new(&[version, version], 16).await;
         world.file(ADD);
         let db2 = world.servers.app(1).await;
-        // In the way of the second migration, in one shard.
+        // This is in the way of the second migration, in one shard.
         db2.batch_execute("CREATE TABLE shard_0012.albums ()").await.unwrap();
         world.file(("migrations/0003_albums.sql", "CREATE TABLE {shard}.albums (id bigint);"));
         let holder = world.servers.app(0).await;
@@ -108,7 +108,7 @@ on_each_version! {
         assert!(busy.starts_with("busy, tried") && busy.contains("has been in a transaction"), "{busy}");
         let failed = &done["hosts"]["db2"]["failed"][0];
         assert_eq!(failed["message"], "0003_albums failed: relation \"albums\" already exists (42P07)");
-        // Both of its migrations are one transaction.
+        // Both of its migrations are in one transaction.
         assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (14, 14));
         let status = world.run(&["migrate", "status"]).await.last();
         assert_eq!(
@@ -126,7 +126,7 @@ on_each_version! {
         world.run(&["migrate", "up"]).await.ended(0);
         assert_eq!(world.recorded("0004_more").await, 16);
         assert!(world.run(&["migrate", "up"]).await.ended(0).stderr.contains("nothing to do"));
-        // An edited, a missing and a late file: refused with all of it, nothing is run.
+        // An edited, a missing and a late file: all three are reported, and nothing is run.
         world.file(("migrations/0002_caption.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption varchar"));
         std::fs::remove_file(world.servers.directory().join("migrations/0004_more.sql")).unwrap();
         world.file(("migrations/0005_new.sql", "ALTER TABLE {shard}.photos ADD COLUMN new int"));
@@ -141,7 +141,7 @@ on_each_version! {
         assert_eq!(world.everything().await, before);
     }
 
-    /// The canary's shards fail: no other is touched. They succeed: the others follow.
+    /// If the canary's shards fail, no other is touched. If they succeed, the others follow.
     async fn a_canary(version) {
         let world = World::new(&[version, version], 32).await;
         world.file(("migrations/0002_bad.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption nothing"));
@@ -172,8 +172,8 @@ on_each_version! {
         world.run(&["migrate", "up", "--only", "16"]).await.ended(2);
     }
 
-    /// Once in each database and before its shards, in bootstrap and in `up`; a host where it fails is left alone, the
-    /// other goes on.
+    /// Once in each database and before its shards, in bootstrap and in `up`. A host where it fails is left alone, and
+    /// the other goes on.
     async fn once_per_host(version) {
         let world = World::with_tables(
             &[version, version],
@@ -208,8 +208,8 @@ on_each_version! {
         world.run(&["migrate", "up"]).await.ended(4);
     }
 
-    /// An index is made while writers go on. Where its data do not allow it, nothing is left; an index of the name that
-    /// nobody began is not ours; what a killed attempt left, valid or not, is cleaned up or taken over.
+    /// An index is created while writers go on. If the data does not allow it, nothing is left. An index of the name
+    /// that nobody began is not ours. What a killed attempt left, valid or not, is cleaned up or adopted.
     async fn without_a_transaction(version) {
         let world = World::new(&[version, version], 8).await;
         world.file((
@@ -246,7 +246,7 @@ on_each_version! {
         assert_eq!(world.recorded("0002_titles").await, 6);
         writers.stop().await.flawless();
 
-        // As a killed attempt leaves them: begun, with an index that is not valid, or a valid one, or none.
+        // What killed attempts may leave: begun, with an invalid index, a valid one, or none.
         let superuser = world.servers.superuser(0).await;
         for (shard, valid) in [(1, false), (2, true)] {
             db1.batch_execute(&format!(
@@ -272,20 +272,20 @@ on_each_version! {
         let after: Vec<u32> = db1.query_one(oid, &[]).await.unwrap().get(0);
         assert_eq!((before[0] == after[0], before[1] == after[1]), (false, true));
         assert_eq!((world.having("photos_title").await, world.recorded("0002_titles").await), (8, 8));
-        // A new shard has it at once, and the same.
+        // A new shard has the same index at once.
         assert_eq!(
             db1.query_one("SELECT count(*) FROM pgshard.migration_attempt", &[]).await.unwrap().get::<_, i64>(0),
             0
         );
     }
 
-    /// The client is killed while the server still builds an index: nobody begins anew meanwhile, and afterwards the
-    /// one that was made is taken over; unless the file was edited meanwhile, since it is not what is asked for then.
+    /// The client is killed while the server still builds an index: nobody begins again meanwhile, and afterwards the
+    /// finished index is adopted; unless the file was edited meanwhile, because then another one is wanted.
     async fn killed_at_an_index(version) {
         let world = World::new(&[version], 4).await;
         let (db1, other) = (world.servers.app(0).await, world.servers.superuser(0).await);
         let kill_in_the_middle = async || {
-            // CREATE INDEX CONCURRENTLY waits for its end.
+            // CREATE INDEX CONCURRENTLY waits for the end of this.
             db1.batch_execute("BEGIN; INSERT INTO shard_0001.users (name) VALUES ('a');
                 LOCK TABLE shard_0001.photos IN ROW EXCLUSIVE MODE").await.unwrap();
             let mut up = world.command(&["migrate", "up", "--only", "1"], &[]).spawn().unwrap();
@@ -327,7 +327,7 @@ on_each_version! {
     async fn an_index_beside_moves(version) {
         let world = World::new(&[version, version], 8).await;
         let (holder, other) = (world.servers.app(0).await, world.servers.superuser(0).await);
-        // CREATE INDEX CONCURRENTLY waits for its end. It has written nothing: a slot does not.
+        // CREATE INDEX CONCURRENTLY waits for the end of this. It has written nothing, so a slot does not wait for it.
         let hold = "BEGIN; LOCK TABLE shard_0001.photos IN ROW EXCLUSIVE MODE";
         holder.batch_execute(hold).await.unwrap();
         world.file(("migrations/0002_i.sql",
@@ -341,7 +341,7 @@ on_each_version! {
         }
         world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
         assert_eq!(lines(&other, waits).await.lines().count(), 1, "the index is not made yet");
-        // Its own shard is not moved with half an index.
+        // The index's own shard is not moved with half an index.
         let own = world.run(&["move", "1", "--to", "db2", "--mode", "online", "--yes"]).await;
         assert!(own.code() != 0 && own.stderr.contains("photos_title"), "{}\n{}", own.stdout, own.stderr);
         holder.batch_execute("COMMIT").await.unwrap();
@@ -352,7 +352,7 @@ on_each_version! {
         assert_eq!(lines(&world.servers.app(1).await, there).await, "photos_title\n");
     }
 
-    /// A shard that is taken away from its host while a file without a transaction runs there has not got the file.
+    /// A shard that is taken away from its host while a file without a transaction runs there does not have that file.
     async fn a_shard_stands_down_meanwhile(version) {
         let world = World::new(&[version, version], 4).await;
         let (holder, other) = (world.servers.app(0).await, world.servers.superuser(0).await);
@@ -377,7 +377,8 @@ on_each_version! {
         assert_eq!(lines(&db1, recorded).await, "");
     }
 
-    /// Killed in the middle, again and again: each shard has all of a migration or nothing, and the last run finishes.
+    /// Killed in the middle, again and again: each shard has a migration completely or not at all, and the last run
+    /// finishes.
     async fn killed_in_the_middle(version) {
         let world = World::new(&[version, version], 64).await;
         world.file(ADD);
@@ -387,7 +388,7 @@ on_each_version! {
             tokio::time::sleep(Duration::from_millis(60 + 70 * round)).await;
             let _ = up.kill().await;
         }
-        // The last one's server processes may still be at it; the next run waits for them.
+        // The server processes of the last run may still be at work; the next run waits for them.
         let ran = world.run(&["migrate", "up"]).await;
         ran.ended(0);
         assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (64, 64));
@@ -395,8 +396,8 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
-    /// Shards move to and fro while they are migrated, under writers: every move succeeds, every shard has the
-    /// migration and the record of it, on the host where it is, and no row is lost.
+    /// Shards move back and forth while they are migrated, during writes: every move succeeds, every shard has the
+    /// migration and its record, on the host where it is, and no row is lost.
     async fn moves_meanwhile(version) {
         let world = World::new(&[version, version], 8).await;
         let writers = Writers::start(&world, 2).await;
@@ -412,7 +413,7 @@ on_each_version! {
             ));
             let target = if round % 2 == 0 { "db2" } else { "db1" };
             let shards = "0-3";
-            // Either way in each direction.
+            // Both modes in each direction.
             let mode = if round < 2 { "online" } else { "blocking" };
             let move_ = ["move", shards, "--to", target, "--mode", mode, "--yes", "--fence-attempts", "200"];
             let (moved, first) = tokio::join!(world.run(&move_), async {
@@ -441,8 +442,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A migration that was there before the move, and takes longer than a lease, does not cost a mover its move; and
-    /// the move takes along what it did.
+    /// A migration that began before the move, and takes longer than a lease, does not end the move; and the move
+    /// carries what it did.
     async fn a_long_migration_and_a_mover(version) {
         let world = World::new(&[version, version], 4).await;
         world.file((
@@ -468,8 +469,8 @@ on_each_version! {
         db2.query("SELECT * FROM shard_0000.long, shard_0001.long", &[]).await.unwrap();
     }
 
-    /// Shards that are being moved online are left alone by migrations and bootstrap, however far they are: named as
-    /// pending, the others done. Once they have arrived their turn comes.
+    /// Shards that are being moved online are left alone by migrations and bootstrap, however far they are: they are
+    /// named as pending, and the others are done. They are migrated once they have arrived.
     async fn shards_on_their_way_online(version) {
         let world = World::new(&[version, version], 8).await;
         let writers = Writers::start(&world, 2).await;
@@ -501,8 +502,8 @@ on_each_version! {
         world.audit(notes.flawless()).await;
     }
 
-    /// A shard that nobody serves, as it was decided and not opened, is missed by nobody who counts: `up`, `status`,
-    /// `wait`, and an application that waits. Neither are shards of a mover that lives; it is named.
+    /// A shard that nobody serves, because it was decided and not opened, is not forgotten in any count: `up`,
+    /// `status`, `wait`, and an application that waits. Nor are shards of a mover that is alive; that mover is named.
     async fn shards_that_are_missed(version) {
         let world = World::new(&[version, version], 8).await;
         world.servers.superuser(0).await.batch_execute("CREATE ROLE web LOGIN").await.unwrap();
@@ -535,7 +536,7 @@ on_each_version! {
         let early = application.wait_for_migration("0002_caption", Duration::ZERO).await.unwrap_err();
         assert_eq!(early.how_far.unserved().collect::<Vec<_>>(), [pgshard::ShardId::new(0).unwrap()], "{early}");
 
-        // Who waits is told when it is done.
+        // Whoever waits is told when it is done.
         world.run(&["moves", "resume", &id]).await.ended(0);
         let waiting = world.command(&["migrate", "wait", "--for", "0002_caption"], &[]).spawn().unwrap();
         let (applied, up) = tokio::join!(
@@ -548,7 +549,7 @@ on_each_version! {
         assert_eq!(waited.ended(0).last()["migrations"][0]["applied"], 8, "{}", waited.stdout);
         world.run(&["migrate", "status"]).await.ended(0);
         assert!(application.migrated("0003_nothing").await.having.is_empty());
-        // One that runs once per host, and one that was changed after it ran.
+        // A migration that runs once per host, and one that was changed after it ran.
         world.file(("migrations/0003_once.sql", "-- pgshard: once-per-host\nCREATE TABLE public.once ()"));
         world.run(&["migrate", "wait", "--for", "0003_once", "--timeout-s", "0"]).await.ended(8);
         world.run(&["migrate", "up"]).await.ended(0);
@@ -558,7 +559,7 @@ on_each_version! {
         world.run(&["migrate", "status"]).await.ended(8);
         world.file(ADD);
 
-        // A mover that lives is named, with what to do.
+        // A mover that is alive is named, with what to do.
         let held = ["move", "1", "--to", "db2", "--mode", "online", "--hold", "--yes"];
         let mover = world.command(&held, &[]).spawn().unwrap();
         while world.run(&["moves", "list"]).await.last()["moves"]
@@ -591,7 +592,7 @@ on_each_version! {
         world.run(&["migrate", "up"]).await.ended(0);
     }
 
-    /// What a killed attempt has made goes along with its shard, and so does the word that it is ours.
+    /// What a killed attempt has made moves with its shard, and so does the record that it is ours.
     async fn an_attempt_moves_along(version) {
         let world = World::new(&[version, version], 4).await;
         world.file(("migrations/0002_titles.sql",
@@ -610,7 +611,7 @@ on_each_version! {
     }
 }
 
-/// The next number, whatever the files hold; never over one that is there.
+/// `new` takes the next number, whatever the files are called, and never overwrites a file.
 #[tokio::test]
 async fn new_files() {
     let world = World::new(&[18], 4).await;
@@ -619,6 +620,6 @@ async fn new_files() {
     let second = world.run(&["migrate", "new", "more"]).await.ended(0).last();
     assert!(second["file"].as_str().unwrap().ends_with("migrations/0003_more.sql"));
     world.run(&["migrate", "new", "../x"]).await.ended(2);
-    // What only has comments is not run by mistake.
+    // A file with only comments is not run by mistake.
     assert!(world.run(&["migrate", "up"]).await.ended(2).stderr.contains("holds no statement"));
 }

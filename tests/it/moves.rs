@@ -1,4 +1,4 @@
-//! Moves between real servers: killed, stopped, contested and refused at every step, and what is there afterwards.
+//! Moves between real servers: killed, stopped, contested and refused at every step, and the state afterwards.
 
 mod audit;
 mod awkward;

@@ -1,4 +1,5 @@
-//! The commands that need a config, and no server: init, locate, map show, and every command's word on a bad config.
+//! The commands that need a config but no server: init, locate, map show; and what every command says about a bad
+//! config.
 
 use std::fs;
 
@@ -24,7 +25,7 @@ db1 = "0-1000"
 db2 = "1001-1340, 1341@3, 1342-1999"
 "#;
 
-/// Runs the command beside this config.
+/// Runs the command in the folder of this config.
 fn beside(config: &str, args: &[&str]) -> super::Run {
     let folder = folder();
     fs::write(folder.path().join("pgshard.toml"), config).unwrap();
@@ -83,7 +84,7 @@ fn locate_an_id() {
     assert_eq!((&negative["shard"], &negative["time"]), (&5.into(), &"2046-12-01T00:00:00Z".into()));
 }
 
-/// A ticket is a user's ID, and no ID of a shard, though it decodes as one of shard 8.
+/// A ticket is a user's ID and not an ID of a shard, although it decodes as one of shard 8.
 #[test]
 fn a_ticket_is_not_located_as_an_id() {
     let run = beside(CONFIG, &["locate", "--id", "8192"]);
@@ -95,8 +96,7 @@ fn a_ticket_is_not_located_as_an_id() {
     );
 }
 
-/// Snowflakes of a cluster count from its epoch, unless something else is said; without a config from that of the first
-/// ones.
+/// Snowflakes of a cluster count from its epoch, unless another is given; without a config they count from Twitter's.
 #[test]
 fn snowflakes_of_the_config() {
     let decoded = |args: &[&str]| {
@@ -131,7 +131,7 @@ fn ids_take_the_epoch_of_the_config() {
     assert_eq!(decoded["time"], "2046-11-01T00:00:00Z");
     let flag = beside(CONFIG, &["id", "decode", "9221321628057605849", "--json", "--epoch", "0"]).json().remove(0);
     assert_eq!(flag["time"], "2004-11-01T00:00:00Z", "the flag goes first");
-    // A config that is wrong is never passed over.
+    // A wrong config is never ignored.
     assert_eq!(beside("[cluster]", &["id", "decode", "1"]).exit, 2);
 }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::{alone, folder, pgshard};
 
-/// The pages of the manual are the commands there are: every one has its help, and it is as it was.
+/// The pages of the manual are the commands that exist: every one has its help, and it has not changed.
 #[test]
 fn help_of_every_command() {
     let folder = folder();
@@ -32,7 +32,7 @@ fn no_command_is_a_mistake() {
     insta::assert_snapshot!(alone(&["lcoate", "--key", "1"]).shown());
 }
 
-/// `pgshard … | head` ends well and says nothing.
+/// `pgshard … | head` succeeds and prints no error.
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));

@@ -18,7 +18,7 @@ struct Vector {
     id: String,
 }
 
-/// The published vectors, there and back, at the command line.
+/// The published vectors, in both directions, at the command line.
 #[test]
 fn published_vectors() {
     let vectors: Vectors = serde_json::from_str(include_str!("../../data/ids.json")).unwrap();
@@ -90,7 +90,7 @@ fn mistakes() {
         &["id", "encode", "--ms", "1", "--shard", "8192"],
         &["id", "range", "--from", "2046-01-01", "--to", "2047-01-01", "--epoch", "2012-01-01"],
         &["id", "range", "--from", "last week", "--to", "2047-01-01", "--epoch", "2012-01-01"],
-        // Whose midnight was not asked for.
+        // It is not said in which time zone the midnight is.
         &["id", "range", "--from", "2026-11-01T10:00", "--to", "2026-11-08", "--epoch", "2011-01-01"],
     ];
     let shown = mistakes.map(|args| format!("$ pgshard {}\n{}", args.join(" "), alone(args).shown()));

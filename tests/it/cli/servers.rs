@@ -7,7 +7,7 @@ use pgshard::dev::StopMode;
 use super::{Run, alone, folder, pgshard};
 use crate::support::TestCluster;
 
-/// What the command prints does not depend on the server's version; what the library does is tested on each.
+/// What the command prints does not depend on the server's version; the library is tested with each version.
 const VERSION: u32 = 15;
 
 const USERS: &str = "CREATE TABLE {shard}.users (
@@ -27,7 +27,7 @@ fn run(cluster: &TestCluster, args: &[&str]) -> Run {
     pgshard(cluster.directory(), args)
 }
 
-/// Compares a run with its snapshot, but for what is different each time: ports, folders and times.
+/// Compares a run with its snapshot, except for what differs each time: ports, folders and times.
 fn assert_shown(name: &str, run: &Run, folder: &Path) {
     let folder = format!("{}(/|\\b)", folder.display());
     let filters = [
@@ -42,7 +42,7 @@ fn assert_shown(name: &str, run: &Run, folder: &Path) {
     insta::with_settings!({ filters => filters }, { insta::assert_snapshot!(name, run.shown()) });
 }
 
-/// What servers say, and whoever writes to them chooses, moves no cursor, names no window and turns no line around.
+/// Text from servers, which whoever writes to them chooses, moves no cursor, sets no window title and reverses no line.
 #[test]
 fn a_server_that_writes_to_the_terminal() {
     let cluster = cluster(1);
@@ -61,7 +61,7 @@ fn a_server_that_writes_to_the_terminal() {
     }
 }
 
-/// `dev up`, again, `status`, `down`: a cluster for development from one command.
+/// `dev up`, again, `status`, `down`: one command makes a cluster for development.
 #[test]
 fn dev_up_status_down() {
     let folder = folder();
@@ -109,7 +109,7 @@ fn bootstrap_of_one_host() {
     assert_shown("bootstrap_unknown_host", &run(&cluster, &["bootstrap", "--host", "dbl"]), cluster.directory());
 }
 
-/// One shard cannot be made: it is named with the remedy, the others are there, and the exit code says so.
+/// One shard cannot be created: it is named with the remedy, the others exist, and the exit code says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn bootstrap_done_in_part() {
     let cluster = cluster(2);
@@ -180,7 +180,7 @@ fn sql_writes_nothing() {
     insta::assert_snapshot!("sql_wrong_shards", run(&cluster, &["sql", "SELECT 1", "--shards", "8,x"]).shown());
 }
 
-/// A host that is down costs its own shards only, and is not asked for each of them again.
+/// A host that is down affects only its own shards, and is not asked again for each of them.
 #[test]
 fn sql_beside_a_dead_host() {
     let cluster = cluster(2);
@@ -238,7 +238,7 @@ fn check_with_a_dead_host() {
     assert_eq!((&report["ok"], &report["findings"][0]["host"]), (&false.into(), &"db1".into()));
 }
 
-/// Somebody changed the map by hand: the hosts know better, and the map is made anew from them.
+/// Somebody changed the map by hand: the hosts know better, and the map is rebuilt from them.
 #[test]
 fn map_rebuild() {
     let cluster = cluster(2);
@@ -258,7 +258,7 @@ fn map_rebuild() {
     assert_shown("map_rebuild_again", &run(&cluster, &["map", "rebuild"]), cluster.directory());
 }
 
-/// Tickets from their first to a host that is down.
+/// Tickets from the first one to a host that is down.
 #[test]
 fn tickets() {
     let cluster = cluster(3);
@@ -303,7 +303,7 @@ fn tickets() {
     assert_shown("tickets", &Run { exit: 0, stdout: shown, stderr: String::new() }, cluster.directory());
 }
 
-/// Worker numbers: where there are none yet, the table made, twice, and who holds what.
+/// Worker numbers: before the table exists, creating it twice, and who holds which numbers.
 #[test]
 fn workers() {
     let cluster = cluster(1);
@@ -328,7 +328,7 @@ fn workers() {
             client.query_one(sql, &[&space, &1_700_000_000_000_i64, &keep_ms]).await.unwrap();
         }
     });
-    // The first number was free again, but there were others that nobody had had.
+    // The first number was free again, but there were others that nobody had used.
     let json = run(&cluster, &["workers", "status", "--host", "db1", "--json"]).json().remove(0);
     let held = |space: &str, worker: &str| json["spaces"][space][worker]["held"].as_bool();
     assert_eq!((held("events", "0"), held("events", "1"), held("photos", "0")), (Some(false), Some(true), Some(true)));
@@ -345,7 +345,7 @@ fn workers() {
     assert_shown("workers", &Run { exit: 0, stdout: shown, stderr: String::new() }, cluster.directory());
 }
 
-/// Beside the same by hand, with a host that is out of reach too. Nothing is written.
+/// Compares with the same work done by hand, also with a host that is out of reach. Nothing is written.
 #[test]
 fn bench_beside_the_same_by_hand() {
     let cluster = cluster(2);
@@ -372,7 +372,7 @@ fn bench_beside_the_same_by_hand() {
     assert!(bench.stdout.contains("by hand") && bench.stdout.contains("4 shards:"), "{}", bench.stdout);
 }
 
-/// What a client must do is judged by tests of the Python package, whose clients pass; here is what the command does.
+/// What a client must do is tested by the Python package, whose clients pass; this tests the command.
 #[test]
 fn a_client_that_answers_nothing_fails_in_its_scene() {
     let run = alone(&["conformance", "serve", "--json", "--only", "keys", "--", "true"]);

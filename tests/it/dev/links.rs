@@ -1,8 +1,8 @@
-//! The user that servers run as puts links and pipes where root comes by: `pgshard dev` as root writes, reads and gives
-//! away nothing behind them.
+//! The user that servers run as puts links and pipes where root works: `pgshard dev`, running as root, must not write,
+//! read or give away anything behind them.
 //!
-//! Only root gives folders away. Where these tests run as somebody else, he is the servers' user himself, and a link
-//! leads to nothing that he could not write anyway: then they say so, and pass.
+//! Only root gives folders away. If these tests run as another user, that is the servers' user itself, and a link leads
+//! to nothing that it could not write anyway: then they say so, and pass.
 
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -19,7 +19,7 @@ use crate::support::TestCluster;
 
 const AS_IT_WAS: &str = "a file of root's\n";
 
-/// Whether folders are given away here.
+/// Whether this process gives folders away.
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -34,7 +34,7 @@ fn folder() -> TempDir {
     folder
 }
 
-/// A folder of root's with a file.
+/// A folder that belongs to root, with a file.
 fn victim(folder: &TempDir) -> PathBuf {
     let victim = folder.path().join("victim");
     std::fs::create_dir(&victim).unwrap();
@@ -86,7 +86,7 @@ fn a_link_in_a_template() {
     let cache = temporary.join("pgshard-cache-0");
     let entries = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path().join("data"));
     let template = entries.into_iter().find(|data| data.is_dir()).unwrap();
-    // As many files as before, or it is made anew.
+    // The number of files must stay the same, or the template is made again.
     let link = format!("rm postgresql.auto.conf && ln -s {}/file pgshard.conf", victim.display());
     assert!(as_owner(&template, &link));
     let up = dev_up(&folder, &second);
@@ -95,7 +95,7 @@ fn a_link_in_a_template() {
     assert!(!up.status.success() && said.contains("pgshard.conf"), "{said}");
 }
 
-/// Nor does what a server's user makes of its folder while it runs, and once it has ended.
+/// The same for what a server's user does to its folder while it runs, and once it has ended.
 #[test]
 fn links_and_pipes_in_a_servers_folder() {
     if !is_root() {
@@ -112,7 +112,7 @@ fn links_and_pipes_in_a_servers_folder() {
     let state = || dev::status(&directory).unwrap()[0].state;
     let ServerState::Running { pid } = state() else { panic!("db1 does not run") };
 
-    // Whoever waits for the pipe waits for ever.
+    // Whoever waits for the pipe would wait for ever.
     assert!(as_owner(&server, "mv data/postmaster.pid data/aside && mkfifo data/postmaster.pid"));
     assert_eq!(state(), ServerState::Stopped);
     assert!(as_owner(&server, "mv data/aside data/postmaster.pid"));
@@ -124,7 +124,7 @@ fn links_and_pipes_in_a_servers_folder() {
     assert!(!failed.contains(AS_IT_WAS.trim()), "{failed}");
     assert_as_it_was(&victim);
 
-    // Another folder in the place of the data: nothing is read there, and nothing removed.
+    // Another folder takes the place of the data: nothing is read there, and nothing removed.
     assert!(as_owner(&server, &format!("mv data data.aside && ln -s {} data", victim.display())));
     for outcome in [dev::up(&options).map(drop), dev::status(&directory).map(drop)] {
         let source = std::error::Error::source(&outcome.unwrap_err()).unwrap().to_string();
@@ -136,7 +136,7 @@ fn links_and_pipes_in_a_servers_folder() {
     assert_as_it_was(&victim);
 }
 
-/// The folder around a cluster's servers stays ours: its owner could put a link in its place.
+/// The folder around a cluster's servers stays ours: another owner could put a link in its place.
 #[test]
 fn the_folder_of_a_cluster() {
     if !is_root() {

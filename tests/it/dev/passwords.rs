@@ -24,7 +24,7 @@ pub(super) async fn reach(url: &str) -> Connection {
     ConnectOptions::parse(url).unwrap().connect("a test").await.unwrap()
 }
 
-/// What somebody is told who knows the port, and no password.
+/// What a stranger is told who knows the port, but no password.
 async fn stranger(role: &str, port: u16, socket: Option<&Path>) -> String {
     let host = socket.map_or("127.0.0.1".to_owned(), |folder| folder.display().to_string());
     let mut told = String::new();
@@ -60,9 +60,9 @@ fn holding(folder: &Path, text: &str) -> Vec<PathBuf> {
 }
 
 on_each_version! {
-    /// Another user of the machine knows the port, and is no superuser there, nor the application. Whoever has the URL
-    /// is: the command, psql, a mover's replication connection. No file but one has the password, and only its owner
-    /// reads it.
+    /// Another user of the machine knows the port, but can act neither as the superuser there nor as the application.
+    /// Whoever has the URL can: the command, psql, a mover's replication connection. Only one file has the password,
+    /// and only its owner can read it.
     async fn nobody_else_gets_in(version) {
         let folder = folder();
         let directory = folder.path().join("dev");
@@ -109,8 +109,8 @@ on_each_version! {
         }
     }
 
-    /// A server that an older pgshard made lets everybody in, and goes on; `up` says so. One that was made anew asks,
-    /// and the config that was kept names no password: `up` says that, and where the passwords are gone.
+    /// A server that an older pgshard made lets everybody in, and keeps running; `up` says so. If it is made again it
+    /// asks for a password, but the config that was kept names none: `up` says that, and where the passwords are.
     async fn a_server_from_before(version) {
         let folder = folder();
         let directory = folder.path().join("dev");
@@ -149,7 +149,7 @@ on_each_version! {
         assert!(well && told.contains("db1 lets in every user of this machine"), "{told}");
     }
 
-    /// A cluster of a user's tests, where its options say so.
+    /// A cluster for a user's tests asks for a password if its options say so.
     async fn a_cluster_that_asks(version) {
         let server = ServerOptions::default().access(Access::Password);
         let options = ClusterOptions::new(2, Binaries::of_major(version).unwrap()).server(server);

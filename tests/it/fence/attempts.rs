@@ -1,4 +1,4 @@
-//! Who may end a fence: one of all that try, and nobody in the name of an attempt or a lease that is over.
+//! Who may end a fence: only one of all that try, and nobody with an attempt or a lease that is over.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn ready(version: u32) -> (TestCluster, Fence) {
 }
 
 on_each_version! {
-    /// Forward once: swap, marker, decision. Every step refuses to come twice or out of order.
+    /// Once forward: swap, marker, decision. Every step refuses to run twice or out of order.
     async fn each_step_has_its_place(version) {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
@@ -44,8 +44,7 @@ on_each_version! {
         assert_eq!((row.get(0), row.get(1)), (fence.token, "db2"));
     }
 
-    /// The marker and the decision are flushed, whatever the session's `synchronous_commit` says, and nobody asked for
-    /// more.
+    /// The marker and the decision are flushed, whatever the session's `synchronous_commit` is, and nothing else is.
     async fn what_must_last_is_flushed(version) {
         let (_cluster, mut fence) = ready(version).await;
         for (is, becomes) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")] {
@@ -63,8 +62,8 @@ on_each_version! {
         }
     }
 
-    /// A mover that slept through the end of its fence changes nothing of the next attempt, be it its own or another
-    /// move's.
+    /// A mover that slept through the end of its fence changes nothing of the next attempt, whether that is its own or
+    /// another move's.
     async fn an_earlier_attempt_changes_nothing(version) {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
@@ -78,12 +77,12 @@ on_each_version! {
         refused(sleeper.mark().await);
         refused(sleeper.decide().await);
         refused(sleeper.unfence().await);
-        // Not even with the marker of its own attempt, nor this one with the marker of the last.
+        // Not even with the marker of its own attempt; nor can this attempt decide with the marker of the last.
         refused(fence.decide().await);
         assert_eq!(state(&asks, SHARD).await, "fenced 3");
         fence.unfence().await.unwrap();
 
-        // Another move. The first is aborted, else its claim would be refused.
+        // Another move. The first is aborted, or the claim would be refused.
         asks.execute("UPDATE pgshard.move SET phase = 'aborted'", &[]).await.unwrap();
         let mut next = Fence::claim(cluster.app(0).await, SHARD).await;
         next.close().await;
@@ -98,7 +97,7 @@ on_each_version! {
         assert_eq!(state(&asks, SHARD).await, "moved 4");
     }
 
-    /// Nor does a mover whose lease was taken over.
+    /// A mover whose lease was taken over changes nothing either.
     async fn an_old_lease_changes_nothing(version) {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
@@ -122,7 +121,7 @@ on_each_version! {
         fence.decide().await.unwrap();
     }
 
-    /// The deadline is what the heartbeat says it is; past it anybody swaps back, before it nobody.
+    /// The heartbeat sets the deadline; after it anybody can swap back, before it nobody.
     async fn heartbeats_keep_a_fence(version) {
         let (cluster, mut fence) = ready(version).await;
         let anybody = cluster.app(0).await;
@@ -140,7 +139,7 @@ on_each_version! {
         fence.swap().await.unwrap();
     }
 
-    /// Asking before the deadline holds nothing, even in a transaction that stays open.
+    /// A call before the deadline holds no lock, even in a transaction that stays open.
     async fn asking_too_early_is_in_nobodys_way(version) {
         let (cluster, mut fence) = ready(version).await;
         let anybody = cluster.app(0).await;
@@ -152,7 +151,7 @@ on_each_version! {
         anybody.batch_execute("COMMIT").await.unwrap();
     }
 
-    /// Six at once, in rounds: three end the fence, three decide. One of them does.
+    /// Six at once, in rounds: three end the fence, three decide. Exactly one of them succeeds.
     async fn expire_against_decide(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;
@@ -166,7 +165,7 @@ on_each_version! {
             let mut fence = Fence::prepare(cluster.app(0).await, shard).await;
             fence.swap_for(NOW).await.unwrap();
             fence.mark().await.unwrap();
-            // Who starts first changes from round to round.
+            // Another one starts first in each round.
             connections.rotate_left(1);
             let tasks: Vec<_> = connections.drain(..).enumerate().map(|(number, connection)| {
                 let fence = fence.beside(connection);
@@ -194,8 +193,7 @@ on_each_version! {
         assert_eq!(expired + decided, 40);
     }
 
-    /// Heartbeat, marker, swap back and the end of the fence by others at once: no two of them wait for each other
-    /// (40P01).
+    /// Heartbeat, marker, swap back and the end of the fence by others at once: there is no deadlock (40P01).
     async fn no_deadlocks(version) {
         let (cluster, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
@@ -230,7 +228,7 @@ on_each_version! {
         assert_eq!(fence.attempt, 100);
     }
 
-    /// A fence is a transaction: rolled back, nothing has happened, the number of the attempt neither.
+    /// A fence is a transaction: if it is rolled back, nothing has happened, and the attempt's number is not used.
     async fn a_swap_that_rolls_back_leaves_nothing(version) {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
@@ -249,7 +247,7 @@ on_each_version! {
         assert_eq!(asks.query_one(ledger, &[&name]).await.unwrap().get::<_, i64>(0), 0);
     }
 
-    /// A caller with an old snapshot is refused by PostgreSQL rather than let act on what it sees.
+    /// PostgreSQL refuses a caller with an old snapshot, so that it cannot act on what it sees.
     async fn old_snapshots_decide_nothing(version) {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
@@ -260,7 +258,7 @@ on_each_version! {
             .unwrap();
         fence.close().await;
         let old = Fence { attempt: fence.attempt, ..old };
-        // It sees a shard that is served, which is the row otherwise.
+        // It sees a shard that is served, which is no longer so.
         refused(old.decide().await);
         old.client
             .batch_execute("ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1")

@@ -1,4 +1,4 @@
-//! What the barrier sees and what it passes over.
+//! What the barrier sees and what it ignores.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn modes(blockers: &[Blocker], relation: &str) -> Vec<String> {
 }
 
 on_each_version! {
-    /// Whoever could write to the old copy, until his transaction ends.
+    /// It sees everybody who could write to the old copy, until the transaction ends.
     async fn it_sees(version) {
         let (cluster, mut fence) = ready(version).await;
         let cases = [
@@ -52,7 +52,7 @@ on_each_version! {
         }
     }
 
-    /// The barrier names who is in the way, since when, and with what.
+    /// The barrier names who is in the way, since when, and with which statement.
     async fn it_names_the_blocker(version) {
         let (cluster, mut fence) = ready(version).await;
         let writer = cluster.app(0).await;
@@ -84,8 +84,8 @@ on_each_version! {
         }
     }
 
-    /// A table that came into the old copy between two looks: its maker was in the way at the first, and whoever has it
-    /// locked is at the second.
+    /// A table was added to the old copy between two looks: its creator was in the way at the first, and whoever has it
+    /// locked is in the way at the second.
     async fn it_reads_the_relations_at_each_look(version) {
         let (cluster, mut fence) = ready(version).await;
         let (maker, user) = (cluster.app(0).await, cluster.app(0).await);
@@ -99,7 +99,7 @@ on_each_version! {
         assert_eq!(fence.barrier().await, []);
     }
 
-    /// Whoever waits for a lock on the old copy is in the way too, until it has resolved the name again.
+    /// Whoever waits for a lock on the old copy is in the way too, until the name has been resolved again.
     async fn it_sees_who_waits(version) {
         let (cluster, mut fence) = ready(version).await;
         let (first, second) = (cluster.app(0).await, cluster.app(0).await);
@@ -120,7 +120,7 @@ on_each_version! {
         assert_eq!(fence.barrier().await, []);
     }
 
-    /// Readers stay where they are, also SERIALIZABLE ones, whose marks outlive them.
+    /// Readers are left alone, also SERIALIZABLE ones, whose predicate locks outlive them.
     async fn it_passes_over_readers(version) {
         let (cluster, mut fence) = ready(version).await;
         let mut readers = Vec::new();
@@ -143,11 +143,11 @@ on_each_version! {
         assert_eq!(fence.barrier().await, []);
     }
 
-    /// VACUUM and ANALYZE hold SHARE UPDATE EXCLUSIVE for as long as they like, and write no rows.
+    /// VACUUM and ANALYZE hold SHARE UPDATE EXCLUSIVE for any time, and write no rows.
     async fn it_passes_over_vacuum_and_analyze(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
-        // Slow enough to be met: a pause after every page.
+        // It is slow enough to be met: it pauses after every page.
         let fill =
             format!("INSERT INTO {SCHEMA}.users (email) SELECT 'filler ' || i FROM generate_series(1, 20000) AS i");
         client.batch_execute(&fill).await.unwrap();

@@ -1,5 +1,5 @@
-//! The holes that were found when the design was attacked (by number, as in the notes on it) and what became of them,
-//! where the functions of the control schema are enough to show it. Two more are in `attempts` (3) and `barrier` (14).
+//! The holes that were found when the design was attacked (with their numbers) and how they are closed, as far as the
+//! functions of the control schema can show it. Two more are in `attempts` (3) and `barrier` (14).
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ fn in_shard(sql: &str) -> String {
 }
 
 on_each_version! {
-    /// Whatever is bound by OID from outside passes the fence: this is why a shard whose border something crosses is
-    /// refused before the fence and once more at the marker. If one of these fails some day, the border may be opened
-    /// for it.
+    /// Whatever is bound by OID from outside is not stopped by the fence. Therefore a shard with a crossing over its
+    /// border is refused before the fence and once more at the marker. If one of these fails some day, the border may
+    /// be opened for it.
     async fn hole_01_bound_by_oid_from_outside(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
@@ -95,7 +95,7 @@ on_each_version! {
         fence.build_signpost().await.unwrap();
     }
 
-    /// A table that is made, filled and committed around the swap: the barrier waits for it.
+    /// A table is created, filled and committed around the swap: the barrier waits for it.
     async fn hole_02_create_table_over_the_swap(version) {
         let (cluster, mut fence) = ready(version).await;
         let maker = cluster.app(0).await;
@@ -137,8 +137,8 @@ on_each_version! {
         fence.barrier_until_empty().await;
     }
 
-    /// The mover sleeps after its marker, the deadline passes, a router swaps back, writes come, the next attempt
-    /// fences: the decision of the first is refused, and no write is lost.
+    /// The mover sleeps after its marker, the deadline passes, a router swaps back, rows are written, the next attempt
+    /// fences: the decision of the first attempt is refused, and no write is lost.
     async fn hole_03_a_mover_that_slept(version) {
         let (cluster, mut fence) = ready(version).await;
         let router = cluster.app(0).await;
@@ -155,8 +155,8 @@ on_each_version! {
         assert_eq!(router.query_one(count, &[]).await.unwrap().get::<_, i64>(0), 1);
     }
 
-    /// An upsert during a fence fails with the application's own mistake's code, and after the swap back the row says
-    /// that the shard is served: what tells is that it was fenced after the statement began.
+    /// An upsert during a fence fails with the code of an application's mistake, and after the swap back the row says
+    /// that the shard is served. What shows the cause is that the shard was fenced after the statement began.
     async fn hole_08_an_upsert_that_met_a_short_fence(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
@@ -183,7 +183,7 @@ on_each_version! {
         assert!(row.get::<_, f64>(1) <= row.get::<_, f64>(2), "it was fenced after the statement began");
     }
 
-    /// Under REPEATABLE READ the row is read as it was: DETAIL says fenced then, which is true enough, and never
+    /// Under REPEATABLE READ the row is read in an old state: DETAIL then says fenced, which is still true, and never
     /// serving.
     async fn hole_09_detail_under_repeatable_read(version) {
         let (cluster, mut fence) = ready(version).await;
@@ -203,7 +203,7 @@ on_each_version! {
         assert_eq!((&said["state"], &said["host"], &said["epoch"]), (&"moved".into(), &"db2".into(), &4.into()));
     }
 
-    /// A procedure that commits half-way has done its first half when it meets the signpost: it must not be run again.
+    /// A procedure that commits halfway has done its first half when it meets the signpost: it must not be run again.
     async fn hole_10_a_procedure_that_commits(version) {
         let (cluster, mut fence) = ready(version).await;
         let (client, gate) = (cluster.app(0).await, cluster.app(0).await);
@@ -224,7 +224,7 @@ on_each_version! {
         assert_eq!(gate.query_one(halves, &[]).await.unwrap().get::<_, i64>(0), 1);
     }
 
-    /// An old signpost that somebody has used in a transaction cannot be dropped meanwhile, but renamed.
+    /// An old signpost that somebody has used in a transaction cannot be dropped meanwhile, but it can be renamed.
     async fn hole_11_a_used_signpost_can_be_renamed(version) {
         let (cluster, mut fence) = ready(version).await;
         let (client, user) = (cluster.app(0).await, cluster.app(0).await);
@@ -240,7 +240,7 @@ on_each_version! {
         fence.decide().await.unwrap();
     }
 
-    /// The old copy can be dropped, types and all, without a view of the signpost going along.
+    /// The old copy can be dropped, types and all, without dropping a view of the signpost.
     async fn hole_13_dropping_the_old_copy(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
@@ -257,7 +257,7 @@ on_each_version! {
         }
     }
 
-    /// `SELECT … FOR UPDATE` is a claim on work: it holds the barrier up; and no table can be made on a signpost.
+    /// `SELECT … FOR UPDATE` may claim work, so the barrier waits for it; and no table can be created on a signpost.
     async fn hole_14_claims_and_new_tables(version) {
         let (cluster, mut fence) = ready(version).await;
         let worker = cluster.app(0).await;
@@ -275,8 +275,8 @@ on_each_version! {
         );
     }
 
-    /// A function elsewhere with `%ROWTYPE` of a shard's table that is first run during a fence: whatever it says in
-    /// that session afterwards leads routers to look, and a new session has no trouble.
+    /// A function elsewhere with `%ROWTYPE` of a shard's table is first run during a fence: whatever error it gives in
+    /// that session afterwards makes routers look, and a new session works.
     async fn hole_16_rowtype_compiled_during_a_fence(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
@@ -297,8 +297,8 @@ on_each_version! {
         cluster.app(0).await.batch_execute("SELECT outside.mood_of(1)").await.unwrap();
     }
 
-    /// DDL by the owner that a view and a function take as well as a table does succeeds on a signpost, and is lost.
-    /// Shard migrations go through pgshard, which looks who serves.
+    /// The owner's DDL that works on a view or a function as well as on a table succeeds on a signpost, and is lost.
+    /// Shard migrations go through pgshard, which checks who serves.
     async fn ddl_that_a_signpost_takes(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;

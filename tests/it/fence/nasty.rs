@@ -1,10 +1,10 @@
-//! A signpost for a schema with everything in it that makes names and types difficult.
+//! A signpost for a schema that contains everything that makes names and types difficult.
 
 use tokio_postgres::Client;
 
 use super::setup::{Fence, LEFT, SCHEMA, SHARD, code, content, host, leads_to_signpost, refused, serve};
 
-/// Relations whose every name leads to the signpost.
+/// Relations all of whose names lead to the signpost.
 const RELATIONS: [&str; 16] = [
     r#""Upper Case""#,
     r#""quo""ted""#,
@@ -79,7 +79,8 @@ async fn nasty_schema(client: &Client) {
 }
 
 on_each_version! {
-    /// Every relation can be asked and written to with all its columns, every function called: all meet the signpost.
+    /// Every relation can be queried and written to with all its columns, and every function called: all meet the
+    /// signpost.
     async fn everything_has_a_stand_in(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;
@@ -165,7 +166,7 @@ on_each_version! {
         }
     }
 
-    /// What a mover may not fence, for there would be nothing to undo it with, or a way past.
+    /// What a mover may not fence, because it could not be undone, or could be bypassed.
     async fn what_cannot_be_fenced(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;

@@ -1,4 +1,4 @@
-//! Opening on the target: by the mover that has the lease, or by anybody who has the source's token; once.
+//! Opening on the target: by the mover that has the lease, or by anybody who has the source's token; only once.
 
 use sha2::{Digest, Sha256};
 use tokio_postgres::{Client, Error};
@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::setup::{EPOCH, SHARD, TARGET, code, host, refused, schema};
 use crate::support::TestCluster;
 
-/// A shard that is on its way to this host.
+/// A shard that is being moved to this host.
 struct Incoming {
     move_id: Uuid,
     lease: Uuid,
@@ -15,7 +15,7 @@ struct Incoming {
 }
 
 impl Incoming {
-    /// Claimed: a schema, and nothing ready.
+    /// Claims it: there is a schema, and nothing is ready.
     async fn claim(client: &Client, shard: i32, epoch: i32) -> Incoming {
         let incoming = Incoming { move_id: Uuid::new_v4(), lease: Uuid::new_v4(), token: Uuid::new_v4() };
         let s = schema(shard);
@@ -31,7 +31,7 @@ impl Incoming {
         incoming
     }
 
-    /// All there but the opening.
+    /// Everything is there except the opening.
     async fn ready(client: &Client, shard: i32, epoch: i32) -> Incoming {
         let incoming = Incoming::claim(client, shard, epoch).await;
         incoming.make_ready(client, shard).await;
@@ -56,7 +56,7 @@ async fn finish(client: &Client, shard: i32, token: Option<Uuid>) -> Result<bool
     Ok(client.query_one("SELECT pgshard.finish_open($1, $2)", &[&shard, &token]).await?.get(0))
 }
 
-/// The row of a shard, and what there is of its schemas.
+/// The row of a shard, and which of its schemas exist.
 async fn stands(client: &Client, shard: i32) -> (Option<(String, i32)>, Vec<String>) {
     let row = client.query_opt("SELECT state, epoch FROM pgshard.shard WHERE shard_id = $1", &[&shard]).await.unwrap();
     let schemas = "SELECT nspname::text FROM pg_namespace WHERE starts_with(nspname, $1) ORDER BY 1";
@@ -75,7 +75,7 @@ async fn stranger(cluster: &TestCluster) -> Client {
 }
 
 on_each_version! {
-    /// With the token, and only with it and only when all is ready, anybody opens; the second time there is nothing to
+    /// Anybody can open, but only with the token and only when everything is ready; the second time there is nothing to
     /// open.
     async fn by_anybody_with_the_token(version) {
         let cluster = host(version).await;
@@ -117,7 +117,7 @@ on_each_version! {
         assert_eq!(stands(&client, SHARD).await, serving());
     }
 
-    /// Both at once, in rounds: once.
+    /// Both at once, in rounds: it is opened once.
     async fn mover_against_anybody(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;
@@ -140,7 +140,7 @@ on_each_version! {
         }
     }
 
-    /// The mover opens without committing; until it does, others wait, and if it never does, they open.
+    /// The mover opens without committing; until it commits, others wait, and if it never does, they open.
     async fn an_opening_that_was_lost_is_done_again(version) {
         let cluster = host(version).await;
         let (client, anybody) = (cluster.app(0).await, cluster.app(0).await);
@@ -156,8 +156,8 @@ on_each_version! {
         assert_eq!(stands(&client, SHARD).await, serving());
     }
 
-    /// A shard that comes back: the signpost of its leaving goes aside, also while a transaction has used it. What
-    /// serves here, is fenced here, or moved at a later epoch than the one that comes, is not opened over.
+    /// A shard comes back: the signpost from its departure is renamed, even if a transaction has used it. A shard that
+    /// is served here, fenced here, or moved at a later epoch than the incoming one, is not replaced by an open.
     async fn over_what_stood_there(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;

@@ -1,5 +1,5 @@
-//! Writers of every kind against many swaps: nothing is lost, nothing comes twice, and behind a closed fence nothing
-//! moves.
+//! Writers of every kind during many swaps: nothing is lost, nothing is written twice, and behind a closed fence
+//! nothing changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -11,7 +11,7 @@ use tokio_postgres::{Client, Error};
 
 use super::setup::{Fence, LEFT, SCHEMA, SHARD, code, content, expire, leads_to_signpost, shop, state};
 
-/// More than enough to meet a writer in every place; bounded by the time that it takes.
+/// More than enough to meet a writer in every state; the number is limited by the time that it takes.
 const SWAPS: u32 = 200;
 
 /// How a writer writes one entry and counts it, in one transaction.
@@ -37,7 +37,7 @@ const WRITERS: [Writer; 7] = [
 ];
 
 impl Writer {
-    /// Writes until told to stop; gives how many entries were acknowledged. An entry that was refused comes again.
+    /// Writes until told to stop; gives how many entries were acknowledged. An entry that was refused is written again.
     async fn run(self, client: Client, stop: Arc<AtomicBool>, refusals: Arc<AtomicI64>) -> i64 {
         let writer = self as i32;
         if self == Writer::Asynchronous {
@@ -109,7 +109,7 @@ impl Writer {
 }
 
 on_each_version! {
-    /// Fence and swap back, over and over, under all writers. Every other fence is ended by its deadline.
+    /// Fences and swaps back, again and again, during all kinds of writes. Every other fence is ended by its deadline.
     async fn swaps_under_writers(version) {
         let cluster = shop(version).await;
         let client = cluster.app(0).await;
@@ -141,7 +141,7 @@ on_each_version! {
             } else {
                 assert!(expire(&client, SHARD).await.unwrap());
             }
-            // The writers' turn, so that there is something to meet.
+            // Writers get time, so that there is something to meet.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         stop.store(true, Ordering::Relaxed);
@@ -158,7 +158,7 @@ on_each_version! {
         assert_eq!(state(&client, SHARD).await, "serving 3");
     }
 
-    /// What the barrier is for: a writer that came before the swap commits to the old copy after it.
+    /// Why there is a barrier: a writer from before the swap commits to the old copy after it.
     async fn a_swap_alone_is_no_fence(version) {
         let cluster = shop(version).await;
         let (client, writer) = (cluster.app(0).await, cluster.app(0).await);

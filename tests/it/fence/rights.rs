@@ -1,4 +1,4 @@
-//! Who may do what: the owner everything, anybody only look and end what is over.
+//! Who may do what: the owner everything, others only look and end what is over.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ async fn as_role(cluster: &TestCluster, role: &str) -> Client {
 }
 
 on_each_version! {
-    /// A role without any rights: no step of a move, no secret, but it may look, and end a fence whose deadline has
-    /// passed.
+    /// A role without any rights can run no step of a move and see no secret, but it may look, and end a fence whose
+    /// deadline has passed.
     async fn a_stranger(version) {
         let cluster = host(version).await;
         cluster.superuser(0).await.batch_execute("CREATE ROLE stranger LOGIN").await.unwrap();
@@ -76,7 +76,7 @@ on_each_version! {
         assert_eq!(code(&stranger.batch_execute("SELECT * FROM shard_0007.t").await.unwrap_err()), "42501");
     }
 
-    /// Nothing that a caller can set leads the functions that run as their owner astray.
+    /// Nothing that a caller can set misleads the functions that run as their owner.
     async fn a_hostile_search_path(version) {
         let cluster = host(version).await;
         let superuser = cluster.superuser(0).await;
@@ -110,7 +110,7 @@ on_each_version! {
         assert_eq!(state(&client, SHARD).await, "serving 3");
     }
 
-    /// Hosts whose administrator takes EXECUTE from PUBLIC by default, or gives CREATE on schemas, are as others are.
+    /// Hosts whose administrator revokes EXECUTE from PUBLIC by default, or grants CREATE on schemas, work like others.
     async fn default_privileges(version) {
         let cluster = TestCluster::start(version, 1);
         cluster.superuser(0).await.batch_execute("CREATE ROLE clerk LOGIN; CREATE ROLE maker LOGIN").await.unwrap();
@@ -145,8 +145,8 @@ on_each_version! {
         assert_eq!(clerk.query_one("SELECT shard_0007.f()", &[]).await.unwrap().get::<_, i32>(0), 1);
     }
 
-    /// The shard belongs to another role, and the move runs as a third, whose name needs quotes. Who cannot be sure
-    /// that the fence can be ended by anybody does not fence.
+    /// The shard belongs to another role, and the move runs as a third, whose name needs quotes. A mover that cannot be
+    /// sure that anybody can end its fence does not fence.
     async fn other_owners(version) {
         let cluster = host(version).await;
         let superuser = cluster.superuser(0).await;
@@ -167,7 +167,7 @@ on_each_version! {
         superuser.batch_execute("GRANT \"the Owner\" TO app").await.unwrap();
         fence.build_signpost().await.unwrap();
         fence.swap_for(Duration::ZERO).await.unwrap();
-        // The owner, who was granted nothing, meets the signpost as everybody does.
+        // The owner, who was granted nothing, meets the signpost like everybody else.
         for sql in ["SELECT * FROM shard_0007.t", "INSERT INTO shard_0007.t VALUES (1)", "DELETE FROM shard_0007.t"] {
             assert_eq!(code(&owner.batch_execute(sql).await.unwrap_err()), "SH001", "{sql}");
         }
@@ -176,7 +176,7 @@ on_each_version! {
         owner.batch_execute("INSERT INTO shard_0007.t VALUES (1)").await.unwrap();
         assert_eq!(state(&client, SHARD).await, "serving 3");
 
-        // Even a superuser's signpost is one that the control schema's owner can rename.
+        // Even if a superuser builds it, the owner of the control schema can rename the signpost.
         client
             .batch_execute(&format!(
                 "UPDATE pgshard.move SET phase = 'aborted'; DELETE FROM pgshard.ledger; \
@@ -191,7 +191,7 @@ on_each_version! {
         assert_eq!(state(&client, SHARD).await, "serving 3");
     }
 
-    /// Grants to roles of all names, with and without grant option, and to everybody, lead to the signpost.
+    /// Grants to roles with all kinds of names, with and without grant option, and to everybody, lead to the signpost.
     async fn grants_are_copied(version) {
         let cluster = shop(version).await;
         let roles = ["Mixed Case", "o'Hara", "quo\"ted", "select", "größe", "PUBLIC "];

@@ -1,4 +1,4 @@
-//! A shard to fence, and [`Fence`], the fence's functions with types.
+//! A shard to fence, and [`Fence`]: the functions of the fence with types.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::support::{TestCluster, control};
 pub(super) const SHARD: i32 = 7;
 pub(super) const SCHEMA: &str = "shard_0007";
 pub(super) const LEFT: &str = "shard_0007__left_e3";
-/// The epoch that shards have here; one more where they move to.
+/// The epoch that shards have here; where they move to it is one more.
 pub(super) const EPOCH: i32 = 3;
 /// Where shards move to.
 pub(super) const TARGET: &str = "db2";
@@ -68,18 +68,18 @@ fn shop_sql(schema: &str) -> String {
             $$ BEGIN DELETE FROM {s}.users WHERE n > max_n; END $$;
         INSERT INTO {s}.users (email, n) SELECT 'user ' || i, i FROM generate_series(1, 5) AS i;
         INSERT INTO {s}.photos (user_id, title) SELECT id, 'photo of ' || email FROM {s}.users;";
-    // What a literal without a type would fall through to.
+    // What a literal without a type would resolve to instead.
     let decoy = "CREATE FUNCTION public.is_happy(m text) RETURNS boolean LANGUAGE sql AS $$ SELECT true $$;";
     sql.replace("{s}", schema) + if schema == "public" { decoy } else { "" }
 }
 
-/// Writes down that the host serves a shard, whose schema is there.
+/// Records that the host serves a shard, whose schema exists.
 pub(super) async fn serve(client: &Client, shard: i32) {
     let row = "INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES ($1, $2, 'serving', $3)";
     client.execute(row, &[&shard, &schema(shard), &EPOCH]).await.unwrap();
 }
 
-/// A shard with one table of one row: enough where only who serves it is of interest.
+/// A shard with one table of one row: enough if only the owner matters.
 pub(super) async fn small_shard(client: &Client, shard: i32) {
     let s = schema(shard);
     client
@@ -99,20 +99,20 @@ pub(super) fn code(error: &Error) -> &str {
     error.code().unwrap_or_else(|| panic!("not an error of the server's: {error:?}")).code()
 }
 
-/// What SH001 says in DETAIL.
+/// The DETAIL of SH001.
 #[track_caller]
 pub(super) fn detail(error: &Error) -> serde_json::Value {
     assert_eq!(code(error), "SH001", "{error:?}");
     serde_json::from_str(error.as_db_error().and_then(|error| error.detail()).expect("SH001 has a DETAIL")).unwrap()
 }
 
-/// That a compare-and-swap found the row otherwise.
+/// Checks that a compare-and-swap found the row in another state.
 #[track_caller]
 pub(super) fn refused<T: std::fmt::Debug>(result: Result<T, Error>) {
     assert_eq!(code(&result.expect_err("must be refused")), "SH002");
 }
 
-/// That a name leads to a signpost, or to something like it that makes routers look: classes 42, 0A, 3F and 55.
+/// Whether a name leads to a signpost, or to something similar that makes routers look: classes 42, 0A, 3F and 55.
 pub(super) fn leads_to_signpost(error: &Error) -> bool {
     let code = code(error);
     code == "SH001" || ["42", "0A", "3F", "55"].contains(&&code[..2])
@@ -143,16 +143,16 @@ pub(super) struct Blocker {
     pub(super) relation: String,
 }
 
-/// A move's hand on the fence of one shard, as a mover has it.
+/// One move's access to the fence of a shard, like a mover's.
 pub(super) struct Fence {
     pub(super) client: Client,
     pub(super) shard: i32,
     pub(super) move_id: Uuid,
     pub(super) lease: Uuid,
     pub(super) token: Uuid,
-    /// Of the last swap; 0 before the first.
+    /// The attempt of the last swap; 0 before the first.
     pub(super) attempt: i32,
-    /// The OID of the old copy's schema, from the first swap on.
+    /// The OID of the old copy's schema, since the first swap.
     pub(super) left: u32,
 }
 
@@ -182,7 +182,7 @@ impl Fence {
         fence
     }
 
-    /// The same hand on another connection.
+    /// The same access over another connection.
     pub(super) fn beside(&self, client: Client) -> Fence {
         Fence { client, ..*self }
     }
@@ -197,7 +197,7 @@ impl Fence {
         self.swap_for(Duration::from_secs(60)).await
     }
 
-    /// The swap alone, with a deadline so far from now.
+    /// Only the swap, with a deadline this far in the future.
     pub(super) async fn swap_for(&mut self, deadline: Duration) -> Result<(), Error> {
         let sql = "SELECT * FROM pgshard.fence($1, $2, $3, $4, $5)";
         let deadline_ms = i32::try_from(deadline.as_millis()).unwrap();
@@ -261,12 +261,12 @@ impl Fence {
     }
 }
 
-/// What anybody's fence-ending call did.
+/// Ends a fence as anybody may, and gives what that did.
 pub(super) async fn expire(client: &Client, shard: i32) -> Result<bool, Error> {
     Ok(client.query_one("SELECT pgshard.expire_fence($1)", &[&shard]).await?.get(0))
 }
 
-/// `state epoch` of a shard, and whether its schema and its signpost are where they belong in that state.
+/// `state epoch` of a shard, and whether its schema and its signpost are where that state requires.
 pub(super) async fn state(client: &Client, shard: i32) -> String {
     let row = client.query_one("SELECT state, epoch FROM pgshard.shard WHERE shard_id = $1", &[&shard]).await.unwrap();
     let (state, epoch): (String, i32) = (row.get(0), row.get(1));

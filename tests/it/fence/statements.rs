@@ -1,4 +1,4 @@
-//! Every kind of statement on a fenced shard, in every way that it can come, fails, and writes nothing anywhere.
+//! Every kind of statement on a fenced shard, in every way that it can be sent, fails and writes nothing anywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,18 +14,19 @@ use crate::support::{TestCluster, connect};
 enum Fails {
     /// With SH001.
     Itself,
-    /// With another code of the classes 42, 0A, 3F and 55: routers look at the host's row then.
+    /// With another code of the classes 42, 0A, 3F and 55: routers then look at the host's row.
     Otherwise,
-    /// Otherwise up to this version of PostgreSQL.
+    /// With another code, up to this version of PostgreSQL.
     OtherwiseUntil(u32),
-    /// Otherwise if it was prepared, for its result has a type of the shard's schema, where the signpost has text:
-    /// 0A000, "cached plan must not change result type".
+    /// With another code if it was prepared, because its result has a type of the shard's schema where the signpost has
+    /// text: 0A000, "cached plan must not change result type".
     OtherwiseIfPrepared,
-    /// One way or the other: whether the session still had the shard's own function, which reads a type of the shard.
+    /// One way or the other, depending on whether the session still has the shard's own function, which reads a type of
+    /// the shard.
     Either,
 }
 
-/// What a statement does on the wire.
+/// How a statement is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Rows,
@@ -34,13 +35,13 @@ enum Kind {
     CopyOut,
 }
 
-/// What `docs/signposts.md` calls it, what it does, how it fails, and the statement.
+/// The name of the kind in `docs/signposts.md`, how it is sent, how it fails, and the statement.
 type Case = (&'static str, Kind, Fails, &'static str);
 
 use Fails::{Either, Itself, Otherwise, OtherwiseIfPrepared, OtherwiseUntil};
 use Kind::{CopyIn, CopyOut, Effect, Rows};
 
-/// The kinds of statements as `docs/signposts.md` names them, which says what each meets.
+/// The kinds of statements as `docs/signposts.md` names them, which lists what each meets.
 #[rustfmt::skip]
 mod kinds {
     pub(super) const READS: &str = "`SELECT`, `TABLE`, joins, `WITH`, `FOR UPDATE` and its kin, `EXPLAIN ANALYZE`";
@@ -67,8 +68,8 @@ mod kinds {
 
 use kinds::*;
 
-/// `{s}` is the shard's schema and a dot, or nothing where `search_path` finds it. All succeed on a shard that is
-/// served.
+/// `{s}` is the shard's schema and a dot, or nothing where `search_path` finds it. All of them succeed on a shard that
+/// is served.
 #[rustfmt::skip]
 const STATEMENTS: &[Case] = &[
     (TYPED, Rows, OtherwiseIfPrepared, "SELECT * FROM {s}users"),
@@ -156,7 +157,7 @@ const STATEMENTS: &[Case] = &[
     (CREATES, Effect, Otherwise, "LOCK TABLE {s}users IN ROW EXCLUSIVE MODE"),
 ];
 
-/// These name no table, by which they would learn of the swap: see [`what_names_no_table_is_not_told`].
+/// These name no table, so nothing tells them about the swap: see [`what_names_no_table_is_not_told`].
 #[rustfmt::skip]
 const WITHOUT_TABLES: &[Case] = &[
     (SEQUENCES, Rows, Otherwise, "SELECT setval('{s}tickets', 1000)"),
@@ -167,7 +168,7 @@ const WITHOUT_TABLES: &[Case] = &[
                                   LANGUAGE sql AS 'SELECT 1::bigint'"),
 ];
 
-/// With a `search_path`, the name of a type falls through to public's, by which no row is written.
+/// With a `search_path`, the name of a type resolves to public's, which writes no row.
 const QUALIFIED: &[Case] = &[
     (TYPES, Rows, Otherwise, "SELECT 'happy'::{s}mood"),
     (TYPES, Effect, Otherwise, "INSERT INTO {s}users (email, mood) VALUES ('enum', 'sad'::{s}mood)"),
@@ -181,20 +182,20 @@ enum Named {
     BySearchPath,
 }
 
-/// What the session had done with the statement, and around it, when the swap came.
+/// What the session had done with the statement, and around it, before the swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Nothing: it comes as text, on its own.
+    /// Nothing: it is sent as text, by itself.
     Text,
     /// Prepared, planned and run once.
     Prepared,
-    /// The same, within a transaction that has its snapshot.
+    /// The same, within a transaction that has its snapshot already.
     RepeatableRead,
-    /// As text, within a transaction that has its snapshot.
+    /// As text, within a transaction that has its snapshot already.
     Serializable,
     /// As text, in a transaction after a savepoint; twice.
     Savepoint,
-    /// In a PL/pgSQL function elsewhere that has its plans, in a transaction that has its snapshot.
+    /// In a PL/pgSQL function elsewhere whose plans exist, in a transaction that has its snapshot already.
     Function,
 }
 
@@ -212,7 +213,8 @@ struct Session {
 }
 
 impl Session {
-    /// Connects, prepares, and runs the statement once and rolls it back: it succeeds, which shows that it is one.
+    /// Connects, prepares, and runs the statement once and rolls it back: it must succeed, which shows that it is
+    /// valid.
     async fn before(url: &str, (called, kind, fails, sql): Case, named: Named, way: Way, number: usize) -> Session {
         let client = connect(url).await;
         client.batch_execute("SET lock_timeout = '30s'").await.unwrap();
@@ -279,7 +281,7 @@ impl Session {
         }
     }
 
-    /// After the swap: fails as it should, and says so. Gives the SQLSTATE.
+    /// After the swap: the statement fails as it should, with the right words. Gives the SQLSTATE.
     async fn after(&self, version: u32, state: &str) -> String {
         let mut met = String::new();
         let times = if self.way == Way::Savepoint { 2 } else { 1 };
@@ -317,7 +319,7 @@ impl Session {
         assert_eq!(detail["shard"], SHARD, "{what}");
         let old_snapshot = matches!(self.way, Way::RepeatableRead | Way::Serializable | Way::Function);
         if old_snapshot {
-            // It cannot see where the shard goes, nor that it went; "wait" is true all the same.
+            // It cannot see where the shard goes, nor that it went; "wait" is right nevertheless.
             assert_eq!(detail["state"], "fenced", "{what}");
         } else {
             let epoch = if state == "moved" { EPOCH + 1 } else { EPOCH };
@@ -338,7 +340,7 @@ fn known(version: u32, statements: &[Case]) -> Vec<Case> {
 async fn sessions(url: &str, statements: &[Case], named: Named, way: Way) -> Vec<Session> {
     let mut sessions = Vec::new();
     for (number, statement) in statements.iter().enumerate() {
-        // PL/pgSQL has no COPY, and LOCK is none without a transaction.
+        // PL/pgSQL has no COPY, and LOCK needs a transaction.
         let is_one = match way {
             Way::Function => !matches!(statement.1, CopyIn | CopyOut),
             Way::Text | Way::Prepared => !statement.3.starts_with("LOCK"),
@@ -348,14 +350,14 @@ async fn sessions(url: &str, statements: &[Case], named: Named, way: Way) -> Vec
             sessions.push(Session::before(url, *statement, named, way, number).await);
         }
     }
-    // Only now: the statements that were rolled back above lock tables against each other's transactions.
+    // This comes only now: the statements that were rolled back above lock tables against each other's transactions.
     for session in &sessions {
         session.begin().await;
     }
     sessions
 }
 
-/// The table of a section of `docs/signposts.md`, by its first column.
+/// The table in a section of `docs/signposts.md`, by its first column.
 fn rows_of(section: &str) -> BTreeMap<String, String> {
     let docs = include_str!("../../../docs/signposts.md");
     let (_, section) = docs.split_once(&format!("\n## {section}\n")).expect("the docs have the section");
@@ -367,7 +369,7 @@ fn rows_of(section: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// What each kind of statement meets on this version, as the docs tell: `` `0A000` up to 16, `SH001` from 17 ``.
+/// What each kind of statement meets on this version, by the docs: `` `0A000` up to 16, `SH001` from 17 ``.
 fn documented(version: u32) -> BTreeMap<String, BTreeSet<String>> {
     let code = |said: &str| {
         let (code, when) = said.trim().strip_prefix('`').and_then(|said| said.split_once('`')).expect("a code");
@@ -382,7 +384,7 @@ fn documented(version: u32) -> BTreeMap<String, BTreeSet<String>> {
         .collect()
 }
 
-/// What is answered on a signpost without an error, as `docs/signposts.md` names it.
+/// What a signpost answers without an error, as `docs/signposts.md` names it.
 #[rustfmt::skip]
 const ANSWERED: &[(&str, &[&str])] = &[
     ("`pg_get_serial_sequence`, and `nextval` of it", &[
@@ -427,7 +429,7 @@ const ANSWERED: &[(&str, &[&str])] = &[
     ]),
 ];
 
-/// Everything that is in reach of a write that goes wrong.
+/// Everything that a misguided write could reach.
 async fn everything(client: &Client, shard: &str) -> Vec<(String, String)> {
     let mut all = content(client, shard).await;
     all.extend(content(client, "public").await);
@@ -444,8 +446,8 @@ async fn ready(version: u32) -> (TestCluster, Client, Fence) {
 }
 
 on_each_version! {
-    /// The whole table, fenced: what came before the swap in every way, and what comes after it. Swapped back each
-    /// time. The answers are those that `docs/signposts.md` tells, all of them and no others.
+    /// All statements on a fenced shard: those prepared before the swap in every way, and those sent after it. The
+    /// shard is swapped back each time. The answers are exactly those that `docs/signposts.md` lists.
     async fn nothing_passes_a_fence(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let mut met: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -473,18 +475,18 @@ on_each_version! {
         let mut told = documented(version);
         told.retain(|kind, _| version >= 15 || kind != MERGE);
         assert_eq!(met, told);
-        // What was rolled back before the swaps took numbers from the sequences, and nothing else changed.
+        // What was rolled back before the swaps took numbers from the sequences; nothing else changed.
         let tables = |all: Vec<(String, String)>| {
             all.into_iter().filter(|(name, _)| ["users", "photos"].contains(&name.as_str())).collect::<Vec<_>>()
         };
         assert_eq!(tables(content(&client, SCHEMA).await), tables(served));
     }
 
-    /// The whole table on a shard that has moved: DETAIL says where.
+    /// All statements on a shard that has moved: DETAIL says where.
     async fn nothing_stays_behind_after_the_decision(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
-        // Those in transactions last, whose locks would be in the way of the others.
+        // Those in transactions come last, because their locks would be in the way of the others.
         let mut before = sessions(&url, &known(version, STATEMENTS), Named::BySearchPath, Way::Prepared).await;
         before.extend(sessions(&url, &known(version, STATEMENTS), Named::BySchema, Way::RepeatableRead).await);
         fence.close().await;
@@ -511,8 +513,8 @@ on_each_version! {
         assert_eq!(everything(&client, LEFT).await, content);
     }
 
-    /// A role that owns nothing and has only what the shard's owner granted, table by table and column by column, is
-    /// told the same.
+    /// A role that owns nothing and has only what the shard's owner granted, for single tables and columns, is told the
+    /// same.
     async fn a_role_with_grants_only_meets_the_signpost(version) {
         let (cluster, client, mut fence) = ready(version).await;
         cluster.superuser(0).await.batch_execute("CREATE ROLE clerk LOGIN").await.unwrap();
@@ -526,7 +528,7 @@ on_each_version! {
             ))
             .await
             .unwrap();
-        // The signpost was built without them; a mover builds it once more in such a case.
+        // The signpost was built without them; a mover builds it again in such a case.
         client
             .batch_execute(&format!("DROP SCHEMA {SCHEMA}__signpost CASCADE; DELETE FROM pgshard.ledger"))
             .await
@@ -557,8 +559,8 @@ on_each_version! {
         }
     }
 
-    /// A transaction that has read a table holds ACCESS SHARE on it, so that reading it again asks nobody anything: it
-    /// may go on to read the old copy, as it was at the fence. It can write nothing that follows from it to the shard.
+    /// A transaction that has read a table holds ACCESS SHARE on it, so that reading it again needs no new lock: it may
+    /// go on reading the old copy, as it was at the fence. It can write nothing that depends on that to the shard.
     async fn a_transaction_may_read_on(version) {
         let (cluster, client, mut fence) = ready(version).await;
         for begin in ["BEGIN", "BEGIN ISOLATION LEVEL REPEATABLE READ", "BEGIN ISOLATION LEVEL SERIALIZABLE"] {
@@ -569,7 +571,7 @@ on_each_version! {
             let at_first: i64 = reader.query_one(&prepared, &[]).await.unwrap().get(0);
             client.batch_execute(&format!("UPDATE {SCHEMA}.users SET n = n + 1")).await.unwrap();
             let at_fence: i64 = client.query_one(&read, &[]).await.unwrap().get(0);
-            // The barrier passes over readers, and over the marks that SERIALIZABLE leaves.
+            // The barrier ignores readers, and the predicate locks of SERIALIZABLE ones.
             fence.close().await;
             let before = everything(&client, LEFT).await;
             let expected = if begin == "BEGIN" { at_fence } else { at_first };
@@ -586,7 +588,7 @@ on_each_version! {
         }
     }
 
-    /// What is answered without an error where the shard was: no row of the old copy comes of it, and none is written
+    /// What is answered without an error where the shard was: no answer has a row of the old copy, and none is written
     /// there.
     async fn what_is_answered_without_an_error(version) {
         let (_cluster, client, mut fence) = ready(version).await;
@@ -606,7 +608,7 @@ on_each_version! {
         );
     }
 
-    /// A cursor that was open at the swap goes on to read what it was opened for.
+    /// A cursor that was open at the swap goes on reading what it was opened for.
     async fn a_cursor_reads_on(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let reader = cluster.app(0).await;
@@ -622,10 +624,10 @@ on_each_version! {
         assert_eq!(everything(&client, LEFT).await, before);
     }
 
-    /// What has no table in it takes no lock and is bound to its sequence by OID: in a transaction that began before
-    /// the swap it takes one more number of the old copy, or replaces a function there, in vain. The sequences of the
-    /// target start well ahead of it, and the number cannot be written to the old copy. The statement after it meets
-    /// the signpost.
+    /// A statement without a table takes no lock and is bound to its sequence by OID. In a transaction that began
+    /// before the swap it takes one more number of the old copy, or replaces a function there, in vain. The target's
+    /// sequences start well ahead of the old copy's, and the number cannot be written to the old copy. The next
+    /// statement meets the signpost.
     async fn what_names_no_table_is_not_told(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
@@ -645,7 +647,7 @@ on_each_version! {
     }
 }
 
-/// A connection string to which more can be added.
+/// A connection string to which parameters can be added.
 fn key_value(cluster: &TestCluster) -> String {
     format!("host=127.0.0.1 port={} dbname=app", cluster.server(0).port())
 }

@@ -1,4 +1,4 @@
-//! Clocks that step, stand and reach the borders of 41 bits; sessions that sleep at the wrong moment.
+//! Clocks that step, stand still and reach the limits of 41 bits; sessions that sleep at the wrong moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::*;
 
-/// The last millisecond of which IDs are made; what comes after it is kept for bursts.
+/// The last millisecond for which IDs are made; what comes after it is reserved for bursts.
 const LAST_MS: i64 = (1 << 41) - 1 - 4096;
 
 on_each_version! {
-    /// Four writers while the clock steps, back by less and by more than what is waited for, and forth.
+    /// Four writers while the clock steps: back by less and by more than the functions wait for, and forward.
     async fn steps(version) {
         let servers = TestCluster::start(version, 1);
         let client = servers.app(0).await;
@@ -35,7 +35,7 @@ on_each_version! {
                     ids
                 });
             }
-            // Time for the writers to make IDs on both sides of the step.
+            // The writers get time to make IDs on both sides of the step.
             tokio::time::sleep(Duration::from_millis(150)).await;
             shift(&client, step_ms).await;
             tokio::time::sleep(Duration::from_millis(250)).await;
@@ -44,7 +44,7 @@ on_each_version! {
         }
     }
 
-    /// More than 1024 IDs within one millisecond: the clock stands.
+    /// More than 1024 IDs within one millisecond, while the clock stands still.
     async fn a_burst(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -75,7 +75,7 @@ on_each_version! {
             assert_eq!((*id < 0, Id::decode(*id).shard().get()), (Id::decode(*id).ms() >= 1 << 40, 5));
         }
         assert!(ids[0] > 0 && *ids.last().unwrap() < 0);
-        // The high water counts what is left out between reserved IDs and those after them.
+        // The high water also counts what is skipped between reserved IDs and those after them.
         let (high, last) = (Id::decode(high_water(&client, "shard_0005").await), Id::decode(*ids.last().unwrap()));
         assert!(high >= last && high.ms() <= last.ms() + 1, "{high:?} {last:?}");
         // A negative ID is a late one.
@@ -84,8 +84,8 @@ on_each_version! {
         assert!(next_id(&client, "shard_0005", 1).await[0] as u64 > late as u64);
     }
 
-    /// Before the epoch and after 41 bits there are no IDs, and both ways say why. A mistake of the clock that is set
-    /// right does no harm, whether the shard was last used a moment ago or years before.
+    /// Before the epoch and after 41 bits there are no IDs, and both functions say why. A wrong clock that is corrected
+    /// does no harm, whether the shard was last used a moment ago or years before.
     async fn no_ids(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -95,7 +95,7 @@ on_each_version! {
             fix(&client, right).await;
             ids.extend(next_id(&client, "shard_0005", 10).await);
             for (ms, words) in [
-                // Two milliseconds late would do.
+                // Two milliseconds late would be enough.
                 (EPOCH_MS + LAST_MS + 3, "the 41 bits of the cluster's IDs are used up"),
                 (EPOCH_MS + (1 << 43), "the 41 bits of the cluster's IDs are used up"),
                 (EPOCH_MS - 1, "the clock of this server is before the epoch of the cluster's IDs"),
@@ -116,7 +116,7 @@ on_each_version! {
         assert_grows(&ids);
     }
 
-    /// `resume_after` goes nowhere that no ID of this cluster can be, and no further than it is told.
+    /// `resume_after` accepts no value that cannot be an ID of this cluster, and goes no further than it is told.
     async fn bounded(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -130,7 +130,7 @@ on_each_version! {
             (format!("resume_after({})", ids[9] + 25 * hour), true),
             (format!("resume_after({}, '1 hour')", ids[9] + 2 * hour), true),
             (format!("resume_after({}, '2 days')", ids[9] + 25 * hour), false),
-            // It is there already.
+            // It has been reached already.
             (format!("resume_after({})", ids[9] + 24 * hour), false),
         ] {
             let before = high_water(&client, "shard_0005").await;
@@ -149,8 +149,8 @@ on_each_version! {
         assert_grows(&ids);
     }
 
-    /// A shard whose IDs ran away with a wrong clock is brought back, and repeats none. One that is a little ahead is
-    /// left alone.
+    /// A shard whose IDs ran away with a wrong clock is brought back, and repeats none. One that is only a little ahead
+    /// is left alone.
     async fn repaired(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -166,7 +166,7 @@ on_each_version! {
         next_id(&client, "shard_0005", 10).await;
         fix(&client, today).await;
         assert_eq!(refused(client.batch_execute(&repair).await.unwrap_err()), "55000");
-        // Ahead by forty years: IDs are negative, and with the clock right again there is a moment of it left.
+        // Ahead by forty years: IDs are negative, and once the clock is right there is only a moment of them left.
         fix(&client, EPOCH_MS + LAST_MS).await;
         let wild = next_id(&client, "shard_0005", 10).await;
         assert!(wild[0] < 0);
@@ -182,7 +182,8 @@ on_each_version! {
         assert_eq!(refused(client.batch_execute(&repair).await.unwrap_err()), "55000");
     }
 
-    /// What everybody could put into a schema of the search path, as a better match for the operands, is never called.
+    /// An operator that somebody puts into a schema of the search path, as a better match for the operands, is never
+    /// called.
     async fn strangers_operators(version) {
         let servers = server(version, 5).await;
         let (client, superuser) = (servers.app(0).await, servers.superuser(0).await);
@@ -234,7 +235,8 @@ on_each_version! {
         assert!(called.is_empty(), "{called:?}");
     }
 
-    /// A session that was stopped between ticket and offset takes another ticket. Without that there is a repeat here.
+    /// A session that was stopped between ticket and offset takes another ticket. Without that an ID would be repeated
+    /// here.
     async fn a_stale_ticket(version) {
         for (fresh, repeats) in [("128", 0), ("1000000", 1)] {
             let servers = server(version, 5).await;
@@ -267,7 +269,7 @@ on_each_version! {
             gate.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(42)").await.unwrap();
             sleeper.batch_execute("SET test.stop = on").await.unwrap();
             let sleeping = tokio::spawn(async move { next_id(&sleeper, "shard_0005", 1).await });
-            // Until it has its ticket.
+            // Waits until it has its ticket.
             loop {
                 let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
                 if client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1 {
@@ -276,7 +278,7 @@ on_each_version! {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
             // A burst of three milliseconds, and then the clock goes on: the offset grows by as much as the tickets
-            // had.
+            // did.
             ids.extend(next_id(&client, "shard_0005", 3 * 1024 + 6).await);
             fix(&client, EPOCH_MS + 1006).await;
             ids.extend(next_id(&client, "shard_0005", 5).await);

@@ -1,4 +1,4 @@
-//! What happens to a database in its life: roles, dumps, crashes.
+//! What happens to a database over time: roles, dumps, crashes.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use pgshard::dev::{Binaries, StopMode};
 use super::*;
 
 on_each_version! {
-    /// USAGE on the schema and the two sequences is all that a writer needs, whatever its search path.
+    /// USAGE on the schema and on the two sequences is all that a writer needs, whatever its search path is.
     async fn rights(version) {
         let servers = server(version, 5).await;
         let (owner, superuser) = (servers.app(0).await, servers.superuser(0).await);
@@ -55,7 +55,7 @@ on_each_version! {
         assert_eq!(denied(stranger.batch_execute(sql).await.unwrap_err()), "42501");
     }
 
-    /// A shard that was dumped and restored goes on above all IDs that it had, on a clock that is an hour behind.
+    /// A shard that was dumped and restored continues above all IDs that it had, although the clock is an hour behind.
     async fn dump_and_restore(version) {
         let servers = server(version, 5).await;
         let (client, superuser) = (servers.app(0).await, servers.superuser(0).await);
@@ -75,7 +75,7 @@ on_each_version! {
                 .arg(servers.server(0).port().to_string());
             command
         };
-        // Some packages have the server's programs only; never passed over for that.
+        // Some packages have only the server's programs; the test is not skipped for that.
         for name in ["pg_dump", "psql"] {
             let program = binaries.program(name);
             assert!(
@@ -141,7 +141,7 @@ on_each_version! {
         assert!(row.get::<_, i64>(0) > 50);
     }
 
-    /// After rows from elsewhere: every ID is of a later millisecond than theirs. No rows, no floor.
+    /// After rows from elsewhere every ID has a later millisecond than theirs. Without rows there is no floor.
     async fn resume_after(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;

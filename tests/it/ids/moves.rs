@@ -4,12 +4,12 @@ use super::*;
 use crate::support::{World, other};
 
 on_each_version! {
-    /// There and back between hosts whose clocks are hours apart: every ID is greater than all before it, those that
-    /// were reserved or rolled back too. The router reserves IDs wherever the shard is.
+    /// To a host and back, while the clocks are hours apart: every ID is greater than all before it, including those
+    /// that were reserved or rolled back. The router reserves IDs wherever the shard is.
     async fn to_a_host_whose_clock_is_behind(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let hosts = world.all().await;
-        // The functions are carried as they are, so the target needs the clock that they name.
+        // The functions are carried unchanged, so the target needs the clock that they name.
         with_test_clock(&hosts[0], "shard_0001").await;
         hosts[1].batch_execute("CREATE SCHEMA nothing_yet").await.unwrap();
         for name in ["a", "b", "c", "d", "e"] {
@@ -31,12 +31,12 @@ on_each_version! {
             let plan = mover.plan(&world.request("1", target)).await.unwrap();
             let report = mover.run(&plan).await;
             assert!(report.failed.is_empty(), "{report:?}");
-            // The router has not heard of the move yet.
+            // The router does not know about the move yet.
             let reserved = router.by_key(1).next_ids(300).await.unwrap();
             assert_eq!((reserved.len(), world.host_of(1)), (300, 1 - on));
             ids.extend(reserved);
             ids.extend(next_id(&hosts[1 - on], "shard_0001", 100).await);
-            // Room in the names for the next move.
+            // The names must be free for the next move.
             for entry in mover.list(None).await.found {
                 let report = mover.complete(entry.id).await.unwrap();
                 assert!(report.failed.is_empty(), "{report:?}");
@@ -51,7 +51,7 @@ on_each_version! {
         assert_grows(&ids);
     }
 
-    /// `pgshard check` names the shards whose IDs are ahead of their host's clock; the clocks themselves are one here.
+    /// `pgshard check` names the shards whose IDs are ahead of their host's clock; both hosts have the same clock here.
     async fn check_sees_ids_ahead(version) {
         let world = World::new(&[version, version], 4).await;
         world.run(&["check"]).await.ended(0);

@@ -1,4 +1,4 @@
-//! A standby takes over. What it has of a shard's rows it has of its sequences, because one WAL carries both in order.
+//! A standby takes over. It has as much of a shard's sequences as of its rows, because one WAL carries both in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,8 @@ use pgshard::dev::StopMode;
 
 use super::*;
 
-/// Four writers on the first host, each until its connection ends; the IDs whose insert was acknowledged, a list each.
+/// Four writers on the first host, each until its connection ends. Gives the IDs whose insert was acknowledged, a list
+/// for each writer.
 async fn writers(servers: &TestCluster, acknowledged: &Arc<AtomicU64>) -> tokio::task::JoinSet<Vec<i64>> {
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..4 {
@@ -29,7 +30,7 @@ async fn writers(servers: &TestCluster, acknowledged: &Arc<AtomicU64>) -> tokio:
     writers
 }
 
-/// Until the writers have so many more.
+/// Waits until the writers have this many more.
 async fn wait_for(acknowledged: &AtomicU64, more: u64) {
     let goal = acknowledged.load(Ordering::Relaxed) + more;
     let enough = async {
@@ -54,8 +55,8 @@ async fn primary_and_standby(version: u32) -> TestCluster {
     servers
 }
 
-/// Promotes the second host, with a clock that is so much off, and has it make IDs in all ways. The rows it had before,
-/// and the new IDs.
+/// Promotes the second host, whose clock is off by this much, and makes it create IDs in all ways. Gives the rows that
+/// it had before, and the new IDs.
 async fn promote(servers: &TestCluster, clock_ms: i64) -> (Vec<i64>, Vec<i64>) {
     let promoted: bool = servers.superuser(1).await.query_one("SELECT pg_promote(true, 60)", &[]).await.unwrap().get(0);
     assert!(promoted);
@@ -63,7 +64,7 @@ async fn promote(servers: &TestCluster, clock_ms: i64) -> (Vec<i64>, Vec<i64>) {
     shift(&client, clock_ms).await;
     let rows = client.query("SELECT id FROM shard_0005.t ORDER BY id", &[]).await.unwrap();
     let had = rows.iter().map(|row| row.get(0)).collect();
-    // The key refuses what is there already.
+    // The key refuses an ID that exists already.
     let sql = "INSERT INTO shard_0005.t SELECT shard_0005.next_id() FROM generate_series(1, 300) RETURNING id";
     let mut new: Vec<i64> = client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
     let sql = "INSERT INTO shard_0005.t SELECT * FROM shard_0005.next_ids(3000) RETURNING id";
@@ -74,14 +75,14 @@ async fn promote(servers: &TestCluster, clock_ms: i64) -> (Vec<i64>, Vec<i64>) {
 }
 
 on_each_version! {
-    /// Synchronous replication: all that was acknowledged is there, and every new ID is greater, with a clock that is
-    /// five seconds behind.
+    /// Synchronous replication: everything that was acknowledged exists, and every new ID is greater, although the
+    /// clock is five seconds behind.
     async fn synchronous(version) {
         let servers = primary_and_standby(version).await;
         let primary = servers.superuser(0).await;
         primary.batch_execute("ALTER SYSTEM SET synchronous_standby_names = '*'").await.unwrap();
         primary.batch_execute("SELECT pg_reload_conf()").await.unwrap();
-        // Until the standby counts as one.
+        // Waits until the standby counts as synchronous.
         let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
         while primary.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -102,16 +103,16 @@ on_each_version! {
         assert!(*had.last().unwrap() < new[0]);
     }
 
-    /// Asynchronous replication, cut off before the primary ends: rows are lost, as they are with every asynchronous
-    /// standby. What the standby has is smaller than all new IDs, whatever its clock says. With a clock that is right
-    /// so is what was lost.
+    /// Asynchronous replication, cut off before the primary ends: rows are lost, as with every asynchronous standby.
+    /// What the standby has is smaller than all new IDs, whatever its clock says. If its clock is right, so is what was
+    /// lost.
     async fn asynchronous(version) {
         for clock_ms in [0, -5000] {
             let servers = primary_and_standby(version).await;
             let acknowledged = Arc::new(AtomicU64::new(0));
             let mut of_writers = writers(&servers, &acknowledged).await;
             wait_for(&acknowledged, 1000).await;
-            // The standby may have begun to stream a moment ago only.
+            // The standby may have begun to stream only a moment ago.
             let standby = servers.app(1).await;
             while standby.query_one("SELECT count(*) FROM shard_0005.t", &[]).await.unwrap().get::<_, i64>(0) < 500 {
                 tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,5 +1,5 @@
-//! Files that do not go into one transaction: a value that is used after it was added, a table that is altered after
-//! its deferred constraint was to be checked.
+//! Files that do not go into one transaction: a value that is used after it was added, a table that is altered while
+//! its deferred constraint is still to be checked.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ const LATER: [(&str, &str); 4] = [
     ("0005_title.sql", "ALTER TABLE {shard}.albums ADD COLUMN title text"),
 ];
 
-/// What the files have made in each shard that is served, rows and all.
+/// What the files have made in each shard that is served, with its rows.
 async fn made(world: &World) -> Vec<String> {
     let db1 = world.servers.app(0).await;
     let mut made = Vec::new();
@@ -41,7 +41,7 @@ async fn made(world: &World) -> Vec<String> {
     made
 }
 
-/// Schemas of shards, their rows, and what is recorded of them.
+/// Schemas of shards, their rows, and what is recorded about them.
 async fn left(world: &World) -> String {
     let sql = "SELECT concat_ws(' ', (SELECT count(*) FROM pg_namespace WHERE nspname ~ '^shard_'),
         (SELECT count(*) FROM pgshard.shard),
@@ -49,7 +49,7 @@ async fn left(world: &World) -> String {
     lines(&world.servers.app(0).await, sql).await.trim().to_owned()
 }
 
-/// Waits until the last file is at work in some shard.
+/// Waits until the last file is running in some shard.
 async fn asleep(world: &World) {
     let asleep = "SELECT pid::text FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
     let begun = Instant::now();
@@ -60,8 +60,8 @@ async fn asleep(world: &World) {
 }
 
 on_each_version! {
-    /// Shards that are there and lack them all get them; so do new shards. A file that fails in a new shard leaves
-    /// nothing, and a bootstrap that is killed nothing that is served: the next one makes it anew.
+    /// Existing shards that lack all of the files get them; so do new shards. A file that fails in a new shard leaves
+    /// nothing, and a killed bootstrap leaves nothing that is served: the next one makes it again.
     async fn files_that_want_a_commit_between(version) {
         let world = World::with_tables(&[version], 4, &[FIRST]).await;
         for (name, sql) in LATER {
@@ -72,7 +72,7 @@ on_each_version! {
         assert_eq!(one_by_one.len(), 4);
         assert!(one_by_one[0].contains("mood'b'") && one_by_one[0].contains("title"), "{one_by_one:?}");
 
-        // The same host, empty again.
+        // The same host, emptied.
         let db1 = world.servers.app(0).await;
         let wipe = "DO $$ DECLARE name text; BEGIN
                 FOR name IN SELECT nspname FROM pg_namespace WHERE nspname ~ '^(pgshard$|shard_)' LOOP
@@ -88,10 +88,10 @@ on_each_version! {
 
         world.file(("migrations/0006_last.sql", "-- {shard}\nSELECT '{shard}', pg_catalog.pg_sleep(0.5)"));
         world.file(("migrations/0007_rows.sql", "CREATE TABLE {shard}.rows ()"));
-        // Another bootstrap drops what this one makes, and goes on with it: this one must do nothing more there.
+        // Another bootstrap drops what this one makes, and continues it: this one must do nothing more there.
         let robbed = world.command(&["bootstrap"], &[]).spawn().unwrap();
         asleep(&world).await;
-        // The lock comes when the file has ended, before the next one begins.
+        // The lock is granted when the file has ended, before the next one begins.
         let taken = "BEGIN; LOCK TABLE pgshard.shard_migration IN EXCLUSIVE MODE;
             UPDATE pgshard.shard_migration SET checksum = 'another' WHERE name = 'pgshard:unfinished'; COMMIT";
         world.servers.superuser(0).await.batch_execute(taken).await.unwrap();
@@ -108,7 +108,7 @@ on_each_version! {
         asleep(&world).await;
         killed.kill().await.unwrap();
         assert_eq!(left(&world).await, "1 0 1", "no router finds what is half made");
-        // Somebody looks into what is left, and stays.
+        // Somebody reads what is left, and keeps a lock.
         let visitor = world.servers.app(0).await;
         let half = lines(&db1, "SELECT nspname FROM pg_namespace WHERE nspname ~ '^shard_'").await;
         visitor.batch_execute(&format!("BEGIN; LOCK TABLE {}.photos", half.trim())).await.unwrap();

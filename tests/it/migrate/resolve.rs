@@ -1,12 +1,12 @@
-//! `pgshard migrate resolve`: what an operator says of a migration that ran in part.
+//! `pgshard migrate resolve`: what an operator says about a migration that ran in part.
 
 use crate::support::World;
 
 const INDEX: &str = "migrations/0002_titles.sql";
 
 on_each_version! {
-    /// A unique index that cannot be made in one shard: the file is edited to one that can, and those that have the
-    /// first keep it; in one shard it was made by hand.
+    /// A unique index that cannot be created in one shard: the file is edited to one that can, and shards that have the
+    /// first keep it; in one shard it was created by hand.
     async fn a_file_that_ran_in_part_and_was_edited(version) {
         let world = World::new(&[version, version], 8).await;
         let db1 = world.servers.app(0).await;
@@ -20,7 +20,7 @@ on_each_version! {
         let refused = world.run(&["migrate", "up"]).await;
         assert!(refused.ended(4).stderr.contains("`pgshard migrate resolve 0002_titles --accept-edit`"));
 
-        // What cannot be true, and what nobody knows: nothing is written.
+        // If it cannot be true, or nobody knows the file, nothing is written.
         let before = world.everything().await;
         let wrong = world.run(&["migrate", "resolve", "0002_titles", "--applied"]).await;
         let words = "db1: shards 0, 3 ran 0002_titles with another text";

@@ -1,11 +1,10 @@
-//! What a file of a migration leaves in its session, what a run leaves on the servers, and how much it holds in memory.
+//! What a migration's file leaves in its session, what a run leaves on the servers, and how much memory it takes.
 
 use std::time::Duration;
 
 use crate::support::{Ran, TABLES, World};
 
-/// Two files that leave everything in the session, and use the same names; the first takes the guard against queues
-/// away.
+/// Two files that leave everything in the session, and use the same names; the first removes the guard against queues.
 const UNTIDY: [(&str, &str); 2] = [
     (
         "0002_untidy.sql",
@@ -24,9 +23,8 @@ const UNTIDY: [(&str, &str); 2] = [
 ];
 
 on_each_version! {
-    /// Files find the session as if they were the first, one after the other in a shard, shard after shard on one
-    /// connection, when shards are made and when they are there; and none stands in a queue for longer than it may,
-    /// whatever it sets.
+    /// Every file finds a session as if it were the first: one after the other in a shard, shard after shard on one
+    /// connection, in new shards and in existing ones. None waits in a queue for longer than it may, whatever it sets.
     async fn files_that_leave_their_session_untidy(version) {
         let [first, second] = UNTIDY;
         let made = World::with_tables(&[version], 3, &[("0001_tables.sql", TABLES), first, second]).await;
@@ -51,8 +49,8 @@ on_each_version! {
         assert_eq!(made.servers.app(0).await.query_one(same, &[]).await.unwrap().get::<_, &str>(0), "2026-11-22");
     }
 
-    /// Ctrl-C, SIGTERM and SIGKILL end what the server does, so that the application does not wait behind it; where
-    /// something is still at work, the next run says which process it is.
+    /// Ctrl-C, SIGTERM and SIGKILL end what the server does, so that the application does not wait behind it. If
+    /// something is still running, the next run says which process it is.
     async fn a_run_that_is_interrupted(version) {
         let world = World::new(&[version], 4).await;
         world.file((
@@ -96,7 +94,7 @@ on_each_version! {
         assert!(ran.code() != 0 && ran.stderr.contains(&named), "{}", ran.stderr);
     }
 
-    /// A file of megabytes is not held for each shard at once.
+    /// A file of several megabytes is not held in memory once for each shard.
     async fn a_large_file_and_many_shards(version) {
         let world = World::new(&[version], 64).await;
         let seed = format!("CREATE TABLE {{shard}}.seed AS SELECT length('{}')", "seed ".repeat(600_000));

@@ -1,5 +1,5 @@
-//! The audit at a move's end: changes that are lost, doubled or altered on the way after verification are found and
-//! named, and nothing of the old copy is dropped.
+//! The audit at a move's end: changes that are lost, doubled or altered after verification are found and named, and
+//! nothing of the old copy is dropped.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 
 use crate::support::{Ran, World, other};
 
-/// A table with a key of text, so that every change has one that a failpoint knows; one without a key; columns of all
+/// A table with a text key, so that every change has a key that a failpoint knows; one without a key; columns of all
 /// kinds.
 const NOTES: &str = "
     CREATE TABLE {shard}.notes (
@@ -43,7 +43,7 @@ async fn world(version: u32, shards: u16) -> World {
     world
 }
 
-/// Asks until the answer is true.
+/// Queries until the answer is true.
 async fn until(db: &Client, sql: &str) {
     let asked = async {
         while !db.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
@@ -53,7 +53,7 @@ async fn until(db: &Client, sql: &str) {
     tokio::time::timeout(Duration::from_secs(60), asked).await.unwrap_or_else(|_| panic!("never: {sql}"));
 }
 
-/// A move of one shard that is held before its fence, with everything verified. Its mover harms changes so.
+/// A move of one shard that is held before its fence, with everything verified. Its mover harms changes in this way.
 async fn held(world: &World, shard: u16, harm: &str) -> (Child, String) {
     let (db1, failpoint) = (world.servers.app(0).await, format!("in a change={harm}"));
     let args = ["move", &shard.to_string(), "--to", "db2", "--yes", "--mode", "online", "--hold"];
@@ -78,7 +78,7 @@ fn found(audit: &Value) -> Vec<String> {
     found
 }
 
-/// That a move ended with this difference, that everybody hears of it, and that the old copy stays.
+/// Checks that a move ended with this difference, that everybody is told, and that the old copy stays.
 async fn differs(world: &World, ran: &Ran, (shard, id): (u16, &str), host: usize, expected: &[&str]) {
     let done = ran.ended(6).last();
     let audit = &done["audits"][shard.to_string()];
@@ -112,7 +112,7 @@ async fn differs(world: &World, ran: &Ran, (shard, id): (u16, &str), host: usize
 }
 
 on_each_version! {
-    /// Online, there: every kind of harm, and the one that the applier notices by itself.
+    /// Online, forward: every kind of harm, and the one that the applier notices by itself.
     async fn what_a_stream_loses_is_found(version) {
         let world = world(version, 12).await;
         let db1 = world.servers.app(0).await;
@@ -139,14 +139,14 @@ on_each_version! {
         Ran::of(mover).await.ended(6);
         assert_eq!(world.state(0, 3).await, "serving");
         world.run(&["moves", "abort", &id]).await.ended(0);
-        // Nothing harmed: audited, and completed without a word.
+        // If nothing was harmed, it is audited, and completed without objection.
         let (mover, id) = held(&world, 4, "drop").await;
         db1.batch_execute("INSERT INTO shard_0004.notes VALUES ('new', 'x')").await.unwrap();
         world.run(&["moves", "continue", &id]).await.ended(0);
         let done = Ran::of(mover).await.ended(0).last();
         assert_eq!(done["audits"]["4"]["state"], "audited", "{done}");
         world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
-        // A move that differs is taken back: its old copy is right.
+        // A move that differs is rolled back: its old copy is right.
         let entries = world.mover().list(None).await.found;
         let first = entries.iter().find(|entry| entry.shard.as_i32() == 0).unwrap().id;
         let back = world.run(&["moves", "rollback", &first.to_string(), "--yes"]).await.ended(0).last();
@@ -154,7 +154,7 @@ on_each_version! {
         let sql = "SELECT string_agg(concat_ws(' ', id, line), ', ' ORDER BY id) FROM shard_0000.notes";
         let rows: String = db1.query_one(sql, &[]).await.unwrap().get(0);
         assert_eq!(rows, "fine x, new failpoint, old failpoint, same x");
-        // And one is let go by those who know what they do.
+        // Another old copy is dropped by somebody who insists.
         let second = entries.iter().find(|entry| entry.shard.as_i32() == 1).unwrap().id.to_string();
         world.run(&["moves", "complete", &second, "--unaudited", "--yes"]).await.ended(0);
     }
@@ -166,7 +166,7 @@ on_each_version! {
         let mover = world.mover();
         let report = mover.run(&mover.plan(&world.online("0", "db2")).await.unwrap()).await;
         assert_eq!(report.done[0].audit.state, AuditState::Audited, "{report:?}");
-        // It holds a lock, so that no fence goes through, and the first of them comes after verification.
+        // It holds a lock, so that no fence succeeds, and the first of them comes after verification.
         let writer = world.servers.app(1).await;
         writer.batch_execute("BEGIN; INSERT INTO shard_0000.notes VALUES ('new', 'failpoint')").await.unwrap();
         let id = report.id.to_string();
@@ -180,7 +180,7 @@ on_each_version! {
         assert_eq!(db1.query("SELECT FROM shard_0000.notes WHERE id = 'new'", &[]).await.unwrap().len(), 0);
     }
 
-    /// A rollback need not wait for an audit, and an audit does not mind what is written to the old copy.
+    /// A rollback need not wait for an audit, and an audit is not disturbed by writes to the old copy.
     async fn taken_back_while_it_is_audited(version) {
         let world = world(version, 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -200,8 +200,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// An audit has a limit, and says what it did not reach; blocking moves are audited by what they do behind the
-    /// fence.
+    /// An audit has a time limit, and says what it did not compare. The comparison of blocking moves behind the fence
+    /// counts as their audit.
     async fn audits_end(version) {
         let world = world(version, 8).await;
         let options = Options::default().audit_max(Duration::ZERO);
@@ -221,8 +221,8 @@ on_each_version! {
 }
 
 on_mixed_versions! {
-    /// A mover that dies before its audit is over leaves a move that is kept and not audited; a resume tells what can
-    /// be told.
+    /// If a mover dies before its audit is over, the move is kept and not audited; a resume compares what is still
+    /// possible.
     15: async fn an_audit_that_was_broken_off_is_made_up_for(version) {
         let world = world(version, 12).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -252,7 +252,7 @@ on_mixed_versions! {
                 db2.batch_execute(meanwhile).await.unwrap();
             }
             if shard == 5 {
-                // What was deleted before a crash, the server does not know any more.
+                // The server no longer knows what was deleted before a crash.
                 tokio::task::block_in_place(|| world.servers.server(1).restart(StopMode::Immediate)).unwrap();
             }
             let done = world.run(&["moves", "resume", &id]).await.ended(0).last();
@@ -260,7 +260,7 @@ on_mixed_versions! {
             let again = world.run(&["moves", "audit", &id]).await;
             again.ended(if expected == "audited" { 0 } else { 8 });
         }
-        // A lost change is found late too, as long as nobody has written to the table since.
+        // A lost change can also be found late, as long as nobody has written to the table since.
         let (mover, id) = held(&world, 4, "drop").await;
         db1.batch_execute("INSERT INTO shard_0004.notes VALUES ('new', 'failpoint')").await.unwrap();
         let mut mover = mover;
@@ -291,7 +291,7 @@ on_mixed_versions! {
             (6, "UPDATE notes SET line = 'y'; DELETE FROM loose; INSERT INTO notes VALUES ('more', 'z')", None),
             (7, "ALTER TABLE notes ADD COLUMN more text; CREATE INDEX ON notes (line)", None),
         ] {
-            // The mover stands still with its snapshots taken; nothing waits for it.
+            // The mover is stopped with its snapshots taken; nothing waits for it.
             let args = ["move", &shard.to_string(), "--to", "db2", "--yes", "--mode", "online"];
             let mover = world.command(&args, &[("PGSHARD_FAILPOINT", "before audit=stop")]).spawn().unwrap();
             let pid = crate::support::stopped(&mover).await;

@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use crate::support::{World, lines, never_stopped};
 
-/// What is there, and what is done to it: `awkward.sql`.
+/// The tables, and what is done to them: `awkward.sql`.
 struct Script {
     tables: Vec<String>,
     again: Vec<String>,
@@ -35,7 +35,7 @@ impl Script {
     }
 }
 
-/// Settings of a role or of a database that change what texts look like, or how they are read; another list for each
+/// Settings of a role or of a database that change how texts look, or how they are read; a different list for each
 /// host.
 const SETTINGS: [&str; 2] = [
     "DateStyle = 'German, DMY'; IntervalStyle = 'sql_standard'; extra_float_digits = -15; bytea_output = 'escape'; \
@@ -50,7 +50,7 @@ const SETTINGS: [&str; 2] = [
      off; plan_cache_mode = force_generic_plan",
 ];
 
-/// The application: does all statements, round after round.
+/// The application: runs all statements, round after round.
 struct Application {
     client: Client,
     statements: Vec<String>,
@@ -58,7 +58,7 @@ struct Application {
 }
 
 impl Application {
-    /// One round. False: the shard is closed here.
+    /// Runs one round. Returns false if the shard is closed here.
     async fn round(&mut self) -> bool {
         self.round += 1;
         for statement in &self.statements {
@@ -73,7 +73,7 @@ impl Application {
                 state != "serving\n" || error.code().is_some_and(|code| code.code() == "SH001"),
                 "{sql}: {error:?}"
             );
-            // What is prepared would keep the fence from closing.
+            // A prepared transaction would keep the fence from closing.
             for prepared in lines(&self.client, "SELECT gid FROM pg_prepared_xacts").await.lines() {
                 self.client.batch_execute(&format!("COMMIT PREPARED '{prepared}'")).await.unwrap();
             }
@@ -94,14 +94,14 @@ impl Application {
         assert_eq!(lines(target, BY_AN_INDEX).await, ALL);
     }
 
-    /// Works while a command runs that stops itself before it fences the shard: one round more then, and on until the
-    /// shard is closed.
+    /// Works while a command runs that stops itself before it fences the shard; then runs one more round, and goes on
+    /// until the shard is closed.
     async fn meanwhile(&mut self, child: Child, target: &Client) {
         let pid = child.id().unwrap();
         let first = self.round;
         while !["T", "Z"].contains(&state_of(pid).as_str()) {
             assert!(self.round().await, "the shard is open until the mover goes on");
-            // A mover that is not optimized, among others, is to keep up.
+            // A mover that is not optimized, and does other work, must be able to keep up.
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         eprintln!("{} rounds before the fence", self.round - first);
@@ -115,16 +115,16 @@ impl Application {
     }
 }
 
-/// Which tables without a key, of those that have anything to hash, have found rows of changes by an index.
+/// Which of the tables without a key, but with something to hash, have found rows of changes by an index.
 const BY_AN_INDEX: &str = "SELECT relname::text || ' ' || (idx_scan > 0) FROM pg_stat_all_indexes
     WHERE indexrelname LIKE 'pgshard\\_rows\\_%' ORDER BY 1";
 
-/// What that is to be.
+/// The expected result.
 const ALL: &str = "altered_full true\ncomputed_full true\ncounted_full true\nkinds true\nlarge_full true\nlate \
                    true\nlater true\npairs true\n";
 
-/// Waits until changes of all these tables have found their rows by an index: a server counts that late, above all for
-/// a session that rests.
+/// Waits until changes of all these tables have found their rows by an index: a server counts that late, especially for
+/// an idle session.
 async fn by_an_index(target: &Client) {
     for _ in 0..600 {
         if lines(target, BY_AN_INDEX).await == ALL {
@@ -135,14 +135,14 @@ async fn by_an_index(target: &Client) {
     assert_eq!(lines(target, BY_AN_INDEX).await, ALL);
 }
 
-/// What a process does: `R`, `S`, `T` when it has stopped itself, `Z` when it has ended.
+/// The state of a process: `R`, `S`, `T` if it has stopped itself, `Z` if it has ended.
 fn state_of(pid: u32) -> String {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     stat.rsplit_once(") ").unwrap().1[..1].to_owned()
 }
 
-/// That every table which one host serves has the rows of the copy that the other has kept; and the same columns and
-/// indexes.
+/// Checks that every table that one host serves has the rows of the copy that the other has kept, and the same columns
+/// and indexes.
 async fn same_as_left(world: &World, serving: usize, left: &str) {
     let (here, there) = (world.servers.superuser(serving).await, world.servers.superuser(1 - serving).await);
     let tables = "SELECT relname::text FROM pg_class WHERE relnamespace = 'shard_0000'::regnamespace AND relkind = 'r' \
@@ -232,7 +232,7 @@ on_each_version! {
         assert!(application.round().await);
         world.audit_places().await;
         if version >= 18 {
-            // Published, it would take no more UPDATE or DELETE: it is lent its primary key, if it has one.
+            // Once published it would refuse UPDATE and DELETE: it is lent its primary key, if it has one.
             let full = "ALTER TABLE shard_0000.virtual REPLICA IDENTITY FULL";
             world.servers.app(0).await.batch_execute(full).await.unwrap();
             let args = ["move", "0", "--to", "db2", "--mode", "online", "--plan"];

@@ -1,33 +1,33 @@
-//! The mover of closed shards killed, and a step failing, at every place there is; then resumed, and separately
-//! aborted, under writers. The places of online moves: `faults`. Each version has every
-//! second place, unless `PGSHARD_TEST_LONG` is set.
+//! The mover of closed shards is killed, or a step fails, at every place; then the move is resumed, or separately
+//! aborted, during writes. The places of online moves are in `faults`. Each version has every second place, unless
+//! `PGSHARD_TEST_LONG` is set.
 
 use pgshard::mover::FAILPOINTS;
 
 use crate::support::faults::BACK as ON_THE_REVERSE;
 use crate::support::{World, Writers, other, share};
 
-/// Whether only an online move passes there.
+/// Whether only an online move passes this place.
 fn is_online(name: &str) -> bool {
     let at = |name: &str| FAILPOINTS.iter().position(|known| *known == name).unwrap();
     let of_the_stream = ["in lend", "after drain", "after forgotten", "after slot drop", "after publication drop"];
     (at("before publication")..=at("after preset")).contains(&at(name)) || of_the_stream.contains(&name)
 }
 
-/// From here on the shard is the target's.
+/// Whether the shard belongs to the target from here on.
 fn decided(name: &str) -> bool {
     let at = |name: &str| FAILPOINTS.iter().position(|known| *known == name).unwrap();
     !ON_THE_REVERSE.contains(&name) && at(name) >= at("after decide")
 }
 
-/// What is done about a move that stands still.
+/// What is done about a move that has stopped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Verb {
     Resume,
     Abort,
 }
 
-/// Moves a shard to the other host with a failpoint on the way. Gives the move's ID; none if it never began.
+/// Moves a shard to the other host with a failpoint on the way. Gives the move's ID; `None` if it never began.
 async fn interrupt(world: &World, shard: u16, name: &str, action: &str) -> Option<String> {
     let to = format!("db{}", 2 - world.host_of(shard));
     let shard = shard.to_string();
@@ -57,10 +57,10 @@ async fn end(world: &World, shard: u16, name: &str, id: &str, verb: Verb) {
             moved = false;
         }
     } else {
-        // What can be resumed, gc leaves alone.
+        // gc leaves alone what can be resumed.
         let gc = world.mover().gc().await;
         assert!(gc.failed.is_empty(), "{name}: {gc:?}");
-        // But for a target that nobody is going to open: there, the failed mover has given its lease back.
+        // The exception is a target that nobody is going to open: there, the failed mover has given its lease back.
         let opened = |thing: &pgshard::mover::Cleaned| name == "after decide" && thing.what.ends_with("opened");
         assert!(gc.cleaned.iter().all(opened), "{name}: {gc:?}");
         let last = world.run(&["moves", "resume", id]).await.ended(0).last();
@@ -71,9 +71,9 @@ async fn end(world: &World, shard: u16, name: &str, id: &str, verb: Verb) {
     assert_eq!(world.state(now, shard).await, "serving", "{name}");
 }
 
-/// One world, a shard for each failpoint.
+/// One world, with a shard for each failpoint.
 async fn at_every_step(version: u32, action: &str, verb: Verb) {
-    // An abort goes through those that the version's resume leaves out.
+    // An abort takes those that the version's resume leaves out.
     let turn = if verb == Verb::Abort { other(version) } else { version };
     let places = share(turn, FAILPOINTS.into_iter().filter(|name| !is_online(name)));
     let world = World::new(&[version, other(version)], places.len() as u16).await;

@@ -1,7 +1,7 @@
-//! Operators who know nothing of each other: random commands, each a process, while moves of several shards run under
-//! writers.
+//! Operators who know nothing of each other: random commands, each in a process, while moves of several shards run
+//! during writes.
 //!
-//! `PGSHARD_CROWD_SEED` and `PGSHARD_CROWD_ROUNDS` make another run of it, or a longer one.
+//! `PGSHARD_CROWD_SEED` and `PGSHARD_CROWD_ROUNDS` make a different run, or a longer one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
-/// A command, and what became of it.
+/// A command, and its result.
 struct Did {
     args: Vec<String>,
     ran: Ran,
@@ -59,7 +59,7 @@ fn is_open(listed: &Value) -> bool {
     !matches!(listed["phase"].as_str(), Some("kept" | "completed" | "aborted"))
 }
 
-/// One operator's round: whatever comes to mind about whatever is there.
+/// One operator's round: random commands about whatever exists.
 async fn operate(world: &World, rng: &mut Rng) -> Vec<Did> {
     let mut did = Vec::new();
     for _ in 0..COMMANDS {
@@ -98,7 +98,7 @@ async fn phases(world: &World, id: &str) -> BTreeMap<i64, String> {
     shards.iter().map(|s| (s["shard"].as_i64().unwrap(), s["phase"].as_str().unwrap().to_owned())).collect()
 }
 
-/// That the exit code and the words are true, as far as can be told when others were at work too.
+/// Checks that the exit code and the words are true, as far as possible while others were at work too.
 async fn judge(world: &World, did: &Did) {
     let (code, told) = (did.ran.code(), did.told());
     for wrong in ["57P01", "terminating connection", "taken over", "contradict", "panicked", "does not exist"] {
@@ -180,7 +180,7 @@ async fn round(world: &World, rng: &mut Rng) {
     for one in &did {
         judge(world, one).await;
     }
-    // What is open now was left by somebody who said so, and anybody can go on with it.
+    // What is open now was left by somebody who said so, and anybody can continue it.
     for left in listed(world).await.iter().filter(|one| is_open(one)) {
         let id = left["move"].as_str().unwrap();
         assert_eq!(left["at_work"].as_array().map(Vec::len), Some(0), "{left}");
@@ -195,7 +195,7 @@ async fn round(world: &World, rng: &mut Rng) {
             .into_values()
             .any(|phase| !matches!(phase.as_str(), "kept" | "completed" | "aborted"));
         if open {
-            // Of some shards the source had decided: they can only be finished.
+            // The source had decided some shards: they can only be finished.
             world.run(&["moves", "resume", id]).await;
         }
     }

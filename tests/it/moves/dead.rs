@@ -15,7 +15,7 @@ async fn insert(router: &Router, shard: u16) -> Duration {
 }
 
 on_each_version! {
-    /// A dead mover leaves its shard closed no longer than the fence's deadline; the move can be finished later.
+    /// A dead mover keeps its shard closed no longer than the fence's deadline; the move can be finished later.
     async fn the_deadline_ends_a_fence(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let router = world.router().await;
@@ -53,7 +53,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// gc swaps back what is overdue, opens what is decided, drops what belongs to ended moves.
+    /// gc swaps back what is overdue, opens what is decided, and drops what belongs to ended moves.
     async fn gc_puts_right_what_dead_movers_left(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let lease = ("PGSHARD_LEASE_MS", "300");
@@ -63,7 +63,7 @@ on_each_version! {
         let gone = world.run_until(&["move", "2", "--to", "db2", "--yes"], "after signpost=kill").await.ended(-9).id();
         let sql = format!("UPDATE pgshard.move SET phase = 'aborted' WHERE move_id = '{gone}'");
         world.servers.app(0).await.batch_execute(&sql).await.unwrap();
-        // Until leases and deadline are over.
+        // Waits until leases and deadline are over.
         tokio::time::sleep(Duration::from_millis(400)).await;
         let last = world.run(&["moves", "gc"]).await.ended(0).last();
         assert_eq!(last["cleaned"].as_array().unwrap().len(), 4, "{last}");

@@ -1,4 +1,5 @@
-//! A host fails over to a standby that lacks the last seconds, while a mover, or whoever feeds old copies, lives on.
+//! A host fails over to a standby that lacks the last seconds, while a mover, or a feeder of old copies, is still
+//! alive.
 
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ async fn until(client: &Client, sql: &str) {
     panic!("never true: {sql}");
 }
 
-/// Cuts the standby off, waits until `client`'s slot has confirmed more than the standby has of these shards, and lets
-/// the standby take the place of its primary.
+/// Cuts the standby off, waits until `client`'s slot has confirmed more than the standby has of these shards, and
+/// promotes the standby in place of its primary.
 async fn fail_over(world: &World, primary: usize, client: &Client) {
     let standby = world.servers.superuser(2).await;
     standby.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();
@@ -71,7 +72,7 @@ on_each_version! {
         let id = id.trim();
         fail_over(&world, 1, &db1).await;
         let lost = Ran::of(child).await;
-        // Whichever of its connections is first: one that is asked before the standby is promoted ends the mover too.
+        // The mover also ends if one of its connections reaches the standby before it is promoted.
         let told = lost.ended(7).stderr.contains("has lost changes that were applied there");
         assert!(told || lost.stderr.contains("moves resume"), "{}", lost.stderr);
         assert!(!told || lost.stderr.contains("which copies again"), "{}", lost.stderr);
@@ -83,7 +84,7 @@ on_each_version! {
         assert_eq!(world.state(2, 0).await, "serving");
     }
 
-    /// The host of an old copy fails over while the copy is fed: there is no reverse replication any more, and whoever
+    /// The host of an old copy fails over while the copy is fed: there is no longer a reverse replication, and whoever
     /// asks is told.
     async fn of_the_host_of_an_old_copy(version) {
         let world = World::with_standby(version, 2, 0).await;
@@ -106,7 +107,7 @@ on_each_version! {
         assert!(refused.ended(4).stderr.contains("has lost changes of the old copy"), "{}", refused.stderr);
         assert_eq!(world.state(1, 0).await, "serving");
         writer.abort();
-        // The same with nobody to feed it: a rollback looks for itself.
+        // The same with nobody feeding it: a rollback checks by itself.
         standby.batch_execute("UPDATE pgshard.back SET lost = NULL").await.unwrap();
         let slot = lines(&db2, "SELECT slot_name::text FROM pg_replication_slots").await;
         if !slot.is_empty() {

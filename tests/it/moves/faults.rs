@@ -1,5 +1,5 @@
-//! Faults at the places of an online move: some of the combinations, half of them in each turn. All of them are
-//! `script/test-faults`.
+//! Faults at the places of an online move: some of the combinations, half of them in each turn. `script/test-faults`
+//! runs all.
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -8,9 +8,9 @@ use crate::support::faults::{Fault, Verb, combine, places};
 use crate::support::soak::{ping_pong, wave};
 use crate::support::{World, Writers, in_turn, other, share};
 
-/// One world, a move for each place, several at the same time: each of them mostly waits.
+/// One world, a move for each place, several at the same time, since each of them mostly waits.
 async fn at_places(version: u32, places: Vec<&'static str>, verb: Verb) {
-    // Pairs, on either host.
+    // In pairs, on either host.
     let shards = (2 * places.len() as u16).next_multiple_of(4);
     let world = World::with_a_keyless_table(&[version, other(version)], shards).await;
     let writers = Writers::start_all(&world, 3).await;
@@ -19,7 +19,7 @@ async fn at_places(version: u32, places: Vec<&'static str>, verb: Verb) {
             let (world, first) = (&world, 2 * at as u16);
             async move {
                 let begun = std::time::Instant::now();
-                // Of two shards at every second place: the last one of a move has nobody to wait for.
+                // For every second place, both shards of a pair: the last shard of a move has no other to wait for.
                 let pair = [first, first + 1];
                 let shards = if at % 2 == 0 { &pair[..] } else { &pair[..1] };
                 combine(world, shards, place, Fault::Kill, verb).await;
@@ -54,7 +54,7 @@ async fn crashed_broken_and_taken_over() {
     world.audit(notes.tolerably()).await;
 }
 
-/// Fifty moves are in `script/test-faults`.
+/// `script/test-faults` runs fifty moves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn to_and_fro() {
     let pauses = ping_pong(&[15, 18], 6).await;
@@ -62,7 +62,7 @@ async fn to_and_fro() {
     eprintln!("pauses of {pauses:.0?} ms");
 }
 
-/// Five hundred are in `script/test-faults`.
+/// `script/test-faults` runs five hundred.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_shards_through_one_slot() {
     let wave = wave(&[18, 15], 16).await;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::support::{Ran, World, other};
 
 on_each_version! {
-    /// There and back and there again: an old signpost under the shard's name captures no default and no function of
-    /// the schema that is built beside it, and its end takes nothing along.
+    /// There, back and there again: an old signpost under the shard's name captures no default and no function of the
+    /// schema that is built beside it, and dropping it drops nothing else.
     async fn old_signposts_capture_nothing(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -33,7 +33,7 @@ on_each_version! {
     }
 
     /// A transaction that has only prepared a statement against an old signpost does not keep the shard from coming
-    /// back; only its end waits.
+    /// back; only dropping the signpost waits.
     async fn who_looks_at_an_old_signpost_blocks_nothing(version) {
         let world = World::new(&[version, other(version)], 2).await;
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
@@ -50,7 +50,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// The old copy goes, with its types; the signpost that stands in its place stays, and still answers.
+    /// The old copy is dropped, with its types; the signpost in its place stays, and still answers.
     async fn the_signpost_outlives_the_old_copy(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let db1 = world.servers.app(0).await;
@@ -83,7 +83,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// An attempt whose fence has gone decides nothing, whatever it has copied.
+    /// An attempt whose fence is gone decides nothing, whatever it has copied.
     async fn an_earlier_attempt_decides_nothing(version) {
         let world = World::new(&[version, version], 2).await;
         let db = world.servers.app(0).await;
@@ -113,7 +113,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A transaction that wrote before the fence and commits behind it: with a row, and with a table of its own.
+    /// A transaction that wrote before the fence and commits behind it: a row, and a table of its own.
     async fn what_was_under_way_comes_along(version) {
         let world = World::new(&[version, other(version)], 4).await;
         for (shard, sql, check) in [
@@ -127,7 +127,7 @@ on_each_version! {
             while world.state(0, shard.parse().unwrap()).await != "fenced" {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            // A copy that does not wait for the writer would be over by then, without what he wrote.
+            // A copy that does not wait for the writer would be finished by then, without the writer's row.
             tokio::time::sleep(Duration::from_millis(500)).await;
             writer.batch_execute("COMMIT").await.unwrap();
             Ran::of(child).await.ended(0);

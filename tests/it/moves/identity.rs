@@ -1,5 +1,5 @@
-//! Tables whose rows no stream can name: for the time of an online move they are lent a replica identity, under
-//! writers, and it is taken back however the move ends.
+//! Tables whose rows the stream cannot identify: during an online move they are lent a replica identity, while others
+//! write, and it is taken back however the move ends.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use tokio_postgres::Client;
 
 use crate::support::{TABLES, World, lines, other};
 
-/// No key at all, with equal rows; a unique index in place of a key; a key that may be broken within a transaction;
-/// no wish to be replicated; a quoted name and an index that is no key, since a column may be null.
+/// No key at all, with equal rows; a unique index instead of a key; a key that may be violated within a transaction;
+/// REPLICA IDENTITY NOTHING; a quoted name and an index that is no key, because a column may be null.
 const KEYLESS: &str = r#"
     CREATE TABLE {shard}.visits (user_id bigint NOT NULL, page text, seen int NOT NULL DEFAULT 0);
     CREATE TABLE {shard}.members (team bigint NOT NULL, user_id bigint NOT NULL, role text, UNIQUE (user_id, team));
@@ -25,7 +25,7 @@ async fn world(versions: &[u32]) -> World {
     World::with_tables(versions, 4, &[("0001_tables.sql", TABLES), ("0002_keyless.sql", KEYLESS)]).await
 }
 
-/// What a round does to the tables; some rows are changed that are equal to others.
+/// What a round does to the tables; some of the changed rows are equal to others.
 fn round(schema: &str, n: u32) -> String {
     let odd = TABLES_OF_KEYLESS[5];
     format!(
@@ -52,24 +52,24 @@ fn round(schema: &str, n: u32) -> String {
     )
 }
 
-/// Works on shard 0 until its host does not serve it any more; gives the number of its last round.
+/// Works on shard 0 until its host no longer serves it; gives the number of its last round.
 async fn work(client: Client, first: u32) -> u32 {
     let mut n = first;
     loop {
         n += 1;
         if let Err(error) = client.batch_execute(&round("shard_0000", n)).await {
             let code = error.code().map(|code| code.code().to_owned());
-            // A round that was planned before the fence finds a signpost where its table was.
+            // A round that was planned before the fence finds a signpost in place of its table.
             let of_a_signpost = ["SH001", "55000", "42809", "0A000"];
             assert!(code.as_deref().is_some_and(|code| of_a_signpost.contains(&code)), "{error:?}");
             return n;
         }
-        // A mover that is not optimized, among others, is to keep up.
+        // A mover that is not optimized, and does other work, must be able to keep up.
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
 }
 
-/// The replica identities of shard 0 where it is served, and what the control schema says of lent ones.
+/// The replica identities of shard 0 where it is served, and what the control schema says about lent ones.
 async fn identities(world: &World, host: usize) -> String {
     let sql = "SELECT c.relname::text || ' ' || c.relreplident::text || coalesce(' ' || x.relname::text, '')
             || coalesce(', was ' || l.former, '')
@@ -86,7 +86,7 @@ const LENT: &str = "Odd \"log\" f, was d\nhollow f, was d\nmembers i members_use
                     places f, was d\n\
                     quiet i quiet_pkey, was n\nusers d\nvisits f, was d\n";
 
-/// That nothing is lent on any host, and all shards are made alike.
+/// Checks that nothing is lent on any host, and all shards have the same definition.
 async fn all_is_as_it_was(world: &World, serving: usize) {
     assert_eq!(identities(world, serving).await, OWN);
     for client in world.all().await {
@@ -96,13 +96,13 @@ async fn all_is_as_it_was(world: &World, serving: usize) {
     alike(world).await;
 }
 
-/// That `check --ddl` finds no difference.
+/// Checks that `check --ddl` finds no difference.
 async fn alike(world: &World) {
     let ran = world.run(&["check", "--ddl"]).await;
     assert!(!ran.stdout.contains("ddl_differs"), "{}", ran.stdout);
 }
 
-/// That a host's old copy of shard 0 has the same rows as what another serves, which nobody has written to.
+/// Checks that a host's old copy of shard 0 has the same rows as what another serves, which nobody has written to.
 async fn compare(world: &World, (from, left): (usize, &str), to: usize) {
     for table in TABLES_OF_KEYLESS {
         let sql = |schema: &str| format!("SELECT t::text FROM {schema}.{table} t ORDER BY t::text COLLATE \"C\"");
@@ -128,7 +128,7 @@ on_each_version! {
         let id = ran.ended(0).id();
         let rounds = working.await.unwrap();
         compare(&world, (0, "shard_0000__left_e1"), 1).await;
-        // The reverse replication needs them still.
+        // The reverse replication still needs them.
         assert_eq!(identities(&world, 1).await, LENT);
         world.run(&["moves", "gc"]).await.ended(0);
         assert_eq!(identities(&world, 1).await, LENT);
@@ -143,7 +143,7 @@ on_each_version! {
         world.run(&["moves", "complete", &back, "--yes"]).await.ended(0);
         all_is_as_it_was(&world, 0).await;
 
-        // Nothing needs them once the shard is there.
+        // Nothing needs them once the shard has arrived.
         let working = tokio::spawn(work(world.servers.app(0).await, rounds));
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--no-reverse-replication", "--yes"];
         let id = world.run(&args).await.ended(0).id();
@@ -154,8 +154,8 @@ on_each_version! {
         all_is_as_it_was(&world, 1).await;
     }
 
-    /// A shard goes on while its old copy is kept; and by a blocking move, which lends nothing, and takes what was
-    /// lent along.
+    /// A shard moves on while its old copy is kept; and by a blocking move, which lends nothing, and carries what was
+    /// lent.
     async fn go_on_with_the_shard(version) {
         let world = world(&[version, version, version]).await;
         let first = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
@@ -168,7 +168,7 @@ on_each_version! {
     }
 }
 
-/// Nothing is altered where nobody wants it.
+/// Nothing is altered if nobody wants it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn none_are_lent_where_none_are_wanted() {
     let world = world(&[15, 18]).await;
@@ -202,7 +202,7 @@ async fn a_table_in_use_is_waited_for() {
     all_is_as_it_was(&world, 1).await;
 }
 
-/// A table that somebody has locked is named, and stands in no other's way.
+/// A table that somebody has locked is named, and does not stop the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_cannot_be_taken_back_is_named() {
     let world = world(&[18, 15]).await;
@@ -226,7 +226,7 @@ async fn one_that_cannot_be_taken_back_is_named() {
     all_is_as_it_was(&world, 1).await;
 }
 
-/// A key or an identity that somebody gives a table meanwhile stays.
+/// A key or an identity that somebody gives to a table meanwhile stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_somebody_altered_since_stays() {
     let world = world(&[15, 18]).await;
@@ -245,7 +245,7 @@ async fn what_somebody_altered_since_stays() {
 }
 
 on_mixed_versions! {
-    /// The mover is killed on the way, and another ends the move, either way.
+    /// The mover is killed on the way, and another ends the move, in both ways.
     18: async fn are_taken_back_by_another_mover(version) {
         let world = world(&[version, other(version)]).await;
         let mut at = 0;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::{World, lines, other, rounds};
 
-/// A child as INHERITS makes it, one of two parents, one whose columns stand in another order, a child of a child.
+/// A child made by INHERITS, one with two parents, one whose columns are in another order, a child of a child.
 const SCHEMA: &str = r#"
     CREATE TABLE {shard}.parents (id bigint PRIMARY KEY, v text NOT NULL DEFAULT 'x', n int CHECK (n >= 0));
     CREATE TABLE {shard}.others (note text);
@@ -22,7 +22,7 @@ const SCHEMA: &str = r#"
 
 const TABLES: [&str; 4] = ["parents", "children", "keyless", "grandchildren"];
 
-/// Of the newest rows, so that a round does not become longer.
+/// Only the newest rows, so that a round does not become longer.
 fn round(n: u32) -> String {
     let newest = format!("id > {}", (n * 10).saturating_sub(200));
     let mut sql = "BEGIN; SET LOCAL search_path = shard_0000;".to_owned();
@@ -88,7 +88,7 @@ on_each_version! {
         world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
         world.run(&["move", "0", "--to", "db1", "--mode", "blocking", "--yes"]).await.ended(0);
         compare(&world, 0).await;
-        // What the parent says holds for the children.
+        // The parent's definition applies to the children.
         let db = world.servers.app(0).await;
         for (sql, code) in [
             ("INSERT INTO shard_0000.keyless (id, n) VALUES (1, -1)", "23514"),

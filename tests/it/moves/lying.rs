@@ -1,9 +1,9 @@
-//! A source whose catalogs say more than they should: a statement at the target is one statement, and no text of the
-//! source ends it and begins another.
+//! A source whose catalogs say more than they should: a statement at the target stays one statement, and no text from
+//! the source ends it and begins another.
 
 use crate::support::{World, lines};
 
-/// A function of the source's server, what it says now, and what that was to end: a table's columns, a trigger and a
+/// A function of the source's server, what it says now, and what it is meant to end: a table's columns, a trigger and a
 /// foreign key, an index, a view.
 const LIES: [(&str, &str, &str); 5] = [
     ("pg_get_expr(pg_node_tree, oid)", "0; CREATE TABLE public.stolen (x int); SELECT 0", "a definition"),
@@ -21,7 +21,7 @@ const SCHEMA: &str = "
     CREATE TABLE shard_0000.counted (n int DEFAULT 0)";
 
 on_each_version! {
-    /// The server's functions that the mover reads definitions by are replaced, one at a time.
+    /// The server's functions from which the mover reads definitions are replaced, one at a time.
     async fn a_source_that_says_two_statements(version) {
         let world = World::new(&[version, version], 4).await;
         world.servers.app(0).await.batch_execute(SCHEMA).await.unwrap();
@@ -29,7 +29,7 @@ on_each_version! {
         liar.batch_execute("SET allow_system_table_mods = on").await.unwrap();
         for (function, lie, what) in LIES {
             let (name, argument) = function.trim_end_matches(')').split_once('(').unwrap();
-            // What it has said until now, and more; of an expression only of a default.
+            // What it has said until now, and more; for expressions only for a default.
             let arguments: Vec<String> = (1..=argument.split(',').count()).map(|at| format!("${at}")).collect();
             let said = format!("pg_catalog.true_{name}({})", arguments.join(", "));
             let told = if name == "pg_get_expr" {

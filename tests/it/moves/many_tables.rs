@@ -1,11 +1,11 @@
-//! Shards with hundreds of tables: nothing about a move is bounded by their number.
+//! Shards with hundreds of tables: their number limits nothing about a move.
 
 use crate::support::{World, lines, other};
 
-/// Makes so many tables in a shard; every tenth has rows.
+/// Creates this many tables in a shard; every tenth has rows.
 async fn fill(world: &World, shard: u16, tables: u32) {
     let db = world.servers.app(world.host_of(shard)).await;
-    // Some at a time: the locks of one transaction are bounded.
+    // Some at a time, because the locks of one transaction are limited.
     for first in (1..=tables).step_by(250) {
         let last = (first + 249).min(tables);
         let sql = format!(
@@ -38,8 +38,8 @@ async fn contents(world: &World, host: usize, schema: &str) -> String {
 }
 
 on_each_version! {
-    /// A hundred tables more than a function may have arguments, and five hundred, beside a shard with few: all go
-    /// together, and back.
+    /// A hundred tables more than a function may have arguments, and five hundred, in a group with a small shard: all
+    /// move together, and back.
     async fn hundreds_in_a_group(version) {
         let world = World::new(&[version, other(version)], 6).await;
         fill(&world, 0, 500).await;

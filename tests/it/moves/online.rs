@@ -1,4 +1,4 @@
-//! Online moves: shards that are copied while they are written to, and closed for the last changes only.
+//! Online moves: shards are copied while they are written to, and closed only for the last changes.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use pgshard::mover::Phase;
 use crate::support::{Ran, World, Writers, lines, other};
 
 on_each_version! {
-    /// A move deletes its watermarks as it goes, and gc those of moves that have ended, however they did.
+    /// A move deletes its watermarks as it goes, and gc deletes those of moves that have ended, in whatever way.
     async fn watermarks_do_not_pile_up(version) {
         let world = World::new(&[version, version], 2).await;
         let db1 = world.servers.app(0).await;
@@ -32,7 +32,7 @@ on_each_version! {
 }
 
 on_mixed_versions! {
-    /// Several shards at once, through one slot, under every kind of writer; there and back.
+    /// Several shards at once, through one slot, during every kind of write; there and back.
     15: async fn shards_go_and_come_back_under_writers(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let writers = Writers::start(&world, 6).await;

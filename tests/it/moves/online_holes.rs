@@ -1,5 +1,5 @@
-//! Holes that were found when the design was attacked, against whole online moves: what the chunks' own tests show of
-//! each part (`stream`, `fence::holes`) holds for all of them together.
+//! Holes that were found when the design was attacked, tried with whole online moves: what the tests of the parts show
+//! (`stream`, `fence::holes`) holds for all of them together.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ async fn begin(world: &World, place: &str) -> (Child, rustix::process::Pid) {
     (child, pid)
 }
 
-/// Runs statements while a move stands still at each of these places, one after the other, and lets it end.
+/// Runs statements while a move is stopped at each of these places, one after the other, and lets it end.
 async fn meanwhile(world: &World, places: &[&str], sql: impl Fn(usize) -> String) {
     let before = lines(&world.servers.app(0).await, "SELECT state FROM pgshard.shard WHERE shard_id = 0").await;
     assert_eq!(before, "serving\n");
@@ -50,7 +50,7 @@ async fn rows(world: &World, host: usize, table: &str) -> String {
     lines(&world.servers.app(host).await, &sql).await
 }
 
-/// A world whose shards have this table besides.
+/// A world whose shards have this table in addition.
 async fn world(version: u32, tables: &str) -> World {
     let tables = format!(
         "CREATE TABLE {{shard}}.users (id bigint PRIMARY KEY DEFAULT {{shard}}.next_id(), name text NOT NULL); {tables}"
@@ -58,7 +58,7 @@ async fn world(version: u32, tables: &str) -> World {
     World::with_tables(&[version, other(version)], 2, &[("0001_tables.sql", &tables)]).await
 }
 
-/// What reaches a shard's table from outside by its OID: how it is made, and how it goes.
+/// Objects outside that reach a shard's table by its OID: how each is created, and how it is dropped.
 const BOUND: [(&str, &str); 6] = [
     (
         "CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO shard_0000.users (name) VALUES ('x'); \
@@ -82,8 +82,8 @@ const BOUND: [(&str, &str); 6] = [
 ];
 
 on_each_version! {
-    /// What is bound by OID passes the signpost. Made when the plan was long judged, it stops the move behind the
-    /// fence, and the source serves on; without it the move goes on.
+    /// What is bound by OID is not stopped by the signpost. If it is created long after the plan was judged, it stops
+    /// the move behind the fence, and the source serves on; without it the move goes on.
     async fn hole_01_bound_by_oid(version) {
         let world =
             world(version, "CREATE SEQUENCE {shard}.tickets; CREATE TABLE {shard}.part (k int PRIMARY KEY)").await;
@@ -114,8 +114,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A table made and filled in a transaction over the swap: the fence waits for it, the move sees that the shard is
-    /// not what it has built, and the source serves on, with the table.
+    /// A table is created and filled in a transaction over the swap: the fence waits for it, the move sees that the
+    /// shard is not what it has built, and the source serves on, with the table.
     async fn hole_02_create_table_over_the_swap(version) {
         let world = world(version, "").await;
         let writer = world.servers.app(0).await;
@@ -135,8 +135,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// The marker is applied and visible at the target, and the target crashes before, or after, it is durable: the
-    /// shard is not decided for what is lost.
+    /// The marker is applied and visible at the target, and the target crashes before, or after, it is durable: what is
+    /// lost is not decided.
     async fn hole_04_a_marker_that_is_not_durable(version) {
         let world = world(version, "").await;
         world.servers.superuser(1).await
@@ -165,8 +165,8 @@ on_each_version! {
         }
     }
 
-    /// Row level security goes with its table, and on none of the hosts it shows a tenant more than it should. Where it
-    /// is forced, it would hide rows from the mover's role, unless that may pass it.
+    /// Row level security moves with its table, and on neither host does it show a tenant more than it should. If it is
+    /// forced, it would hide rows from the mover's role, unless that may bypass it.
     async fn hole_06_row_level_security(version) {
         let tables = "CREATE TABLE {shard}.hidden (id int PRIMARY KEY, tenant text NOT NULL);
             ALTER TABLE {shard}.hidden ENABLE ROW LEVEL SECURITY;
@@ -213,7 +213,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Keys that change, with values out of line that the stream does not carry, before, amidst and after the copy.
+    /// Keys that change, with values out of line that the stream does not carry, before, during and after the copy.
     async fn hole_07_keys_that_change(version) {
         let world = world(
             version,
@@ -251,7 +251,7 @@ on_each_version! {
         pretty_equal(&world, "docs").await;
     }
 
-    /// Rows that refer to each other and unique values that change hands in one statement, while the move goes on.
+    /// Rows that refer to each other and unique values that are exchanged in one statement, while the move goes on.
     async fn hole_12_self_reference_and_swapped_pairs(version) {
         let world = world(
             version,
@@ -282,7 +282,7 @@ on_each_version! {
         assert_eq!(error.code().unwrap().code(), "23503");
     }
 
-    /// TRUNCATE at every stage, and changes that are sent when the schema is called otherwise already.
+    /// TRUNCATE at every stage, and changes that are sent when the schema already has another name.
     async fn hole_15_truncate_and_another_name(version) {
         let world = world(version, "CREATE TABLE {shard}.log (id int PRIMARY KEY, line text)").await;
         world
@@ -309,7 +309,7 @@ on_each_version! {
         })
         .await;
         pretty_equal(&world, "log").await;
-        // A writer that commits between swap and marker: what it wrote is decoded under the old copy's name.
+        // A writer commits between swap and marker: what it wrote is decoded under the old copy's name.
         world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0);
         let writer = world.servers.app(0).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--fence-budget-ms", "10000"];
@@ -329,7 +329,7 @@ on_each_version! {
 }
 
 /// A mover sleeps after the drain, a router swaps back, rows are written, another mover fences again: the decision of
-/// the first does not win.
+/// the first fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hole_03_a_mover_that_slept_after_the_drain() {
     let world = world(18, "").await;
@@ -354,8 +354,8 @@ async fn hole_03_a_mover_that_slept_after_the_drain() {
     world.audit_places().await;
 }
 
-/// The source fails over. To a standby that every commit waits for: the decision is there. To one that lacks the fence:
-/// both serve, which is an alarm; the larger epoch is what routers go by, and nobody undoes anything by himself.
+/// The source fails over. If every commit waits for the standby, the decision is there. If the standby lacks the fence,
+/// both hosts serve, which is an alarm; routers follow the larger epoch, and no command undoes anything by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hole_05_a_standby_without_the_fence() {
     let world = World::with_spare(&[18, 15, 18], 4).await;
@@ -399,7 +399,7 @@ async fn hole_05_a_standby_without_the_fence() {
     assert_eq!(rows.len(), 1);
 }
 
-/// That the table is the same on db2, which serves it, as in the copy that db1 has kept.
+/// Checks that the table on db2, which serves it, is the same as in the copy that db1 has kept.
 async fn pretty_equal(world: &World, table: &str) {
     world.audit_places().await;
     let db1 = world.servers.app(0).await;

@@ -8,10 +8,10 @@ use tokio::process::Child;
 
 use crate::support::{Ran, World, Writers, lines, other};
 
-/// A beat is a fifth of it: what is asked for is heard soon.
+/// A beat is a fifth of it, so that a request is read soon.
 const LEASE: (&str, &str) = ("PGSHARD_LEASE_MS", "2500");
 
-/// An online move that stands before its fences, alive.
+/// An online move that waits before its fences, with a mover that is alive.
 struct Held {
     child: Child,
     id: String,
@@ -39,7 +39,7 @@ fn is_whole(listed: &Value, count: usize) -> bool {
     pgshard::map::parse_shards(listed["shards"].as_str().unwrap(), all).unwrap().len() == usize::from(count)
 }
 
-/// Under which leases the shards of open moves are held, and what is on its way.
+/// The leases under which the shards of open moves are held, and what is incoming.
 async fn leases(world: &World) -> String {
     let mut text = String::new();
     for client in world.all().await {
@@ -51,7 +51,8 @@ async fn leases(world: &World) -> String {
 }
 
 on_each_version! {
-    /// A shard that has failed is not taken from under the others of its group; once they have ended it is resumed.
+    /// A shard that has failed is not taken over while the others of its group are at work; once they have ended it is
+    /// resumed.
     async fn a_failed_shard_waits_for_its_group(version) {
         let world = World::new(&[version, version], 4).await;
         let Held { child, id } = held(&world, "0-1", "db2", 2).await;
@@ -72,7 +73,7 @@ on_each_version! {
 }
 
 on_mixed_versions! {
-    /// Whatever a second operator tries, the first one's mover works on, and he is told who it is.
+    /// Whatever a second operator tries, the first one's mover works on, and the second is told who it is.
     15: async fn a_living_mover_is_left_alone(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let writers = Writers::start(&world, 2).await;
@@ -94,7 +95,7 @@ on_mixed_versions! {
             ran.ended(code);
             assert!(ran.stderr.contains(&pid) && ran.stderr.contains("moves stop"), "{args:?}: {}", ran.stderr);
         }
-        // It has other shards to spread, and says which it leaves alone.
+        // It has other shards to balance, and says which ones it leaves alone.
         let ran = world.run(&["rebalance", "--yes"]).await;
         assert!(ran.ended(0).stderr.contains(&pid), "{}", ran.stderr);
         let gc = world.run(&["moves", "gc"]).await.ended(0).last();
@@ -113,7 +114,7 @@ on_mixed_versions! {
         world.audit(notes.flawless()).await;
     }
 
-    /// Asked to stop, from another process, a mover does; the move is resumed with its hold.
+    /// A mover that is asked to stop, from another process, does so; the move is resumed with its hold.
     18: async fn a_mover_is_asked_to_stop(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let writers = Writers::start(&world, 2).await;
@@ -143,7 +144,7 @@ on_mixed_versions! {
         world.audit(notes.flawless()).await;
     }
 
-    /// Asked to abort, a mover does; both it and who asked say so, and nothing of the move is left.
+    /// A mover that is asked to abort does so; both it and the asking command say so, and nothing of the move is left.
     15: async fn a_mover_is_asked_to_abort(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let writers = Writers::start(&world, 2).await;
@@ -152,7 +153,7 @@ on_mixed_versions! {
         let first = Ran::of(child).await;
         assert!(first.ended(1).stderr.contains("aborted"), "{}", first.stderr);
         assert!((0..3).all(|shard| world.host_of(shard) == 0));
-        // A blocking one, and one whose mover is in the midst of its copy.
+        // A blocking move, and one whose mover is in the middle of its copy.
         for mode in ["blocking", "online"] {
             let args = ["move", "0-2", "--to", "db2", "--yes", "--mode", mode, "--hold"];
             let child = world.command(&args, &[LEASE]).spawn().unwrap();
@@ -170,7 +171,7 @@ on_mixed_versions! {
         }
     }
 
-    /// Of two that resume a dead mover's move at once, one gets all of it.
+    /// If two resume a dead mover's move at once, one of them gets all of it.
     18: async fn a_dead_movers_shards_have_one_heir(version) {
         let world = World::new(&[version, other(version)], 12).await;
         let writers = Writers::start(&world, 2).await;

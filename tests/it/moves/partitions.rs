@@ -1,4 +1,4 @@
-//! Partitioned tables: moved online while rows go from one partition to another, there and back, and altered meanwhile.
+//! Partitioned tables: moved online while rows change their partition, there and back, and altered meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::support::{World, lines, never_stopped, other, rounds, stopped};
 
-/// Range with a default that is cut once more by hash; a partition with another order of columns; lists without a key;
-/// keys from it and to it; a trigger that one partition has not; an identity.
+/// By range with a default that is partitioned again by hash; a partition with another order of columns; by list
+/// without a key; foreign keys from it and to it; a trigger that one partition does not have; an identity.
 const SCHEMA: &str = r#"
     CREATE TABLE {shard}.kinds (id int PRIMARY KEY);
     INSERT INTO {shard}.kinds SELECT generate_series(0, 9);
@@ -42,8 +42,8 @@ const SCHEMA: &str = r#"
     INSERT INTO {shard}."Numbered" (at) SELECT generate_series(1, 20);
 "#;
 
-/// What a round does: new rows, rows that go to another partition and some that come back at once, a partition that is
-/// emptied, and now and then all of them, unless it is calm.
+/// What a round does: new rows, rows that move to another partition and some that come back at once, a partition that
+/// is emptied, and sometimes all of them, unless it is calm.
 fn round(n: u32, is_calm: bool) -> String {
     let s = "shard_0000";
     let truncate = match n % 80 {
@@ -90,7 +90,7 @@ async fn world(version: u32) -> World {
     World::with_tables(&[version, other(version)], 2, &[("0001_partitions.sql", SCHEMA)]).await
 }
 
-/// What only the definitions of the whole give: keys and triggers of a partition that comes later.
+/// What only the parent's definitions give: keys and triggers of a partition that is added later.
 async fn works_as_a_whole(world: &World, host: usize) {
     let db = world.servers.app(host).await;
     db.batch_execute(
@@ -138,7 +138,7 @@ on_each_version! {
         assert_eq!(world.state(1, 0).await, "serving");
         world.run(&["moves", "rollback", &first, "--yes"]).await.ended(0);
         assert_eq!(world.state(0, 0).await, "serving");
-        // A table that was emptied after the open cannot be audited any more.
+        // A table that was emptied after the open can no longer be audited.
         calm.store(true, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_millis(300)).await;
         let again = world.run(&moved).await.ended(0).id();
@@ -157,8 +157,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Partitions that are detached, attached or made while the shard is copied: what the target was built from is not
-    /// what is there, and the move says so, or builds it anew.
+    /// Partitions are detached, attached or created while the shard is copied: the target was built from something
+    /// else, and the move says so, or builds it again.
     async fn altered_meanwhile(version) {
         let world = world(version).await;
         let db = world.servers.app(0).await;

@@ -1,11 +1,11 @@
-//! Moves that are refused, give up, or find that something is wrong: said completely, and nothing is left closed.
+//! Moves that are refused, give up, or find that something is wrong: they report everything, and leave nothing closed.
 
 use crate::support::{World, never_stopped, other, stopped};
 
-/// A run as a snapshot shows it, but for what is different each time.
+/// A run as a snapshot shows it, without what differs each time.
 fn assert_shown(name: &str, stderr: &str) {
     let filters = [
-        // The plan's warning, where a slow machine has taken a second until then.
+        // The plan's warning, if a slow machine has taken a second by then.
         (r"(?m)^  shard \d+: backend \d+ has held .*: the fence waits for it\n", ""),
         (r"backend \d+", "backend [PID]"),
         (r"transaction is \d+\.\d s old", "transaction is [AGE] old"),
@@ -56,7 +56,8 @@ on_each_version! {
         assert_eq!(world.everything().await, before);
     }
 
-    /// What makes a move slow or hard is said before anybody is asked; what makes it impossible is refused.
+    /// The plan warns about what makes a move slow or hard, before anybody is asked; what makes it impossible is
+    /// refused.
     async fn what_an_operator_should_know(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let (root, writer) = (world.servers.superuser(1).await, world.servers.app(0).await);
@@ -77,7 +78,7 @@ on_each_version! {
         assert!(warnings.contains("the slot waits for its end") && warnings.contains("pg_sleep"), "{warnings}");
         assert_eq!(warnings.contains("older than"), version == 18, "{warnings}");
         writer.batch_execute("ROLLBACK").await.unwrap();
-        // Whoever owns the control schema opens what the role has built.
+        // The owner of the control schema opens what the role has built.
         root.batch_execute(
             "CREATE ROLE keeper; ALTER SCHEMA pgshard OWNER TO keeper; GRANT USAGE, CREATE ON SCHEMA pgshard TO app",
         )
@@ -88,7 +89,7 @@ on_each_version! {
         assert!(said.contains("has a control schema of keeper") && said.contains("GRANT app TO keeper"), "{said}");
     }
 
-    /// A role that is granted something in a shard must reach it at the target as well.
+    /// A role that has grants in a shard must be able to reach it at the target as well.
     async fn a_role_that_would_be_shut_out(version) {
         let world = World::new(&[version, other(version)], 4).await;
         for host in [0, 1] {
@@ -127,7 +128,7 @@ on_each_version! {
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
     }
 
-    /// Numbers of large objects would name nothing at the target; other numbers come along.
+    /// Numbers of large objects would refer to nothing at the target; other numbers are carried.
     async fn large_objects_are_refused(version) {
         let world = World::new(&[version, version], 2).await;
         let db1 = world.servers.app(0).await;
@@ -151,7 +152,8 @@ on_each_version! {
         world.run(&args).await.ended(0);
     }
 
-    /// What would stop a move is said of all shards beforehand, in the same words, those with one definition together.
+    /// What would stop a move is reported for all shards beforehand, in the same words; shards with the same definition
+    /// are together.
     async fn what_is_not_movable(version) {
         let world = World::new(&[version, other(version)], 6).await;
         let movable = ["check", "--movable"];
@@ -175,7 +177,7 @@ on_each_version! {
         assert_eq!(said.len(), if same_host { 3 } else { 4 }, "{said:#?}");
     }
 
-    /// A host without a control schema is no target, and the remedy is named.
+    /// A host without a control schema cannot be a target, and the remedy is named.
     async fn a_target_that_is_not_bootstrapped(version) {
         let world = World::new(&[version, version], 4).await;
         world.servers.superuser(1).await.batch_execute("CREATE DATABASE empty OWNER app").await.unwrap();
@@ -211,7 +213,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A generated column whose function is not what it says it is comes out otherwise at the target: the digests tell.
+    /// A generated column whose function is not immutable, although it says so, gives other values at the target: the
+    /// digests show it.
     async fn a_copy_that_differs(version) {
         let world = World::new(&[version, version], 4).await;
         world
@@ -234,7 +237,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// The shard's tables are altered between prepare and fence: the target is built anew.
+    /// The shard's tables are altered between prepare and fence: the target is built again.
     async fn altered_meanwhile(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let db = world.servers.app(0).await;
@@ -259,7 +262,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Something outside binds itself to the shard meanwhile: the move stops, says what, and the source serves.
+    /// Something outside is bound to the shard meanwhile: the move stops, says what it is, and the source serves.
     async fn bound_from_outside_meanwhile(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let db = world.servers.app(0).await;

@@ -1,12 +1,12 @@
-//! `pgshard moves repair`: one host has lost what it had said of a shard, at whatever moment of its move, and in the
-//! end one host serves it, with every row that was acknowledged and that is not lost with a host.
+//! `pgshard moves repair`: one host has lost what it had recorded about a shard, at any moment of its move. In the end
+//! one host serves the shard, with every acknowledged row that is not lost with a host.
 
 use pgshard::dev::StopMode;
 use serde_json::Value;
 
 use crate::support::{Ran, World, lines};
 
-/// What `check` finds of a shard, but for notices.
+/// What `check` finds for a shard, without notices.
 async fn found(world: &World, shard: u16) -> Vec<Value> {
     let report = world.run(&["check"]).await.last();
     let all = report["findings"].as_array().unwrap().iter();
@@ -18,7 +18,7 @@ async fn found(world: &World, shard: u16) -> Vec<Value> {
 struct ShardList(u16);
 
 impl ShardList {
-    /// Whether a list such as `0-3, 7` has the shard.
+    /// Whether a list such as `0-3, 7` contains the shard.
     fn is_in(&self, list: Option<&str>) -> bool {
         let within = |part: &str| {
             let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
@@ -38,7 +38,7 @@ async fn names(world: &World, host: usize, schema: &str) -> String {
     lines(&world.servers.app(host).await, &sql).await.trim().replace('\n', " ")
 }
 
-/// Moves a shard, kills the mover there (or not, where there is no failpoint), and gives the move's ID.
+/// Moves a shard, kills the mover there (unless there is no failpoint), and gives the move's ID.
 async fn killed(world: &World, shard: u16, mode: &str, failpoint: &str) -> String {
     let shard = shard.to_string();
     let args = ["move", &shard, "--to", "db2", "--mode", mode, "--yes"];
@@ -54,7 +54,7 @@ async fn repair(world: &World, shard: u16, more: &[&str]) -> Ran {
     world.run(&args).await
 }
 
-/// That the application can use the shard on this host, by its map too, and that nothing is to be said of it any more.
+/// Checks that the application can use the shard on this host, also by its map, and that no finding is left.
 async fn is_well(world: &World, host: usize, shard: u16) {
     assert_eq!(world.state(host, shard).await, "serving", "shard {shard}");
     assert_eq!(world.host_of(shard), host, "shard {shard}");
@@ -84,8 +84,8 @@ const BEFORE: [(&str, &str); 10] = [
 ];
 
 on_each_version! {
-    /// The source comes back from before it decided, in each phase of a move: it and the target serve the shard. It
-    /// stands down, and what it took meanwhile is kept.
+    /// The source is restored to before it decided, in each phase of a move: it and the target serve the shard. The
+    /// source stands down, and what it took meanwhile is kept.
     async fn a_source_that_has_lost_its_decision(version) {
         let world = World::new(&[version, version], 22).await;
         let mut moves = Vec::new();
@@ -119,7 +119,7 @@ on_each_version! {
             assert_eq!((&plan["repair"], &plan["done"]), (&"do".into(), &false.into()), "{plan}");
             let risk = plan["ways"][0]["at_risk"][0].as_str().unwrap();
             assert!(risk.contains(&format!("shard_{shard:04}__left_e1 on db1 only")), "{plan}");
-            // A repair that dies has done nothing, or all.
+            // A repair that dies has done nothing, or everything.
             let args = ["moves", "repair", &shard.to_string(), "--yes"];
             world.run_until(&args, "after stand down=kill").await.ended(-9);
             assert_eq!(world.all_about(shard).await, before);
@@ -134,7 +134,7 @@ on_each_version! {
             assert_eq!(again["repair"], "fine", "{again}");
         }
         world.run(&["moves", "gc"]).await.ended(0);
-        // What the wrong host took is dropped only by somebody's word.
+        // What the wrong host took is dropped only if somebody says so.
         let kept = "SELECT DISTINCT move_id::text FROM pgshard.move WHERE phase = 'kept' ORDER BY 1";
         for id in lines(&db1, kept).await.lines() {
             world.run(&["moves", "complete", id, "--yes"]).await.ended(4);
@@ -148,8 +148,8 @@ on_each_version! {
     }
 }
 
-/// What the target has when it is backed up, and how far the move is when it comes back so. The last: whether the old
-/// copy was fed.
+/// What the target has when it is backed up, and how far the move is when the backup is restored; and last, whether the
+/// old copy was fed.
 const AFTER: [(&str, &str, &str, bool); 13] = [
     ("blocking", "none", "after decide", false),
     ("blocking", "none", "", false),
@@ -166,7 +166,7 @@ const AFTER: [(&str, &str, &str, bool); 13] = [
     ("online", "after decide", "", true),
 ];
 
-/// Brings a move that the target was backed up in the midst of to where it is when that comes back.
+/// Continues a move during which the target was backed up to the phase in which the backup is restored.
 async fn goes_on(world: &World, shard: u16, case: (&str, &str, &str, bool), id: Option<&str>) -> String {
     let (mode, at_backup, end, fed) = case;
     let id = match id {
@@ -196,9 +196,9 @@ async fn goes_on(world: &World, shard: u16, case: (&str, &str, &str, bool), id: 
 }
 
 on_each_version! {
-    /// The target comes back from before it had opened the shard, or from before it had any of it. What it still has
-    /// is opened, what was fed to the old copy is served from there, and else the old copy is taken back once the
-    /// operator gives the target up. Until then no command has an advice that cannot work.
+    /// The target is restored to before it had opened the shard, or before it had any of it. What it still has is
+    /// opened, what was fed to the old copy is served from there, and otherwise the old copy is taken back once the
+    /// operator gives the target up. Until then no command gives advice that cannot work.
     async fn a_target_that_has_lost_its_open(version) {
         let world = World::new(&[version, version], 26).await;
         let mut moves = Vec::new();
@@ -251,7 +251,7 @@ on_each_version! {
                 repair(&world, shard, &["--give-up", "db2", "--yes"]).await.ended(0);
                 0
             };
-            // It takes nothing that is all there is of a shard.
+            // It drops nothing that is all that is left of a shard.
             if shard == 10 {
                 world.run(&["moves", "gc"]).await.ended(0);
             }
@@ -264,20 +264,20 @@ on_each_version! {
         }
         world.run(&["moves", "gc"]).await.ended(0);
         world.run(&["check", "--ddl"]).await.ended(0);
-        // Each can be moved, and taken back, as any other.
+        // Each can be moved, and rolled back, like any other.
         let back = world.run(&["move", "0,8,12", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
         world.run(&["moves", "rollback", &back, "--yes"]).await.ended(0);
         world.audit_places().await;
     }
 
-    /// A target that is gone for good, and comes back all the same; an empty one; then a source that is gone, before it
+    /// A target that is gone for good, and comes back nevertheless; an empty one; then a source that is gone before it
     /// had said whether it had decided.
     async fn a_host_that_is_gone(version) {
         let world = World::new(&[version, version], 12).await;
         for shard in 0..6 {
             insert(&world, 0, shard, "a").await;
         }
-        // What is unlogged is from before the move in an old copy.
+        // In an old copy, unlogged tables have rows from before the move.
         let cached = "CREATE UNLOGGED TABLE shard_0000.cache (id int PRIMARY KEY);
                       INSERT INTO shard_0000.cache VALUES (1)";
         world.servers.app(0).await.batch_execute(cached).await.unwrap();

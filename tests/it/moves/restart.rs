@@ -8,7 +8,7 @@ use crate::support::{Ran, World, Writers, other};
 
 const ROWS: i64 = 50_000;
 
-/// Waits until a copy has brought some megabytes to a host.
+/// Waits until a copy has sent some megabytes to a host.
 async fn under_way(world: &World, host: usize) {
     let db = world.servers.superuser(host).await;
     let begun = Instant::now();
@@ -23,7 +23,7 @@ async fn under_way(world: &World, host: usize) {
 }
 
 on_each_version! {
-    /// Source and target end as in a power cut in the midst of a copy; the move is then resumed, and separately
+    /// Source and target end as in a power cut in the middle of a copy; the move is then resumed, and separately
     /// aborted.
     async fn in_the_midst_of_a_copy(version) {
         let world = World::new(&[version, other(version)], 4).await;
@@ -63,8 +63,8 @@ on_each_version! {
         world.audit_rows_but(notes.tolerably(), "seed").await;
     }
 
-    /// Neither host forces commits to disk, and both lose power right after the source has decided: what the target was
-    /// told to be ready, and what writers were told, is there.
+    /// Neither host forces commits to disk, and both lose power right after the source has decided: what makes the
+    /// target ready, and what writers were told, is still there.
     async fn asynchronous_commits_are_not_lost(version) {
         let world = World::new(&[version, other(version)], 4).await;
         for host in 0..2 {

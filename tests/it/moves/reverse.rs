@@ -1,5 +1,5 @@
-//! What a reverse replication costs and when it ends: the log that it keeps, moves that make none, and hosts that do
-//! not answer.
+//! The cost and the end of a reverse replication: the WAL that it keeps, moves that make none, and hosts that do not
+//! answer.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn streams(world: &World, host: usize) -> String {
     lines(&world.servers.app(host).await, sql).await
 }
 
-/// What the slot keeps is shown; past its limit gc gives the reverse replication up, and nothing else.
+/// How much the slot keeps is shown; beyond its limit gc gives up the reverse replication, and nothing else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_keeps_too_much_is_given_up() {
     let world = World::new(&[15, 18], 4).await;
@@ -43,7 +43,7 @@ async fn one_that_keeps_too_much_is_given_up() {
     world.audit_places().await;
 }
 
-/// A move that was told to make none makes none, also when another mover goes on with it.
+/// A move that was told to make none makes none, even if another mover continues it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn none_where_none_is_wanted() {
     let world = World::new(&[18, 15], 4).await;
@@ -58,14 +58,14 @@ async fn none_where_none_is_wanted() {
     let remedy = format!("`pgshard move 0 --to db1` copies it anew; `pgshard moves complete {id}` drops");
     assert!(refused.stderr.contains(&remedy), "{}", refused.stderr);
     assert_eq!(world.state(1, 0).await, "serving");
-    // The old copy is there, as it was at the switch.
+    // The old copy exists, as it was at the switch.
     db1.query("SELECT FROM shard_0000__left_e1.users", &[]).await.unwrap();
     world.audit_places().await;
     world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
     world.audit_places().await;
 }
 
-/// A rollback leads to several hosts, and each feeds its own shards' old copies. One of them does not answer:
+/// A rollback goes to several hosts, and each feeds its own shards' old copies. If one of them does not answer,
 /// `complete` drops the old copies of the others' shards, and says what is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ways_back_from_several_hosts() {
@@ -143,18 +143,18 @@ async fn a_feed_leaves_a_rollback_its_changes() {
     fed(1, "before").await;
     let args = ["moves", "rollback", &id, "--yes", "--jobs=1"];
     let back = world.run_until(&args, "after adopt=kill").await.ended(-9).id();
-    // Nor does another rollback take the slot from it.
+    // Nor can another rollback take the slot from it.
     let beside = world.run(&["moves", "rollback", &id, "--yes"]).await;
     assert!(
         beside.ended(4).stderr.contains(&format!("the move {back} takes other shards of it back")),
         "{}",
         beside.stderr
     );
-    // As any lost connection: the feed begins anew, and finds that a shard is not its own any more.
+    // Like any lost connection: the feed starts again, and finds that a shard is no longer its own.
     let sql = "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots WHERE active";
     world.servers.superuser(1).await.query_one(sql, &[]).await.unwrap();
     write("meanwhile").await;
-    // Long enough for whoever goes past it to tell the slot so.
+    // Long enough for a reader that has passed those changes to confirm them to the slot.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     world.run(&["moves", "resume", &back]).await.ended(0);
     fed(1, "meanwhile").await;
@@ -167,7 +167,7 @@ async fn a_feed_leaves_a_rollback_its_changes() {
 }
 
 on_each_version! {
-    /// A migration of shards that could be taken back ends that: the plan and `up` say which.
+    /// A migration of shards that could be taken back ends that: the plan and `up` name them.
     async fn a_migration_names_the_rollbacks_that_it_ends(version) {
         let world = World::new(&[version, version], 6).await;
         let id = world.run(&["move", "0-1", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();

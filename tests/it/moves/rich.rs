@@ -1,4 +1,4 @@
-//! A shard as a grown application has it, to a newer version of PostgreSQL and back.
+//! A shard like that of a grown application, moved to a newer version of PostgreSQL and back.
 
 use crate::support::{World, lines, other};
 
@@ -124,7 +124,7 @@ const DATA: &str = r#"
 const EMPTY: &str = "SELECT relname FROM pg_class
     WHERE relnamespace = 'shard_0000'::regnamespace AND NOT relispopulated ORDER BY 1";
 
-/// Every row of every table and view as text; which materialized views have none.
+/// Every row of every table and view as text; and which materialized views are empty.
 async fn rows(world: &World, host: usize) -> String {
     let db = world.servers.app(host).await;
     db.batch_execute("SET timezone = 'UTC'; SET datestyle = 'ISO, YMD'; SET lc_monetary = 'C'").await.unwrap();
@@ -140,7 +140,7 @@ async fn rows(world: &World, host: usize) -> String {
     text
 }
 
-/// In what the shards are made otherwise than each other.
+/// The differences between the shards' definitions.
 async fn differences(world: &World) -> Vec<String> {
     let report = world.run(&["check", "--ddl"]).await.last();
     let findings = report["findings"].as_array().unwrap().iter();
@@ -166,7 +166,7 @@ on_each_version! {
         world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0);
         pretty_equal(&before, &rows(&world, 0).await);
 
-        // What it may do is still what it may do.
+        // Roles still have the same rights.
         let db1 = world.servers.app(0).await;
         for (sql, code) in [
             ("INSERT INTO shard_0000.accounts (full_name, boss) VALUES ('x', 12345)", "23503"),
@@ -192,11 +192,11 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// The same while it is open and written to: every row, and every definition.
+    /// The same while the shard is open and written to: every row, and every definition.
     async fn there_and_back_under_writers(version) {
         let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &known(version, SCHEMA))]).await;
         world.servers.app(0).await.batch_execute(&known(version, DATA)).await.unwrap();
-        // Without a key, and open to UPDATE and DELETE.
+        // Without a key, and published for UPDATE and DELETE.
         for (host, shard) in [(0, "shard_0000"), (1, "shard_0001")] {
             let full = ["bookings", "dropped", "nothing"]
                 .map(|table| format!("ALTER TABLE {shard}.{table} REPLICA IDENTITY FULL"));
@@ -246,7 +246,7 @@ on_each_version! {
         let (wrote, refused) = writer.await.unwrap();
         assert!(wrote > 0, "{refused:?}");
         assert!(refused.is_empty(), "{wrote} transactions were done, and {refused:#?}");
-        // Nobody writes any more: what comes now is compared whole, but for the sequences, which are ahead.
+        // Nobody writes any longer, so everything is compared completely, except the sequences, which are ahead.
         let refresh = "REFRESH MATERIALIZED VIEW shard_0000.moods; REFRESH MATERIALIZED VIEW shard_0000.\"1st of all\"";
         world.servers.app(0).await.batch_execute(refresh).await.unwrap();
         let before = rows(&world, 0).await;
@@ -256,9 +256,9 @@ on_each_version! {
         assert!(steps.contains("fill 2 materialized views") && steps.contains("of that moment"), "{steps}");
         kept.push(world.run(&there).await.ended(0).id());
         pretty_equal(&before, &rows(&world, 1).await);
-        // Shard 1 has never moved, and is on the same host now: versions deparse a view differently.
+        // Shard 1 has never moved, and is on the same host now: different versions deparse a view differently.
         assert_eq!(differences(&world).await, [""; 0]);
-        // Taken back, the views of the old copy are filled as well: with what there is by then.
+        // In a rollback the views of the old copy are filled as well, with the data of that time.
         let last = kept.pop().unwrap();
         let more = "INSERT INTO shard_0000.accounts (full_name) VALUES ('after');
             REFRESH MATERIALIZED VIEW shard_0000.not_yet; REFRESH MATERIALIZED VIEW shard_0000.moods;
@@ -309,7 +309,7 @@ on_each_version! {
     }
 }
 
-/// Equal, or the first line that differs.
+/// Checks that both are equal, or shows the first line that differs.
 #[track_caller]
 fn pretty_equal(before: &str, after: &str) {
     for (line, (ours, theirs)) in before.lines().zip(after.lines()).enumerate() {

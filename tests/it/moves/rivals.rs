@@ -19,7 +19,7 @@ on_each_version! {
             codes.sort_unstable();
             assert_eq!(codes, [0, 4], "shard {shard}");
         }
-        // One that comes when all is over, with an old plan.
+        // One comes when all is over, with an old plan.
         let args = ["move", "3", "--to", "db2", "--yes"];
         let late = world.command(&args, &[("PGSHARD_FAILPOINT", "before claim=stop")]).spawn().unwrap();
         let pid = stopped(&late).await;
@@ -27,7 +27,7 @@ on_each_version! {
         go_on(pid);
         let late = Ran::of(late).await;
         assert!(late.ended(4).stderr.contains("claimed first, and has ended meanwhile"), "{}", late.stderr);
-        // One that comes while another is at work: it is told who that is, and how it is stopped.
+        // One comes while another is at work: it is told who that is, and how to stop it.
         let args = ["move", "4", "--to", "db1", "--yes"];
         let late = world.command(&args, &[("PGSHARD_FAILPOINT", "before claim=stop")]).spawn().unwrap();
         let pid = stopped(&late).await;
@@ -49,7 +49,7 @@ on_each_version! {
         world.audit(notes.flawless()).await;
     }
 
-    /// Movers of different shards publish into one file at the same time: none takes another's result back.
+    /// Movers of different shards publish into one file at the same time: none overwrites another's result.
     async fn different_shards_one_file(version) {
         let world = World::new(&[version, other(version)], 16).await;
         let writers = Writers::start(&world, 2).await;
@@ -65,7 +65,7 @@ on_each_version! {
         assert_eq!(on_db2, [0, 1, 2, 3, 11, 12, 13, 14, 15]);
     }
 
-    /// Two that resume the same move: the work is done once, and the other is told who does it.
+    /// Two resume the same move: the work is done once, and the other is told who does it.
     async fn two_resume(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let writers = Writers::start(&world, 2).await;

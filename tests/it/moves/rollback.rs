@@ -1,5 +1,5 @@
-//! Moves taken back after the application has written to their shards at the new host, by the way that each online move
-//! prepares; and what keeps that way open.
+//! Moves are taken back after the application has written to their shards at the new host, by the reverse replication
+//! that each online move prepares; and what keeps that possible.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::support::{World, Writers, lines, other, share};
 
-/// More than users and photos: what must not act on an old copy, and is there again after the rollback.
+/// More than users and photos: what must not act on an old copy, and exists again after the rollback.
 const RULES: &str = "
     CREATE TABLE {shard}.notes (at timestamptz NOT NULL DEFAULT now(), line text);
     ALTER TABLE {shard}.notes REPLICA IDENTITY FULL;
@@ -48,7 +48,7 @@ fn kept(report: &Report) {
     assert!(!report.done.is_empty() && report.done.iter().all(|done| done.phase == Phase::Kept), "{report:?}");
 }
 
-/// Constraints and triggers of a shard, with all that is said of them.
+/// Constraints and triggers of a shard, with their comments and states.
 async fn rules(db: &Client, shard: u16) -> String {
     let sql = format!(
         "SELECT concat_ws(' ', conrelid::regclass, conname, pg_get_constraintdef(oid), convalidated, condeferred,
@@ -60,7 +60,7 @@ async fn rules(db: &Client, shard: u16) -> String {
     lines(db, &sql).await
 }
 
-/// What the tables have that the writers do not know.
+/// The rows of the tables that the writers do not know.
 async fn rows(db: &Client, shard: u16) -> String {
     let sql = format!(
         "SELECT concat_ws('|', id, parent, name, md5(long)) FROM shard_{shard:04}.items
@@ -69,7 +69,7 @@ async fn rows(db: &Client, shard: u16) -> String {
     lines(db, &sql).await
 }
 
-/// Changes of every kind, each time others.
+/// Changes of every kind, different ones each time.
 fn changes(shard: u16, round: u32) -> String {
     format!(
         "SET search_path = shard_{shard:04};
@@ -84,7 +84,7 @@ fn changes(shard: u16, round: u32) -> String {
 }
 
 on_each_version! {
-    /// Under every kind of writer, without a feed, then forward by the reverse replication's own reverse replication.
+    /// During every kind of write, without a feed, then forward by the reverse replication of the rollback itself.
     async fn shards_are_taken_back_under_writers(version) {
         let world = world(version, 4).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -116,17 +116,17 @@ on_each_version! {
         world.audit_places().await;
         assert!(world.mover().list(None).await.found.is_empty());
     }
-    /// What the mover applied at the target does not come back, what a transaction wrote there that is older than the
-    /// switch does.
+    /// What the mover applied at the target does not come back; what a transaction older than the switch wrote there
+    /// does.
     async fn what_began_before_the_switch(version) {
         let world = world(version, 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         db1.batch_execute(&changes(0, 0)).await.unwrap();
-        // The slot of the reverse replication is made, and the move fails.
+        // The slot of the reverse replication exists, and the move fails.
         let plan = world.mover().plan(&world.online("0", "db2")).await.unwrap();
         let report = failing(&world, "after verify").run(&plan).await;
         assert!(matches!(report.failed[..], [(_, Error::Failpoint { .. })]), "{report:?}");
-        // These go through the mover, after the slot.
+        // These go through the mover, after the slot was created.
         db1.batch_execute(&changes(0, 1)).await.unwrap();
         let old = world.servers.app(1).await;
         old.batch_execute("BEGIN; INSERT INTO shard_0001.users (name) VALUES ('before')").await.unwrap();
@@ -182,7 +182,7 @@ on_each_version! {
         for shard in ["0", "1", "2", "3"] {
             ids.push(moved(&world, shard, "db2").await);
         }
-        // Of shard 0 the slot is gone, 1 was altered, the old copy of 2 was written to, 3 has gone on.
+        // For shard 0 the slot is gone, 1 was altered, the old copy of 2 was written to, 3 has moved on.
         let slot = format!("pgshard_{}_back_%", ids[0].to_string().replace('-', ""));
         let sql = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE $1";
         assert_eq!(db2.query(sql, &[&slot]).await.unwrap().len(), 1);
@@ -221,7 +221,7 @@ on_each_version! {
         assert_eq!(db1.query("SELECT FROM pgshard.back", &[]).await.unwrap().len(), 0);
     }
 
-    /// Killed where the reverse replication is made, taken and left; then resumed, or aborted and begun anew.
+    /// Killed where the reverse replication is created, taken and left; then resumed, or aborted and started again.
     async fn killed_on_the_reverse(version) {
         let making = ["after back slot", "after constraint drop"];
         let going = ["after adopt", "after swap", "after decide", "after end of former"];
