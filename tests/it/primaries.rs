@@ -1,4 +1,4 @@
-//! Two servers that take the writes of one host: the former primary lives on, or comes back as it was, after a
+//! Two servers take the writes of one host: the former primary is still alive, or comes back unchanged, after a
 //! fail-over.
 
 use std::collections::BTreeSet;
@@ -48,7 +48,7 @@ impl Drop for Frozen {
     }
 }
 
-/// Who writes, each a row at a time, until told to stop; and what was acknowledged, with the time of that.
+/// Writers, each of which writes a row at a time until told to stop; and what was acknowledged, with the time of that.
 struct Writers {
     stop: Arc<AtomicBool>,
     acknowledged: Arc<AtomicI64>,
@@ -80,7 +80,7 @@ impl Writers {
         Writers { stop, acknowledged, tasks }
     }
 
-    /// Waits until so many more rows are acknowledged.
+    /// Waits until this many more rows are acknowledged.
     async fn more(&self, count: i64) {
         let (before, begun) = (self.acknowledged.load(Ordering::Relaxed), Instant::now());
         while self.acknowledged.load(Ordering::Relaxed) < before + count {
@@ -104,7 +104,7 @@ async fn ids(world: &World, server: usize, shard: ShardId) -> BTreeSet<i64> {
     lines(&world.servers.app(server).await, &sql).await.lines().map(|id| id.parse().unwrap()).collect()
 }
 
-/// Writes one row, as soon as that succeeds.
+/// Writes one row, trying until that succeeds.
 async fn write(router: &Router, shard: ShardId, id: i64) {
     let begun = Instant::now();
     while let Err(error) = router.shard(shard).unwrap().execute(INSERT, &[&id]).await {
@@ -119,7 +119,7 @@ fn codes(ran: &Ran) -> Vec<String> {
     findings.iter().map(|one| one["code"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Why a host is not connected to.
+/// Why no connection to a host is made.
 fn impostor(error: &Error) -> Option<Impostor> {
     match error {
         Error::Connect { source, .. } | Error::HostDown { source, .. } => match **source {
@@ -131,9 +131,9 @@ fn impostor(error: &Error) -> Option<Impostor> {
 }
 
 on_each_version! {
-    /// The primary freezes, its standby is promoted, the primary goes on and is even started again: no router that has
-    /// heard of the promoted one gets a word of acknowledgement from the former, no new one goes there, and commands
-    /// say so.
+    /// The primary freezes, its standby is promoted, and the primary goes on and is even restarted. No router that
+    /// knows of the promoted server accepts an acknowledgement of the former one, no new router connects to it, and
+    /// commands say so.
     async fn a_former_primary_comes_back(version) {
         const A: usize = 0;
         const B: usize = 2;
@@ -150,7 +150,7 @@ on_each_version! {
         writers.more(50).await;
         let frozen = Frozen::new(world.servers.server(A).pid().unwrap());
         assert!(standby.query_one("SELECT pg_promote(true, 60)", &[]).await.unwrap().get::<_, bool>(0));
-        // The first that is acknowledged since: nobody else can have.
+        // The first row that is acknowledged since then: no other can have been.
         write(&router, on_db1, 1_000_000_000).await;
         let known = Instant::now();
         drop(frozen);
@@ -158,7 +158,7 @@ on_each_version! {
         former.execute("SELECT 1", &[]).await.unwrap();
         writers.more(500).await;
         tokio::task::block_in_place(|| world.servers.server(A).restart(StopMode::Immediate)).unwrap();
-        // Whoever loses its connections to the one tries the other.
+        // Whoever loses its connections to the one server tries the other.
         let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'app' \
                    AND pid <> pg_backend_pid()";
         for _ in 0..3 {
@@ -170,7 +170,7 @@ on_each_version! {
         let lost: Vec<_> = acknowledged.iter().filter(|(id, at)| *at > known && !here.contains(id)).collect();
         assert!(lost.is_empty() && here.contains(&1_000_000_000), "{} of {}: {lost:?}", lost.len(), acknowledged.len());
 
-        // A process that begins now.
+        // A process that starts now.
         let there = ids(&world, A, on_db1).await;
         let new = world.router().await;
         write(&new, on_db1, 1_000_000_001).await;
@@ -200,7 +200,7 @@ on_each_version! {
             );
         }
 
-        // Where only the former one is to be had, it is known by what the other hosts have recorded.
+        // If only the former server can be reached, what the other hosts have recorded gives it away.
         tokio::task::block_in_place(|| world.servers.server(A).stop(StopMode::Fast)).unwrap();
         world.run(&["bootstrap"]).await.ended(0);
         assert_eq!(codes(world.run(&["check"]).await.ended(0)), ["address_unreachable"]);
@@ -216,7 +216,7 @@ on_each_version! {
         assert_eq!(ids(&world, A, on_db1).await, there);
         tokio::task::block_in_place(|| world.servers.server(A).stop(StopMode::Fast)).unwrap();
 
-        // As after an upgrade: the server has another system identifier than it had.
+        // As after an upgrade: the server has a new system identifier.
         let sql = "UPDATE pgshard.identity SET system_identifier = system_identifier - 1 WHERE host_name = 'db1'";
         for server in [1, B] {
             assert_eq!(world.servers.app(server).await.execute(sql, &[]).await.unwrap(), 1);
@@ -237,7 +237,7 @@ on_each_version! {
         assert!(again.ended(0).stderr.contains("nothing to do"), "{}", again.stderr);
     }
 
-    /// Another cluster's server under a host's name, and one that does not say who it is.
+    /// A server of another cluster under a host's name, and one that does not say who it is.
     async fn another_server_under_a_name(version) {
         let world = World::with_spare(&[version, version, other(version)], 2).await;
         let shard = ShardId::new(0).unwrap();
@@ -251,7 +251,7 @@ on_each_version! {
         assert!(codes(checked.ended(1)).contains(&"other_server".to_owned()), "{}", checked.stdout);
         let refused = world.run(&["bootstrap", "--config", wrong]).await;
         assert!(refused.ended(4).stderr.contains("it is another server"), "{}", refused.stderr);
-        // It has no control schema, in which the word could be written down.
+        // It has no control schema in which the acceptance could be recorded.
         let refused = world.run(&["host", "accept", &format!("db{}", home + 1), "--yes", "--config", wrong]).await;
         assert!(refused.ended(1).stderr.contains("could not be recorded"), "{}", refused.stderr);
         world.run(&["check"]).await.ended(0);

@@ -1,4 +1,4 @@
-//! Moves that meet what they did not make: things in their way, exchanged names, a wrong map, dead hosts.
+//! Moves that meet what they did not make: objects in their way, exchanged names, a wrong map, dead hosts.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ async fn moved(world: &World, shard: &str, target: &str) -> Report {
 }
 
 on_each_version!(
-    /// A target that can never be opened must not keep the shard closed for ever: the mover gives up, the source
+    /// A target that can never be opened must not keep the shard closed for ever: the mover gives up, and the source
     /// serves.
     async fn a_target_that_cannot_be_opened(version) {
         let world = World::new(&[version, version], 4).await;
         moved(&world, "1", "db2").await;
-        // Where the old signpost is to be put away, something stands already.
+        // The name to which the old signpost is to be renamed is taken.
         let db1 = world.servers.app(0).await;
         db1.batch_execute("CREATE SCHEMA shard_0001__signpost_e2").await.unwrap();
         let mover = world.mover();
@@ -50,7 +50,7 @@ on_each_version!(
         }
     }
 
-    /// With the names of two hosts exchanged, gc would take the journal of the one for that of the other.
+    /// If the names of two hosts are exchanged, gc would take one host's journal for the other's.
     async fn names_that_are_exchanged(version) {
         let world = World::new(&[version, version], 4).await;
         let options: Vec<_> = world.config.hosts.values().map(|host| host.connect.clone()).rev().collect();
@@ -74,7 +74,7 @@ on_each_version!(
         moved(&world, "1", "db2").await;
     }
 
-    /// One thing that cannot be dropped now does not keep gc from the others.
+    /// One object that cannot be dropped now does not keep gc from the others.
     async fn gc_goes_on(version) {
         let world = World::new(&[version, version], 4).await;
         for target in ["db2", "db1"] {
@@ -89,12 +89,12 @@ on_each_version!(
         assert_eq!((report.failed.len(), report.cleaned.len()), (0, 1), "{report:?}");
     }
 
-    /// A move to a host that is gone for good can be aborted; gc clears up there if it comes back.
+    /// A move to a host that is gone for good can be aborted; gc cleans up there if it comes back.
     async fn abort_without_the_target(version) {
         let world = World::new(&[version, version], 4).await;
         let id = world.run_until(&["move", "1", "--to", "db2", "--yes"], "after ready=kill").await.ended(-9).id();
         world.servers.server(1).stop(StopMode::Immediate).unwrap();
-        // In part: what the target holds is left to gc.
+        // Only in part: what the target has is left to gc.
         world.run(&["moves", "abort", &id]).await.ended(8);
         assert_eq!(world.state(0, 1).await, "serving");
         world.servers.server(1).start().unwrap();
@@ -104,8 +104,8 @@ on_each_version!(
         assert_eq!(report.done[0].phase, Phase::Kept);
     }
 
-    /// A GRANT that was not committed yet when the shard was fenced is in the old copy only: that is not dropped
-    /// unsaid.
+    /// A GRANT that was not committed yet when the shard was fenced is only in the old copy, which is not silently
+    /// dropped.
     async fn ddl_under_way_at_the_fence(version) {
         let world = World::new(&[version, version], 4).await;
         let db1 = world.servers.app(0).await;

@@ -1,11 +1,11 @@
-//! What hosts remember of each other: a database that was lost, a host that the config does not name, hosts that come
-//! and go.
+//! What hosts remember about each other: a database that was lost, a host that the config does not name, hosts that
+//! come and go.
 
 use serde_json::Value;
 
 use crate::support::World;
 
-/// The findings that are no notices: `code host shards`.
+/// The findings other than notices: `code host shards`.
 async fn findings(world: &World, args: &[&str]) -> Vec<String> {
     let report = world.run(&[&["check"], args].concat()).await.last();
     let text = |finding: &Value, name: &str| finding[name].as_str().unwrap_or("-").to_owned();
@@ -13,7 +13,7 @@ async fn findings(world: &World, args: &[&str]) -> Vec<String> {
     all.map(|found| format!("{} {} {}", text(found, "code"), text(found, "host"), text(found, "shards"))).collect()
 }
 
-/// Drops a host's database and makes it anew, empty.
+/// Drops a host's database and creates it again, empty.
 async fn lose(world: &World, host: usize) {
     let root = world.servers.server(host).superuser_url().replace("/app", "/postgres");
     let root = crate::support::connect(&root).await;
@@ -45,7 +45,7 @@ fn without_the_last(world: &World, on_db1: Option<&str>) -> String {
 }
 
 on_each_version! {
-    /// A database that was dropped and made anew: nothing is built over it, by no command, until somebody says that its
+    /// A database was dropped and created again: no command builds anything in its place until somebody says that its
     /// rows are lost.
     async fn a_database_that_is_lost(version) {
         let world = World::new(&[version, version, version], 12).await;
@@ -94,7 +94,7 @@ on_each_version! {
         );
         assert_eq!((world.published(), schemas(&world, 2).await.as_str()), (before, ""));
 
-        // What came by a move may still be on the host that it came from: that is not made anew.
+        // What came by a move may still be on the host that it came from: that is not made again.
         let made = world.run(&["bootstrap", "--lost", "db3"]).await;
         assert!(
             made.ended(8).stderr.contains("db3: shard 0: db1 says that it has moved to db3 (epoch 2)"),
@@ -110,7 +110,7 @@ on_each_version! {
         world.run(&["moves", "gc"]).await.ended(0);
         assert_eq!(findings(&world, &[]).await, [""; 0]);
 
-        // One shard that somebody made away with, row and all.
+        // Somebody has removed one shard, with its row.
         let db2 = world.servers.app(1).await;
         db2.batch_execute(
             "DROP SCHEMA shard_0005 CASCADE; DELETE FROM pgshard.shard_migration WHERE shard_id = 5;
@@ -128,9 +128,9 @@ on_each_version! {
         world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(4);
     }
 
-    /// A config from before a host came makes none of its shards a second time, and `check` and `migrate up` say what
-    /// is missing. A host that leaves in order, and one that comes again, are no alarm. A cluster that has no records
-    /// gets them from bootstrap.
+    /// A config from before a host was added makes none of its shards a second time, and `check` and `migrate up` say
+    /// what is missing. A host that leaves properly, and one that comes again, cause no alarm. A cluster that has no
+    /// records gets them from bootstrap.
     async fn hosts_that_come_and_go(version) {
         let world = World::new(&[version, version, version], 12).await;
         let old = world.write("old.toml", &without_the_last(&world, Some("0-3, 8-11")));
@@ -148,7 +148,7 @@ on_each_version! {
         assert_eq!(ran.last()["unserved"], "8-11", "{}", ran.stdout);
         world.run(&["migrate", "up"]).await.ended(0);
 
-        // Drained and removed, it is known to nobody; its shards are known where they are now.
+        // Once it is drained and removed, nobody knows it; its shards are known where they are now.
         world.run(&["drain", "db3", "--yes", "--complete"]).await.ended(0);
         world.run(&["host", "remove", "db3", "--yes"]).await.ended(0);
         let db1 = world.servers.app(0).await;
@@ -169,7 +169,7 @@ on_each_version! {
             world.run(&["check"]).await.ended(0);
             world.run(&["host", "remove", "db3", "--yes"]).await.ended(0);
         }
-        // Taken out by hand while it has no shards: it is forgotten by word.
+        // It is removed by hand while it has no shards: it is forgotten when somebody says so.
         world.run(&["host", "add", "db3", &world.servers.server(2).url()]).await.ended(0);
         let path = world.write("two.toml", &without_the_last(&world, None));
         let two = ["--config", path.to_str().unwrap()];
@@ -177,7 +177,7 @@ on_each_version! {
         world.run(&[&["bootstrap", "--lost", "db3"][..], &two].concat()).await.ended(0);
         assert_eq!(findings(&world, &two).await, [""; 0]);
 
-        // A cluster of an earlier version: a mover says what to do, bootstrap writes down what the hosts agree on.
+        // A cluster of an earlier version: a mover says what to do, and bootstrap records what the hosts agree on.
         for host in [0, 1, 2] {
             let sql = "DROP TABLE pgshard.known_host; DROP FUNCTION pgshard.migrated(text);
                 DROP FUNCTION pgshard.end_moves, pgshard.stand_down, pgshard.take_back, pgshard.open_given_up,

@@ -1,10 +1,10 @@
-//! Hosts that come back from before: a backup is restored while the others went on.
+//! Hosts that return to an earlier state: a backup is restored while the others went on.
 
 use crate::support::World;
 
 on_each_version! {
-    /// A shard that went away and came back, on a host that was restored from before that: an alarm, no move, no
-    /// rebuilt map; and what the runbook says ends it.
+    /// A shard went away and came back, on a host that was restored to before that: this causes an alarm, no move, and
+    /// no rebuilt map; and the steps of the runbook end it.
     async fn a_shard_that_had_come_back(version) {
         let world = World::new(&[version, version, version], 6).await;
         tokio::task::block_in_place(|| world.servers.back_up(0));
@@ -40,7 +40,7 @@ on_each_version! {
             let refused = world.run(plan).await;
             assert!(refused.ended(4).stderr.contains("is served there since epoch 1, but "), "{}", refused.stderr);
         }
-        // The others are not concerned.
+        // The others are not affected.
         world.run(&["move", "0", "--to", "db3", "--plan"]).await.ended(0);
 
         let refused = world.run(&["moves", "repair", "1", "--yes"]).await;

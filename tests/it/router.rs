@@ -41,7 +41,7 @@ const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, $2)";
 const COUNT: &str = "SELECT count(*) FROM {shard}.photos";
 
 on_each_version! {
-    /// Every row is in the shard and on the host that the arithmetic and the map say, and is found by its ID.
+    /// Every row is in the shard and on the host that arithmetic and map say, and is found by its ID.
     async fn keys_and_ids(version) {
         let shards = Shards::start(version, 64).await;
         let router = shards.router();
@@ -106,7 +106,7 @@ on_each_version! {
         );
     }
 
-    /// A host that is down fails its own shards, each with an error that says so, and no others.
+    /// If a host is down, its own shards fail, each with an error that says so, and no others.
     async fn a_dead_host_fails_only_its_shards(version) {
         let shards = Shards::start(version, 16).await;
         let router = shards.router();
@@ -134,10 +134,10 @@ on_each_version! {
                 }
             }
         }
-        // Connections that died while they were idle are no error once the host is back.
+        // Connections that died while they were idle cause no error once the host is back.
         shards.cluster.server(1).start().unwrap();
         let back = async {
-            // The circuit is closed again by the next try in the background.
+            // The next try in the background closes the circuit again.
             while !counts(router.clone()).await.values().all(|count| matches!(count, Ok(0))) {
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             }
@@ -145,7 +145,7 @@ on_each_version! {
         tokio::time::timeout(std::time::Duration::from_secs(30), back).await.expect("the host is met again");
     }
 
-    /// What the router cannot know, it says: a wrong map, an unknown host, a pool that is too small.
+    /// The router reports what it cannot know: a wrong map, an unknown host, a pool that is too small.
     async fn errors_name_shard_and_host(version) {
         let shards = Shards::start(version, 4).await;
         let mut options = shards.options();
@@ -171,7 +171,7 @@ on_each_version! {
         assert_eq!(error.to_string(), "host db2 has no shard 0, where the map places it: run `pgshard check`");
         let error = router.shard(shard(1)).unwrap().query(COUNT, &[]).await.unwrap_err();
         assert_eq!(error.to_string(), "shard 1 is on host db9, which the config does not name: add [hosts.db9]");
-        // Back is a map of a later version, not the old one.
+        // To go back, one needs the old map with a later version.
         assert!(matches!(router.set_map(shards.map.clone()), Err(Error::OlderMap { .. })));
         router.set_map(Arc::new(shards.map.with_version(router.map().version().next()))).unwrap();
         router.shard(shard(1)).unwrap().query(COUNT, &[]).await.unwrap();

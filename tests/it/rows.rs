@@ -1,4 +1,4 @@
-//! A few random rounds, each for a pair of versions: what `script/test-rows` plays for hours.
+//! A few random rounds, each for a pair of versions; `script/test-rows` plays them for hours.
 #![allow(dead_code, reason = "the rounds' parts are those of tests/rows")]
 
 #[path = "../rows/compare.rs"]

@@ -19,7 +19,7 @@ use pgshard::{ShardCount, ShardId};
 use self::contract::{first_map, place, store_contract};
 use crate::support::{TestCluster, World, other};
 
-/// Polls that do not come within a test: what is seen was told.
+/// Polls that do not happen within a test: what a watch sees came by a notification.
 const NEVER: Duration = Duration::from_secs(3600);
 
 fn store(cluster: &TestCluster) -> PostgresStore {
@@ -35,7 +35,7 @@ async fn installed(version: u32) -> (TestCluster, PostgresStore) {
     (cluster, store)
 }
 
-/// Shard 7 on `db{host}`, in an epoch that is newer each time.
+/// Shard 7 on `db{host}`, with a newer epoch each time.
 fn moved(host: u8) -> Changes {
     Changes::from_iter([(ShardId::new(7).unwrap(), place(host, u32::from(host) + 1))])
 }
@@ -73,7 +73,7 @@ on_each_version! {
         store_contract(Arc::new(store)).await;
     }
 
-    /// Of many that start from one map exactly one publishes; the others are told whose version they met.
+    /// Many start from one map, and exactly one publishes; the others are told which version they met.
     async fn one_of_many_publishes(version) {
         let (_cluster, store) = installed(version).await;
         let tries = (0..8_u8).map(|at| {
@@ -91,7 +91,7 @@ on_each_version! {
         assert_eq!((published, store.history(10).await.unwrap().len()), (1, 2));
     }
 
-    /// Tables are made once, whoever makes them; a map that is there stays.
+    /// The tables are created once, whoever creates them; an existing map stays.
     async fn installing_twice(version) {
         let cluster = TestCluster::start(version, 1);
         let store = store(&cluster);
@@ -125,7 +125,7 @@ on_each_version! {
         ));
     }
 
-    /// Who, when and why; the newest thousand.
+    /// Who published, when and why; the newest thousand.
     async fn the_history(version) {
         let (cluster, store) = installed(version).await;
         let why = store.clone().with_reason("pgshard map rebuild");
@@ -150,7 +150,7 @@ on_each_version! {
         assert_eq!((row.get(0), row.get(1), row.get(2)), (PostgresStore::HISTORY_MAX as i64, 502_i64, 1501_i64));
     }
 
-    /// Notifications alone bring every map, also to a watch whose connection was ended.
+    /// Notifications alone bring every map, even to a watch whose connection was ended.
     async fn told_by_notifications(version_of) {
         let (cluster, store) = installed(version_of).await;
         let mut watch = store.clone().with_poll_interval(NEVER).watch().await.unwrap();
@@ -160,11 +160,11 @@ on_each_version! {
         let superuser = cluster.superuser(0).await;
         let ended =
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pgshard map'";
-        // The one that has published may still be there.
+        // The connection that has published may still exist.
         assert!(superuser.query_one(ended, &[]).await.unwrap().get::<_, i64>(0) >= 1);
         let failed = failing(&watch).await;
         assert!(failed.is_away(), "{failed}");
-        // Published before it listens again, or after: it is seen either way.
+        // Published before it listens again, or after: it is seen in both cases.
         publish_merged(&store, &moved(2)).await.unwrap();
         version(&mut watch, 3).await;
         publish_merged(&store, &moved(3)).await.unwrap();
@@ -177,7 +177,7 @@ on_each_version! {
         }
     }
 
-    /// A notification that nobody sent: the poll finds the map, or whoever asks for a look.
+    /// A notification is lost: the poll finds the map, or a requested look does.
     async fn a_lost_notification(version_of) {
         let (cluster, store) = installed(version_of).await;
         let often = store.clone().with_poll_interval(Duration::from_millis(20));
@@ -198,12 +198,12 @@ on_each_version! {
         client.batch_execute(
             "UPDATE pgshard_map.map SET placement = '{\"db9\": \"0-31\"}', publication = gen_random_uuid()",
         ).await.unwrap();
-        // Version 2 may have come before anybody waited for it, and is then the first change there is.
+        // Version 2 may have come before anybody waited for it, and is then the first change.
         let wait = async { while watches[0].changed().await.unwrap().hosts() != [HostName::new("db9").unwrap()] {} };
         tokio::time::timeout(Duration::from_secs(60), wait).await.expect("the other map arrives");
     }
 
-    /// A database that is away takes no map away: not while the process runs, and not at the next start.
+    /// If the database is away no map is lost: neither while the process runs, nor at the next start.
     async fn the_database_is_away(version_of) {
         let (cluster, store) = installed(version_of).await;
         let path = cluster.directory().join("map.toml");
@@ -236,7 +236,7 @@ on_each_version! {
         assert!(restarted.last_error().is_none() && watch.last_error().is_none());
     }
 
-    /// A database that answers is believed, whatever the copy has; a copy that is none is not.
+    /// A database that answers is believed, whatever the local copy contains; a damaged copy is ignored.
     async fn the_copy_is_the_last_resort(version_of) {
         let (cluster, store) = installed(version_of).await;
         let path = cluster.directory().join("map.toml");
@@ -256,8 +256,8 @@ on_each_version! {
         assert_eq!(files.collect::<Vec<_>>(), ["map.toml"], "no temporary file is left behind");
     }
 
-    /// The database was restored from before some maps, and a row was set by hand to the last version there is and put
-    /// right; a router began with a later map, of its copy. It takes whatever stands there.
+    /// The database was restored to before some maps, and a row was set by hand to the last possible version and
+    /// corrected; a router began with a later map, from its copy. It takes whatever is in the database.
     async fn a_map_of_an_earlier_version(version_of) {
         let (cluster, store) = installed(version_of).await;
         let client = cluster.app(0).await;
@@ -288,11 +288,12 @@ on_each_version! {
         }
         publish_merged(&store, &moved(5)).await.unwrap();
         has(3).await;
-        // By hand it takes no earlier one.
+        // By hand it accepts no earlier one.
         assert!(router.set_map(Arc::new(first_map())).is_err());
     }
 
-    /// Somebody wrote into the map's row. `rebuild` makes it anew from the history and the hosts, `import` from a file.
+    /// Somebody wrote into the map's row. `rebuild` makes it again from the history and the hosts, `import` from a
+    /// file.
     async fn a_damaged_row(version_of) {
         let world = World::new(&[version_of, version_of], 8).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();
@@ -327,7 +328,7 @@ on_each_version! {
         run(&["check"]).await.ended(0);
     }
 
-    /// A cluster goes from the file to the database and back, with routers that run; movers publish where it is.
+    /// A cluster goes from the file to the database and back, while routers run; movers publish where the map is.
     async fn from_file_to_database_and_back(version_of) {
         let world = World::new(&[version_of, other(version_of)], 8).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();
@@ -365,7 +366,7 @@ on_each_version! {
         world.run(&["--config", fleet_path, "map", "diff", "--from", "1", "--to", "7"]).await.ended(1);
         world.run(&["--config", fleet_path, "check"]).await;
 
-        // Meanwhile somebody published in the file; it is taken in by epochs, and what is older is not.
+        // Meanwhile somebody published in the file; it is merged by epochs, and what is older is ignored.
         let to = Placement { host: db2.clone(), epoch: ShardEpoch::new(5).unwrap() };
         publish_merged(&world.config.map_store(), &Changes::from_iter([(ShardId::new(3).unwrap(), to)])).await.unwrap();
         world.run(&["--config", fleet_path, "map", "import", file, "--yes"]).await.ended(0);

@@ -1,5 +1,6 @@
-//! Somebody who may create objects in `public`, and waits there for what the operator and the application run: an
-//! operator or a function that PostgreSQL has for no such types is looked for there (CVE-2018-1058).
+//! Somebody who may create objects in `public` sets traps there for what the operator and the application run:
+//! PostgreSQL also looks there for an operator or a function that it does not have for exactly these types
+//! (CVE-2018-1058).
 
 use tokio_postgres::Client;
 
@@ -8,11 +9,11 @@ use crate::support::{Ran, World, lines};
 /// What the trap says when it is called.
 const CAUGHT: &str = "a trap in public";
 
-/// Types that meet in statements.
+/// Types that are combined in statements.
 const TYPES: &str = r#"'{int2,int4,int8,float8,numeric,text,varchar,name,"\"char\"",oid,bool,timestamptz,interval,jsonb,
     uuid,pg_lsn}'::text[]"#;
 
-/// Operators that give a boolean, and such that give a number.
+/// Operators that give a boolean, and operators that give a number.
 const OPERATORS: [(&str, &str); 2] =
     [("boolean", "'{=,<>,<,>,<=,>=,~,!~,~~}'::text[]"), ("numeric", "'{+,-,*,/,%,&,|,<<,>>,||,->,->>}'::text[]")];
 
@@ -21,7 +22,7 @@ const FUNCTIONS: &str = "'{format,concat,concat_ws,left,right,round,floor,ceil,l
     to_timestamp,generate_series,to_regclass,string_agg,array_agg,unnest,sum,max,count,md5,mod,nextval,setval,
     split_part,starts_with,has_schema_privilege,pg_has_role,extract,array_to_string}'::text[]";
 
-/// Lays the traps, as a role that has no other right.
+/// Sets the traps, as a role that has no other right.
 async fn lay(superuser: &Client) {
     let role = "CREATE ROLE stranger; GRANT USAGE, CREATE ON SCHEMA public TO stranger; SET ROLE stranger";
     superuser.batch_execute(role).await.unwrap();
@@ -54,7 +55,7 @@ async fn lay(superuser: &Client) {
     superuser.batch_execute(&functions).await.unwrap();
 }
 
-/// Runs a command that must do what it does where there is no trap.
+/// Runs a command that must work as it does without traps.
 async fn goes_well(world: &World, args: &[&str], code: i32) -> Ran {
     let ran = world.run(args).await;
     assert!(!ran.stderr.contains(CAUGHT) && !ran.stdout.contains(CAUGHT), "{args:?}: {} {}", ran.stdout, ran.stderr);
@@ -63,14 +64,14 @@ async fn goes_well(world: &World, args: &[&str], code: i32) -> Ran {
 }
 
 on_each_version! {
-    /// No command of the operator, and nothing that the application has of us, runs what a stranger has made. What the
-    /// application's own statements find in `public` is its own affair.
+    /// No command of the operator, and nothing that the application gets from us, runs what a stranger has made. What
+    /// the application's own statements find in `public` is its own affair.
     async fn traps_in_public(version) {
         let world = World::new(&[version, version], 4).await;
         for host in [0, 1] {
             lay(&world.servers.superuser(host).await).await;
         }
-        // The traps do catch: an integer and a real number have no operator of their own.
+        // The traps do work: an integer and a real number have no operator of their own.
         let app = world.servers.app(0).await;
         let caught = app.batch_execute("SELECT 1 + 1::float8").await.unwrap_err();
         assert!(caught.as_db_error().unwrap().message().contains(CAUGHT), "{caught:?}");

@@ -48,13 +48,13 @@ fn now_ms() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap()
 }
 
-/// What a holder asks for whose clock says this.
+/// What a holder whose clock shows this asks for.
 fn term(now_ms: u64, ms: u64) -> Term {
     let epoch = Epoch::from_unix_ms(1_700_000_000_000).unwrap();
     Term { epoch, now_ms, length: Duration::from_millis(ms), keep: Duration::from_millis(ms) }
 }
 
-/// Every ticket once, all of these residues and no others.
+/// Checks that every ticket is there once, with all of these residues and no others.
 fn all_different(tickets: &[i64], wanted: &[i64]) {
     assert_eq!(tickets.iter().collect::<HashSet<_>>().len(), tickets.len(), "a ticket was given twice");
     let residues: BTreeSet<i64> = tickets.iter().map(|ticket| ticket % 16).collect();
@@ -63,8 +63,8 @@ fn all_different(tickets: &[i64], wanted: &[i64]) {
 }
 
 on_each_version! {
-    /// Eight clients, each a process of its own as far as PostgreSQL knows, while a host stops at once and comes back,
-    /// and a third host is added: no ticket twice, and no client sees an error.
+    /// Eight clients, each like a process of its own for PostgreSQL, while a host stops at once and comes back, and a
+    /// third host is added: no ticket twice, and no client sees an error.
     async fn a_host_stops_and_another_is_added(version) {
         let cluster = TestCluster::start(version, 3);
         let created = made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
@@ -102,12 +102,12 @@ on_each_version! {
             all.extend(tickets.unwrap());
         }
         all_different(&all, &[1, 2, 3]);
-        // Which of a block are lost is known to nobody, but the third host began where the others were.
+        // Nobody knows which tickets of a block are lost, but the third host began where the others were.
         let third = all.iter().filter(|ticket| **ticket % 16 == 3).min().unwrap();
         assert!(*third > 1600, "{third}");
     }
 
-    /// What is killed at once gives no ticket again, whoever's transaction wrote the WAL record that covers it.
+    /// A host that is killed at once gives no ticket again, whoever's transaction wrote the WAL record that covers it.
     async fn a_crash_gives_nothing_again(version) {
         let cluster = TestCluster::start(version, 1);
         made(&cluster, &[0], &request(&cluster, &[0])).await;
@@ -125,7 +125,7 @@ on_each_version! {
                     tickets
                 });
             }
-            // Until everybody has some.
+            // Waits until everybody has some.
             let watch = cluster.app(0).await;
             let sql = "SELECT last_value FROM pgshard_tickets.ticket_users";
             let begun: i64 = watch.query_one(sql, &[]).await.unwrap().get(0);
@@ -142,12 +142,12 @@ on_each_version! {
         all_different(&all, &[1]);
     }
 
-    /// The control of that test: nextval() writes WAL for 32 values at a time, here in a transaction that is still
-    /// open, and who is given the others has nothing to flush. Without the message in `take()` they are given again
-    /// after a crash.
+    /// The counterpart of that test: nextval() writes WAL for 32 values at a time, here in a transaction that is still
+    /// open, and whoever gets the other values has nothing to flush. Without the message in `take()` they would be
+    /// given again after a crash.
     async fn what_the_flush_is_for(version) {
         for (flushed, given_again) in [(true, 0), (false, 1)] {
-            // Nobody else writes WAL out meanwhile.
+            // Nobody else writes WAL to disk meanwhile.
             let late = vec![("wal_writer_delay".to_owned(), "10s".to_owned())];
             let cluster = TestCluster::start_with(version, 1, ServerOptions::default().settings(late));
             made(&cluster, &[0], &request(&cluster, &[0])).await;
@@ -165,7 +165,7 @@ on_each_version! {
             let (writer, other) = (cluster.app(0).await, cluster.app(0).await);
             writer.batch_execute("BEGIN").await.unwrap();
             take(&writer).await;
-            // Given: its transaction has committed, with synchronous_commit = on.
+            // It was given: its transaction has committed, with synchronous_commit = on.
             let given = take(&other).await;
             cluster.server(0).restart(StopMode::Immediate).unwrap();
             let client = cluster.app(0).await;
@@ -174,7 +174,8 @@ on_each_version! {
         }
     }
 
-    /// Again, at the same time, with another stride, without a host that is needed, and with what may never be.
+    /// Again, at the same time, with another stride, without a host that is needed, and with values that are never
+    /// allowed.
     async fn create_again_and_refusals(version) {
         let cluster = TestCluster::start(version, 3);
         // Two at once make one series with a residue for each host.
@@ -185,7 +186,7 @@ on_each_version! {
         let again = made(&cluster, &[0, 1], &both).await;
         assert_eq!(residues(&again), [(1, Role::Unchanged), (2, Role::Unchanged)]);
 
-        // Raised, and never lowered.
+        // The start is raised, and never lowered.
         let from = |start| Create { start: Some(start), ..request(&cluster, &[0]) };
         assert_eq!(residues(&made(&cluster, &[0, 1], &from(1_000_000)).await), [(1, Role::Raised)]);
         assert_eq!(source(&cluster, &[0], 1).next().await.unwrap(), 1_000_001);
@@ -205,7 +206,8 @@ on_each_version! {
         let two = Create { stride: Some(2), ..both.clone() };
         assert_eq!(refused(&[0, 1], &two).await, [Refusal::StrideDiffers { recorded: 16 }]);
 
-        // A host that began on its own has residue 1 too, in a series of its own: never beside the others.
+        // A host that began on its own has residue 1 too, in a series of its own: it can never be used together with
+        // the others.
         made(&cluster, &[2], &request(&cluster, &[2])).await;
         assert!(matches!(refused(&[0, 1, 2], &request(&cluster, &[2])).await[..], [Refusal::SeriesDiffer { .. }]));
         let mixed = source(&cluster, &[0, 2], 1);
@@ -216,7 +218,7 @@ on_each_version! {
         let used: BTreeSet<bool> = seen.into_iter().collect();
         assert_eq!(used.len(), 1, "only the series that came first is used");
 
-        // A copy of a database under another name is none of the hosts.
+        // A copy of a database under another name is not one of the hosts.
         let copy = vec![TicketHost { name: cluster.name(1), connect: connect(&cluster, 0) }];
         let error = Tickets::new(Options::new(users(), copy.clone())).next().await.unwrap_err();
         assert!(error.to_string().contains("it gives the tickets of db1"), "{error}");
@@ -226,7 +228,7 @@ on_each_version! {
             "{error}"
         );
 
-        // The rows themselves hold: nobody else gets a residue that is taken.
+        // The table itself enforces it: nobody else gets a residue that is taken.
         let sql = "INSERT INTO pgshard_tickets.claim (name, residue, host_name) VALUES ('users', 1, 'db9')";
         let error = cluster.app(0).await.execute(sql, &[]).await.unwrap_err();
         assert_eq!(error.code().unwrap().code(), "23505");
@@ -236,7 +238,7 @@ on_each_version! {
         assert!(error.to_string().contains("pgshard tickets create groups --hosts db1"), "{error}");
     }
 
-    /// db2 is lost for ever: its residue is not given away, but to a host that is told where to begin.
+    /// db2 is lost for ever: its residue is given to nobody, except a host that is told where to begin.
     async fn a_lost_host(version) {
         let cluster = TestCluster::start(version, 3);
         let odd_and_even = Create { stride: Some(2), ..request(&cluster, &[0, 1]) };
@@ -267,7 +269,7 @@ on_each_version! {
         assert!(after.iter().all(|ticket| *ticket >= 5000 && ticket % 2 == 0));
         assert!(after.iter().all(|ticket| !before.contains(ticket)));
 
-        // It comes back all the same: together with its heir it is refused.
+        // It comes back nevertheless: together with its successor it is refused.
         cluster.server(1).start().unwrap();
         let refused = create(&hosts(&cluster, &[0, 1, 2]), &request(&cluster, &[1]), Uuid::new_v4()).await.unwrap_err();
         assert!(refused.to_string().contains("residue 0 is"), "{refused}");
@@ -279,7 +281,8 @@ on_each_version! {
         assert_eq!(residues.len(), 1, "one of the two is not used");
     }
 
-    /// db1's database is lost and made anew, empty: it gives no ticket again, but from a start above those it gave.
+    /// db1's database is lost and created again, empty: it gives no ticket again, except from a start above those it
+    /// gave.
     async fn a_host_that_was_built_anew(version) {
         let cluster = TestCluster::start(version, 3);
         let (all, three) = (hosts(&cluster, &[0, 1, 2]), request(&cluster, &[0, 1, 2]));
@@ -299,8 +302,8 @@ on_each_version! {
         assert!(after.iter().all(|ticket| *ticket >= 1000 && !before.contains(ticket)), "{after:?}");
     }
 
-    /// A future that is dropped while its block is on the way, and a source that is dropped with a block: gaps, no
-    /// repeats.
+    /// A future is dropped while its block is on the way, and a source is dropped while it has a block: there are gaps,
+    /// but no repeats.
     async fn a_block_that_is_dropped(version) {
         let cluster = TestCluster::start(version, 2);
         made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
@@ -331,13 +334,13 @@ on_each_version! {
         let nowhere = "postgres://app@127.0.0.1:1/app?connect_timeout=1";
         let nowhere = TicketHost { name: cluster.name(0), connect: ConnectOptions::parse(nowhere).unwrap() };
         let error = Tickets::new(Options::new(users(), vec![nowhere])).next().await.unwrap_err();
-        // With what the system said: two hosts may fail for two reasons.
+        // With the operating system's message: two hosts may fail for two reasons.
         let said = error.to_string();
         assert!(said.contains("host db1 is out of reach: cannot connect to") && said.contains("refused"), "{said}");
     }
 
-    /// A host that takes connections and says nothing costs nobody a ticket: another is asked beside it, and then it is
-    /// left alone and looked for in the background. Here it would cost each call that asks it a minute.
+    /// A host that accepts connections and says nothing costs nobody a ticket: another is asked at the same time, and
+    /// then it is left alone and tried in the background. Otherwise it would cost each call that asks it a minute.
     async fn a_host_that_says_nothing(version) {
         let cluster = TestCluster::start(version, 2);
         made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
@@ -363,7 +366,7 @@ on_each_version! {
             for _ in 0..40 {
                 source.next().await.unwrap();
             }
-            // Callers that wait for less than it takes to see that a host hangs.
+            // Callers that wait for less time than it takes to see that a host hangs.
             let patience = Duration::from_millis(50);
             let mut given = 0;
             while given < 20 {
@@ -387,7 +390,7 @@ on_each_version! {
         made(&cluster, &[0], &Create { start: Some(1000), ..request(&cluster, &[0]) }).await;
         assert_eq!(source.next().await.unwrap(), 1009);
 
-        // Runs of 8,192 unless something else is said: the users of one host are on every shard.
+        // Runs of 8,192 unless another number is given: the users of one host are on every shard.
         let groups = TicketName::new("groups").unwrap();
         let request = Create { name: groups.clone(), run: None, ..request(&cluster, &[0]) };
         made(&cluster, &[0], &request).await;
@@ -397,8 +400,8 @@ on_each_version! {
         assert_eq!((shards.len(), tickets[0], tickets[8191], tickets[8192]), (4096, 8192, 16_383, 139_264));
     }
 
-    /// Many processes lease at once: each has a number of its own. One that is stopped past its lease is fenced by the
-    /// milliseconds it was granted, and knows when it asks.
+    /// Many processes lease at once: each has a number of its own. One that is stopped for longer than its lease is
+    /// fenced by the milliseconds it was granted, and notices when it asks.
     async fn leases(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
@@ -423,7 +426,7 @@ on_each_version! {
         let other = WorkerLeases::new(connect(&cluster, 0), "other");
         assert_eq!(other.acquire(Uuid::new_v4(), at(0, 60_000)).await.unwrap().worker, 0, "a space of its own");
 
-        // All numbers but one are held.
+        // All numbers but one are taken.
         let fill = "INSERT INTO pgshard_workers.lease (space, worker, token, ceiling_ms, expires_at)
             SELECT 'test', n, gen_random_uuid(), 0, now() + interval '1 hour' FROM generate_series(16, 1022) n";
         cluster.app(0).await.batch_execute(fill).await.unwrap();
@@ -433,11 +436,11 @@ on_each_version! {
         assert!(matches!(none, Err(lease::Error::NoneFree { .. })));
         let renewed = store.renew(last, at(8000, 3000)).await.unwrap().unwrap();
         assert!(renewed.ceiling_ms >= begun + 11_000);
-        // A clock that stepped back lowers no ceiling.
+        // A clock that steps back lowers no ceiling.
         assert_eq!(store.renew(last, at(0, 3000)).await.unwrap().unwrap().ceiling_ms, renewed.ceiling_ms);
 
-        // Its lease ends; it could renew, were it not that somebody else has the number by now. Whoever asks before the
-        // time has come that it was granted for gets none.
+        // Its lease ends; it could renew it, but somebody else has the number by now. Whoever asks before the granted
+        // time is over gets none.
         let next = loop {
             match store.acquire(Uuid::new_v4(), at(8500, 60_000)).await {
                 Ok(grant) => break grant,
@@ -447,8 +450,8 @@ on_each_version! {
         assert_eq!((next.worker, next.floor_ms), (1023, renewed.ceiling_ms + 1));
         assert_eq!(store.renew(last, at(8500, 3000)).await.unwrap(), None);
 
-        // A number that is given back is there at once, from the last millisecond that was used on; an operator's word
-        // keeps what was granted.
+        // A number that is given back is available at once, from the last used millisecond on; if an operator releases
+        // it, what was granted stays reserved.
         store.release(next, next.floor_ms + 50).await.unwrap();
         let again = store.acquire(Uuid::new_v4(), at(9000, 60_000)).await.unwrap();
         assert_eq!((again.worker, again.floor_ms), (1023, next.floor_ms + 51));
@@ -500,9 +503,9 @@ on_each_version! {
         );
     }
 
-    /// The database of the leases falls silent: callers wait together, not one after the other; those with deadlines of
-    /// their own use up neither numbers nor connections; and who was granted a number without hearing of it gets the
-    /// same.
+    /// The database of the leases falls silent: callers wait at the same time, not one after the other. Those with
+    /// deadlines of their own use up neither numbers nor connections; and whoever was granted a number without learning
+    /// of it gets the same one.
     async fn one_renewal_for_all(version) {
         let cluster = TestCluster::start(version, 1);
         let proxy = Proxy::to(cluster.server(0).port()).await;
@@ -534,7 +537,7 @@ on_each_version! {
             "connections"
         );
 
-        // Six callers wait for a database that answers none: for one limit in all.
+        // Six callers wait for a database that does not answer: for one limit in all.
         proxy.fall_silent();
         while generator.try_next().is_ok() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -548,7 +551,7 @@ on_each_version! {
         assert!(all.iter().all(|said| said.contains("no worker number is leased")), "{all:?}");
         proxy.speak_again();
 
-        // A grant that was not heard of.
+        // A grant whose answer was lost.
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         let token = Uuid::new_v4();
         let first = store.acquire(token, term(now_ms(), 60_000)).await.unwrap();
@@ -587,13 +590,13 @@ on_each_version! {
         assert_eq!(use_all().await, Ok((1, true)));
     }
 
-    /// Processes start and end, each time with new generators: far more than there are numbers, and none is refused,
-    /// nor an ID given twice.
+    /// Processes start and end, each time with new generators, far more than there are numbers: none is refused, and no
+    /// ID is given twice.
     async fn rolling_restarts(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         store.install(Elsewhere::Nobody).await.unwrap();
-        // Twelve numbers are left of them all.
+        // Twelve numbers are left of all.
         let fill = "INSERT INTO pgshard_workers.lease (space, worker, token, ceiling_ms, expires_at)
             SELECT 'test', n, gen_random_uuid(), 0, now() + interval '1 hour' FROM generate_series(12, 1023) n";
         cluster.app(0).await.batch_execute(fill).await.unwrap();
@@ -612,7 +615,7 @@ on_each_version! {
                 let clone = generator.clone();
                 generator.release().await.unwrap();
                 assert!(clone.try_next().is_ok(), "a clone is there");
-                // Waited for, or left to a task.
+                // The release is waited for, or left to a task.
                 if round % 2 == 0 { clone.release().await.unwrap() } else { drop(clone) }
             }
             let held =
@@ -628,8 +631,8 @@ on_each_version! {
         assert_eq!(seen.len(), 8 * 8 * 5000);
     }
 
-    /// Generators as an application has them: eight tasks on each, a lease that is lost in the middle, a server that
-    /// restarts; and what was given is all different.
+    /// Generators as an application uses them: eight tasks on each, a lease that is lost halfway, a server that
+    /// restarts; and everything that was given is different.
     async fn snowflakes(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
@@ -693,13 +696,13 @@ on_each_version! {
         assert!(all.insert(short.next().await.unwrap()));
     }
 
-    /// The table of leases goes back in time, in each way that it can; holders of before and after never have one
-    /// number at a time.
+    /// The table of leases goes back in time, in every way that it can; former and present holders never have one
+    /// number at the same time.
     async fn leases_that_went_back(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         let lease = Duration::from_millis(3000);
-        // By this machine's clock, which is the server's: floors count from that.
+        // By this machine's clock, which is the server's too: floors count from that.
         let term = || term(now_ms(), lease.as_millis() as u64);
         let on_hold = async |why: &str| match store.acquire(Uuid::new_v4(), term()).await {
             Err(lease::Error::OnHold { left_ms }) => assert!(left_ms <= 121_000, "{why}: {left_ms}"),
@@ -710,12 +713,12 @@ on_each_version! {
         let client = cluster.app(0).await;
         let kept = store.acquire(Uuid::new_v4(), term()).await.unwrap();
 
-        // Rows cannot be taken away.
+        // Rows cannot be deleted.
         for sql in ["DELETE FROM pgshard_workers.lease", "TRUNCATE pgshard_workers.lease"] {
             assert_eq!(client.batch_execute(sql).await.unwrap_err().code().unwrap().code(), "55000", "{sql}");
         }
 
-        // What a base backup has: the files as they are now.
+        // What a base backup contains: the files as they are now.
         drop(client);
         cluster.server(0).stop(StopMode::Fast).unwrap();
         let data = cluster.server(0).data_directory().to_path_buf();
@@ -747,7 +750,8 @@ on_each_version! {
         };
         assert!(again.floor_ms > after_backup.ceiling_ms, "{again:?} follows on {after_backup:?}");
 
-        // Another timeline or another system. That of a promoted standby is tried by setting what was recorded back.
+        // Another timeline or another system. The timeline of a promoted standby is simulated by setting the recorded
+        // one back.
         let client = cluster.app(0).await;
         for (what, sql) in [
             ("a promotion", "UPDATE pgshard_workers.home SET timeline = '00000000'"),
@@ -756,7 +760,7 @@ on_each_version! {
         ] {
             let held = store.acquire(Uuid::new_v4(), term()).await.unwrap();
             client.batch_execute(sql).await.unwrap();
-            // One that has not ended goes on; one that has may have been followed on.
+            // A lease that has not ended goes on; one that has may have a successor.
             assert!(store.renew(held, term()).await.unwrap().is_some(), "{what}");
             on_hold(what).await;
             let end = "UPDATE pgshard_workers.lease SET expires_at = now() - interval '1 second' WHERE token = $1";
@@ -765,12 +769,12 @@ on_each_version! {
             client.batch_execute("UPDATE pgshard_workers.home SET hold_until = now()").await.unwrap();
         }
 
-        // A table that is made anew, with and without somebody who may hold a number.
+        // A table is created again, with and without somebody who may hold a number.
         client.batch_execute("DROP SCHEMA pgshard_workers CASCADE").await.unwrap();
         assert_eq!(store.install(Elsewhere::Perhaps).await.unwrap(), Installed::Now);
         on_hold("a table that was made anew").await;
 
-        // One of the first version comes along, with its rows, while it serves.
+        // A table of the first version is upgraded, with its rows, while it is in use.
         client.batch_execute("DROP SCHEMA pgshard_workers CASCADE").await.unwrap();
         client.batch_execute(include_str!("../../migrations/workers/0001_workers.sql")).await.unwrap();
         let old = "SELECT worker, floor_ms, ceiling_ms FROM pgshard_workers.acquire('test', $1, 1000, 60000, 60000)";
@@ -785,7 +789,7 @@ on_each_version! {
         assert_eq!(store.acquire(Uuid::new_v4(), term()).await.unwrap().worker, 1);
         let grant = Grant { worker: 0, token, floor_ms: 0, ceiling_ms: 61_000 };
         assert!(store.renew(grant, term()).await.unwrap().is_some());
-        // And a program of before works with the new table.
+        // And a program of the earlier version works with the new table.
         assert_eq!(client.query_one(old, &[&Uuid::new_v4()]).await.unwrap().get::<_, i32>(0), 2);
     }
 

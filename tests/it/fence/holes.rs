@@ -57,7 +57,7 @@ on_each_version! {
             client.batch_execute(&in_shard(atomic)).await.unwrap();
             writes.push("SELECT outside.atomic()");
         }
-        // The signpost was built before those tables came.
+        // The signpost was built before those tables were created.
         client.batch_execute(&in_shard("DROP SCHEMA {s}__signpost CASCADE; DELETE FROM pgshard.ledger")).await.unwrap();
         fence.build_signpost().await.unwrap();
         fence.close().await;

@@ -1,5 +1,5 @@
-//! Sequences that move: short ones, ones that are used, set or begun anew while they move, and what transactions that
-//! are older than the fence still take from them.
+//! Sequences that move: short ones, and ones that are used, set or restarted while they move; and what transactions
+//! older than the fence still take from them.
 
 use tokio_postgres::types::Oid;
 use tokio_postgres::{Client, Statement};
@@ -24,14 +24,14 @@ const AT: &str = "SELECT setval('shard_0000.tags_id_seq', 23000), setval('shard_
     setval('shard_0000.hundred', 50), setval('shard_0000.spent', 100), setval('shard_0000.down', -10),
     setval('shard_0000.round', 4), setval('shard_0000.sevens', 85), setval('shard_0000.cached', 1000)";
 
-/// What the sequence gives next; the SQLSTATE where it gives nothing.
+/// What the sequence gives next, or the SQLSTATE if it gives nothing.
 async fn next(db: &Client, schema: &str, sequence: &str) -> Result<i64, String> {
     let next = db.query_one(&format!("SELECT nextval('{schema}.{sequence}')"), &[]).await;
     next.map(|row| row.get(0)).map_err(|error| error.code().expect("the server answers").code().to_owned())
 }
 
 on_each_version! {
-    /// A sequence of few values is set ahead by none or few of them, and goes on where it was behind the fence,
+    /// A sequence of few values is set ahead only a little or not at all, and continues where it was behind the fence,
     /// whatever was done to it meanwhile; online and blocking, there and back.
     async fn short_sequences_go_on(version) {
         let world = World::with_tables(&[version, other(version)], 2, &[("0001_sequences.sql", SEQUENCES)]).await;
@@ -119,10 +119,10 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// One statement of a transaction that is older than the fence and has not touched the sequence yet takes values of
-    /// the old copy, and the new host gives none of them again; the next statement meets the signpost. What it sets is
-    /// lost. IDs do not pass. By a sequence's OID the old copy answers for as long as it is kept, first with what the
-    /// session has cached.
+    /// A single statement of a transaction that is older than the fence and has not touched the sequence yet can take
+    /// values of the old copy, and the new host gives none of them again; the next statement meets the signpost. What
+    /// the statement sets is lost. It can take no IDs. By the sequence's OID the old copy answers for as long as it is
+    /// kept, first with what the session has cached.
     async fn no_value_is_taken_twice_past_a_fence(version) {
         let world = World::with_tables(&[version, other(version)], 4, &[("0001_sequences.sql", SEQUENCES)]).await;
         let db2 = world.servers.app(1).await;
@@ -151,7 +151,7 @@ on_each_version! {
             for old in &sessions {
                 let once = old.client.query(&old.statement, &[]).await;
                 if old.sql.contains("next_id") {
-                    // Which of its looks it is that meets the signpost depends on the clock.
+                    // It depends on the clock which of its look-ups meets the signpost.
                     let error = once.unwrap_err();
                     assert!(["SH001", "42809"].contains(&error.code().unwrap().code()), "{mode}: {error:?}");
                 } else {

@@ -1,4 +1,4 @@
-//! What the shards of one move share, publication, slot and stream, when the application does not stand still.
+//! What the shards of one move share (publication, slot and stream) while the application is at work.
 
 use std::time::Duration;
 
@@ -45,8 +45,8 @@ async fn rows(world: &World, host: usize, table: &str) -> String {
 }
 
 on_each_version! {
-    /// A shard is published by a resume, while a transaction is under way that has changed it before: what it has
-    /// written is there.
+    /// A resume publishes a shard while a transaction is under way that has changed it before: what the transaction has
+    /// written is at the target.
     async fn published_late(version) {
         let world = world(version).await;
         let (locker, writer) = (world.servers.app(0).await, world.servers.app(0).await);
@@ -56,7 +56,7 @@ on_each_version! {
         locker.batch_execute("BEGIN; LOCK TABLE shard_0001.notes").await.unwrap();
         go_on(pid);
         let moving = tokio::spawn(crate::support::never_stopped(child));
-        // It is given up before there is a slot, which waits for whoever has locked a table like this.
+        // It is given up before there is a slot, because the slot would wait for whoever has locked a table like this.
         let given_up = "SELECT EXISTS (SELECT FROM pgshard.move WHERE shard_id = 1 AND last_error IS NOT NULL)";
         until(&world.servers.app(0).await, given_up).await;
         locker.batch_execute("ROLLBACK").await.unwrap();
@@ -67,7 +67,7 @@ on_each_version! {
         writer.batch_execute("BEGIN; UPDATE shard_0001.notes SET note = 'new' WHERE id = 1").await.unwrap();
         let child = world.command(&["moves", "resume", &ran.id()], &[]).spawn().unwrap();
         until(&locker, "SELECT EXISTS (SELECT FROM pg_publication_tables WHERE schemaname = 'shard_0001')").await;
-        // Without the wait the rows are copied by then.
+        // Without the wait the rows would be copied by then.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         writer.batch_execute("UPDATE shard_0001.notes SET note = 'new' WHERE id = 2; COMMIT").await.unwrap();
         Ran::of(child).await.ended(0);
@@ -77,7 +77,7 @@ on_each_version! {
     }
 
     /// One shard of a move is kept and its old copy fed, while another comes later: nothing that the other's new host
-    /// writes is passed over.
+    /// writes is skipped.
     async fn fed_before_all_are_kept(version) {
         let world = world(version).await;
         let (child, id) = held(&world, "0,1").await;
@@ -92,7 +92,7 @@ on_each_version! {
         db2.batch_execute("INSERT INTO shard_0000.users (name) VALUES ('fed')").await.unwrap();
         until(&db1, "SELECT EXISTS (SELECT FROM shard_0000__left_e1.users WHERE name = 'fed')").await;
         assert_ne!(lines(&db2, &format!("SELECT ({slot})::text")).await, "");
-        // From its very open on, the other is written to.
+        // The other is written to from its very open on.
         let writer = tokio::spawn({
             let db2 = world.servers.app(1).await;
             async move {
@@ -114,8 +114,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// What writes to the catalogs and alters nothing does not end a move: TRUNCATE all the while, and REINDEX,
-    /// CLUSTER, VACUUM.
+    /// What writes to the catalogs and alters nothing does not end a move: TRUNCATE all the time, and REINDEX, CLUSTER,
+    /// VACUUM.
     async fn maintained_meanwhile(version) {
         let world = world(version).await;
         let truncating = tokio::spawn({
@@ -141,7 +141,7 @@ on_each_version! {
         ] {
             db.batch_execute(sql).await.unwrap();
         }
-        // The shard is looked at every two seconds.
+        // The shard is checked every two seconds.
         tokio::time::sleep(Duration::from_secs(5)).await;
         world.run(&["moves", "continue", &id]).await.ended(0);
         Ran::of(child).await.ended(0);
@@ -150,12 +150,12 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A table that comes when the plan is made is never published, and one that loses its key is so no longer: what
-    /// the application does to them goes through.
+    /// A table that is created while the plan is made is never published, and one that loses its key is no longer
+    /// published: what the application does to them succeeds.
     async fn tables_that_cannot_be_published(version) {
         let world = world(version).await;
         let db = world.servers.app(0).await;
-        // Read before anything is claimed, a lock is no move that waits.
+        // A lock that is met before anything is claimed is no reason to wait.
         let locker = world.servers.app(0).await;
         locker.batch_execute("BEGIN; LOCK TABLE shard_0000.notes").await.unwrap();
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
@@ -184,7 +184,7 @@ on_each_version! {
         db.batch_execute("UPDATE shard_0000.keyless SET n = 2; DROP TABLE shard_0000.keyless").await.unwrap();
         world.run(&["moves", "abort", &ran.id()]).await.ended(0);
 
-        // What no longer names its rows is no longer published, and a column that is computed anew is an alteration as
+        // A table that has lost its key is no longer published, and a column that becomes generated is an alteration as
         // well.
         let (no_key, a_key) = ("DROP CONSTRAINT notes_pkey", "ADD CONSTRAINT notes_pkey PRIMARY KEY (id)");
         let mut altered = vec![(1, "REPLICA IDENTITY NOTHING", "REPLICA IDENTITY DEFAULT"), (0, no_key, a_key)];

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use crate::support::{Ran, World, Writers, go_on, never_stopped, other, stopped};
 
-/// Three seconds instead of ten. Shorter ones end by themselves on a machine that is busy.
+/// Three seconds instead of ten. Shorter leases end by themselves on a busy machine.
 const LEASE: (&str, &str) = ("PGSHARD_LEASE_MS", "3000");
 
 /// Stops a mover, lets another take over, wakes the first up.
@@ -29,7 +29,7 @@ async fn take_over(world: &World, shard: u16, point: &str) {
 }
 
 on_each_version! {
-    /// At each of these points a mover sleeps through its lease and its fence.
+    /// At each of these points a mover sleeps until its lease and its fence are over.
     async fn a_mover_that_slept_changes_nothing(version) {
         let world = World::new(&[version, other(version)], 16).await;
         let writers = Writers::start(&world, 2).await;
@@ -41,7 +41,7 @@ on_each_version! {
     }
 
     /// It sleeps after the copy until a router has swapped back, and rows were written since. Nobody takes over: it
-    /// must see that its copy is worth nothing, and begin again.
+    /// must notice that its copy is worthless, and start again.
     async fn a_mover_that_slept_too_long_copies_again(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let args = ["move", "0", "--to", "db2", "--yes"];
@@ -66,7 +66,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A third does not take the move from one that took it over and lives.
+    /// A third mover does not take the move from one that took it over and is alive.
     async fn who_took_over_is_left_alone(version) {
         let world = World::new(&[version, version], 2).await;
         let args = ["move", "0", "--to", "db2", "--yes"];
@@ -74,7 +74,7 @@ on_each_version! {
         let first_pid = stopped(&first).await;
         let db = world.servers.app(0).await;
         let id: String = db.query_one("SELECT move_id::text FROM pgshard.move", &[]).await.unwrap().get(0);
-        // It holds the move for a while, as it cannot fence: somebody writes.
+        // It holds the move for a while, because it cannot fence: somebody writes.
         db.batch_execute("BEGIN; INSERT INTO shard_0000.users (name) VALUES ('blocks')").await.unwrap();
         let args = ["moves", "resume", &id, "--fence-attempts", "1000"];
         let second = world.command(&args, &[LEASE]).spawn().unwrap();

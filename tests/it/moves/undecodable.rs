@@ -1,4 +1,4 @@
-//! A server that cannot decode its own WAL any more: the slot is given up, and with it no row.
+//! A server that can no longer decode its own WAL: the slot is given up, but no row is lost.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 
 use crate::support::{Ran, World, lines};
 
-/// So many rows are inserted in one statement, slowly enough for what is done meanwhile.
+/// This many rows are inserted in one statement, slowly enough for what is done meanwhile.
 const SLOWLY: usize = 80;
 
 /// Waits until a query gives true.
@@ -24,16 +24,16 @@ async fn users(world: &World, host: usize, schema: &str) -> String {
     lines(&world.servers.app(host).await, &format!("SELECT u::text FROM {schema}.users u ORDER BY 1")).await
 }
 
-/// Has a host write changes of a file which, so its catalogs say by then, belongs to no table.
+/// Makes a host write changes of a file that, by its catalogs at that time, belongs to no table.
 async fn write_what_nobody_can_decode(world: &World, host: usize) {
     let (app, superuser) = (world.servers.app(host).await, world.servers.superuser(host).await);
     let file = "SELECT relfilenode::text FROM pg_class WHERE oid = 'shard_0000.users'::regclass";
     let file = lines(&superuser, file).await;
     let another =
         |file: &str| format!("UPDATE pg_class SET relfilenode = {file} WHERE oid = 'shard_0000.users'::regclass");
-    // A sequence's value is seen before its transaction ends: it tells which row is being inserted.
+    // The value of a sequence is visible before its transaction ends: it shows which row is being inserted.
     app.batch_execute("CREATE SEQUENCE public.inserted CYCLE MAXVALUE 1000000").await.unwrap();
-    // With IDs of its own: `next_id()` would look at the catalogs again.
+    // With explicit IDs: `next_id()` would read the catalogs again.
     let slowly = format!(
         "INSERT INTO shard_0000.users (id, name) SELECT {host} * 1000 + n, \
             nextval('public.inserted')::text || pg_sleep(0.05)::text FROM generate_series(1, {SLOWLY}) n"
@@ -43,7 +43,7 @@ async fn write_what_nobody_can_decode(world: &World, host: usize) {
         app.batch_execute("DROP SEQUENCE public.inserted").await
     });
     let row = async |row: i64| until(&superuser, &format!("SELECT last_value > {row} FROM public.inserted")).await;
-    // After some rows it has all that it needs of the catalogs.
+    // After some rows it has read everything that it needs from the catalogs.
     row(10).await;
     superuser.batch_execute(&another("2000000000")).await.unwrap();
     let at = lines(&superuser, "SELECT last_value::text FROM public.inserted").await;
@@ -53,8 +53,8 @@ async fn write_what_nobody_can_decode(world: &World, host: usize) {
 }
 
 on_each_version! {
-    /// A move says so and ends; a resume copies again. Afterwards the same befalls what is fed: there is no reverse
-    /// replication any more.
+    /// A move says so and ends; a resume copies again. Afterwards the same happens to what is fed: there is no longer a
+    /// reverse replication.
     async fn a_slot_that_is_given_up(version) {
         let world = World::new(&[version, version], 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);

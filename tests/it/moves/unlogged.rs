@@ -1,4 +1,4 @@
-//! Unlogged tables, whose changes no stream has: their rows come along behind the fence, or are left.
+//! Unlogged tables, whose changes the stream does not bring: their rows are copied behind the fence, or left.
 //!
 //! Each transaction writes the same to an unlogged table as to a logged one, so at every moment both have the same
 //! rows.
@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use crate::support::{World, lines, other, rounds};
 
-/// A key of either kind, a key to a logged table, keys among unlogged ones, a trigger, an index, no key at all.
+/// A primary key of either kind, a foreign key to a logged table, foreign keys among unlogged ones, a trigger, an
+/// index, no key at all.
 const SCHEMA: &str = r#"
     CREATE TABLE {shard}.kinds (id int PRIMARY KEY);
     INSERT INTO {shard}.kinds SELECT generate_series(0, 9);
@@ -53,7 +54,7 @@ fn round(n: u32) -> String {
 /// Between two rounds.
 const REST: Duration = Duration::from_millis(40);
 
-/// How many sessions there are where the shard is, after a look that each is as its logged twin.
+/// How many sessions there are where the shard is, after checking that each is equal to its logged twin.
 async fn twins(world: &World, host: usize) -> i64 {
     let db = world.servers.app(host).await;
     db.batch_execute("SET search_path = shard_0000").await.unwrap();
@@ -62,7 +63,7 @@ async fn twins(world: &World, host: usize) -> i64 {
     assert_eq!(lines(&db, differ).await, "");
     let jobs = "SELECT count(*) FROM sessions s FULL JOIN jobs j ON j.session = s.id WHERE s.id IS NULL OR j.n IS NULL";
     assert_eq!(db.query_one(jobs, &[]).await.unwrap().get::<_, i64>(0), 0);
-    // A row each time that one was made, and none for one that was carried.
+    // There is a row for each time that one was created, and none for one that was copied.
     let noted = "SELECT count(*) - count(DISTINCT id) FROM noted";
     assert_eq!(db.query_one(noted, &[]).await.unwrap().get::<_, i64>(0), 0);
     let kept = "SELECT string_agg(relname || relpersistence::text, ' ' ORDER BY relname) FROM pg_class
@@ -109,7 +110,7 @@ on_each_version! {
         assert!(rounds > 5 && refused.is_empty(), "{rounds} rounds, and {refused:#?}");
         let sessions = twins(&world, 1).await;
         assert!(sessions > 20, "{sessions}");
-        // Sequences go on where they were, those of unlogged tables too.
+        // Sequences go on where they were, also those of unlogged tables.
         let db = world.servers.app(1).await;
         let next = "SET search_path = shard_0000; INSERT INTO jobs (session) SELECT min(id) FROM sessions";
         db.batch_execute(next).await.unwrap();
@@ -122,7 +123,7 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// `--unlogged empty`: as after a crash. Of an old copy that is taken back, too.
+    /// `--unlogged empty`: as after a crash; also for an old copy that is taken back.
     async fn rows_are_left(version) {
         let world = world(version).await;
         world.servers.app(0).await.batch_execute(&round(1)).await.unwrap();
@@ -170,7 +171,7 @@ on_each_version! {
         assert_eq!(there, 10);
     }
 
-    /// One that is made while the shard is copied is an alteration, as any other.
+    /// A table that is created while the shard is copied is an alteration, like any other.
     async fn made_meanwhile(version) {
         let world = world(version).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];

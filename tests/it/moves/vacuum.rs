@@ -1,4 +1,4 @@
-//! The open takes locks on the target's tables that a vacuum of them is in the way of.
+//! The open takes locks on the target's tables that conflict with a vacuum.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use tokio_postgres::Client;
 
 use crate::support::{Ran, TestCluster, World, go_on, lines, stopped};
 
-/// For how long something is waited for that comes.
+/// How long the tests wait for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Lets autovacuum look every second, and at nothing by itself.
+/// Makes autovacuum look every second, but at nothing by itself.
 async fn restless(servers: &TestCluster, host: usize) {
     let superuser = servers.superuser(host).await;
     for setting in [
@@ -25,12 +25,12 @@ async fn restless(servers: &TestCluster, host: usize) {
 
 /// Who vacuums the table.
 async fn vacuums(db: &Client, table: &str) -> String {
-    // As a superuser: nobody else is told what autovacuum is at.
+    // As a superuser: nobody else can see what autovacuum is doing.
     let sql = format!("SELECT pid::text FROM pg_stat_progress_vacuum WHERE relid = to_regclass('{table}')");
     lines(db, &sql).await
 }
 
-/// Has autovacuum, where it is restless, begin with the table, and take minutes for it.
+/// Makes autovacuum, if it is restless, begin with the table, and take minutes for it.
 async fn attract(db: &Client, table: &str) {
     db.batch_execute(&format!(
         "ALTER TABLE {table} SET (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0,
@@ -62,7 +62,7 @@ async fn world(version: u32) -> World {
     world
 }
 
-/// Waits until the move of the shard stands before its fence.
+/// Waits until the move of the shard waits before its fence.
 async fn held(world: &World, shard: u16) {
     let (db1, began) = (world.servers.app(0).await, Instant::now());
     let phase = format!("SELECT phase FROM pgshard.move WHERE shard_id = {shard}");
@@ -73,13 +73,13 @@ async fn held(world: &World, shard: u16) {
 }
 
 on_each_version! {
-    /// An autovacuum of the target's tables ends before the fence, and none comes until the open. A VACUUM by hand does
-    /// not end for anybody: no fence is begun while it runs.
+    /// An autovacuum of the target's tables ends before the fence, and none begins until the open. A VACUUM by hand is
+    /// not ended for anybody: no fence is begun while it runs.
     async fn a_fence_never_waits_for_a_vacuum(version) {
         let world = world(version).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         let incoming = "shard_0000__incoming.users";
-        // The target's tables are made with the settings of the source's.
+        // The target's tables are created with the settings of the source's.
         attract(&db1, "shard_0000.users").await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
         let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after swap=stop")]).spawn().unwrap();
@@ -125,7 +125,7 @@ on_each_version! {
             assert_eq!(world.state(0, 1).await, "serving");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // It has said who was in the way once it waits again.
+        // Once it waits again, it has said who was in the way.
         while lines(&db2, waits).await.is_empty() {
             assert!(began.elapsed() < PATIENCE, "the mover tries again");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -139,8 +139,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// The mover dies when it has decided, and autovacuum is at the target's tables: a router opens the target all the
-    /// same.
+    /// The mover dies when it has decided, and autovacuum works on the target's tables: a router opens the target
+    /// nevertheless.
     async fn a_router_opens_past_an_autovacuum(version) {
         let world = world(version).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];

@@ -1,4 +1,4 @@
-//! Moves that are looked at, paused, held and guarded, from other processes than the mover's.
+//! Moves that are watched, paused, held and limited, from other processes than the mover's.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tokio_postgres::Client;
 
 use crate::support::{Ran, World, Writers, lines, other};
 
-/// Beats of 600 ms, so that a wish is heard soon.
+/// Beats of 600 ms, so that a request is read soon.
 const LEASE: (&str, &str) = ("PGSHARD_LEASE_MS", "3000");
 
-/// About so many kilobytes of photos in each of these shards, all on db1.
+/// About this many kilobytes of photos in each of these shards, all on db1.
 async fn fill(db: &Client, shards: std::ops::Range<u16>, kilobytes: u32) {
     for shard in shards {
         let schema = format!("shard_{shard:04}");
@@ -26,7 +26,7 @@ async fn fill(db: &Client, shards: std::ops::Range<u16>, kilobytes: u32) {
     }
 }
 
-/// Asks until the answer is true.
+/// Queries until the answer is true.
 #[track_caller]
 fn until<'a>(db: &'a Client, sql: &'a str) -> impl Future<Output = ()> + 'a {
     let caller = std::panic::Location::caller();
@@ -54,7 +54,7 @@ fn spawn(world: &World, args: &[&str]) -> Child {
 }
 
 on_each_version! {
-    /// Another process sees chunks, bytes and WAL of a slow copy, has it stand still, and lets it go on.
+    /// Another process sees chunks, bytes and WAL of a slow copy, pauses it, and lets it go on.
     async fn watched_paused_and_continued(version) {
         let world = World::new(&[version, other(version)], 16).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -66,7 +66,7 @@ on_each_version! {
         let watch = spawn(&world, &["moves", "watch", &id]);
         let told = world.run(&["moves", "pause", &id]).await.ended(0).last();
         assert_eq!((&told["desired"], &told["shards"]), (&"pause".into(), &"0-7".into()));
-        // What is under way is finished; then nothing more is begun.
+        // What is under way is finished; after that nothing more is begun.
         let still = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE 'COPY%' AND state = 'active')";
         until(&db1, "SELECT wanted = 'pause' FROM pgshard.move LIMIT 1").await;
         tokio::time::sleep(Duration::from_millis(700)).await; // A beat.
@@ -78,7 +78,7 @@ on_each_version! {
         assert_eq!(db2.query_one(copied, &[]).await.unwrap().get::<_, i64>(0), before);
         let all: i64 = db2.query_one("SELECT count(*) FROM pgshard.chunk", &[]).await.unwrap().get(0);
         assert!(before < all, "{before} of {all}");
-        // The watcher has seen it, too: it looks every second.
+        // The watcher has seen it, too: it checks every second.
         tokio::time::sleep(Duration::from_millis(1100)).await;
         world.run(&["moves", "continue", &id]).await.ended(0);
         Ran::of(mover).await.ended(0);
@@ -102,7 +102,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// All but the fence is done and kept up to date, over an interrupt and a resume, until somebody says so.
+    /// Everything but the fence is done and kept up to date, through an interrupt and a resume, until somebody
+    /// continues it.
     async fn held_before_the_fence(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let db1 = world.servers.app(0).await;
@@ -127,7 +128,7 @@ on_each_version! {
             assert_eq!(shard.entry.desired, pgshard::mover::DesiredState::Hold);
             assert!(shard.chunks.all > 0 && shard.chunks.verified == shard.chunks.all, "{shard:?}");
         }
-        // Until then it is not fenced.
+        // Until that time it is not fenced.
         until(&db1, "SELECT bool_and(active) FROM pg_replication_slots").await;
         let fenced = "SELECT bool_and(attempt = 0 AND phase = 'ready') FROM pgshard.move";
         assert!(db1.query_one(fenced, &[]).await.unwrap().get::<_, bool>(0));
@@ -137,7 +138,7 @@ on_each_version! {
         world.audit(notes.flawless()).await;
     }
 
-    /// A time is a hold that ends by itself.
+    /// A hold with a time ends by itself.
     async fn held_until_a_time(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let db1 = world.servers.app(0).await;
@@ -172,7 +173,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Somebody alters a shard while it is copied, another while it is followed: those stop, and say why. Others go on.
+    /// Somebody alters a shard while it is copied, and another while it is followed: these stop, and say why. The
+    /// others go on.
     async fn altered_while_open(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -190,7 +192,7 @@ on_each_version! {
         // What it changes from now on is in no stream.
         let left = "SELECT format('%s, attempt %s', phase, attempt) FROM pgshard.move WHERE shard_id = 0";
         assert_eq!(lines(&db1, left).await, "claimed, attempt 0\n");
-        // Undone for the one, too late for the other.
+        // The one is undone; for the other it is too late.
         world.run(&["moves", "abort", &ran.id()]).await.ended(8);
         let mover = spawn(&world, &["move", "2", "--to", "db2", "--yes", "--mode", "online", "--hold"]);
         until(&db1, "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND shard_id = 2").await;

@@ -1,4 +1,4 @@
-//! What is bounded: questions, calls that wait, connections, time; and what a dropped future leaves behind.
+//! What is limited: look-ups, calls that wait, connections, time; and what a dropped future leaves behind.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::{COUNT, INSERT};
 const LONG: Duration = Duration::from_secs(60);
 
 on_each_version! {
-    /// A statement that is always wrong, on every shard at once, gets its error each time, and few questions are asked.
+    /// A statement that is always wrong, on every shard at once, gets its error each time, with few look-ups.
     async fn a_typo_is_no_storm(version) {
         let shards = Shards::start(version, 64).await;
         let router = shards.router();
@@ -34,11 +34,11 @@ on_each_version! {
         let asked = router.stats().look_ups;
         eprintln!("640 typos, {asked} questions in {:?}", began.elapsed());
         assert!(u128::from(asked) <= most, "{asked} questions, {most} at most");
-        // Not one for each: those about other shards go together.
+        // There is not one for each statement: look-ups of other shards are combined.
         assert!(asked < 640 / 2, "{asked}");
     }
 
-    /// So many calls wait for a move; the next is told so at once, and that it may come again.
+    /// A limited number of calls wait for a move; the next one is told at once, and may try again.
     async fn waiters_are_bounded(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -59,7 +59,7 @@ on_each_version! {
             assert!(error.is_retryable() && !error.may_have_run());
             assert_eq!(error.to_string(), "3 calls to shard 1 on host db1 wait for its move to end already");
         }
-        // Other shards of the host know nothing of it.
+        // Other shards of the host are not affected.
         router.by_key(2).query(COUNT, &[]).await.unwrap();
         moving.unfence().await;
         for done in callers.join_all().await {
@@ -113,7 +113,7 @@ on_each_version! {
                 router.by_key(key).query("SELECT pg_sleep(0.002)", &[]).await.unwrap();
             });
         }
-        // One that is let go ends at the server a little later; one too many would stay.
+        // A connection that is closed ends at the server a little later; a superfluous one would stay.
         let settles = async || {
             for _ in 0..500 {
                 if count().await <= 3 {
@@ -127,7 +127,7 @@ on_each_version! {
             done.unwrap();
             settles().await;
         }
-        // Held, they leave no room; one that comes back does.
+        // While they are in use, there is no room; when one is given back, there is.
         let mut held = Vec::new();
         for key in 0..3 {
             held.push(router.by_key(key).client().await.unwrap());
@@ -156,8 +156,8 @@ on_each_version! {
         }
     }
 
-    /// As many callers as connections to all hosts, and each host in turn has too few: none is closed and opened again
-    /// all the time.
+    /// There are as many callers as connections to all hosts, and each host in turn has too few: connections are not
+    /// closed and opened all the time.
     async fn a_limit_is_no_storm_of_connections(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -168,7 +168,7 @@ on_each_version! {
             let sql = "SELECT sessions FROM pg_stat_database WHERE datname = current_database()";
             let mut sum = 0_i64;
             for host in 0..2 {
-                // Its own counts too, in both figures.
+                // Its own connection counts too, in both figures.
                 sum += shards.cluster.app(host).await.query_one(sql, &[]).await.unwrap().get::<_, i64>(0);
             }
             sum
@@ -184,12 +184,13 @@ on_each_version! {
             });
         }
         callers.join_all().await;
-        // Those of the counting, and what opening them has cost; a connection a call was thousands.
+        // Those of the counting, and the cost of opening them; with a connection for each call there were thousands.
         let opened = opened().await - before;
         assert!(opened <= 200, "{opened} connections were opened for 4000 calls");
     }
 
-    /// A connection that another host has no use for is closed for one that waits, however many it has itself.
+    /// A connection that its host does not need is closed for a caller that waits, however many connections that
+    /// caller's host has.
     async fn idle_connections_are_no_ones(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -211,7 +212,7 @@ on_each_version! {
         waits.await.unwrap().unwrap();
     }
 
-    /// What is idle for long, or has been open for long, is closed; and what is there is told.
+    /// What is idle for long, or has been open for long, is closed; and what exists is reported.
     async fn connections_end(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -266,7 +267,7 @@ on_each_version! {
     }
 
     /// What is given up ends on the server, all of it: nothing takes effect later, and there are no more backends than
-    /// places.
+    /// slots.
     async fn given_up_is_ended(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -303,7 +304,7 @@ on_each_version! {
         assert_eq!(shards.titles(0, 1).await, ["as it was"]);
     }
 
-    /// Dropped at whatever point, a call leaves the pool with a connection that works, and nothing half done.
+    /// If a call is dropped at any point, the pool still has a working connection, and nothing is half done.
     async fn dropped_at_every_await(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();

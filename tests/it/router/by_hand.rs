@@ -41,7 +41,7 @@ impl Shards {
         Shards::start_beside(version, shards, 0).await
     }
 
-    /// Beside the two, so many servers without shards, for standbys.
+    /// In addition to the two hosts, this many servers without shards, for standbys.
     pub(crate) async fn start_beside(version: u32, shards: u16, spare: usize) -> Shards {
         let cluster = TestCluster::start(version, 2 + spare);
         let db = [cluster.app(0).await, cluster.app(1).await];
@@ -82,7 +82,7 @@ impl Shards {
         self.cluster.name(host)
     }
 
-    /// A shard's titles on a host, by a connection that knows no router.
+    /// A shard's titles on a host, read over a connection without a router.
     pub(crate) async fn titles(&self, host: usize, number: u16) -> Vec<String> {
         let sql = format!("SELECT title FROM {}.photos ORDER BY title", schema(number));
         self.db[host].query(&sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
@@ -142,13 +142,13 @@ impl Move<'_> {
         self.shards.db[self.source].execute(sql, &[&shard, &self.id, &self.lease, &self.token, &ms]).await.unwrap();
     }
 
-    /// The swap's inverse.
+    /// Undoes the swap.
     pub(crate) async fn unfence(&self) {
         let sql = "SELECT pgshard.unfence($1, $2, 1)";
         self.shards.db[self.source].execute(sql, &[&i32::from(self.number), &self.id]).await.unwrap();
     }
 
-    /// Copies behind the fence (when nobody writes any more) and decides: from now on the source says `moved`.
+    /// Copies behind the fence (when nobody writes any longer) and decides: from now on the source says `moved`.
     pub(crate) async fn decide(&self) {
         let [source, target] = [self.source, self.target].map(|host| &self.shards.db[host]);
         let schema = schema(self.number);
@@ -171,7 +171,7 @@ impl Move<'_> {
         }
     }
 
-    /// The end of the pause.
+    /// Opens the target, which ends the pause.
     pub(crate) async fn open(&self) {
         let sql = "SELECT pgshard.open($1, $2, 1, $3)";
         self.shards.db[self.target].execute(sql, &[&i32::from(self.number), &self.id, &self.lease]).await.unwrap();

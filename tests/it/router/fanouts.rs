@@ -1,4 +1,4 @@
-//! Calls over many shards that meet a lock, a silent host, a busy pool or a caller who takes his time.
+//! Calls over many shards that meet a lock, a silent host, a busy pool or a slow caller.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::{COUNT, INSERT};
 
 const GENEROUS: Duration = Duration::from_secs(60);
 
-/// A call's shards, and those of them that failed, all by their time.
+/// The number of a call's shards, and those of them that failed because of the time limit.
 async fn failed(results: pgshard::fanout::Gather<'_>) -> (usize, BTreeSet<ShardId>) {
     let results: Vec<_> = tokio::time::timeout(GENEROUS, results.collect()).await.expect("the call ends");
     let mut late = BTreeSet::new();
@@ -32,8 +32,8 @@ async fn failed(results: pgshard::fanout::Gather<'_>) -> (usize, BTreeSet<ShardI
 }
 
 on_each_version! {
-    /// One shard is locked: it fails, and no other, however many statements stand behind it. A read goes to another
-    /// connection meanwhile; a write has its turn when the one before it has been ended.
+    /// One shard is locked: only that one fails, however many statements wait behind it. A read goes to another
+    /// connection meanwhile; a write gets its turn when the one before it has been ended.
     async fn a_lock_holds_up_itself(version) {
         let shards = Shards::start(version, 64).await;
         let mut options = shards.options();
@@ -65,8 +65,8 @@ on_each_version! {
         }
     }
 
-    /// One budget for the whole call: shards behind a silent host, or a busy pool, wait together and not one after the
-    /// other.
+    /// One time limit for the whole call: shards behind a silent host, or a busy pool, wait at the same time and not
+    /// one after the other.
     async fn waits_do_not_add_up(version) {
         let shards = Shards::start(version, 64).await;
         let mute = Mute::start().await;
@@ -80,7 +80,7 @@ on_each_version! {
             answers.iter().filter(|(_, result)| matches!(result, Err(Error::TimedOut { limit_ms: 3000, .. }))).count();
         assert_eq!((answers.len(), late), (64, 32), "{answers:?}");
 
-        // Each waits for no longer than one of them would: a second, where 32 of them would be half a minute.
+        // Together they wait no longer than one would: a second, where 32 in turn would take half a minute.
         let mut options = shards.options();
         options.hosts[0].pool_size = 1;
         options.wait_max = Duration::from_secs(1);
@@ -120,7 +120,7 @@ on_each_version! {
                             .execute("UPDATE {shard}.photos SET title = 'seen' WHERE id = $1", &[&caller])
                             .await
                             .unwrap();
-                        // As long as a caller may take: by then nothing is on its way any more.
+                        // As long as a caller may take: by then nothing is under way any longer.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -128,7 +128,7 @@ on_each_version! {
         }
         tokio::time::timeout(GENEROUS, callers.join_all()).await.expect("nobody waits for himself");
 
-        // While a caller does something else, nothing is held.
+        // While a caller does something else, no connection is in use.
         let mut options = shards.options();
         options.hosts.iter_mut().for_each(|host| host.pool_size = 2);
         let router = Router::new(options);
@@ -186,7 +186,7 @@ on_each_version! {
                 last = passed();
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
-            // Each of four connections may have read one result to its end, and there are the buffers of eight sockets.
+            // Each of four connections may have read one whole result, and eight sockets have buffers.
             let unread = passed() - before;
             assert!(unread < 128 << 20, "depth {depth}: {} MiB were read that nobody wants", unread >> 20);
             let mut count = 1;

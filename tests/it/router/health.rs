@@ -1,4 +1,4 @@
-//! Hosts that fail: one that never answers, one that falls silent, a primary that gives way to its standby.
+//! Hosts that fail: one that never answers, one that falls silent, a primary that is replaced by its standby.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn at(ports: &[u16], more: &str) -> ConnectOptions {
     ConnectOptions::parse(&text).unwrap()
 }
 
-/// Tries until it succeeds; what fails before may be tried again.
+/// Tries until it succeeds; the failures before that must be retryable.
 async fn at_last(router: &Router, key: i64) -> u32 {
     let began = Instant::now();
     for tries in 0.. {
@@ -32,7 +32,7 @@ async fn at_last(router: &Router, key: i64) -> u32 {
 }
 
 on_each_version! {
-    /// A host that takes connections and never answers costs its first callers their patience, and nobody after them.
+    /// A host that accepts connections and never answers makes its first callers wait, and nobody after them.
     async fn a_host_that_never_answers(version) {
         let shards = Shards::start(version, 8).await;
         let mute = Mute::start().await;
@@ -55,7 +55,7 @@ on_each_version! {
         }
         costs.sort_unstable();
         eprintln!("a call to a dead host: {:?} at the median, {:?} at most", costs[1000], costs[1999]);
-        // It is asked again now and then, by nobody's call.
+        // It is tried again from time to time, but by nobody's call.
         assert!(mute.taken() < 50, "{}", mute.taken());
         let by_shard = router.all_shards().query(COUNT, &[]);
         let by_shard: Vec<(ShardId, bool)> =
@@ -64,7 +64,7 @@ on_each_version! {
             }))
             .await;
         assert!(by_shard.len() == 8 && by_shard.iter().all(|(shard, ok)| *ok == (shard.get() < 4)), "{by_shard:?}");
-        // Nor by calls over many shards, whatever connections they would like.
+        // The same holds for calls over many shards, however many connections they want.
         let (taken, began) = (mute.taken(), Instant::now());
         for _ in 0..100 {
             let shards = router.all_shards().width(4).query(COUNT, &[]);
@@ -74,7 +74,7 @@ on_each_version! {
         assert!((mute.taken() - taken) as u128 <= tries, "{} in {:?}", mute.taken() - taken, began.elapsed());
     }
 
-    /// A host that falls silent while connections to it stand: deadlines tell, then nobody waits, and it comes back.
+    /// A host falls silent while connections to it exist: deadlines notice it, then nobody waits, and it comes back.
     async fn a_host_that_falls_silent(version) {
         let shards = Shards::start(version, 8).await;
         let proxy = Proxy::to(shards.cluster.server(1).port()).await;
@@ -141,7 +141,7 @@ on_each_version! {
         assert_eq!(row.get::<_, i64>(0), 2);
     }
 
-    /// Behind an address that leads to a standby now, a write waits for the primary; nobody sees 25006.
+    /// If an address leads to a standby now, a write waits for the primary; nobody sees 25006.
     async fn a_standby_refuses_writes(version) {
         let shards = Shards::start(version, 4).await;
         shards.cluster.make_standby(version, 1, 0);
@@ -162,7 +162,7 @@ on_each_version! {
         let (write, both, ()) = tokio::join!(write, both, turn);
         assert_eq!((write.unwrap(), both.unwrap()), (1, 1));
         assert_eq!(shards.titles(0, 0).await, ["statement", "transaction"]);
-        // Where it was the caller who wanted to read only, the mistake is the caller's.
+        // If the caller asked for a read-only transaction, the mistake is the caller's.
         let reader = router.by_key(0).build_transaction().read_only(true);
         let error = reader.run(async |tx| tx.execute(INSERT, &[&3_i64, &"x"]).await).await.unwrap_err();
         assert_eq!(error.code().unwrap().code(), "25006");

@@ -1,5 +1,5 @@
-//! What callers leave behind at a pooler: nobody else meets it. PgBouncer before 1.21 hands a session of the server on
-//! as soon as the server was ready once, also where the client that leaves had more on its way.
+//! What callers leave behind at a pooler does not reach anybody else. PgBouncer before 1.21 passes on a server's
+//! session as soon as the server was ready once, even if the client that leaves had more under way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +18,12 @@ use crate::support::World;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Sessions of the server that they share, and callers.
+/// The number of server sessions that they share, and of callers.
 const SESSIONS: usize = 3;
 const CALLERS: u64 = 12;
 const STEPS: u64 = 250;
 
-/// A router through a pooler that has fewer sessions than it has callers.
+/// A router through a pooler that has fewer sessions than the router has callers.
 async fn pooled(world: &World) -> (Pooler, Router) {
     let pooler = Pooler::with(&world.servers, 0, &format!("default_pool_size = {SESSIONS}")).await;
     let mut options = world.config.router_options(Arc::new(world.published()));
@@ -47,7 +47,7 @@ impl Caller {
         self.number
     }
 
-    /// After so many polls a future is dropped.
+    /// The number of polls after which a future is dropped.
     fn polls(&mut self) -> u32 {
         self.rng.u32(1..8)
     }
@@ -67,7 +67,7 @@ impl Caller {
         self.ask().await;
     }
 
-    /// Whoever waits is told what he asked for.
+    /// Whoever waits gets the answer to its own question.
     async fn ask(&mut self) {
         let (number, router) = (self.next(), self.router.clone());
         let answer = router.by_key(number).query_one_as::<(i64,)>("SELECT $1::bigint", &[&number]).await;
@@ -84,7 +84,7 @@ impl Caller {
         Polls { future: Box::pin(call), left }.await;
     }
 
-    /// The driver tells of an error before the server is ready again.
+    /// The driver reports an error before the server is ready again.
     async fn refused(&mut self) {
         let (number, left, router) = (self.next(), self.polls(), self.router.clone());
         let error = router.by_key(number).query("SELECT 1 / ($1::bigint - $1)", &[&number]).await.unwrap_err();
@@ -143,8 +143,8 @@ impl Caller {
 }
 
 on_each_version! {
-    /// Callers drop what they asked for at every place, with clients of their own too: each of them is told what he
-    /// asked for, and nobody's statement is cancelled for another's.
+    /// Callers drop their calls at every place, also with clients of their own: each gets the answer to its own
+    /// question, and nobody's statement is cancelled instead of another's.
     async fn nobody_gets_anothers_answer(version) {
         let world = World::new(&[version], 4).await;
         let (pooler, router) = pooled(&world).await;
@@ -167,8 +167,8 @@ on_each_version! {
         drop((router, pooler));
     }
 
-    /// What was prepared for a moment is not there for the next one, whoever gave it up: another process may give its
-    /// own the same name.
+    /// A statement that was prepared for a single use does not exist for the next one, whoever gave it up: another
+    /// process may use the same name.
     async fn nothing_stays_prepared(version) {
         let world = World::new(&[version], 4).await;
         let (pooler, router) = pooled(&world).await;
@@ -188,8 +188,8 @@ on_each_version! {
         drop((router, pooler));
     }
 
-    /// COPY has answers that no query expects, or waits for what its caller does not send: its connection is nobody
-    /// else's.
+    /// COPY has answers that no query expects, or waits for what its caller does not send: nobody else gets its
+    /// connection.
     async fn copies(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {

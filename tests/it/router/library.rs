@@ -1,4 +1,4 @@
-//! A few random rounds of calls over servers that fail: what `script/test-library` plays for as long as one likes.
+//! A few random rounds of calls over servers that fail; `script/test-library` plays as many as one likes.
 #![allow(dead_code, reason = "the rounds' parts are those of tests/library")]
 
 #[path = "../../library/caller.rs"]
@@ -28,7 +28,7 @@ async fn plays(seed: u64, version: u32, without: &[&str]) {
 }
 
 on_each_version! {
-    /// What befalls the servers is told at once, so that connections can be counted and time be judged.
+    /// What happens to the servers is noticed at once, so that connections can be counted and time be judged.
     async fn with_moves_and_locks(version) {
         plays(1, version, &["silent", "restart", "failover"]).await;
     }

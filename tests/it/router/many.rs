@@ -1,4 +1,4 @@
-//! Many at once: IDs, keys, rows and shards, with some of them failing or being moved.
+//! Many at once: IDs, keys, rows and shards, while some of them fail or are being moved.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::by_hand::{Shards, schema, shard};
 const INSERT: &str =
     "INSERT INTO {shard}.photos (id, title) SELECT * FROM unnest($1::bigint[], $2::text[]) RETURNING id";
 const BY_ID: &str = "SELECT id, title FROM {shard}.photos WHERE id = ANY($1)";
-/// On one of the shards.
+/// It sleeps on one of the shards.
 const SLEEPS: &str = "SELECT CASE WHEN '{shard}' LIKE '%_0002%' THEN pg_sleep(60)::text END";
 const FEED: &str = "SELECT id FROM {shard}.photos
     WHERE title::bigint = ANY($1) AND id > $2 AND id < $3 ORDER BY id DESC LIMIT $4";
@@ -43,7 +43,7 @@ async fn filled(shards: &Shards, keys: std::ops::Range<i64>, count: i64) -> Vec<
 }
 
 on_each_version! {
-    /// Order, duplicates, IDs without rows, and what comes of a cluster that does not have a shard.
+    /// Order, duplicates, IDs without rows, and IDs of shards that the cluster does not have.
     async fn ids_in_order(version) {
         let shards = Shards::start(version, 32).await;
         let rows = filled(&shards, 0..200, 32).await;
@@ -78,7 +78,7 @@ on_each_version! {
         assert_eq!((partial.done.len(), partial.failed.len()), (0, 2), "a first column that is no bigint");
     }
 
-    /// A dead host's IDs are named, and the others' rows are there. Afterwards no connection is worse for it.
+    /// The IDs of a dead host are named, and the others' rows are returned. Afterwards every connection still works.
     async fn a_part_fails(version) {
         let shards = Shards::start(version, 16).await;
         let rows = filled(&shards, 0..64, 16).await;
@@ -103,7 +103,7 @@ on_each_version! {
 
         shards.cluster.server(1).start().unwrap();
         let back = async {
-            // The circuit is closed again by the next try in the background.
+            // The next try in the background closes the circuit again.
             while router.by_ids(&ids).query(BY_ID).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -112,7 +112,7 @@ on_each_version! {
         assert_eq!(router.by_ids(&ids).query(BY_ID).await.unwrap().len(), 64);
     }
 
-    /// One statement of a shard is refused: its own failure, on a connection that others are using.
+    /// One shard's statement is refused: only that one fails, on a connection that others are using.
     async fn a_refusal_is_one_shards(version) {
         let shards = Shards::start(version, 16).await;
         filled(&shards, 0..64, 16).await;
@@ -132,8 +132,8 @@ on_each_version! {
         assert_eq!(partial.done.len(), 14);
     }
 
-    /// Shards that are fenced, and shards that have moved, while others are read: every row, from where it is now. With
-    /// one connection a host nothing waits for itself.
+    /// Shards are fenced, or have moved, while others are read: every row comes, from where it is now. With one
+    /// connection to each host nothing waits for itself.
     async fn during_a_move(version) {
         let shards = Shards::start(version, 8).await;
         let rows = filled(&shards, 0..80, 8).await;
@@ -153,7 +153,7 @@ on_each_version! {
                 router.by_ids(&ids).query(BY_ID).await.map(|rows| rows.len()).map_err(|partial| partial.to_string())
             }
         });
-        // Until the read has met the fence.
+        // Waits until the read has met the fence.
         while router.stats().look_ups == 0 {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
@@ -170,7 +170,7 @@ on_each_version! {
         assert_eq!(seen, 8);
     }
 
-    /// The feed, page by page, is what one table would give.
+    /// The feed, page by page, is what a single table would give.
     async fn the_feed(version) {
         let shards = Shards::start(version, 32).await;
         let rows = filled(&shards, 0..300, 32).await;
@@ -194,7 +194,7 @@ on_each_version! {
         assert!(router.by_keys(&["a text"]).is_err());
     }
 
-    /// What has not answered by the deadline fails, each shard once, and no connection stays behind with an answer that
+    /// What has not answered by the deadline fails, each shard once, and no connection is left with an answer that
     /// nobody takes.
     async fn a_deadline(version) {
         let shards = Shards::start(version, 8).await;
@@ -216,7 +216,7 @@ on_each_version! {
         for _ in 0..8 {
             assert_eq!(router.by_key(0).query("SELECT 1", &[]).await.unwrap().len(), 1);
         }
-        // A call that is given up half-way leaves nothing either.
+        // A call that is given up halfway leaves nothing either.
         let mut results = router.all_shards().depth(4).query("SELECT count(*) FROM {shard}.photos", &[]);
         assert!(results.next().await.is_some());
         drop(results);
@@ -226,7 +226,7 @@ on_each_version! {
         }
     }
 
-    /// A statement among many takes no longer than any other: its shard is named, and the others have their answers.
+    /// One of many statements may take no longer than any other: its shard is named, and the others have their answers.
     async fn the_statement_timeout(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -252,7 +252,7 @@ on_each_version! {
         tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the statement is cancelled");
     }
 
-    /// Statements without names go one after the other, whatever depth is asked for, and give the same.
+    /// Statements without names go one after the other, whatever depth is requested, and give the same results.
     async fn statements_without_names(version) {
         let shards = Shards::start(version, 8).await;
         let rows = filled(&shards, 0..80, 8).await;

@@ -1,4 +1,4 @@
-//! What the router counts is what has happened.
+//! The router's counters show what has happened.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use pgshard::router::Error;
 use super::by_hand::Shards;
 use super::{COUNT, INSERT};
 
-/// Takes down what this thread counts; what tasks of the runtime count is nobody's.
+/// Records what this thread counts; what tasks of the runtime count is ignored.
 pub(super) struct Recorded(Snapshotter);
 
 impl Recorded {
@@ -20,8 +20,8 @@ impl Recorded {
         Recorded(recorder.snapshotter())
     }
 
-    /// What was counted since the last time, by name and labels, as in `requests_total db1 ok`; of a histogram, how
-    /// many times. Without what stayed at zero.
+    /// What was counted since the last time, by name and labels, as in `requests_total db1 ok`; for a histogram, how
+    /// many times. Zeros are left out.
     pub(super) fn since(&self) -> BTreeMap<String, u64> {
         let read = |kind, value| match (kind, value) {
             (MetricKind::Counter, DebugValue::Counter(count)) => count,
@@ -48,8 +48,8 @@ fn assert_counted(recorded: &Recorded, expected: &[(&str, u64)]) {
 }
 
 on_each_version! {
-    /// Requests, waits for connections, look-ups, signposts, fences and retries: each as often as it happened, and no
-    /// other.
+    /// Requests, waits for connections, look-ups, signposts, fences and retries: each is counted as often as it
+    /// happened, and nothing else is.
     async fn each_as_often_as_it_happened(version) {
         let shards = Shards::start(version, 4).await;
         let recorder = DebuggingRecorder::new();
@@ -98,7 +98,7 @@ on_each_version! {
             ("db.client.operation.duration db1 postgresql application", 1), ("requests_total db1 application", 1),
         ]);
 
-        // A fence that goes away again.
+        // A fence that is taken back.
         let moving = shards.prepare(1, 0).await;
         moving.fence(Duration::from_secs(60)).await;
         let open = async {
@@ -116,7 +116,7 @@ on_each_version! {
         }
         assert!(counted["look_ups_total db1"] >= 2, "one that said fenced, and one that said serving: {counted:?}");
 
-        // A move that the router is not told of.
+        // A move that the router is not told about.
         let moving = shards.prepare(0, 0).await;
         moving.fence(Duration::from_secs(60)).await;
         moving.decide().await;
@@ -125,7 +125,7 @@ on_each_version! {
         assert_counted(&recorded, &[
             ("look_ups_total db1", 1), ("look_ups_total db2", 1),
             ("db.client.connection.wait_time db1 db1", 1), ("db.client.connection.wait_time db2 db2", 1),
-            // The shard is there by now.
+            // The shard has arrived by now.
             ("db.client.operation.duration db2 postgresql", 1), ("requests_total db2 ok", 1),
             ("retries_total db1 moved", 1), ("signposts_total db1", 1),
         ]);

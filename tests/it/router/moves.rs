@@ -1,4 +1,4 @@
-//! Calls that meet a move: at every place where one can stand still.
+//! Calls that meet a move, at every place where one can stop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
@@ -13,7 +13,7 @@ use super::{COUNT, INSERT};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Callers of every kind that go on and on on one shard. Ends with the titles that were acknowledged.
+/// Callers of every kind that use one shard all the time. Ends with the titles that were acknowledged.
 struct Callers {
     stop: Arc<AtomicBool>,
     running: tokio::task::JoinSet<Vec<String>>,
@@ -78,8 +78,8 @@ async fn pass(ms: u64) {
 }
 
 on_each_version! {
-    /// Fenced and swapped back, then moved there and back again: no caller sees an error, and every acknowledged row is
-    /// there once, on the host that serves.
+    /// Fenced and swapped back, then moved there and back again: no caller sees an error, and every acknowledged row
+    /// exists once, on the host that serves.
     async fn callers_go_through_moves(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
@@ -123,7 +123,7 @@ on_each_version! {
         assert!(router.stats().retries > 0);
     }
 
-    /// A mover that died while the shard was fenced: a router swaps back once the deadline has passed.
+    /// A mover died while the shard was fenced: a router swaps back once the deadline has passed.
     async fn a_router_expires_a_fence(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
@@ -135,7 +135,7 @@ on_each_version! {
         callers.stop().await;
     }
 
-    /// A mover that died between decide and open: a router opens. Until then nobody goes back and forth.
+    /// A mover died between decide and open: a router opens. Until then nobody is sent back and forth.
     async fn a_router_finishes_an_open(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
@@ -152,7 +152,7 @@ on_each_version! {
         assert_eq!(shards.titles(1, 1).await, titles);
     }
 
-    /// An application's own mistake comes back at once, and many of them are no storm of questions.
+    /// An application's own mistake comes back at once, and many of them cause few look-ups.
     async fn own_mistakes(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
@@ -186,7 +186,7 @@ on_each_version! {
         assert!(shards.db[0].query_one(sql, &[]).await.unwrap().get::<_, i64>(0) <= 6);
     }
 
-    /// A type of the shard's own has no stand-in on a signpost: there the driver refuses the parameter.
+    /// A signpost has nothing in place of a type of the shard's own: there the driver refuses the parameter.
     async fn a_type_of_the_shards_own(version) {
         use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 
@@ -224,8 +224,8 @@ on_each_version! {
         assert_eq!(transaction.await.unwrap().unwrap(), 1);
     }
 
-    /// A function of the application that raises `SH001` is contradicted by the host: it runs twice, and the error is
-    /// the application's. After a fence it is believed once more.
+    /// A function of the application raises `SH001`, and the host contradicts it: it runs twice, and the error is the
+    /// application's. After a fence it is believed once more.
     async fn an_application_that_says_it_has_moved(version) {
         let shards = Shards::start(version, 4).await;
         let router = shards.router();
@@ -248,8 +248,8 @@ on_each_version! {
         assert_eq!(by.query("SELECT 1", &[]).await.unwrap().len(), 1);
     }
 
-    /// A transaction is run again whole: when it was open as the fence came, under REPEATABLE READ too, where DETAIL
-    /// still says `serving`; and when the closure does not let the error through.
+    /// A transaction is run again as a whole: if it was open when the fence came, also under REPEATABLE READ, where
+    /// DETAIL still says `serving`; and if the closure does not pass the error on.
     async fn transactions_start_over(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
@@ -258,7 +258,7 @@ on_each_version! {
             let (runs, details) = (AtomicU32::new(0), std::sync::Mutex::new(Vec::new()));
             let closure = async |tx: Transaction| {
                 let run = runs.fetch_add(1, Ordering::Relaxed);
-                // Outside the shard, so that nothing holds the barrier; rolled back with the rest.
+                // Outside the shard, so that it does not hold up the barrier; rolled back with the rest.
                 tx.execute("CREATE TABLE IF NOT EXISTS public.notes (run int)", &[]).await?;
                 tx.execute("INSERT INTO public.notes VALUES ($1)", &[&(run as i32)]).await?;
                 if run == 0 {
@@ -269,7 +269,7 @@ on_each_version! {
                 if let Err(error) = inserted {
                     assert_eq!(error.code().unwrap().code(), "SH001");
                     details.lock().unwrap().push(error.as_db_error().unwrap().detail().unwrap().to_owned());
-                    // The closure thinks nothing of it.
+                    // The closure ignores it.
                 }
                 Ok::<_, Error>(run)
             };
@@ -284,7 +284,7 @@ on_each_version! {
             };
             let (run, ()) = tokio::join!(whole, unfence);
             assert_eq!(run.unwrap(), 1);
-            // Under REPEATABLE READ too, where the row is seen as it was before the fence.
+            // Also under REPEATABLE READ, where the row is seen as it was before the fence.
             let details = details.into_inner().unwrap();
             assert!(details.len() == 1 && details[0].contains("\"state\" : \"fenced\""), "{details:?}");
             assert_eq!(shards.titles(0, number).await, ["x"]);
@@ -323,7 +323,7 @@ on_each_version! {
         assert!(matches!(error, Error::Statement { .. }));
     }
 
-    /// A function from outside the shard, compiled while the signpost stood there, does not stay broken.
+    /// A function from outside the shard, compiled while the signpost was there, does not stay broken.
     async fn a_function_compiled_on_the_signpost(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -348,12 +348,12 @@ on_each_version! {
         let error = router.by_key(1).transaction(async |tx| tx.query_one("SELECT public.is_photo()", &[]).await);
         assert!(matches!(error.await, Err(Error::ShardUnavailable { .. })));
         moving.unfence().await;
-        // Long enough that nobody takes the fence for the reason of an error any more.
+        // Long enough that nobody takes the fence for the cause of an error any longer.
         pass(200).await;
         router.by_key(1).query_one("SELECT public.is_photo()", &[]).await.unwrap();
     }
 
-    /// A row that names a host which knows nothing of it is not believed, and not for ever.
+    /// A row that names a host which does not know the shard is not believed, and is not remembered for ever.
     async fn a_bogus_row_does_not_stick(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -378,7 +378,7 @@ on_each_version! {
         router.by_key(1).query(COUNT, &[]).await.unwrap();
     }
 
-    /// A fence that nobody lifts ends in an error that says so, after the time given and not before.
+    /// A fence that nobody lifts ends in an error that says so, after the given time and not before.
     async fn waiting_ends(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -404,7 +404,7 @@ on_each_version! {
                 "{words}"
             );
         }
-        // The host's other shards know nothing of it, nor does the session, which was kept.
+        // The host's other shards are not affected, nor is the session, which was kept.
         router.by_key(2).query(COUNT, &[]).await.unwrap();
         assert_eq!(session().await, before);
     }

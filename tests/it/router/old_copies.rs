@@ -1,5 +1,5 @@
-//! What stays of a shard where it was before, and must not be taken for the shard: its old copy, its signpost, what was
-//! prepared for it.
+//! What is left of a shard where it was before, and must not be mistaken for the shard: its old copy, its signpost,
+//! what was prepared for it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -46,11 +46,11 @@ async fn moved(shards: &Shards, number: u16, source: usize) {
 }
 
 on_each_version! {
-    /// A statement that was prepared before the shard went away and came back has types of the shard that are no more:
-    /// it is prepared anew.
+    /// A statement that was prepared before the shard went away and came back has types of the shard that no longer
+    /// exist: it is prepared again.
     async fn types_that_came_back(version) {
         let shards = Shards::start(version, 6).await;
-        // Through a pooler types of the application's own are to be cast to text (docs/operating.md).
+        // Through a pooler, types of the application's own have to be cast to text (docs/operating.md).
         let ways = Ways::all(&shards).await.into_iter().filter(|way| !way.pooled);
         for (number, way) in (0..).zip(ways) {
             let (name, router, key) = (way.name, &way.router, i64::from(number));
@@ -91,8 +91,8 @@ on_each_version! {
         }
     }
 
-    /// What asks the catalogs about a name gets another answer from a signpost, and no error: the router asks whether
-    /// the host serves the shard before it believes it.
+    /// A statement that asks the catalogs about a name gets another answer from a signpost, and no error: the router
+    /// asks whether the host serves the shard before it believes the answer.
     async fn questions_about_names(version) {
         let shards = Shards::start(version, 6).await;
         for (number, Ways { name, router, .. }) in (0..).zip(Ways::all(&shards).await) {
@@ -128,21 +128,21 @@ on_each_version! {
             assert_eq!(alone.unwrap().get::<_, Option<String>>(0).as_ref(), Some(&expected), "{name}");
             assert_eq!(within.unwrap().as_ref(), Some(&expected), "{name}");
             assert!(size.unwrap().get::<_, i64>(0) > 0, "{name}");
-            // The same by a pipelined connection of a call over many shards, where all is well.
+            // The same over a pipelined connection of a call over many shards, where all is well.
             let rows = router.shards([shard(number)]).query(sequence, &[]).next().await.unwrap().1.unwrap();
             assert_eq!(rows[0].get::<_, Option<String>>(0).as_ref(), Some(&expected), "{name}");
         }
     }
 
-    /// A transaction that has only read does not keep its shard; once the router knows that it is elsewhere, it reads
-    /// nothing more of the old copy but is run again.
+    /// A transaction that has only read does not keep its shard; once the router knows that the shard is elsewhere, the
+    /// transaction reads nothing more of the old copy but is run again.
     async fn a_transaction_that_only_read(version) {
         let shards = Shards::start(version, 4).await;
         let router = shards.router();
         router.by_key(1).execute(INSERT, &[&1_i64, &"before"]).await.unwrap();
         let runs = AtomicU32::new(0);
         let both = router.by_key(1).transaction(async |tx| {
-            // Prepared, and with a plan that stays.
+            // Prepared, and with a generic plan.
             for _ in 0..7 {
                 tx.query_one(COUNT, &[]).await?;
             }
@@ -161,7 +161,7 @@ on_each_version! {
         assert_eq!(runs.load(Ordering::Relaxed), 2);
     }
 
-    /// A signpost has no unique index, which is what an upsert is told: it waits as any other statement.
+    /// A signpost has no unique index, and that is the error of an upsert: it waits like any other statement.
     async fn an_upsert_meets_a_signpost(version) {
         let shards = Shards::start(version, 6).await;
         for (number, Ways { name, router, .. }) in (0..).zip(Ways::all(&shards).await) {

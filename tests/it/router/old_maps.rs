@@ -1,4 +1,4 @@
-//! Online moves under routers whose maps are very old.
+//! Online moves, used through routers whose maps are very old.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use pgshard::router::Error;
 use crate::support::{World, other};
 
 on_each_version! {
-    /// Shards go to and fro; every call through routers that only ever saw the first map, some of them made anew in the
-    /// middle, gives the right answer, and nothing is lost.
+    /// Shards move back and forth. Every call through routers that only ever saw the first map, some of them newly made
+    /// in the middle, gives the right answer, and nothing is lost.
     async fn the_first_map_does(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let first = Arc::new(world.published());
@@ -44,7 +44,7 @@ on_each_version! {
                     let found = found.query_one("SELECT name FROM {shard}.users WHERE id = $1", &[&id]).await.unwrap();
                     assert_eq!(found.get::<_, &str>(0), name);
                     acknowledged.push(id);
-                    // It is moves that are to be seen, not rows.
+                    // The test is about moves, not about many rows.
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 acknowledged

@@ -6,7 +6,7 @@ use sea_query::{Expr, ExprTrait, Iden, Order, PostgresQueryBuilder, Query};
 
 use super::by_hand::Shards;
 
-/// The names as an application of sea-query has them.
+/// The names as an application defines them for sea-query.
 #[derive(Iden)]
 enum Photos {
     Table,
@@ -15,7 +15,7 @@ enum Photos {
 }
 
 on_each_version! {
-    /// The builder knows of no shard, the transaction does; after it the connection is as it was.
+    /// The query builder does not know the shard, but the transaction does; after it the connection is as before.
     async fn the_path_ends_with_the_transaction(version) {
         let shards = Shards::start(version, 4).await;
         let mut options = shards.options();
@@ -53,7 +53,7 @@ on_each_version! {
         assert_eq!(error.code().unwrap().code(), "42P01");
     }
 
-    /// A table that only `public` has is no shard's, unless it is asked for.
+    /// A table that exists only in `public` belongs to no shard, unless it is asked for.
     async fn names_do_not_fall_through(version) {
         let shards = Shards::start(version, 2).await;
         shards

@@ -1,4 +1,4 @@
-//! The connections of a router under everything that callers and servers do to them, and their end.
+//! The connections of a router during everything that callers and servers do to them, and their end.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ const STEPS: u32 = 60;
 const LIMIT: usize = 4;
 const SIZE: usize = 3;
 
-/// One of what callers do, left at any await by some. Errors are of servers that end connections or take none.
+/// One of the things that callers do; some leave at any await. Errors come from servers that end connections or accept
+/// none.
 async fn step(router: &Router, rng: &mut Rng) {
     let left = if rng.u8(..3) == 0 { rng.u32(..16) } else { u32::MAX };
     let key = rng.i64(..8);
@@ -54,7 +55,7 @@ async fn step(router: &Router, rng: &mut Rng) {
     }
 }
 
-/// Ends connections and refuses new ones now and then, until told to stop.
+/// Ends connections and refuses new ones from time to time, until told to stop.
 async fn disturb(shards: &Shards, mut stop: oneshot::Receiver<()>, mut rng: Rng) {
     let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'program'
                 ORDER BY random() LIMIT 1";
@@ -73,8 +74,8 @@ async fn disturb(shards: &Shards, mut stop: oneshot::Receiver<()>, mut rng: Rng)
 }
 
 on_each_version! {
-    /// Programs made by chance: whatever happens to calls and connections, no slot is lost, none is used twice, and the
-    /// limits hold.
+    /// Random programs: whatever happens to calls and connections, no slot is lost, none is used twice, and the limits
+    /// hold.
     async fn no_slot_is_lost(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -95,7 +96,7 @@ on_each_version! {
                     let pools = router.pools();
                     assert!(pools.iter().all(|pool| pool.idle + pool.used <= SIZE), "{pools:?}");
                     let connections: usize = pools.iter().map(|pool| pool.idle + pool.used).sum();
-                    // The pools are not looked at in one instant.
+                    // The pools are not read in one instant.
                     assert!(connections <= LIMIT + 1, "{pools:?}");
                 }
             });
@@ -113,7 +114,7 @@ on_each_version! {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             for first in [0, 4] {
-                // All slots of a host at a time. It may have been taken for dead a moment ago.
+                // All slots of one host at a time. The router may have taken the host for dead a moment ago.
                 let mut held = Vec::new();
                 while held.len() < SIZE {
                     match router.by_key(first).client().await {
@@ -138,7 +139,7 @@ on_each_version! {
         tokio::time::timeout(LONG, settled).await.unwrap_or_else(|_| panic!("{:?}", router.pools()));
     }
 
-    /// A router that is closed lets what runs end, for as long as it may, and nothing new begin.
+    /// A router that is closed lets running calls end, for as long as they may, and no new one begin.
     async fn closing(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();

@@ -21,7 +21,7 @@ on_each_version! {
         for (host, pooler) in options.hosts.iter_mut().zip(&poolers) {
             (host.connect, host.prepare, host.pool_size) = (pooler.connect(), PrepareMode::Unnamed, 12);
         }
-        // What is read anew from the config leads past the poolers.
+        // What is read again from the config would bypass the poolers.
         options.host_source = None;
         let router = Router::new(options);
         let stop = Arc::new(AtomicBool::new(false));
@@ -74,7 +74,7 @@ on_each_version! {
             let row = router.by_key(key).query_one(PREPARED, &[]).await.unwrap();
             assert_eq!(row.get::<_, i64>(0), 0);
         }
-        // A mistake is still the application's, and a statement after a migration is learned anew.
+        // A mistake is still the application's, and a statement is prepared again after a migration.
         let error = router.by_key(1).query("SELECT * FROM {shard}.nothing WHERE id = $1", &[&1_i64]).await.unwrap_err();
         assert_eq!(error.code().unwrap().code(), "42P01");
         let find = "SELECT count(*) FROM {shard}.users WHERE name = $1";

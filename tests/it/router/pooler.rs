@@ -1,4 +1,4 @@
-//! A PgBouncer in transaction mode before a host: each transaction may get another session of the server.
+//! A PgBouncer in transaction mode in front of a host: each transaction may get another session of the server.
 
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use pgshard::pg::ConnectOptions;
 
 use crate::support::TestCluster;
 
-/// A PgBouncer before one host. One that died fails the test that has it.
+/// A PgBouncer in front of one host. If it died, the test that uses it fails.
 pub(crate) struct Pooler {
     port: u16,
     child: Child,
@@ -42,7 +42,7 @@ impl Pooler {
         if std::fs::metadata(servers.directory()).unwrap().uid() != owner.uid() {
             command.uid(owner.uid()).gid(owner.gid());
         }
-        // Not in the servers' folder, which is not everybody's.
+        // Not in the servers' folder, which not everybody can read.
         let open = std::env::temp_dir().join(format!("pgshard-pgbouncer-{port}.ini"));
         std::fs::write(&open, ini).unwrap();
         let child = command.arg(&open).spawn().unwrap();
@@ -70,8 +70,8 @@ impl Pooler {
     }
 }
 
-/// How many statements are prepared in the session, but for those that PgBouncer prepares itself from 1.21 on, where it
-/// keeps them apart for its clients.
+/// How many statements are prepared in the session, without those that PgBouncer itself prepares from 1.21 on, where it
+/// keeps its clients' statements apart.
 pub(crate) const PREPARED: &str = "SELECT count(*) FROM pg_prepared_statements WHERE name NOT LIKE 'PGBOUNCER\\_%'";
 
 /// `PGSHARD_TEST_PGBOUNCER`, or the distribution's.

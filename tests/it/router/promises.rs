@@ -1,5 +1,5 @@
-//! What an application is told is so: `Ok` means that the server has committed, an error that nothing has run means
-//! that nothing is there.
+//! What an application is told is true: `Ok` means that the server has committed, and an error that says that nothing
+//! has run means that there is no effect.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use super::{COUNT, INSERT};
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Inserts, and waits for the lock that a test holds.
+/// Inserts, and waits for a lock that a test holds.
 const BUMP: &str = "CREATE FUNCTION shard_0000.bump() RETURNS bigint LANGUAGE plpgsql AS $$
     BEGIN
         PERFORM pg_advisory_xact_lock(99);
@@ -38,7 +38,7 @@ async fn until(shards: &Shards, host: usize, condition: &str) {
     tokio::time::timeout(LONG, met).await.unwrap_or_else(|_| panic!("never: {condition}"));
 }
 
-/// The titles of shard 0, which is empty again then.
+/// Gives the titles of shard 0, and empties it.
 async fn taken(shards: &Shards) -> Vec<String> {
     let titles = shards.titles(0, 0).await;
     shards.db[0].batch_execute("TRUNCATE shard_0000.photos").await.unwrap();
@@ -46,8 +46,8 @@ async fn taken(shards: &Shards) -> Vec<String> {
 }
 
 on_each_version! {
-    /// The backend dies of a statement, or of COMMIT, that it is at: nobody knows whether that has taken effect. A
-    /// pooler tells so in its own words.
+    /// The backend dies while it runs a statement, or COMMIT: nobody knows whether that has taken effect. A pooler
+    /// reports it in its own words.
     async fn whoever_dies_at_work_may_have_done_it(version) {
         let shards = Shards::start(version, 4).await;
         let slow =
@@ -59,7 +59,7 @@ on_each_version! {
         let sleeping = "EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')";
         let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
         for Ways { name, router, .. } in Ways::all(&shards).await {
-            // The types of its parameters are known from here on, so that nothing comes before it.
+            // From here on the types of its parameters are known, so that nothing is sent before it.
             let _ = router.by_key(0).execute(INSERT, &[&Option::<i64>::None, &"no key"]).await.unwrap_err();
             let single = tokio::spawn({
                 let router = router.clone();
@@ -83,8 +83,8 @@ on_each_version! {
         }
     }
 
-    /// A refusal that a savepoint has caught takes nothing of the rest away: neither that the server would not write,
-    /// nor that a row was there.
+    /// An error that a savepoint has caught does not undo the rest: neither that the server refused to write, nor that
+    /// a row existed.
     async fn ok_is_a_commit(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
@@ -103,7 +103,7 @@ on_each_version! {
                 done.await.unwrap();
                 assert_eq!(taken(&shards).await, ["first", "second"], "{name} {code}");
             }
-            // One that was not caught.
+            // An error that was not caught.
             let failed = router.by_key(0).transaction(async |tx| {
                 tx.execute(INSERT, &[&1_i64, &"first"]).await?;
                 tx.execute("SET LOCAL transaction_read_only = on", &[]).await?;
@@ -112,7 +112,7 @@ on_each_version! {
             });
             assert!(matches!(failed.await, Err(Error::TransactionFailed { .. })), "{name}");
             assert_eq!(taken(&shards).await, [""; 0], "{name}");
-            // A savepoint whose work says that it went well although it did not.
+            // A savepoint whose work reports success although it failed.
             let kept = router.by_key(0).transaction(async |tx| {
                 tx.execute(INSERT, &[&1_i64, &"kept"]).await?;
                 let swallowed: Result<(), Error> = tx
@@ -127,7 +127,7 @@ on_each_version! {
             });
             kept.await.unwrap();
             assert_eq!(taken(&shards).await, ["kept"], "{name}");
-            // Refused at COMMIT: nothing is there, and the connection goes on.
+            // Refused at COMMIT: nothing is there, and the connection can be used again.
             shards.db[0]
                 .batch_execute(
                     "ALTER TABLE shard_0000.photos ADD CONSTRAINT twice UNIQUE (title) DEFERRABLE INITIALLY DEFERRED",
@@ -145,8 +145,7 @@ on_each_version! {
         }
     }
 
-    /// After a statement that was given up nothing more goes out on the transaction, so that nothing of it can be
-    /// committed.
+    /// After a statement was given up nothing more is sent on the transaction, so that nothing of it can be committed.
     async fn given_up_in_a_transaction(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
@@ -154,7 +153,7 @@ on_each_version! {
                 tx.execute(INSERT, &[&1_i64, &"given up"]).await?;
                 let slow = tx.query("SELECT pg_sleep(60)", &[]);
                 assert!(tokio::time::timeout(Duration::from_millis(50), slow).await.is_err());
-                // Of a text that nobody has sent before.
+                // With a text that nobody has sent before.
                 let next = format!("UPDATE {{shard}}.photos SET title = $1 WHERE id = $2 /* {name} */");
                 let next = tx.execute(&next, &[&"seen", &1_i64]).await;
                 assert!(matches!(next, Err(Error::TransactionFailed { .. })), "{name} {next:?}");
@@ -190,8 +189,8 @@ on_each_version! {
         }
     }
 
-    /// What runs beside an open savepoint would be undone with it: it is refused. One after the other and within each
-    /// other they are welcome, also around those of another transaction.
+    /// What runs beside an open savepoint would be undone with it, so it is refused. One after the other and within
+    /// each other they are allowed, also around those of another transaction.
     async fn savepoints_do_not_overlap(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
@@ -199,7 +198,7 @@ on_each_version! {
                 let insert = async |id: i64, title: &'static str| tx.execute(INSERT, &[&id, &title]).await;
                 let fails = tx.savepoint(async {
                     insert(1, "undone").await?;
-                    // The others have their turn.
+                    // The others get their turn.
                     tokio::task::yield_now().await;
                     tx.execute("SELECT 1/0", &[]).await
                 });
@@ -271,7 +270,7 @@ on_each_version! {
         }
     }
 
-    /// `?` on a call over many shards keeps what is done, and says that it is not to be made again.
+    /// `?` on a call over many shards keeps what is done, and its error says that the call must not be repeated.
     async fn done_in_part(version) {
         let shards = Shards::start(version, 16).await;
         let router = shards.router();
@@ -293,10 +292,10 @@ on_each_version! {
         assert_eq!(partial.done.len(), 8);
         let left: Vec<usize> = partial.wanted().copied().collect();
         assert_eq!(left, (8..16).collect::<Vec<_>>());
-        // Nothing is done where every shard failed before it was reached: that may be tried again.
+        // If every shard failed before it was reached, nothing was done, and the call may be tried again.
         let error = insert(&left).await.unwrap_err();
         assert!(error.is_retryable() && !error.may_have_run(), "{error:?}");
-        // Nor is it by one that only reads.
+        // Nor was anything done by a call that only reads.
         let count = Sql::reading(COUNT);
         let ids: Vec<i64> = (0..16).map(|number| pgshard::id::Id::new(1, shard(number), 0).unwrap().encode()).collect();
         let error = Error::from(
@@ -329,7 +328,7 @@ on_each_version! {
             for many in [false, true] {
                 let proxy = Proxy::to(shards.cluster.server(0).port()).await;
                 let mut options = shards.options();
-                // What is lost at the proxy finds the server all the same.
+                // What is lost at the proxy has reached the server nevertheless.
                 let text = format!(
                     "host=127.0.0.1,127.0.0.1 port={},{} user=app dbname=app",
                     proxy.port,
@@ -357,7 +356,7 @@ on_each_version! {
                 proxy.fall_silent();
                 shards.db[0].batch_execute("SELECT pg_advisory_unlock(99)").await.unwrap();
                 if unnamed {
-                    // It waits within a transaction of the router's, of which the end does not come.
+                    // It waits within a transaction of the router's, whose end does not arrive.
                     until(&shards, 0, "NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)")
                         .await;
                 } else {
@@ -373,7 +372,7 @@ on_each_version! {
         }
     }
 
-    /// By the caller's word it only reads: then a lost connection is nothing but that, and many shards are asked again.
+    /// The caller says that it only reads: then a lost connection is nothing worse, and many shards are asked again.
     async fn a_select_by_the_callers_word(version) {
         let shards = Shards::start(version, 4).await;
         let once =
@@ -412,7 +411,7 @@ on_each_version! {
         router.shards([shard(0)]).query(&sql, &[]).next().await.unwrap().1.unwrap();
     }
 
-    /// A raw client that is dropped within a transaction leaves no lock, though nobody borrows its connection again.
+    /// A raw client that is dropped within a transaction leaves no lock, even if nobody borrows its connection again.
     async fn a_raw_client_is_dropped(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
@@ -459,7 +458,7 @@ on_each_version! {
         tokio::time::timeout(Duration::from_secs(30), back).await.expect("the host is met again");
     }
 
-    /// A limit bounds a call over many shards as a whole, however many of them do not answer.
+    /// A limit applies to a call over many shards as a whole, however many of them do not answer.
     async fn one_limit_for_many(version) {
         let shards = Shards::start(version, 64).await;
         let mut options = shards.options();
@@ -484,7 +483,7 @@ on_each_version! {
             }
             (late, fine)
         };
-        // One after the other they take 64 seconds.
+        // One after the other they would take 64 seconds.
         let ended = tokio::time::timeout(Duration::from_secs(30), asking).await.expect("one limit, not one for each");
         assert_eq!(ended, (32, 32));
         shards.db[0].batch_execute("ROLLBACK").await.unwrap();

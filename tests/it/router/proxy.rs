@@ -1,5 +1,5 @@
-//! What stands between a router and a server in these tests: a TCP proxy that can fall silent or lead elsewhere, a host
-//! that takes connections and never answers, and a future that is dropped in its middle.
+//! What is between a router and a server in these tests: a TCP proxy that can fall silent or lead elsewhere, a host
+//! that accepts connections and never answers, and a future that is dropped halfway.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 /// Leads to the server at a port of this machine.
 pub(crate) struct Proxy {
     pub(crate) port: u16,
-    /// New connections lead to one after the other.
+    /// New connections lead to these, one after the other.
     targets: Arc<Mutex<Vec<u16>>>,
     silent: watch::Sender<bool>,
     from_server: Arc<AtomicU64>,
@@ -54,12 +54,12 @@ impl Proxy {
         Proxy { port, targets, silent, from_server, running }
     }
 
-    /// Bytes that the server has sent, as far as they have gone on from here.
+    /// How many bytes the server has sent, as far as they were passed on.
     pub(crate) fn passed(&self) -> u64 {
         self.from_server.load(Ordering::Relaxed)
     }
 
-    /// Nothing comes through any more, and no connection ends.
+    /// From now on nothing gets through, and no connection ends.
     pub(crate) fn fall_silent(&self) {
         self.silent.send_replace(true);
     }
@@ -95,7 +95,7 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut quiet: watch:
     }
 }
 
-/// Takes connections and says nothing.
+/// Accepts connections and says nothing.
 pub(crate) struct Mute {
     pub(crate) port: u16,
     taken: Arc<AtomicU32>,
@@ -117,7 +117,7 @@ impl Mute {
         Mute { port, taken, running }
     }
 
-    /// Connections that were taken.
+    /// How many connections were accepted.
     pub(crate) fn taken(&self) -> u32 {
         self.taken.load(Ordering::Relaxed)
     }
@@ -129,7 +129,7 @@ impl Drop for Mute {
     }
 }
 
-/// Polls a future so many times, and drops it. `Ok` if it was done by then.
+/// Polls a future this many times, and drops it. `Ok` if it was done by then.
 pub(crate) struct Polls<F> {
     pub(crate) future: Pin<Box<F>>,
     pub(crate) left: u32,

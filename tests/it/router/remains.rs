@@ -9,7 +9,7 @@ use super::by_hand::Shards;
 use super::ways::Ways;
 use super::{COUNT, INSERT};
 
-/// What is to be seen in a session that is as new.
+/// What can be seen in a session that is as good as new.
 const SEEN: &str = "SELECT coalesce(nullif(current_setting('app.tenant', true), ''), '-') || ' '
     || current_setting('statement_timeout') || ' ' || coalesce(to_regclass('pg_temp.photos')::text, '-')";
 
@@ -19,7 +19,7 @@ async fn seen(router: &Router) -> String {
     router.by_key(1).query_one(SEEN, &[]).await.unwrap().get(0)
 }
 
-/// A function of the application, of which the router knows nothing; and a trigger of which it cannot know.
+/// A function of the application, which the router does not know about, and a trigger that it cannot know about.
 async fn prepare(shards: &Shards) {
     let sql = "
         CREATE FUNCTION public.remember(tenant text) RETURNS text LANGUAGE sql AS $$ SELECT set_config('app.tenant',
@@ -32,6 +32,7 @@ async fn prepare(shards: &Shards) {
 
 on_each_version! {
     /// A SELECT can leave a temporary table, a setting or a lock behind. The next caller meets none of them, whichever
+    /// way statements are sent.
     /// way statements are sent.
     async fn of_a_select(version) {
         let shards = Shards::start(version, 4).await;
@@ -60,7 +61,7 @@ on_each_version! {
             ] {
                 let them: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&"them"];
                 let with = if sql.contains("$1") { &them[..] } else { &[] };
-                // What a pooler's session keeps of a DO is not the router's to see: it may commit in its middle.
+                // The router cannot see what a DO leaves in a pooler's session: it may commit halfway.
                 if !(name == "pooled" && sql.starts_with("DO")) {
                     router.by_key(0).query(sql, with).await.unwrap();
                     assert_eq!(seen(&router).await, NEW, "{name} {sql}");
@@ -75,12 +76,12 @@ on_each_version! {
                     assert_eq!(seen(&router).await, NEW, "{name} {sql}, commits: {commits}");
                 }
             }
-            // A lock of the session is gone though nobody borrows the connection again.
+            // A lock of the session is released even if nobody borrows the connection again.
             router.by_key(0).query("SELECT pg_advisory_lock(7)", &[]).await.unwrap();
             let lock = shards.db[0]
                 .batch_execute("SET lock_timeout = '20s'; SELECT pg_advisory_lock(7); SELECT pg_advisory_unlock(7)");
             lock.await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
-            // Also one of a statement that was given up. (PgBouncer 1.18 refuses connections after that.)
+            // Also the lock of a statement that was given up. (PgBouncer 1.18 refuses connections after that.)
             if name == "pooled" {
                 continue;
             }
@@ -92,7 +93,7 @@ on_each_version! {
         }
     }
 
-    /// What no text shows is left where only that is looked at; where every session is cleaned it is not.
+    /// What the text does not show stays if only the text is examined; if every session is cleaned it does not.
     async fn where_all_is_cleaned(version) {
         let shards = Shards::start(version, 4).await;
         prepare(&shards).await;
@@ -105,7 +106,7 @@ on_each_version! {
             assert_eq!(shards.titles(0, 1).await, ["them", "them"], "{name}");
             shards.db[0].batch_execute("TRUNCATE shard_0001.photos").await.unwrap();
         }
-        // The same by the pipelined connections of a call over many shards.
+        // The same over the pipelined connections of a call over many shards.
         let mut options = shards.options();
         (options.hosts[0].pool_size, options.recycle) = (1, Recycle::Clean);
         let router = Router::new(options);
@@ -118,7 +119,7 @@ on_each_version! {
         assert_eq!(seen(&router).await, NEW);
     }
 
-    /// A temporary table of the transaction's own does not stand in front of the shard's.
+    /// A temporary table of the transaction's own does not hide the shard's.
     async fn temporary_tables_come_last(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
@@ -132,8 +133,8 @@ on_each_version! {
         }
     }
 
-    /// Row level security by a setting: each transaction sets its tenant for itself, as docs/operating.md has it.
-    /// Nobody sees another's rows, and without a tenant nobody sees any.
+    /// Row level security by a setting: each transaction sets its own tenant, as docs/operating.md shows. Nobody sees
+    /// another's rows, and without a tenant nobody sees any.
     async fn row_level_security(version) {
         let shards = Shards::start(version, 4).await;
         shards.db[0]
@@ -144,7 +145,8 @@ on_each_version! {
             )
             .await
             .unwrap();
-        // The pooler has three, so that there is one for look-ups, too: a refusal of the policy's is asked about.
+        // The pooler has three sessions, so that there is one for look-ups, too: a refusal by the policy causes a
+        // look-up.
         for Ways { name, router, pooled, .. } in Ways::with(&shards, |options| options.hosts[0].pool_size = 2).await {
             let first = if pooled {
                 200
@@ -183,7 +185,7 @@ on_each_version! {
                                 "{own} {error:?}"
                             ),
                         }
-                        // The same for an ORM, which knows of no schema.
+                        // The same for an ORM, which does not know the schema.
                         let orm = router.by_key(0).orm_transaction(async |tx| {
                             tx.execute(&format!("SET LOCAL app.tenant = '{own}'"), &[]).await?;
                             tx.query_one_as::<(i64,)>("SELECT count(*) FROM photos", &[]).await

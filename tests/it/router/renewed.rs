@@ -26,8 +26,8 @@ async fn pid(router: &Router) -> Option<i32> {
     row.map_err(|error| assert!(error.is_retryable(), "{error:?}")).ok().map(|row| row.get(0))
 }
 
-/// Corrects the URL of a host of which one connection is in use, until the router has taken it over: the first that it
-/// heard of it may be either.
+/// Corrects the URL of a host while one of its connections is in use, until the router has taken it over. What the
+/// router notices first may be either.
 async fn renew(router: &Router, before: impl Fn(), after: impl Fn()) {
     assert_eq!(router.pools()[0].used, 1);
     let renewed = async {
@@ -44,8 +44,8 @@ async fn renew(router: &Router, before: impl Fn(), after: impl Fn()) {
 }
 
 on_each_version! {
-    /// A URL that was wrong is right from the correction on; connections to where a host was before end when they are
-    /// given back.
+    /// A URL that was wrong is right from the correction on; connections to the former address of a host end when they
+    /// are given back.
     async fn a_corrected_url(version) {
         let shards = Shards::start(version, 8).await;
         let port = shards.cluster.server(0).port();
@@ -65,7 +65,7 @@ on_each_version! {
         };
         tokio::time::timeout(LONG, corrected).await.expect("the corrected URL is taken over");
 
-        // Elsewhere from now on.
+        // The host is elsewhere from now on.
         let held = router.by_key(0).client().await.unwrap();
         let held_pid: i32 = held.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
         let proxy = Proxy::to(port).await;
@@ -96,7 +96,7 @@ on_each_version! {
         assert_eq!(router.pools().len(), 2);
     }
 
-    /// A router that is closed waits for what still runs where a host was before its URL was corrected.
+    /// A router that is closed waits for calls that still run at a host's former address.
     async fn closed_where_it_was(version) {
         let shards = Shards::start(version, 8).await;
         let port = shards.cluster.server(0).port();
@@ -125,7 +125,7 @@ on_each_version! {
         assert_eq!(shards.titles(0, 0).await, ["kept"]);
     }
 
-    /// What takes longer than it may is cut off there, too.
+    /// A call there that takes longer than it may is cut off, too.
     async fn cut_where_it_was(version) {
         let shards = Shards::start(version, 8).await;
         let port = shards.cluster.server(0).port();

@@ -1,4 +1,4 @@
-//! Reads from standbys: which of them are read, what one sees there, and what happens when one cannot.
+//! Reads from standbys: which of them are read, what a reader sees there, and what happens if one cannot answer.
 
 use std::time::{Duration, Instant};
 
@@ -17,17 +17,17 @@ use super::proxy::Proxy;
 /// How many photos there are, and whether a standby says so.
 const SEEN: &str = "SELECT count(*), pg_is_in_recovery() FROM {shard}.photos";
 
-/// Hosts as the cluster's, and the last server as a standby of the first host, made one.
+/// The cluster's hosts, and the last server turned into a standby of the first host.
 async fn with_standby(version: u32, shards: u16) -> (Shards, Options) {
     with_standbys(version, shards, 1).await
 }
 
-/// The same with several, of which the options name the first.
+/// The same with several standbys, of which the options name the first.
 async fn with_standbys(version: u32, shards: u16, standbys: usize) -> (Shards, Options) {
     let count = i32::from(shards);
     let shards = Shards::start_beside(version, shards, standbys).await;
     for (host, client) in shards.db.iter().enumerate() {
-        // As bootstrap does. The servers are copies of one, so that only the name tells them apart.
+        // As bootstrap does. The servers are copies of one, so that only the name distinguishes them.
         let sql =
             "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name) VALUES ($1, 0, 'shard_', $2)";
         client.execute(sql, &[&count, &shards.name(host).as_str()]).await.unwrap();
@@ -36,7 +36,7 @@ async fn with_standbys(version: u32, shards: u16, standbys: usize) -> (Shards, O
         shards.cluster.make_standby(version, 2 + standby, 0);
     }
     let mut options = shards.options();
-    // As with several addresses in the url: the host itself is among them.
+    // As with several addresses in the url: the host itself is one of them.
     let ports = [0, 2].map(|server| shards.cluster.server(server).port().to_string()).join(",");
     let text = format!("host=127.0.0.1,127.0.0.1 port={ports} user=app dbname=app target_session_attrs=primary");
     let connect = ConnectOptions::parse(&text).unwrap();
@@ -68,7 +68,7 @@ async fn write(router: &Router, key: i64, id: i64) -> Position {
     router.by_key(key).position().await.unwrap()
 }
 
-/// Stops the replay, and waits until it has.
+/// Stops the replay, and waits until it has stopped.
 async fn pause(standby: &Client) {
     standby.batch_execute("SELECT pg_wal_replay_pause()").await.unwrap();
     let sql = "SELECT pg_get_wal_replay_pause_state()";
@@ -82,7 +82,7 @@ async fn resume(standby: &Client) {
 }
 
 on_each_version! {
-    /// Calls over many shards read on the standby of the host that has one; when it is away, on the primary.
+    /// Calls over many shards read from the standby of the host that has one; if it is away, from the primary.
     async fn many_shards(version) {
         let (shards, mut options) = with_standby(version, 4).await;
         options.max_replica_lag = Duration::from_secs(600);
@@ -116,8 +116,8 @@ on_each_version! {
         assert!(all().await.into_iter().all(|(_, by_standby)| !by_standby));
     }
 
-    /// A standby answers while it is near enough; the primary when it is not, or away, or asked for what it has not
-    /// got.
+    /// A standby answers while it is near enough; the primary answers if the standby is not, or is away, or does not
+    /// have what is asked for.
     async fn near_enough_or_the_primary(version) {
         let (shards, mut options) = with_standby(version, 4).await;
         let standby = shards.cluster.superuser(2).await;
@@ -130,7 +130,7 @@ on_each_version! {
         let brief = Router::new(options.clone().max_replica_lag(Duration::from_millis(600)));
         until(&router, 0, true).await;
 
-        // One's own writes, on the standby as soon as it has them.
+        // A caller's own writes, on the standby as soon as it has them.
         for id in 0..20 {
             let written = write(&router, 0, id).await;
             let written: Position = written.to_string().parse().unwrap();
@@ -144,7 +144,7 @@ on_each_version! {
             "{counted:?}"
         );
 
-        // Not for another shard's position, which says nothing about this one.
+        // Not for the position of another shard, which says nothing about this one.
         let other = router.by_key(1).position().await.unwrap();
         let row = router.by_key(0).reads().after(other).query_one(SEEN, &[]).await.unwrap();
         assert!(!row.get::<_, bool>(1));
@@ -161,10 +161,10 @@ on_each_version! {
             let error = router.by_key(0).reads().query(sql, &[]).await.unwrap_err();
             assert!(matches!(error, Error::NotARead { .. }), "{sql}: {error:?}");
         }
-        // Where no standby is named, reads are as any other.
+        // If no standby is named, reads are like any other statement.
         assert_eq!(seen(&router, 2).await, (0, false));
 
-        // The replay stands still. A standby that is not heard of to be near enough in time is not read any more.
+        // The replay stops. A standby that is not known in time to be near enough is no longer read.
         let hasty = Router::new(options.replica_wait(Duration::from_millis(30)));
         until(&hasty, 0, true).await;
         until(&brief, 0, true).await;
@@ -182,7 +182,7 @@ on_each_version! {
         resume(&standby).await;
         assert_eq!(until(&brief, 0, true).await, 21);
 
-        // The standby ends, and comes again: no reader hears of it.
+        // The standby ends, and comes back: no reader notices.
         shards.cluster.server(2).stop(StopMode::Immediate).unwrap();
         for _ in 0..100 {
             assert_eq!(seen(&router, 0).await, (21, false));
@@ -191,7 +191,7 @@ on_each_version! {
         assert_eq!(until(&router, 0, true).await, 21);
         assert_eq!(until(&brief, 0, true).await, 21);
 
-        // Without its primary nobody can say how old it is what a standby shows; for as long as was known, it is read.
+        // Without its primary nobody can say how old the standby's data is; it is read for as long as that was known.
         shards.cluster.server(0).stop(StopMode::Immediate).unwrap();
         let gone = Instant::now();
         let error = loop {
@@ -203,7 +203,7 @@ on_each_version! {
         assert!(error.is_retryable(), "{error:?}");
     }
 
-    /// A server that is a standby of some other one is not read, however far its log is.
+    /// A server that is a standby of another primary is not read, however far its log is.
     async fn a_standby_of_another_host(version) {
         let (shards, mut options) = with_standby(version, 4).await;
         options.hosts.swap(0, 1);
@@ -218,12 +218,12 @@ on_each_version! {
         drop(shards);
     }
 
-    /// While a shard moves, a standby of the source shows it until it hears of the move, and no longer; one of the
-    /// target is no use until it has heard. Nobody gets an error.
+    /// While a shard moves, a standby of the source shows it until it learns of the move, and no longer; a standby of
+    /// the target is not used until it has learned of it. Nobody gets an error.
     async fn a_standby_does_not_know_of_a_move(version) {
         let (shards, mut options) = with_standby(version, 4).await;
         let standby = shards.cluster.superuser(2).await;
-        // Far longer than this takes: only what the standby answers keeps readers from it.
+        // Far longer than this takes: only what the standby answers keeps readers away from it.
         options.max_replica_lag = Duration::from_secs(600);
         let [router, behind, late] = [(); 3].map(|()| Router::new(options.clone()));
         let brief = Router::new(options.clone().max_replica_lag(Duration::from_secs(1)));
@@ -243,7 +243,7 @@ on_each_version! {
         let written = write(&router, 0, 2).await;
         assert_eq!(seen(&router, 0).await, (2, false), "who knows of the move asks there");
         assert_eq!(seen(&behind, 0).await, (1, true), "who does not, sees what was before");
-        // What was written before the move is on the standby, and what was after is not to be had there.
+        // What was written before the move is on the standby, and what was written after it cannot be read there.
         let row = behind.by_key(0).reads().after(before).query_one(SEEN, &[]).await.unwrap();
         assert_eq!((row.get::<_, i64>(0), row.get::<_, bool>(1)), (1, true));
         let row = behind.by_key(0).reads().after(written).query_one(SEEN, &[]).await.unwrap();
@@ -271,7 +271,7 @@ on_each_version! {
         assert_eq!(until(&router, 3, true).await, 2);
     }
 
-    /// Two standbys behind one address, of which one stands still: what one has written he sees, and nothing is older
+    /// Two standbys share an address, and one has stopped replaying: a writer sees its own writes, and nothing is older
     /// than it may be.
     async fn several_behind_one_address(version) {
         let (shards, mut options) = with_standbys(version, 4, 2).await;
@@ -315,7 +315,7 @@ on_each_version! {
         let router = Router::new(options);
         write(&router, 0, 1).await;
         while until(&router, 0, true).await == 0 {}
-        // Longer ago than anything that is read may be.
+        // Longer ago than the age that any read allows.
         tokio::time::sleep(Duration::from_secs(5)).await;
         until(&router, 0, true).await;
         proxy.lead_to(old);

@@ -1,5 +1,5 @@
-//! Programs made by chance: calls, transactions with savepoints, futures that are dropped at any await, while backends
-//! are killed. What each caller was told is compared with what is there in the end.
+//! Random programs: calls, transactions with savepoints, futures that are dropped at any await, while backends are
+//! killed. What each caller was told is compared with what exists in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,15 +22,15 @@ const STEPS: u64 = 60;
 /// What a caller was told about rows that belong together.
 #[derive(Debug)]
 struct Told {
-    /// There, all of them.
+    /// Rows that all exist.
     done: BTreeSet<i64>,
-    /// Never there.
+    /// Rows that never existed.
     undone: BTreeSet<i64>,
-    /// All of them or none.
+    /// Rows that all exist, or none of them.
     either: BTreeSet<i64>,
 }
 
-/// What the statements of a transaction's last run said.
+/// What the statements of a transaction's last run reported.
 #[derive(Default)]
 struct Noted {
     inserted: BTreeSet<i64>,
@@ -38,7 +38,7 @@ struct Noted {
 }
 
 impl Noted {
-    /// What the end of its transaction says of it; `None` where the caller has not waited.
+    /// What the end of its transaction says about it; `None` if the caller has not waited.
     fn told(&self, result: Option<&Result<(), Error>>) -> Told {
         let (inserted, mut undone) = (self.inserted.clone(), self.undone.clone());
         let none = BTreeSet::new();
@@ -48,7 +48,7 @@ impl Noted {
                 undone.extend(inserted);
                 Told { done: none.clone(), undone, either: none }
             }
-            // What a savepoint has undone is not there in any case.
+            // What a savepoint has undone does not exist in any case.
             Some(Err(_)) | None => Told { done: none, undone, either: inserted },
         }
     }
@@ -77,7 +77,7 @@ impl Caller {
                 noted.told(result.as_ref())
             }
             1 => {
-                // What it leaves is gone for whoever comes next.
+                // What it leaves is gone for the next caller.
                 let call = self.router.by_key(0).query_one(
                     "SELECT coalesce(current_setting('app.who', true), ''), set_config('app.who', 'me', false)",
                     &[],
@@ -120,7 +120,7 @@ async fn run(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Mu
     };
     match kind {
         0 | 1 => insert(first).await,
-        // A savepoint that goes well, and one that does not.
+        // A savepoint that succeeds, and one that fails.
         2 => tx.savepoint(insert(first)).await,
         3 => {
             let result: Result<(), Error> = tx
@@ -133,7 +133,7 @@ async fn run(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Mu
             undo(first);
             insert(second).await
         }
-        // One that is given up between two statements, and whoever does not care.
+        // One is given up between two statements, and the caller does not care.
         4 => {
             let half = async {
                 insert(first).await?;
@@ -157,8 +157,8 @@ async fn run(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Mu
     }
 }
 
-/// Ends backends of the application by chance, until it is told to stop. On a slow machine more seldom: something is
-/// acknowledged between two, if the callers get to anything.
+/// Kills random backends of the application, until it is told to stop. On a slow machine it does so less often:
+/// something must be acknowledged between two, if the callers get anything done.
 async fn kill(shards: &Shards, stop: &AtomicBool, acknowledged: &AtomicUsize, mut rng: Rng) {
     let killer = shards.cluster.superuser(0).await;
     while !stop.load(Ordering::Relaxed) {
@@ -177,7 +177,8 @@ async fn kill(shards: &Shards, stop: &AtomicBool, acknowledged: &AtomicUsize, mu
 }
 
 on_each_version! {
-    /// Every row is there that was acknowledged, none that was said not to be, and of a transaction all or nothing.
+    /// Every row that was acknowledged exists, none that was reported as absent does, and of a transaction all or
+    /// nothing.
     async fn what_was_told_is_so(version) {
         let shards = Shards::start(version, 4).await;
         let seed: u64 = std::env::var("PGSHARD_SEED").map_or(7, |seed| seed.parse().unwrap());

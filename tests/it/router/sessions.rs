@@ -1,4 +1,4 @@
-//! Connections: what a session keeps, and what it must not; transactions.
+//! Connections: what a session keeps, and what it must not keep; transactions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn narrow(shards: &Shards, statements: usize) -> Router {
 }
 
 on_each_version! {
-    /// A connection never has more statements prepared than it may, client and server; 0 keeps none.
+    /// A connection never has more statements prepared than it may, in client and server; with 0 it keeps none.
     async fn prepared_statements_are_bounded(version) {
         let shards = Shards::start(version, 4).await;
         let prepared = "SELECT count(*) FROM pg_prepared_statements";
@@ -34,8 +34,8 @@ on_each_version! {
         }
     }
 
-    /// A shard's calls come to the same connection while it is free, to another when it is not; and while one
-    /// connection is enough, one it is.
+    /// A shard's calls get the same connection while it is free, and another if it is not; and while one connection is
+    /// enough, there is only one.
     async fn favourites(version) {
         let shards = Shards::start(version, 16).await;
         let router = shards.router();
@@ -52,7 +52,7 @@ on_each_version! {
         let first = router.shard(shard(0)).unwrap();
         let held = futures_util::future::try_join_all((0..4).map(|_| first.client())).await.unwrap();
         drop(held);
-        // Each is cleaned before others get it: until all four are there.
+        // Each is cleaned before others get it: this waits until all four exist.
         let together = tokio::sync::Barrier::new(4);
         let all = (0..4).map(|_| first.transaction(async |_| { together.wait().await; Ok::<_, Error>(()) }));
         futures_util::future::try_join_all(all).await.unwrap();
@@ -67,7 +67,7 @@ on_each_version! {
         assert_eq!(pids[0].iter().collect::<BTreeSet<_>>().len(), 4, "{pids:?}");
         assert!(pids.iter().all(|round| *round == pids[0]), "{pids:?}");
 
-        // Its favourite is taken, and then others: any will do.
+        // Its favourite is in use, and then others are: any will do.
         let mut seen = BTreeSet::new();
         let mut held = Vec::new();
         for _ in 0..3 {
@@ -94,7 +94,7 @@ on_each_version! {
         });
         assert_eq!(columns.await.unwrap(), 5);
         assert_eq!(shards.titles(0, 0).await, ["a!"]);
-        // Somebody has dropped everything that was prepared.
+        // Somebody has deallocated everything that was prepared.
         router.by_key(0).execute("DEALLOCATE ALL", &[]).await.unwrap();
         router.by_key(0).query_one(all, &[]).await.unwrap();
     }
@@ -207,7 +207,7 @@ on_each_version! {
         });
         assert_eq!(said.await.unwrap(), "repeatable read on");
 
-        // Dropped in the middle: rolled back, and its connection is not given to anybody.
+        // Dropped halfway: it is rolled back, and its connection is given to nobody else.
         let hangs = router.by_key(0).transaction(async |tx| {
             tx.execute(INSERT, &[&6_i64, &"dropped"]).await?;
             tx.execute("SELECT pg_sleep(60)", &[]).await
@@ -216,7 +216,8 @@ on_each_version! {
         assert_eq!(router.by_key(0).query_one(COUNT, &[]).await.unwrap().get::<_, i64>(0), 3);
     }
 
-    /// A connection that is lost is told apart: during COMMIT it is in doubt, before that nothing has happened.
+    /// A lost connection is reported precisely: during COMMIT the outcome is in doubt, before that nothing has
+    /// happened.
     async fn lost_connections(version) {
         let shards = Shards::start(version, 4).await;
         let router = narrow(&shards, 256);

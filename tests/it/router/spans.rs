@@ -1,4 +1,4 @@
-//! What a call leaves for those who watch: a span with its outcome, and a count, however it ends.
+//! What a call leaves for observers: a span with its outcome, and a count, however it ends.
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Write};
@@ -57,7 +57,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
 }
 
 impl Spans {
-    /// Those since the last time.
+    /// The spans since the last time.
     fn take(&self) -> Vec<Ended> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
@@ -105,7 +105,7 @@ async fn calls(options: Options, spans: &Spans) {
 
     let results: Vec<_> = router.all_shards().query(COUNT, &[]).collect().await;
     assert_eq!(results.iter().filter(|(_, result)| result.is_ok()).count(), 2);
-    // The tasks end a little later than their answers are there, in whichever order; two pipelines may share the two.
+    // The tasks end a little later than their answers arrive, in any order; two pipelines may share the two.
     let mut ended: Vec<Ended> = Vec::new();
     let statements = |ended: &[Ended]| -> u64 {
         let pipelines = ended.iter().filter(|span| span.0 == "pgshard.pipeline");
@@ -123,16 +123,16 @@ async fn calls(options: Options, spans: &Spans) {
 }
 
 on_each_version! {
-    /// Each call has one span, with what became of it, by whichever way it ended.
+    /// Each call has one span, with its outcome, in whichever way it ended.
     async fn each_call_has_one(version) {
         let shards = Shards::start(version, 4).await;
         shards.cluster.server(1).stop(pgshard::dev::StopMode::Fast).unwrap();
         let options = shards.options();
         let spans = Spans::default();
-        // A runtime on one thread, whose spans are taken down.
+        // A runtime on one thread, whose spans are recorded.
         let playing = tokio::task::spawn_blocking(move || {
-            // Where there is but one in the process, whether it wants a span is asked of the thread that comes to the
-            // span first, and that may be another test's, which wants none.
+            // With only one subscriber in the process, the thread that reaches the span first is asked whether it wants
+            // it; that may be another test's thread, which wants none. A second subscriber prevents this.
             let _second = tracing::Dispatch::new(Registry::default());
             let subscriber = Registry::default().with(spans.clone());
             let _here = tracing::subscriber::set_default(subscriber);
@@ -142,7 +142,7 @@ on_each_version! {
         playing.await.unwrap();
     }
 
-    /// Calls that nobody waits for, and those whose time is over, are counted, as what they are.
+    /// Calls that nobody waits for, and those that time out, are counted as such.
     async fn none_is_forgotten(version) {
         let shards = Shards::start(version, 4).await;
         let recorder = DebuggingRecorder::new();
@@ -167,13 +167,13 @@ on_each_version! {
         assert_eq!(requests(), [("db1 dropped".to_owned(), 1)]);
         router.by_key(1).within(Duration::from_millis(100)).query("SELECT pg_sleep(60)", &[]).await.unwrap_err();
         assert_eq!(requests(), [("db1 timeout".to_owned(), 1)]);
-        // On each host one stands still; nobody waits for the rest.
+        // On each host one shard does not answer; nobody waits for the rest.
         let sleeps = "SELECT CASE WHEN '{shard}' ~ '_000[13]' THEN pg_sleep(60)::text END";
         let results = router.all_shards().deadline(Duration::from_secs(2)).query(sleeps, &[]).collect::<Vec<_>>().await;
         assert_eq!(results.iter().filter(|(_, result)| result.is_ok()).count(), 2);
         let one = |name: &str| (name.to_owned(), 1);
         assert_eq!(requests(), [one("db1 ok"), one("db1 timeout"), one("db2 ok"), one("db2 timeout")]);
-        // Until so many stand still on each host.
+        // Waits until this many are stuck on each host.
         let sleeping = async |wanted: i64| {
             let sql = "SELECT count(*) FROM pg_stat_activity
                 WHERE state = 'active' AND query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()";

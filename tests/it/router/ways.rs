@@ -6,8 +6,8 @@ use pgshard::router::{Options, PrepareMode};
 use super::by_hand::Shards;
 use super::pooler::Pooler;
 
-/// One way, and a router that goes it, with one connection to the first host: whoever comes next gets the session of
-/// the one before.
+/// One way, and a router that uses it, with one connection to the first host: the next caller gets the session of the
+/// one before.
 pub(super) struct Ways {
     pub(super) name: &'static str,
     pub(super) router: Router,

@@ -1,4 +1,4 @@
-//! What an application asks of an answer: rows as values of its own, and of an error whose it is and what to do.
+//! What an application asks of an answer: rows as values of its own; and of an error: whose it is and what to do.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ from_row! {
     }
 }
 
-/// The answers to the four questions, and what else there is to ask.
+/// The answers to the four questions, and to all others.
 fn answers(error: &Error) -> Vec<&'static str> {
     let asked = [
         ("retryable", error.is_retryable()),
@@ -54,7 +54,7 @@ on_each_version! {
         let none: Option<Photo> =
             router.by_key(1).query_opt_as("SELECT id, title FROM {shard}.photos WHERE id = 9", &[]).await.unwrap();
         assert_eq!(none, None);
-        // A column that is not there, or NULL where that has no place, is the application's mistake.
+        // A column that does not exist, or a NULL where none is allowed, is the application's mistake.
         for sql in ["SELECT id FROM {shard}.photos", "SELECT id, NULL::text AS title FROM {shard}.photos"] {
             let error = router.by_key(1).query_as::<Photo>(sql, &[]).await.unwrap_err();
             assert_eq!(answers(&error), ["application"], "{error:?}");

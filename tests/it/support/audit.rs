@@ -1,4 +1,4 @@
-//! The audit: what the hosts have, against what they say, what the map says, and what writers were told.
+//! The audit: compares what the hosts have with what they say, what the map says, and what writers were told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,20 +8,20 @@ use super::world::{World, lines};
 use super::writers::Notes;
 
 impl World {
-    /// After moves that have all ended: every acknowledged row is there exactly once, where the map says; every shard
-    /// has one host; nothing of a move is left but what a ledger names.
+    /// After moves that have all ended: every acknowledged row exists exactly once, where the map says; every shard has
+    /// one host; and nothing of a move is left except what a ledger names.
     pub(crate) async fn audit(&self, notes: &Notes) {
         self.audit_places().await;
         self.audit_rows(notes).await;
     }
 
-    /// Who serves what, and what is left of moves. Takes no notice of rows: writers may go on.
+    /// Who serves what, and what is left of moves. Ignores rows: writers may go on.
     pub(crate) async fn audit_places(&self) {
         let clients = self.all().await;
         let map = self.published();
         let mut serving: BTreeMap<u16, Vec<(usize, i32)>> = BTreeMap::new();
         for (host, client) in clients.iter().enumerate() {
-            // What is called by the shard's name: its tables where it is served, a signpost where it is not.
+            // What has the shard's name: its tables where it is served, a signpost where it is not.
             let sql =
                 "SELECT s.shard_id, s.schema_name, s.state, s.epoch, count(*) FILTER (WHERE c.relkind = 'r') AS tables,
                     count(*) FILTER (WHERE c.relkind = 'v') AS views
@@ -69,18 +69,18 @@ impl World {
         assert_eq!(serving.len(), usize::from(map.shards().get()));
     }
 
-    /// That no host has a slot or a publication without a row in its ledger, and none at all of this move, which has
-    /// ended.
+    /// Checks that no host has a slot or a publication without a row in its ledger, and none at all of this move, which
+    /// has ended.
     pub(crate) async fn audit_streams(&self, ended: Option<&str>) {
         for (host, client) in self.all().await.iter().enumerate() {
-            // One statement, one snapshot: moves go on beside this one, and they write the ledger first.
+            // One statement, one snapshot: other moves run at the same time, and they write the ledger first.
             let sql = "SELECT 'slot ' || slot_name FROM pg_replication_slots s WHERE database = current_database()
                     AND NOT EXISTS (SELECT FROM pgshard.ledger WHERE kind = 'slot' AND name = slot_name)
                 UNION ALL SELECT 'publication ' || pubname FROM pg_publication
                     WHERE NOT EXISTS (SELECT FROM pgshard.ledger WHERE kind = 'publication' AND name = pubname)";
             let mut unknown = lines(client, sql).await;
-            // Slots are not seen by a snapshot: one that has just come, or gone, may be at odds with the ledger for a
-            // moment.
+            // A snapshot does not cover slots: one that has just appeared, or disappeared, may contradict the ledger
+            // for a moment.
             for _ in 0..20 {
                 if unknown.is_empty() {
                     break;
@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    /// The same as [`World::audit_places`] for one shard that no move is at: other shards may be on their way.
+    /// The same as [`World::audit_places`] for one shard that is not being moved: other shards may be on their way.
     pub(crate) async fn audit_shard(&self, shard: u16) {
         let mut serving = Vec::new();
         for (host, client) in self.all().await.iter().enumerate() {
@@ -128,7 +128,7 @@ impl World {
         assert_eq!(serving, [self.host_of(shard)], "shard {shard}: the host, and the map");
     }
 
-    /// That there is no slot and no publication but those of reverse replications that can be used, and that ledgers
+    /// Checks that there are no slots and no publications except those of usable reverse replications, and that ledgers
     /// name them.
     async fn audit_ways_back(&self) {
         let clients = self.all().await;
@@ -158,12 +158,12 @@ impl World {
         }
     }
 
-    /// That every row is there once, and where it belongs. The writers have ended.
+    /// Checks that every row exists once, and where it belongs. The writers have ended.
     pub(crate) async fn audit_rows(&self, notes: &Notes) {
         self.audit_rows_but(notes, "no such payload").await;
     }
 
-    /// The same, not looking at rows whose payload begins with this.
+    /// The same, ignoring rows whose payload begins with this.
     pub(crate) async fn audit_rows_but(&self, notes: &Notes, but: &str) {
         let mut found: BTreeMap<String, Vec<(usize, i64)>> = BTreeMap::new();
         let mut ids = BTreeSet::new();

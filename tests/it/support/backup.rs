@@ -1,4 +1,4 @@
-//! A host as it was before.
+//! Backs a host up and restores it.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 impl TestCluster {
-    /// The server's files as they are now, as a base backup has them. It is stopped for that.
+    /// Saves the server's files as they are now, like a base backup. The server is stopped for that.
     pub(crate) fn back_up(&self, host: usize) {
         let server = self.server(host);
         server.stop(StopMode::Fast).unwrap();
@@ -21,7 +21,7 @@ impl TestCluster {
         server.start().unwrap();
     }
 
-    /// A base backup of the server, which goes on meanwhile.
+    /// Takes a base backup of the server while it runs.
     pub(crate) fn base_backup(&self, version: u32, host: usize) {
         let server = self.server(host);
         let data = server.data_directory();
@@ -30,7 +30,7 @@ impl TestCluster {
         copy(&conf, &backup.join("pgshard.conf"));
     }
 
-    /// The server as it was when it was backed up, recovered to the end of what the backup has: with a new timeline.
+    /// Restores the server to the state of its backup, and recovers it to the backup's end, which starts a new timeline.
     pub(crate) fn restore_to_a_new_timeline(&self, host: usize) {
         let backup = self.server(host).data_directory().with_extension("backup");
         let conf = backup.join("pgshard.conf");
@@ -41,7 +41,7 @@ impl TestCluster {
         std::fs::write(&signal, "").unwrap();
         super::standby::give_as(&signal, &backup);
         self.restore(host);
-        // It takes reads before it takes writes.
+        // It accepts reads before it accepts writes.
         let url = self.server(host).superuser_url();
         let mut tries = 0;
         while !takes_writes(&url) {
@@ -51,7 +51,7 @@ impl TestCluster {
         }
     }
 
-    /// The server as it was when it was backed up.
+    /// Restores the server to the state of its backup.
     pub(crate) fn restore(&self, host: usize) {
         let server = self.server(host);
         server.stop(StopMode::Immediate).unwrap();

@@ -61,17 +61,17 @@ impl TestCluster {
         HostName::new(&format!("db{}", host + 1)).expect("db and a number is a host name")
     }
 
-    /// An empty directory for this test's files, that goes with the servers.
+    /// An empty directory for this test's files, removed with the servers.
     pub(crate) fn directory(&self) -> &Path {
         &self.files
     }
 
-    /// The text of a config with so many shards, spread evenly, and no migrations.
+    /// The text of a config with this many shards, spread evenly, and no migrations.
     pub(crate) fn config_text(&self, shards: u16) -> String {
         self.text(shards, None)
     }
 
-    /// No config names the last server.
+    /// From now on no config names the last server.
     pub(crate) fn leave_out_the_last(&mut self) {
         self.left_out += 1;
     }
@@ -131,19 +131,20 @@ impl Drop for TestCluster {
     }
 }
 
-/// Starting blocks; on a runtime with several threads the others go on.
+/// Starting blocks; on a runtime with several threads the other threads go on.
 fn start(version: u32, hosts: usize, mut server: ServerOptions) -> Cluster {
-    // Shared memory is laid out for all that could be locked, which a server's start and each of its processes pay for.
+    // Shared memory is sized for everything that could be locked, and a server's start and each of its processes pay
+    // for it.
     let small = [("max_locks_per_transaction", "64"), ("max_wal_senders", "40"), ("max_replication_slots", "40")];
     server.settings.splice(0..0, small.map(|(name, value)| (name.to_owned(), value.to_owned())));
     Cluster::start(&ClusterOptions::new(hosts, binaries(version)).server(server))
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The programs of a major version. Looked for once: that runs four of them.
+/// The programs of a major version. They are searched once, because that runs four of them.
 fn binaries(version: u32) -> Binaries {
     static FOUND: Mutex<BTreeMap<u32, Binaries>> = Mutex::new(BTreeMap::new());
-    // A test that found none has failed, and says why; the others look again.
+    // A test that found none has failed, and says why; the others search again.
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     let look = || Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
     found.entry(version).or_insert_with(look).clone()
@@ -152,7 +153,7 @@ fn binaries(version: u32) -> Binaries {
 /// A connection whose socket is driven by a task of the runtime.
 pub(crate) async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("a test's server takes connections");
-    // When the server goes away, whoever uses the client is told too.
+    // When the server goes away, the user of the client is told too.
     tokio::spawn(connection);
     client
 }

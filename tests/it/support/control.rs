@@ -1,4 +1,4 @@
-//! The control schema as bootstrap makes it, for tests that use nothing else of the library.
+//! The control schema as bootstrap creates it, for tests that use nothing else of the library.
 
 /// Every control migration, in order.
 pub(crate) fn control() -> String {

@@ -1,8 +1,8 @@
 //! One fault at one place of an online move, and what is done about it.
 //!
-//! A mover dies, or stands still while a server crashes, its connections break, or another takes its move over. Writers
-//! go on all the while. Afterwards each shard is on one host, with every row that was acknowledged, and nothing is left
-//! of the move.
+//! A mover dies, or is stopped while a server crashes, its connections break, or another takes its move over. Writers
+//! go on all the time. Afterwards each shard is on one host, with every acknowledged row, and nothing is left of the
+//! move.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ pub(crate) fn places() -> Vec<&'static str> {
 pub(crate) enum Fault {
     /// The mover is killed.
     Kill,
-    /// The source crashes while the mover stands still, and is there again when it goes on.
+    /// The source crashes while the mover is stopped, and runs again when the mover goes on.
     Source,
     /// The same with the target.
     Target,
@@ -55,10 +55,10 @@ impl Verb {
     }
 }
 
-/// Three seconds instead of ten. Shorter ones end by themselves on a machine that is busy.
+/// Three seconds instead of ten. Shorter leases end by themselves on a busy machine.
 const LEASE: (&str, &str) = ("PGSHARD_LEASE_MS", "3000");
 
-/// Moves shards of one host to the other with a fault at one place, ends the move, and looks at the shards.
+/// Moves shards of one host to the other with a fault at one place, ends the move, and checks the shards.
 pub(crate) async fn combine(world: &World, shards: &[u16], place: &str, fault: Fault, verb: Verb) {
     let from = world.host_of(shards[0]);
     let list = shards.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
@@ -77,12 +77,12 @@ pub(crate) async fn combine(world: &World, shards: &[u16], place: &str, fault: F
     end(world, shards, fault, verb, from, &id).await;
 }
 
-/// The same on the reverse replication: an abort meets the fault.
+/// The same for the reverse replication: an abort meets the fault.
 async fn back(world: &World, shards: &[u16], place: &str, fault: Fault, verb: Verb, from: usize, id: String) {
     strike(world, &["moves", "abort", &id], place, fault, from, shards, verb).await;
     if fault != Fault::Sleep {
         let ran = world.run(&["moves", verb.word(), &id]).await;
-        // What was aborted to its end is not resumed.
+        // A move that is aborted completely cannot be resumed.
         assert!(ran.code() == 0 || verb == Verb::Resume, "{}\n{}", ran.stdout, ran.stderr);
     }
     look(world, shards, Some(&id)).await;
@@ -128,12 +128,12 @@ async fn strike(
                 let before = world.all_about(shards[0]).await;
                 go_on(pid);
                 let woken = never_stopped(child).await;
-                // In part: the shards that were taken over had their sessions ended, the others are its own.
+                // Only in part: the shards that were taken over had their sessions ended, the others are still its own.
                 assert!([0, 4, 7, 8].contains(&woken.code()), "{}\n{}", woken.stdout, woken.stderr);
                 assert_eq!(world.all_about(shards[0]).await, before, "the one that slept changed something");
                 if woken.code() == 7 {
-                    // A shard that nobody took over, because it was not claimed yet: the first mover has done that, and
-                    // given up.
+                    // Nobody took this shard over, because it was not claimed yet: the first mover has claimed it
+                    // since, and given up.
                     world.run(&["moves", verb.word(), id]).await;
                 }
                 return Some(id.clone());
@@ -155,8 +155,8 @@ async fn succeed(world: &World, child: &mut Child, id: &str, verb: Verb) {
     assert!(child.try_wait().unwrap().is_none(), "the first mover sleeps still");
 }
 
-/// Waits until the servers have noticed that a killed mover is gone: a claim that it had sent is carried out still, be
-/// it that the server has not begun with it.
+/// Waits until the servers have noticed that a killed mover is gone: a claim that it had sent is still carried out, if
+/// the server has not begun with it.
 async fn gone(world: &World, id: &str) {
     let sql = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE starts_with(application_name, $1))";
     for host in 0..2 {
@@ -193,7 +193,7 @@ async fn id_of(world: &World, from: usize, shard: u16) -> Option<String> {
     rows.first().map(|row| row.get(0))
 }
 
-/// Resumes or aborts the move, and looks where its shards are.
+/// Resumes or aborts the move, and checks where its shards are.
 async fn end(world: &World, shards: &[u16], fault: Fault, verb: Verb, from: usize, id: &str) {
     let mut there = BTreeSet::from([1 - from]);
     if fault != Fault::Sleep {
@@ -202,7 +202,7 @@ async fn end(world: &World, shards: &[u16], fault: Fault, verb: Verb, from: usiz
             Verb::Resume => drop(ran.ended(0)),
             Verb::Abort if ran.code() == 0 => there = BTreeSet::from([from]),
             Verb::Abort => {
-                // Some were decided, or all.
+                // Some shards were decided, or all.
                 assert!([4, 8].contains(&ran.code()), "{}: {}\n{}", ran.code(), ran.stdout, ran.stderr);
                 world.run(&["moves", "resume", id]).await;
                 there = BTreeSet::from([0, 1]);
@@ -213,7 +213,7 @@ async fn end(world: &World, shards: &[u16], fault: Fault, verb: Verb, from: usiz
     }
     look(world, shards, Some(id)).await;
     for shard in shards {
-        // One that was not claimed yet when the mover died is none of the move's.
+        // A shard that was not claimed yet when the mover died does not belong to the move.
         if id_of(world, from, *shard).await.as_deref() != Some(id) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Transactions that go on wherever shard 0 is served.
+//! Transactions that continue wherever shard 0 is served.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-/// Runs the round of each number at each host, until it is told to stop; gives how many were done, and what should not
-/// have been refused.
+/// Runs the round of each number at each host, until it is told to stop. Gives how many were done, and the errors that
+/// should not have occurred.
 pub(crate) async fn rounds(
     clients: Vec<Client>,
     rest: Duration,

@@ -1,4 +1,4 @@
-//! Online moves in great number: the same shards to and fro, and very many small shards at once.
+//! Online moves in great number: the same shards back and forth, and very many small shards at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::world::World;
 use super::writers::Writers;
 
-/// Moves two shards to the other host and back so many times, under load. Gives the pauses in milliseconds, sorted.
+/// Moves two shards to the other host and back this many times, under load. Gives the pauses in milliseconds, sorted.
 pub(crate) async fn ping_pong(versions: &[u32], moves: usize) -> Vec<f64> {
     let world = World::new(versions, 4).await;
     let writers = Writers::start_all(&world, 3).await;
@@ -29,17 +29,17 @@ pub(crate) async fn ping_pong(versions: &[u32], moves: usize) -> Vec<f64> {
     pauses
 }
 
-/// What a wave took of its source.
+/// The load of a wave on its source.
 #[derive(Debug)]
 pub(crate) struct Wave {
     pub(crate) took: Duration,
-    /// The most connections of the mover at the same time, on the source.
+    /// The highest number of the mover's connections at the same time, on the source.
     pub(crate) backends: i64,
-    /// The most slots at the same time.
+    /// The highest number of slots at the same time.
     pub(crate) slots: i64,
 }
 
-/// Moves so many small shards from one host to another in one move.
+/// Moves this many small shards from one host to another in one move.
 pub(crate) async fn wave(versions: &[u32], shards: u16) -> Wave {
     let world = World::new(versions, shards * 2).await;
     let writers = Writers::start(&world, 2).await;

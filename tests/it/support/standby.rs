@@ -11,8 +11,8 @@ use pgshard::dev::{Binaries, StopMode};
 use super::TestCluster;
 
 impl TestCluster {
-    /// Makes one host a streaming standby of another, by `pg_basebackup`: on its own port, in its own directory, ended
-    /// with the cluster as before. What it held is gone.
+    /// Makes one host a streaming standby of another, by `pg_basebackup`: on its own port, in its own directory, and
+    /// ended with the cluster as before. What it contained is gone.
     pub(crate) fn make_standby(&self, version: u32, standby: usize, primary: usize) {
         let (standby, primary) = (self.server(standby), self.server(primary));
         standby.stop(StopMode::Fast).expect("the server stops");
@@ -72,7 +72,7 @@ pub(super) fn give_as(path: &Path, other: &Path) {
     give(path, owner.uid(), owner.gid());
 }
 
-/// PostgreSQL runs as the owner of its files, and we may be somebody else.
+/// PostgreSQL runs as the owner of its files, who may be another user than this process.
 fn give(path: &Path, uid: u32, gid: u32) {
     chown(path, Some(uid), Some(gid)).expect("a file of the backup can be given away");
     if path.is_dir() {

@@ -8,8 +8,8 @@ macro_rules! older {
     };
 }
 
-/// Makes a test of every function in it for every major version of PostgreSQL that we test: `name::pg15` and
-/// `name::pg18`. Where one is not installed its tests fail and name the remedy; they are never passed over.
+/// Makes a test of every function in it for every tested major version of PostgreSQL: `name::pg15` and `name::pg18`. If
+/// one is not installed its tests fail and name the remedy; they are never skipped.
 ///
 /// ```ignore
 /// on_each_version! {
@@ -21,7 +21,7 @@ macro_rules! older {
 /// }
 /// ```
 ///
-/// A test that waits for what never comes fails after ten minutes.
+/// A test that waits for something that never happens fails after ten minutes.
 ///
 /// The runtime has two threads, so that background tasks (a writer, say) go on while a test blocks in
 /// `Server::restart`.
@@ -52,10 +52,10 @@ macro_rules! on_each_version {
     )+};
 }
 
-/// Makes one test of every function in it, `name::mixed`, whose hosts are of different versions: the first host's is
-/// `version`, given before the function, and the next one's is [`other`](super::world::other). It is for what takes
-/// long, goes both ways between the hosts, and asks of PostgreSQL what the tests of each version ask as well. With
-/// `PGSHARD_TEST_LONG` it runs the other way round, too.
+/// Makes one test of every function in it, `name::mixed`, whose hosts have different versions: the first host has
+/// `version`, given before the function, and the next one has [`other`](super::world::other). It is for tests that take
+/// long, go both ways between the hosts, and ask nothing of PostgreSQL that the tests of each version do not ask too.
+/// With `PGSHARD_TEST_LONG` it also runs the other way round.
 ///
 /// ```ignore
 /// on_mixed_versions! {

@@ -29,30 +29,30 @@ pub(crate) const TABLES: &str = "
     CREATE INDEX ON {shard}.photos (user_id, id);
 ";
 
-/// A machine that is busy with other tests may need longer for a snapshot than the open should wait for it. The move
-/// would not be audited then.
+/// A machine that is busy with other tests may need longer for a snapshot than the open should wait. Without this the
+/// move would not be audited.
 const SNAPSHOT_MAX: Duration = Duration::from_secs(5);
 
-/// The version that we test beside this one.
+/// The other version that is tested.
 pub(crate) fn other(version: u32) -> u32 {
     if version == 18 { older!() } else { 18 }
 }
 
-/// Whether `PGSHARD_TEST_LONG` asks for all that the tests leave out to be quick.
+/// Whether `PGSHARD_TEST_LONG` asks for everything that the tests leave out to be quick.
 pub(crate) fn is_long() -> bool {
     std::env::var_os("PGSHARD_TEST_LONG").is_some()
 }
 
-/// Every second of these for version 15, and the others for 18: each costs a second or more. All of them for both with
-/// `PGSHARD_TEST_LONG`.
+/// Every second of these for version 15, and the others for 18, because each costs a second or more. With
+/// `PGSHARD_TEST_LONG`, all of them for both.
 pub(crate) fn share<T>(version: u32, all: impl IntoIterator<Item = T>) -> Vec<T> {
     let whole = is_long();
     let skipped = usize::from(version == 18);
     all.into_iter().enumerate().filter(|(at, _)| whole || at % 2 == skipped).map(|(_, one)| one).collect()
 }
 
-/// Every second of these in one turn of `script/test`, and the others in another (`PGSHARD_TEST_TURN`); all of them
-/// where nobody takes turns.
+/// Every second of these in one turn of `script/test`, and the others in another (`PGSHARD_TEST_TURN`); all of them if
+/// nobody takes turns.
 pub(crate) fn in_turn<T>(all: Vec<T>) -> Vec<T> {
     let turn = std::env::var("PGSHARD_TEST_TURN").ok().and_then(|turn| turn.parse::<usize>().ok());
     let kept = |at: usize| turn.is_none_or(|turn| at % 2 == turn % 2);
@@ -160,7 +160,7 @@ impl World {
         pgshard::connect(&self.config.path).await.unwrap()
     }
 
-    /// The map as the file has it now.
+    /// The map that the file has now.
     pub(crate) fn published(&self) -> pgshard::map::ShardMap {
         Config::load(&self.config.path).unwrap().map.expect("the config keeps its map")
     }
@@ -181,7 +181,7 @@ impl World {
         clients
     }
 
-    /// What a host's own row says of a shard: `serving`, `fenced`, `moved`, or `none`.
+    /// What a host's own row says about a shard: `serving`, `fenced`, `moved`, or `none`.
     pub(crate) async fn state(&self, host: usize, shard: u16) -> String {
         let sql = "SELECT coalesce((SELECT state FROM pgshard.shard WHERE shard_id = $1), 'none')";
         self.servers.app(host).await.query_one(sql, &[&i32::from(shard)]).await.unwrap().get(0)
@@ -218,8 +218,8 @@ impl World {
         Ran::of(child).await
     }
 
-    /// All that the hosts and the file say of moves and shards, and every schema: equal before and after what changes
-    /// nothing.
+    /// Everything that the hosts and the file say about moves and shards, and every schema: it is equal before and
+    /// after something that changes nothing.
     pub(crate) async fn everything(&self) -> String {
         let mut text = std::fs::read_to_string(&self.config.path).unwrap();
         for client in self.all().await {
@@ -234,8 +234,8 @@ impl World {
         text
     }
 
-    /// All that the hosts say of one shard and its moves, but for how long a lease lasts: who still has one renews it,
-    /// and gives it back.
+    /// Everything that the hosts say about one shard and its moves, except how long a lease lasts: its holder renews
+    /// it, and gives it back.
     pub(crate) async fn all_about(&self, shard: u16) -> String {
         let mut text = String::new();
         for client in self.all().await {
@@ -265,7 +265,7 @@ pub(crate) async fn lines(client: &Client, sql: &str) -> String {
     rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
 }
 
-/// What one run of the command gave.
+/// The result of one run of the command.
 pub(crate) struct Ran {
     status: ExitStatus,
     pub(crate) stdout: String,
@@ -273,7 +273,7 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// Waits for a command; two minutes are more than any may take.
+    /// Waits for a command; none may take longer than two minutes.
     pub(crate) async fn of(child: Child) -> Ran {
         let ended = tokio::time::timeout(Duration::from_secs(120), child.wait_with_output()).await;
         let output = ended.expect("a command ends").unwrap();
@@ -281,7 +281,7 @@ impl Ran {
         Ran { status: output.status, stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
-    /// Of a command that did not end.
+    /// For a command that did not end.
     pub(crate) fn none() -> Ran {
         Ran { status: ExitStatus::from_raw(0x7f00), stdout: String::new(), stderr: String::new() }
     }
@@ -291,7 +291,7 @@ impl Ran {
         self.status.code().unwrap_or_else(|| -self.status.signal().expect("a command ends by a code or a signal"))
     }
 
-    /// That the code is this one.
+    /// Checks that the code is this one.
     #[track_caller]
     pub(crate) fn ended(&self, code: i32) -> &Ran {
         assert_eq!(self.code(), code, "\n{}\n{}", self.stdout, self.stderr);
@@ -309,7 +309,7 @@ impl Ran {
         self.json().pop().unwrap_or_else(|| panic!("a line of JSON\n{}", self.stderr))
     }
 
-    /// The move that it began.
+    /// The move that the command began.
     #[track_caller]
     pub(crate) fn id(&self) -> String {
         let lines = self.json();
@@ -323,13 +323,13 @@ pub(crate) async fn stopped(child: &Child) -> rustix::process::Pid {
     stopped_if(child).await.expect("the process stops instead of ending")
 }
 
-/// The same; nothing if it has ended instead.
+/// The same; `None` if it has ended instead.
 pub(crate) async fn stopped_if(child: &Child) -> Option<rustix::process::Pid> {
     let pid = child.id().expect("the process was not waited for");
     let begun = Instant::now();
     loop {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
-        // After the name, which is in parentheses and may hold anything.
+        // The state comes after the name, which is in parentheses and may contain anything.
         if stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')) {
             return Some(rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive"));
         }
@@ -341,14 +341,14 @@ pub(crate) async fn stopped_if(child: &Child) -> Option<rustix::process::Pid> {
     }
 }
 
-/// Waits for a command that stops itself at a failpoint each time it comes by, and lets it go on each time.
+/// Waits for a command that stops itself at a failpoint each time it passes it, and lets it go on each time.
 pub(crate) async fn never_stopped(child: Child) -> Ran {
     let pid = child.id().expect("the process was not waited for");
     let nudge = tokio::spawn(async move {
         let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive");
         loop {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            // Only a process that is gone takes no signal; to one that runs this one means nothing.
+            // Only a process that is gone accepts no signal; for one that runs this signal means nothing.
             if rustix::process::kill_process(pid, rustix::process::Signal::CONT).is_err() {
                 break;
             }

@@ -1,4 +1,4 @@
-//! [`Writers`]: an application at work. What it was told is done, the audit wants to find.
+//! [`Writers`]: an application at work. The audit must find what it was told is done.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,15 +23,15 @@ pub(crate) struct Noted {
 /// What writers saw.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
-    /// Rows that are certainly there.
+    /// Rows that certainly exist.
     pub(crate) acknowledged: Vec<Noted>,
-    /// Payloads of rows that may be there: the connection broke in the wrong moment.
+    /// Payloads of rows that may exist: the connection broke at the wrong moment.
     pub(crate) in_doubt: Vec<String>,
     /// Every error that reached the application.
     pub(crate) errors: Vec<String>,
     /// Errors after which the application may simply try again, and those that leave a row in doubt.
     pub(crate) tolerable: usize,
-    /// What the slowest call through the router took.
+    /// How long the slowest call through the router took.
     pub(crate) longest: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Notes {
         self.longest = self.longest.max(other.longest);
     }
 
-    /// That it saw no errors but those after which it knows what to do: servers were restarted.
+    /// Checks that it saw only errors after which it knows what to do: servers were restarted.
     #[track_caller]
     pub(crate) fn tolerably(&self) -> &Notes {
         assert!(self.errors.len() <= self.tolerable, "{:#?}", self.errors);
@@ -52,7 +52,7 @@ impl Notes {
         self
     }
 
-    /// That the application saw no error at all.
+    /// Checks that the application saw no error at all.
     #[track_caller]
     pub(crate) fn flawless(&self) -> &Notes {
         assert!(self.errors.is_empty(), "{} errors: {:#?}", self.errors.len(), self.errors);
@@ -82,12 +82,12 @@ pub(crate) struct Writers {
     running: JoinSet<Notes>,
 }
 
-/// Between two calls of a writer: four tests run side by side on two cores, which must have something left for the
-/// moves.
+/// The pause between two calls of a writer: four tests run at the same time on two cores, which must have time left for
+/// the moves.
 const REST: Duration = Duration::from_millis(40);
 
 impl Writers {
-    /// So many writers through the router, and one that knows only SQL.
+    /// Starts this many writers through the router, and one that uses only SQL.
     pub(crate) async fn start(world: &World, writers: usize) -> Writers {
         let router = world.router().await;
         let stop = Arc::new(AtomicBool::new(false));
@@ -100,8 +100,8 @@ impl Writers {
         Writers { stop, running }
     }
 
-    /// The same, and others that know only SQL: transactions of all kinds, COPY, commits that wait for no disk (so no
-    /// server may crash), updates and deletions.
+    /// The same, and others that use only SQL: transactions of all kinds, COPY, commits that do not wait for the disk
+    /// (so no server may crash), updates and deletions.
     pub(crate) async fn start_all(world: &World, writers: usize) -> Writers {
         let mut all = Writers::start(world, writers).await;
         let urls: Vec<String> = world.servers.servers().iter().map(|server| server.url()).collect();
@@ -141,7 +141,7 @@ async fn through_router(router: Router, writer: usize, stop: Arc<AtomicBool>) ->
             Ok(rows) => notes.acknowledged.extend(rows),
             Err(error) => notes.failed(&error, &payload),
         }
-        // A row of some time ago, wherever its shard is by now.
+        // A row from some time ago, wherever its shard is by now.
         if let Some(row) = fastrand::choice(&notes.acknowledged).cloned() {
             match read(&router, &row).await {
                 Ok(found) if found == [row.payload.clone()] => {}
@@ -183,8 +183,8 @@ async fn read(router: &Router, row: &Noted) -> Result<Vec<String>, Error> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// An application without our library: plain SQL at the host that has the shard, and after an error a look at who has
-/// it now. Half of its rows come by a prepared statement that it keeps over moves.
+/// An application without our library: plain SQL at the host that has the shard, and after an error it looks who has it
+/// now. Half of its rows come by a prepared statement that it keeps across moves.
 async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes {
     let mut notes = Notes::default();
     let mut clients: Vec<Option<Client>> = urls.iter().map(|_| None).collect();
@@ -203,7 +203,7 @@ async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes
                 _ => {
                     prepared.retain(|(on, _), _| *on != host);
                     let Ok((client, connection)) = tokio_postgres::connect(&urls[host], NoTls).await else {
-                        // It is being restarted.
+                        // The server is being restarted.
                         tokio::time::sleep(Duration::from_millis(20)).await;
                         continue;
                     };
@@ -254,15 +254,15 @@ async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes
     notes
 }
 
-/// What a writer in plain SQL does at once.
+/// What a writer in plain SQL does in one go.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
-    /// A REPEATABLE READ transaction that has looked around before it writes.
+    /// A REPEATABLE READ transaction that has read something before it writes.
     Repeatable,
     Copy,
     /// A commit that does not wait for the disk.
     Asynchronous,
-    /// A row that was written before, to the same value.
+    /// Sets a row that was written before to the same value.
     Touch,
     Delete,
 }
@@ -270,7 +270,7 @@ enum Deed {
 const DEEDS: [Deed; 7] =
     [Deed::Repeatable, Deed::Copy, Deed::Asynchronous, Deed::Touch, Deed::Repeatable, Deed::Asynchronous, Deed::Delete];
 
-/// An application that goes by the map in its own head, and asks the next host when one refuses.
+/// An application that uses a map of its own, and asks the next host if one refuses.
 async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<AtomicBool>) -> Notes {
     let mut notes = Notes::default();
     let mut places = vec![0; usize::from(shards)];
@@ -341,7 +341,7 @@ async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<Atomic
     notes
 }
 
-/// Gives the ID of the row.
+/// Does it, and gives the ID of the row.
 async fn perform(
     client: &Client,
     shard: u16,
