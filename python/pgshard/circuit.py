@@ -1,10 +1,11 @@
-"""Whether a host can be reached: what keeps calls from waiting for one that cannot. The rules are those of src/router/circuit.rs.
+"""Whether a host can be reached: this keeps calls from waiting for a host that cannot. The rules are those of
+src/router/circuit.rs.
 
-Closed, calls connect by themselves. The first connection that fails opens it: from then on calls fail at once, and a thread of
-its own tries again, ever more seldom. What that finds out counts for everybody.
+While the circuit is closed, calls connect by themselves. The first connection that fails opens it: from then on calls fail at
+once, and a thread of the circuit's own tries again, at growing intervals. All calls use what the thread finds out.
 
-Invariant: a host that answers again is used again, within `PAUSE_MAX` and the time of one try; nothing is tried where nobody
-calls; and an error that the server itself gave opens nothing, for it was reached.
+Invariant: a host that answers again is used again, within `PAUSE_MAX` and the time of one try; nothing is tried while nobody
+calls; and an error that the server itself sent opens nothing, because the server was reached.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ from .errors import HostUnreachable, WrongServer
 log = logging.getLogger("pgshard")
 
 PAUSE_MIN = 0.1
-"""Seconds for which nothing is tried after the first failure."""
+"""How many seconds pass after the first failure before the host is tried again."""
 PAUSE_MAX = 2.0
-"""Seconds at most."""
+"""The longest such pause, in seconds."""
 TRY_WAIT = 0.2
-"""Seconds after its start for which calls wait for what a try says, where the last one was answered. A host that is there
+"""For how many seconds after a try has begun calls wait for its result, if the last try got an answer. A host that is there
 answers within a few milliseconds."""
 
-# What a server says stands after its severity and two spaces, in whatever language; libpq itself writes one.
+# A message of a server begins with its severity, in whatever language, and two spaces. libpq's own messages have one space.
 _SERVERS_WORD = re.compile(r"(?:^|failed: )\S+:  ", re.MULTILINE)
 
 
 def is_unreachable(error: psycopg.Error) -> bool:
-    """Whether the server could not be spoken with, or what answered is not the host: not when it answered with an error."""
+    """Whether no server could be reached, or the one that answered is not the host. False if the server answered with an
+    error."""
     if isinstance(error, WrongServer):
         return True
     own = error.sqlstate is None and not _SERVERS_WORD.search(str(error))
@@ -49,22 +51,22 @@ class _Open:
     """What is known of a host that is out of reach."""
 
     until: float
-    """Nothing is tried before, of `time.monotonic`."""
+    """The host is not tried before this time, of `time.monotonic`."""
     pause: float
-    """How long that was."""
+    """The length of this pause."""
     cause: psycopg.Error
     silent: bool
-    """Whether it gave no answer at all: then nobody waits for a try, for it may be silent again."""
+    """Whether the host gave no answer at all: then no call waits for a try, because the host may be silent again."""
     trying: float | None = None
-    """Since when a try is on its way."""
+    """When the try that is running began; None if none is running."""
 
 
 class Circuit:
-    """The state of one host. For all threads of a process."""
+    """The state of one host. All threads of a process may use it."""
 
     def __init__(self) -> None:
         self.generation = 0
-        """Connections of an earlier one are closed instead of used: the host went silent, and they only look alive."""
+        """A connection of an earlier generation is closed instead of used: the host went silent, so it only looks alive."""
         self._forget()
 
     def _forget(self) -> None:
@@ -74,7 +76,7 @@ class Circuit:
 
     def _mine(self) -> threading.Condition:
         if self._pid != os.getpid():
-            # In the child of a fork: the thread that tries, or holds the lock, is the parent's.
+            # In the child of a fork: the thread that tries the host, or holds the lock, exists only in the parent.
             self._forget()
         return self._changed
 
@@ -84,8 +86,8 @@ class Circuit:
         return self._pid == os.getpid() and self._open is not None
 
     def check(self, name: str, start_try: Callable[[], None]) -> None:
-        """Comes back where a call may go on to the host of this name. `start_try` is called when it is time for a try: it calls
-        `failed` or `answered` when that has ended, in a thread of its own.
+        """Returns when a call may go on to the host of this name. When it is time for a try it calls `start_try`, which tries
+        in a thread of its own and calls `failed` or `answered` at the end.
 
         Raises `HostUnreachable`, or `WrongServer`.
         """
@@ -101,7 +103,7 @@ class Circuit:
             try:
                 start_try()
             except RuntimeError as error:
-                # No thread can be started, as at the interpreter's end.
+                # No thread can be started, for instance while the interpreter ends.
                 self.failed(name, psycopg.OperationalError(str(error)), silent=False, tried=True)
         with changed:
             left = TRY_WAIT
@@ -113,15 +115,15 @@ class Circuit:
             raise told(name, down.cause, max(down.until - time.monotonic(), 0))
 
     def failed(self, name: str, cause: psycopg.Error, silent: bool, *, tried: bool) -> None:
-        """A connection could not be opened; in `tried`, that of the try."""
+        """A connection could not be opened. `tried`: it was the connection of a try."""
         changed = self._mine()
         with changed:
             before, now = self._open, time.monotonic()
             if before is not None and not tried:
-                # Of a call that began before it was open; only a try counts.
+                # This call began before the circuit opened. Only a try counts.
                 return
             pause = PAUSE_MIN if before is None else min(before.pause * 2, PAUSE_MAX)
-            # By chance, so that the tries of a fleet are spread.
+            # Random, so that the processes of a fleet do not all try at the same time.
             until = now + pause * (0.75 + random.random() / 4)
             self._open = _Open(until, pause, cause, silent)
             self.generation += silent
@@ -142,7 +144,7 @@ class Circuit:
 
 
 def told(name: str, cause: psycopg.Error, again_in: float | None = None) -> psycopg.Error:
-    """The error that a call gets, with the cause in it."""
+    """The error for a call, with the cause in its text."""
     words = " ".join(str(cause).split())
     text = words if isinstance(cause, WrongServer) else f"host {name} is out of reach: {words}"
     if again_in is not None:

@@ -1,6 +1,6 @@
-"""The config file `pgshard.toml`, read and checked as the command does it, without places in lines.
+"""The config file `pgshard.toml`, read and checked by the command's rules; only the messages name no line.
 
-Invariant: a config that loads can be used (every shard placed once, every name known), and no message shows a password.
+Invariant: a config that loads can be used (every shard is placed once, every name is known), and no message shows a password.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ else:
     import tomli as tomllib
 
 FILE_NAME = "pgshard.toml"
-"""The file's name where nothing else is said."""
+"""The name of the file, if nothing else is given."""
 ENVIRONMENT = "PGSHARD_CONFIG"
 """The environment variable that names the file."""
 
@@ -50,36 +50,36 @@ _PREPARE = ("named", "unnamed")
 
 @dataclass(frozen=True)
 class MapStore:
-    """Where the map is kept, if not in the file: a table in a database."""
+    """Where the map is kept if it is not in the file: in a table of a database."""
 
     database: Host
     """The database that `[map] url` names."""
     cache: Path | None
-    """The file that keeps a copy, for a start while that database is away."""
+    """The file that keeps a copy, so that a process can start while the database is away."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A config, read and checked."""
+    """A config that was read and checked."""
 
     path: Path
     """The file it was read from."""
     shards: int
-    """N in key mod N."""
+    """N, the number of shards: a key's shard is key mod N."""
     epoch_ms: int
-    """The zero of the IDs' clock, in Unix milliseconds."""
+    """The zero of the clock in IDs, in Unix milliseconds."""
     prefix: str
-    """What stands before the number in a shard's schema."""
+    """The beginning of a shard's schema name, before the number."""
     key: KeyKind
-    """What keys are."""
+    """Which kind of keys the cluster has."""
     migrations: Path | None
     """The folder of the application's shard migrations."""
     hosts: Mapping[str, Host] = field(repr=False)
-    """The hosts by name. One may have no shards."""
+    """The hosts by name. A host may have no shards."""
     map: ShardMap | None = field(repr=False)
-    """The map as it stood in the file; None where it is kept in a database."""
+    """The map from the file; None if the map is kept in a database."""
     store: MapStore | None
-    """That database; None where the map is in the file."""
+    """The database that keeps the map; None if the map is in the file."""
 
     def schema(self, shard: int) -> str:
         """The schema of a shard, not quoted: `shard_0007`."""
@@ -87,7 +87,7 @@ class Config:
 
     @staticmethod
     def find(explicit: str | os.PathLike[str] | None = None) -> Path:
-        """Where the config is: the file given, else the one that PGSHARD_CONFIG names, else `./pgshard.toml`."""
+        """Where the config is: the given file, or the one that PGSHARD_CONFIG names, or `./pgshard.toml`."""
         return Path(explicit or os.environ.get(ENVIRONMENT) or FILE_NAME)
 
     @staticmethod
@@ -106,7 +106,7 @@ class Config:
 
     @staticmethod
     def parse(text: str, path: str | os.PathLike[str]) -> Config:
-        """Checks the text of a config that stands in this file: relative paths are taken from the file's folder.
+        """Checks the text of a config, which is in the file `path`: relative paths start at that file's folder.
 
         Raises `ConfigError` with everything that is wrong.
         """
@@ -119,7 +119,7 @@ class Config:
 
 
 class _Section:
-    """A table of the file, with its name for messages, and what is wrong with it."""
+    """A table of the file, with its name for messages, and a list of what is wrong with it."""
 
     def __init__(self, name: str, table: Mapping[str, Any], problems: list[str]) -> None:
         self.name, self.table, self.problems = name, table, problems
@@ -136,7 +136,8 @@ class _Section:
         self.problems.append(f"[{self.name}] {key}: {problem}")
 
     def get(self, key: str, kind: type, wanted: str, remedy: str | None = None) -> Any:
-        """The value; None where it is missing, which is a problem if there is a remedy, or of another type."""
+        """The value. None if it is missing (which is a problem if `remedy` is given), or has another type (which is always a
+        problem)."""
         if key not in self.table:
             if remedy is not None:
                 missing = f"[{self.name}] has no {key}" if self.name else f"the section [{key}] is missing"

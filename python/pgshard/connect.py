@@ -1,4 +1,4 @@
-"""Connections to hosts: to the server that is the host now, and to no other."""
+"""Connections to hosts. A connection leads to the server that is the host now, and to no other."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ from .reach import Linked, NoAnswer, own_records, reach
 log = logging.getLogger("pgshard")
 
 OTHERS_MAX = 2.0
-"""Seconds that the other addresses of a host have once one has answered, when a process meets it."""
+"""When a process meets a host: how many seconds the other addresses have to answer, once one has answered."""
 
 
-# A server that is silent is found out after as long as by the Rust router.
+# A silent server is noticed after the same time as in the Rust router.
 _KEEPALIVE = {
     "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3", "tcp_user_timeout": "60000",
 }  # fmt: skip
 
 
 def connect(host: Host, **options: Any) -> Linked:
-    """A connection in autocommit to a host. `options`: arguments for `psycopg.connect` beside the host's own.
+    """A connection to a host, in autocommit. `options`: arguments for `psycopg.connect` besides the host's own.
 
-    Several addresses are tried one after the other, the one that answered last first; for the first connection of a process all
-    are asked, and the primary of the latest timeline is taken. The server is asked who it is, in one round trip. Once a later
-    timeline of the host is known, connections to an earlier one are cut. While the host is out of reach this fails at once
+    The addresses are tried one after the other, beginning with the one that answered last. For the first connection of a
+    process all addresses are asked, and the primary with the latest timeline is taken. The server is asked who it is, which
+    takes one round trip. When a later timeline of the host becomes known, connections to an earlier one are cut. While the host
+    is out of reach this function fails at once (`pgshard.circuit`).
     (`pgshard.circuit`).
 
-    Raises `HostUnreachable` where nothing answers, or nothing did a moment ago, `WrongServer` where what answers is not the host
-    (any more), other `psycopg.Error`s where it refuses, `ConfigError` where the password cannot be read.
+    Raises `HostUnreachable` if no server answers, or none did a moment ago; `WrongServer` if the server that answers is not the
+    host, or no longer; another `psycopg.Error` if it refuses; `ConfigError` if the password cannot be read.
     """
     host.circuit.check(host.name, lambda: _start_try(host))
     return _noting(host, options, tried=False)
 
 
 def _start_try(host: Host) -> None:
-    """Finds out whether a host is there again. Nobody's call does it, for it may take as long as an address is silent."""
+    """Finds out whether a host is reachable again. No call does this itself, because it takes long if an address is silent."""
     threading.Thread(target=_try, args=(host,), name="pgshard try", daemon=True).start()
 
 
@@ -52,14 +53,14 @@ def _try(host: Host) -> None:
     try:
         _noting(host, {"application_name": "pgshard try"}, tried=True).close()
     except psycopg.Error:
-        pass  # It has been noted.
-    except Exception as error:  # noqa: BLE001 # such as a password file that is gone: the next call says so
+        pass  # `_connect` has told the circuit.
+    except Exception as error:  # noqa: BLE001 # such as a missing password file: the next call raises it
         log.debug("host %s: %s", host.name, error)
         host.circuit.answered(host.name)
 
 
 def _noting(host: Host, options: dict[str, Any], *, tried: bool) -> Linked:
-    """Connects, and notes in the circuit what comes of it."""
+    """Connects, and tells the circuit the result."""
     generation = host.circuit.generation
     try:
         connection = _open(host, options)
@@ -99,7 +100,7 @@ def _in_turn(host: Host, attempts: list[dict[str, Any]]) -> Linked:
 
 
 def _newest(host: Host, attempts: list[dict[str, Any]]) -> Linked:
-    """All are asked, for the first in the text may be a former primary."""
+    """Asks all addresses, because the first in the text may be a former primary."""
     fitting, errors = _ask_all(attempts)
     fitting.sort(
         key=lambda pair: (
@@ -159,7 +160,7 @@ def _ask_all(attempts: list[dict[str, Any]]) -> tuple[list[tuple[int, Linked]], 
         else:
             fitting.append((index, answer))
             until = until or time.monotonic() + OTHERS_MAX
-    # What comes later is for nobody.
+    # Connections that are opened from now on are not needed.
     over.set()
     _drain(answers)
     return fitting, errors
@@ -179,7 +180,7 @@ def _admitted(host: Host, index: int, connection: Linked) -> Linked:
     """The connection, if its server is the host."""
     refusal = host.known.admit(connection)
     if refusal is not None and host.known.accept(own_records(connection)):
-        # The same host, by an operator's word.
+        # It is still the host, because an operator accepted it.
         refusal = host.known.admit(connection)
     if refusal is not None:
         connection.close()
@@ -191,7 +192,7 @@ def _admitted(host: Host, index: int, connection: Linked) -> Linked:
 def _told(host: Host, errors: list[psycopg.Error]) -> psycopg.Error:
     if len(errors) == 1:
         return errors[0]
-    # One that was reached and refuses says more of the host than those that were not.
+    # An address that was reached and refused says more about the host than one that was not reached.
     kind: type[psycopg.Error] = NoAnswer if any(_is_silent(error) for error in errors) else psycopg.OperationalError
     if any(isinstance(error, WrongServer) for error in errors):
         kind = WrongServer
@@ -200,5 +201,5 @@ def _told(host: Host, errors: list[psycopg.Error]) -> psycopg.Error:
 
 
 def _is_silent(error: psycopg.Error) -> bool:
-    """Whether there was no answer at all, until the time was over."""
+    """Whether there was no answer at all before the time was over."""
     return isinstance(error, (psycopg.errors.ConnectionTimeout, NoAnswer))

@@ -1,4 +1,5 @@
-"""Connections for look-ups: one host's, two kept at most, apart from the application's own so that they never wait for it."""
+"""Connections for look-ups at one host. Two are kept at most, apart from the application's own, so that a look-up never waits
+for those."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from .reach import Linked
 T = TypeVar("T")
 
 ANSWER_MAX = 5.0
-"""Seconds that one question may take, the connection not included: that has its own limit, 5 s an address."""
+"""How many seconds one question may take. Connecting has a limit of its own, 5 s for each address."""
 _KEPT = 2
 
 Meet = Callable[[psycopg.Connection[Any], Host], None]
@@ -28,8 +29,8 @@ Meet = Callable[[psycopg.Connection[Any], Host], None]
 def verify(connection: psycopg.Connection[Any], host: Host, shards: int, key: KeyKind) -> None:
     """Compares what the host recorded at bootstrap with the config.
 
-    Raises `HostDiffers`: by either of them keys would go to other shards. A host that has recorded nothing passes, since
-    nothing of a shard can be there.
+    Raises `HostDiffers` if they disagree, because then keys would go to other shards. A host that has recorded nothing passes,
+    because it cannot hold any shard.
     """
     try:
         row = connection.execute("SELECT shards, key_kind FROM pgshard.cluster", prepare=False).fetchone()
@@ -57,9 +58,9 @@ class Control:
         self._met = False
 
     def run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """Runs `work` with a connection in autocommit; again where one that was idle turns out to be dead.
+        """Runs `work` with a connection in autocommit; runs it again if an idle connection turns out to be dead.
 
-        Raises what `work` or the connecting raises, `HostDiffers` among it.
+        Raises what `work` or connecting raises, `HostDiffers` among them.
         """
         for _ in range(_KEPT + 1):
             connection, fresh = self._take()
@@ -79,7 +80,7 @@ class Control:
         raise psycopg.OperationalError("the connections were lost one after the other")
 
     def close(self) -> None:
-        """Closes what is idle."""
+        """Closes the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -87,7 +88,7 @@ class Control:
 
     def _take(self) -> tuple[Linked, bool]:
         if self._pid != os.getpid():
-            # The sockets are the parent's: they are left to it, unclosed; psycopg itself does not touch them here.
+            # The sockets belong to the parent, so they are not closed here; psycopg does not touch them either.
             self._lock, self._idle, self._pid = threading.Lock(), [], os.getpid()
         with self._lock:
             while self._idle:

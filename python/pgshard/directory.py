@@ -1,6 +1,6 @@
-"""Which host a shard is on, as far as this process knows: the map, and what hosts have said since.
+"""Which host a shard is on, as far as this process knows: from the map, and from what hosts have said since.
 
-Invariant: no shard is ever looked for at an older epoch than before. One lock guards the swap of an immutable snapshot, and
+Invariant: a shard is never looked for at an older epoch than before. One lock guards the exchange of an immutable snapshot, and
 nothing is called while it is held.
 """
 
@@ -30,11 +30,11 @@ from .reach import records
 log = logging.getLogger("pgshard")
 
 _ASK_AGAIN = 0.1
-"""Seconds for which a host that nobody knows is not looked for in the file again."""
+"""For how many seconds the file is not searched again for a host name that was not in it."""
 
 
 class _Snapshot(NamedTuple):
-    """A map and the placements learned since, which are newer. A try uses one snapshot, never a mixture."""
+    """A map, and the placements learned since, which are newer. A try uses one snapshot, never a mixture of two."""
 
     map: ShardMap
     learned: Mapping[int, Placement]
@@ -48,12 +48,13 @@ class _Snapshot(NamedTuple):
 
 
 class Directory:
-    """What a process knows of a cluster. For all its threads; usable in the children of a fork."""
+    """What a process knows of a cluster. All its threads may use it, and so may the children of a fork."""
 
     def __init__(self, config: Config) -> None:
-        """A directory of this cluster. Where the map is kept in a database it is read from there, or from the copy.
+        """A directory for the cluster of this config. If the map is kept in a database, it is read from there, or from the
+        copy.
 
-        Raises `ConfigError` when there is no map.
+        Raises `ConfigError` if there is no map.
         """
         self.config = config
         map = config.map if config.map is not None else load_map(config)
@@ -71,17 +72,17 @@ class Directory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None = None) -> Directory:
-        """The directory of a config file; without a name, of the one that `Config.find` finds."""
+        """The directory for a config file; if no file is given, for the one that `Config.find` finds."""
         return cls(Config.load(Config.find(path)))
 
     @property
     def shards(self) -> int:
-        """N."""
+        """N, the number of shards."""
         return self.config.shards
 
     @property
     def map(self) -> ShardMap:
-        """The map that was taken last."""
+        """The newest map that was taken."""
         return self._snapshot.map
 
     @property
@@ -98,7 +99,7 @@ class Directory:
         return shard_of_key(self.config.key, key, self.config.shards)
 
     def shard_of_text(self, text: str) -> int:
-        """The shard of a key that a person typed. Raises `WrongKey`."""
+        """The shard of a key that a person typed, as text. Raises `WrongKey`."""
         return self.shard_of_key(key_of_text(self.config.key, text))
 
     def shard_of_id(self, id: int) -> int:
@@ -106,16 +107,17 @@ class Directory:
         return shard_of_id(id, self.config.shards)
 
     def place(self, shard: int) -> Placement:
-        """Where the next try of a statement goes. Takes no lock, and asks nobody but the file's time of change."""
+        """Where the next try of a statement goes. Takes no lock, and does no I/O but to ask for the file's modification
+        time."""
         self._follower.glance()
         return self._snapshot.placement(shard)
 
     def epoch(self, shard: int) -> int:
-        """At which epoch the shard is where it is, as far as this process knows. Asks nobody."""
+        """The epoch at which the shard is where it is, as far as this process knows. Asks no host and no file."""
         return self._snapshot.placement(shard).epoch
 
     def host(self, name: str) -> Host:
-        """The host of this name; one that was added to the file since is met here.
+        """The host of this name. If it was added to the file since, the file is read for it.
 
         Raises `UnknownHost`.
         """
@@ -124,7 +126,7 @@ class Directory:
             try:
                 self._meet(Config.load(self.config.path))
             except ConfigError:
-                pass  # A file that cannot be read just now names nobody.
+                pass  # The file cannot be read just now, so it names no host.
             host = self._hosts.get(name)
             if host is None:
                 self._unknown_at = time.monotonic()
@@ -135,10 +137,10 @@ class Directory:
         return host
 
     def meet(self, connection: psycopg.Connection[Any], host: Host) -> None:
-        """What is done with the first connection to a host: compares what it recorded with the config, and takes in what it knows
-        of which server each host is.
+        """What is done with the first connection to a host: compares what the host recorded with the config, and takes over
+        what it knows about which server each host is.
 
-        Raises `HostDiffers`, and `WrongServer` where by that the server is not the host.
+        Raises `HostDiffers`, and `WrongServer` if the records show that this server is not the host.
         """
         verify(connection, host, self.config.shards, self.config.key)
         said = records(connection)
@@ -159,14 +161,14 @@ class Directory:
             host.known.learn(record)
 
     def learn(self, shard: int, place: Placement) -> None:
-        """Takes in what a host has said of itself."""
+        """Takes over what a host has said of itself."""
         with self._lock:
             before = self._snapshot
             if before.placement(shard).epoch < place.epoch:
                 self._snapshot = _Snapshot(before.map, {**before.learned, shard: place})
 
     def take(self, map: ShardMap) -> None:
-        """Takes a map; an older one than the present is left alone."""
+        """Takes over a map, unless it is older than the present one."""
         if map.shards != self.config.shards:
             raise ConfigError(str(self.config.path), [f"a map of {map.shards} shards, this cluster has {self.shards}"])
         with self._lock:
@@ -174,21 +176,21 @@ class Directory:
                 self._snapshot = self._snapshot.with_map(map)
 
     def refresh(self) -> None:
-        """Looks now whether there is another map."""
+        """Looks now whether there is a newer map."""
         self._follower.look()
 
     def take_config(self, config: Config) -> None:
-        """Takes the map and the new hosts of a changed file. Raises `ConfigError` for a file of another cluster."""
+        """Takes over the map and the new hosts of a changed file. Raises `ConfigError` if the file is of another cluster."""
         fixed = ("shards", "epoch_ms", "prefix", "key")
         wrong = [name for name in fixed if getattr(config, name) != getattr(self.config, name)]
         if wrong:
-            raise ConfigError(str(config.path), [f"[cluster] {name} has changed, which it cannot" for name in wrong])
+            raise ConfigError(str(config.path), [f"[cluster] {name} has changed, and it never may" for name in wrong])
         self._meet(config)
         if config.map is not None:
             self.take(config.map)
 
     def _meet(self, config: Config) -> None:
-        # Those that are known stay as they are: their connections do.
+        # The known hosts stay as they are, so that their connections stay.
         for name, host in config.hosts.items():
             if name not in self._hosts:
                 log.info("met the host %s, which was added to %s", name, config.path)
@@ -196,7 +198,7 @@ class Directory:
                 self._teach(host)
 
     def after_fork(self) -> None:
-        """Makes the directory usable in the child of a fork. Called by itself."""
+        """Makes the directory usable in the child of a fork. It is called automatically."""
         self._lock = threading.Lock()
         self._follower.after_fork()
 

@@ -1,4 +1,4 @@
-"""The errors of the core. Each names the thing, the place and, where there is one, the remedy; none shows a password."""
+"""The errors of the core. Each names the thing, the place and, if there is one, the remedy; none shows a password."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import psycopg
 
 
 class PgshardError(Exception):
-    """What every error of this package is."""
+    """The base of all errors of this package."""
 
 
 class ConfigError(PgshardError):
-    """A config or a map that cannot be used. `problems` holds everything that is wrong, one text each."""
+    """A config or a map that cannot be used. `problems` has everything that is wrong, one text each."""
 
     def __init__(self, place: str, problems: Sequence[str]) -> None:
         self.place = place
@@ -21,11 +21,11 @@ class ConfigError(PgshardError):
 
 
 class WrongKey(PgshardError, TypeError):
-    """A value that is no sharding key of this cluster."""
+    """A value that is not a sharding key of this cluster."""
 
 
 class WrongId(PgshardError, LookupError):
-    """A number that is no ID of this cluster: its shard does not exist here, or it has more than 64 bits."""
+    """A number that is not an ID of this cluster: its shard does not exist here, or it has more than 64 bits."""
 
 
 class UnknownHost(PgshardError):
@@ -33,15 +33,15 @@ class UnknownHost(PgshardError):
 
 
 class HostDiffers(PgshardError):
-    """A host recorded another number of shards or another kind of keys than the config says. Nothing was sent there."""
+    """A host recorded a number of shards or a kind of keys that differs from the config. Nothing was sent there."""
 
 
 class WrongServer(PgshardError, psycopg.OperationalError):
-    """What answers under a host's name is not, or not any more, the host. Nothing was sent there."""
+    """The server that answers under a host's name is not the host, or no longer. Nothing was sent there."""
 
 
 class HostUnreachable(PgshardError, psycopg.OperationalError):
-    """A host could not be connected to, just now or a moment ago. Nothing was sent there. Other hosts' shards can be used."""
+    """A host could not be reached, just now or a moment ago. Nothing was sent there. The shards of other hosts can be used."""
 
 
 class LookUpFailed(PgshardError):
@@ -57,4 +57,4 @@ class NotHere(PgshardError):
 
 
 class TooManyWaiting(PgshardError):
-    """So many calls wait for the end of one shard's move already that this one was not let in. Try again later."""
+    """Too many calls already wait for one shard's move to end, so this one did not wait. Try again later."""

@@ -1,6 +1,6 @@
-"""Following the map: in the config file, or in the table of a database that tells of changes by LISTEN.
+"""Following the map: in the config file, or in a database table whose changes are announced by NOTIFY.
 
-Invariant: whatever cannot be read takes nobody's map away: the last good one stays, and the log says why.
+Invariant: a map that cannot be read never replaces the last good one; the log says why.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 log = logging.getLogger("pgshard")
 
 FILE_INTERVAL = 0.5
-"""Seconds. A file is looked at, by its time of change, at most so often."""
+"""In seconds: how often the file's modification time is looked at, at most."""
 DATABASE_INTERVAL = 5.0
-"""Seconds. A database is asked so often, beside its notifications."""
+"""In seconds: how often a database is asked, besides its notifications."""
 _FORMAT = 1
 """The `pgshard_map.format` that is understood here."""
 
 
 class FileFollower:
-    """Looks at the file when somebody asks for a place. No thread, so that nothing is lost by a fork."""
+    """Looks at the file when somebody asks for a place. It has no thread, so a fork loses nothing."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = weakref.ref(directory)
         self._path = directory.config.path
         self._looked = time.monotonic()
-        # What was loaded may be older than what stands there by now: the first look reads it again.
+        # What was loaded may be older than what the file holds by now, so the first look reads it again.
         self._seen: tuple[int, int, int] | None = None
         self._turn = threading.Lock()
         self._complained = False
 
     def glance(self) -> None:
-        """A look, unless the last one is not long ago."""
+        """Looks, unless the last look was a moment ago."""
         if time.monotonic() - self._looked >= FILE_INTERVAL:
             self.look()
 
     def look(self) -> None:
-        """Reads the file if it has changed. Another thread that does so is not waited for."""
+        """Reads the file if it has changed. If another thread is reading it, this does not wait."""
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -78,12 +78,12 @@ class FileFollower:
             self._turn.release()
 
     def after_fork(self) -> None:
-        """In the child the lock is nobody's."""
+        """In the child the lock is free."""
         self._turn = threading.Lock()
 
 
 class DatabaseFollower:
-    """A thread that listens, started by the first use and anew in the child of a fork."""
+    """A thread that listens. It starts at the first use, and once more in the child of a fork."""
 
     def __init__(self, directory: Directory, store: MapStore) -> None:
         self._directory = weakref.ref(directory)
@@ -93,7 +93,7 @@ class DatabaseFollower:
         self._thread: threading.Thread | None = None
 
     def glance(self) -> None:
-        """Sees to it that the thread runs."""
+        """Makes sure that the thread runs."""
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -108,7 +108,7 @@ class DatabaseFollower:
             directory.take(_from_database(self._store, self._shards))
 
     def after_fork(self) -> None:
-        """The parent's thread is not in the child."""
+        """The parent's thread does not exist in the child."""
         self._starting = threading.Lock()
         self._thread = None
 
@@ -117,7 +117,7 @@ class DatabaseFollower:
         while self._directory() is not None:
             try:
                 with psycopg.connect(**_connect_args(self._store)) as connection:
-                    # Before the map is read, so that one that is published in between is not missed.
+                    # This comes before the map is read, so that a map that is published in between is not missed.
                     connection.execute("LISTEN pgshard_map")
                     while True:
                         self._take(_fetch(connection, self._store, self._shards))
@@ -140,7 +140,7 @@ class DatabaseFollower:
             _keep_copy(self._store, map)
 
     def _wait(self, connection: psycopg.Connection[Any]) -> bool:
-        """Until there is news or it is time to ask again; False when nobody wants to know any more."""
+        """Waits until there is news or it is time to ask again. False if nobody needs the map any more."""
         until = time.monotonic() + DATABASE_INTERVAL
         while time.monotonic() < until:
             for _ in connection.notifies(timeout=1.0, stop_after=1):
@@ -151,7 +151,7 @@ class DatabaseFollower:
 
 
 def load_map(config: Config) -> ShardMap:
-    """The map of a config that keeps it in a database; while that cannot be asked, the copy. Raises `ConfigError`."""
+    """The map of a config that keeps it in a database, or the copy while the database cannot be asked. Raises `ConfigError`."""
     store = config.store
     assert store is not None, "a config has its map in the file or in a store"
     try:
@@ -181,20 +181,20 @@ def _fetch(connection: psycopg.Connection[Any], store: MapStore, shards: int) ->
     row = connection.execute(sql, prepare=False).fetchone()
     place = f"the map in {store.database.address}"
     if row is None:
-        raise ConfigError(place, ["there is none: `pgshard map import` brings one there"])
+        raise ConfigError(place, ["there is no map: `pgshard map import` writes one"])
     version, count, lists, format = row
     if format != _FORMAT:
         raise ConfigError(place, [f"tables of format {format}, this package knows {_FORMAT}: take a newer one"])
     if count != shards:
         raise ConfigError(place, [f"it is of {count} shards, this cluster has {shards}"])
-    wrong = [f'host name "{host}" is none' for host in lists if not is_host_name(host)]
+    wrong = [f'"{host}" is not a valid host name' for host in lists if not is_host_name(host)]
     if wrong:
         raise ConfigError(place, wrong)
     return ShardMap.of(version, count, lists, place)
 
 
 def _copied(path: Path | None, shards: int) -> ShardMap | None:
-    """The copy on disk, `[map]` as a config has it; None when there is none that can be used."""
+    """The copy on disk, as the `[map]` section of a config; None if no usable copy exists."""
     if path is None:
         return None
     try:
@@ -206,13 +206,13 @@ def _copied(path: Path | None, shards: int) -> ShardMap | None:
 
 
 def _keep_copy(store: MapStore, map: ShardMap) -> None:
-    """Writes the copy, unless it is there: a whole one or none, whenever the power fails."""
+    """Writes the copy, unless it is already there: the file is whole or absent, even if the power fails."""
     path = store.cache
     if path is None:
         return
     lists = "".join(f'{host} = "{map.ranges(host)}"\n' for host in sorted(set(map.hosts)))
     head = (
-        f"# The map as {store.database.address} had it, for when that cannot be asked. Written anew with every map.\n\n"
+        f"# The map as {store.database.address} had it, for when that cannot be asked. It is written again with every new map.\n\n"
     )
     text = f"{head}[map]\nversion = {map.version}\n\n[map.placement]\n{lists}"
     try:

@@ -1,4 +1,4 @@
-"""How to reach a host: its connection string, and where its password comes from. Nothing here shows a password."""
+"""How to reach a host: its connection string, and the source of its password. Nothing in this module shows a password."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Host:
     name: str
     """Its name in the config."""
     params: Mapping[str, str] = field(repr=False)
-    """How applications connect: libpq's keywords, files absolute. May hold a password."""
+    """How applications connect: libpq's keywords, with absolute file names. It may hold a password."""
     server: Mapping[str, str] = field(repr=False)
-    """How to connect to the server itself, past a pooler. The same where `router_url` names none."""
+    """How to connect to the server itself, past a pooler. It is the same if the config has no `router_url`."""
     password_env: str | None = None
     password_file: Path | None = None
     pool_size: int = 16
-    """The most connections that an application's process opens to it, look-ups apart."""
+    """How many connections an application's process opens to it at most, besides those for look-ups."""
     named: bool = True
-    """Whether statements may be prepared by name: not through PgBouncer in transaction mode."""
+    """Whether statements may be prepared by name, which PgBouncer in transaction mode does not allow."""
     known: Known = field(default_factory=Known, compare=False, repr=False)
     """Which server it is, as far as this process knows."""
     circuit: Circuit = field(default_factory=Circuit, compare=False, repr=False)
@@ -51,7 +51,7 @@ class Host:
 
     @property
     def addresses(self) -> list[tuple[str | None, ...]]:
-        """What tells its database from others: address, port and name, for each address of the server."""
+        """What distinguishes its database from others: address, port and name, for each address of the server."""
         params = self.server
         if "service" in params:
             return []
@@ -62,15 +62,15 @@ class Host:
         return [(host, port or "5432", params.get("dbname")) for host, port in zip(plain, ports)]
 
     def connect_args(self) -> dict[str, Any]:
-        """Arguments for `psycopg.connect`, the password read anew so that a rotated one needs no restart. `pgshard.connect`
-        uses them with care; a connection that is made with them alone may be one to a former primary.
+        """Arguments for `psycopg.connect`. The password is read each time, so that a new one needs no restart. Use them through
+        `pgshard.connect`: a connection that is made from them alone may lead to a former primary.
 
-        Raises `ConfigError` when the password is not where the config says.
+        Raises `ConfigError` if the password is not where the config says.
         """
         return {**self.params, **self._password()}
 
     def attempts(self) -> list[dict[str, Any]]:
-        """The same for each address of its own, in the order of the text. Raises `ConfigError`."""
+        """The same arguments for each address, in the order of the text. Raises `ConfigError`."""
         args = self.connect_args()
         if "service" in args:
             return [args]
@@ -90,15 +90,15 @@ class Host:
 
     @property
     def is_for_primary(self) -> bool:
-        """Whether connections are to the server that takes writes, or to any."""
+        """Whether connections must lead to the server that takes writes, or may lead to any."""
         return self.params.get("target_session_attrs") not in ("read-only", "standby", "prefer-standby")
 
     def server_conninfo(self) -> str:
-        """A connection string to the server itself, for programs such as psql, without a password of a file or variable."""
+        """A connection string to the server itself, for programs such as psql, without a password from a file or variable."""
         return make_conninfo("", **{key: value for key, value in self.server.items() if key != "password"})
 
     def password(self) -> str | None:
-        """The password, if the config says one; libpq looks for others by itself."""
+        """The password, if the config has one. Otherwise libpq looks for one by itself."""
         return self._password().get("password") or self.params.get("password")
 
     def _password(self) -> dict[str, str]:
@@ -118,10 +118,10 @@ class Host:
 
 
 def read_conninfo(text: str, folder: Path) -> Mapping[str, str] | str:
-    """Reads a libpq URL or key=value string, or says what is wrong with it.
+    """Reads a libpq URL or key=value string, or returns what is wrong with it.
 
-    The text may hold a password, whole or, mistyped, in a part that the parser takes for something else: so nothing of it
-    is ever shown.
+    The text may hold a password, and if it is mistyped, the parser may take a part of the password for something else. So no
+    part of the text is ever shown.
     """
     try:
         found = conninfo_to_dict(text)
@@ -135,6 +135,6 @@ def read_conninfo(text: str, folder: Path) -> Mapping[str, str] | str:
     for key in _FILES:
         if key in params and params[key] != "system":
             params[key] = str(folder.absolute() / params[key])
-    # A host that is silent is found out, as by the Rust router.
+    # A silent host is noticed, as in the Rust router.
     params.setdefault("connect_timeout", "5")
     return params

@@ -1,10 +1,10 @@
-"""Which server answers under a host's name, and whether it is still the host: the rules, as src/pg/identity.rs has them.
+"""Which server answers under a host's name, and whether it is still the host. The rules are those of src/pg/identity.rs.
 
-After a fail-over the former primary may come back as it was: it takes writes that the promoted server never has. The two are
-told apart by their timeline, which a promotion raises; a server of another cluster is told by its system identifier.
+After a fail-over the former primary may come back as it was: it takes writes that the promoted server never gets. The two
+differ in their timeline, which a promotion raises; a server of another cluster differs in its system identifier.
 
-Invariant: once a process has seen a host at a timeline, no connection of an older one is used there: new ones are refused,
-those that are open are cut, whatever they are in the middle of.
+Invariant: once a process has seen a host at a timeline, it uses no connection to an older one: new ones are refused, and open
+ones are cut, whatever they are doing.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _LOG_FILE = re.compile(r"[0-9A-F]{8}", re.ASCII)
 
 @dataclass(frozen=True)
 class Identity:
-    """Which server it is, as it says itself."""
+    """Which server it is, by its own account."""
 
     system: int
-    """The system identifier, which a server has in common with its standbys, and with every other copy of its files."""
+    """The system identifier. A server shares it with its standbys, and with every other copy of its files."""
     timeline: int | None
-    """The timeline that it writes. None of a standby."""
+    """The timeline that it writes; None for a standby."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """What one server says when it is asked who it is."""
+    """What a server answers when it is asked who it is."""
 
     identity: Identity | None = None
-    """None where it does not say: some services have taken the functions away."""
+    """None if it does not say: some services have removed the functions."""
     started: float = 0.0
-    """When it was started, in seconds since 1970: two addresses that lead to one server say the same."""
+    """When it was started, in seconds since 1970. If two addresses lead to one server, this is the same for both."""
 
     @property
     def timeline(self) -> int | None:
-        """The timeline that it writes. None of a standby, and where it does not say."""
+        """The timeline that it writes. None for a standby, and if the server does not say."""
         return None if self.identity is None else self.identity.timeline
 
     def rivals(self, other: Server) -> bool:
-        """Whether both take writes, and neither is the later."""
+        """Whether both servers take writes and neither timeline is the later."""
         one, two = self.identity, other.identity
         if one is None or two is None or one.timeline is None or two.timeline is None or self == other:
             return False
@@ -64,14 +64,15 @@ class Record:
     """What is known of a host: how often an operator has accepted a server for it, and which server it is."""
 
     generation: int
-    """1 when the host was bootstrapped, one more each time that an operator accepted another. 0: seen, not recorded."""
+    """1 when the host was bootstrapped, and one more each time an operator accepted another server. 0: only seen, not
+    recorded."""
     system: int
     """The system identifier."""
     timeline: int
     """The highest timeline that was seen."""
 
     def refusal(self, identity: Identity) -> str | None:
-        """Why the server of this identity is not the host; None: it is."""
+        """Why the server with this identity is not the host; None if it is the host."""
         if identity.system != self.system:
             return (
                 f"it is another server: its system identifier is {identity.system}, the host's is {self.system}. Nothing is "
@@ -86,14 +87,16 @@ class Record:
         return None
 
     def joined(self, other: Record) -> Record:
-        """What is known with both. What contradicts this one, without an operator's word, is left out."""
+        """What is known when both are taken together. A record that contradicts this one without an operator's word is left
+        out."""
         former, latter = (other, self) if other.generation < self.generation else (self, other)
         if former.system == latter.system and former.generation in (latter.generation, 0):
             return replace(latter, timeline=max(former.timeline, latter.timeline))
         return self if former.generation == latter.generation else latter
 
     def replaced_by(self, records: Sequence[Record]) -> Record | None:
-        """The last of these records of one server, the last generation first, if by them it took the place of this one."""
+        """The record with the highest generation, of these records from one server, if it shows that the server took this one's
+        place."""
         if not records or records[0].generation <= self.generation:
             return None
         descends = any(record.system == self.system and self.generation in (0, record.generation) for record in records)
@@ -101,37 +104,37 @@ class Record:
 
 
 class Seen(enum.Enum):
-    """What an answer at one of a host's addresses says of the host."""
+    """What an answer at one of a host's addresses says about the host."""
 
     NOTHING = "nothing"
-    """Nothing new: a standby, or the host."""
+    """Nothing new: it is a standby, or the host."""
     LATER = "later"
-    """The host is there now."""
+    """The host is at this address now."""
     IMPOSTOR = "impostor"
-    """Another server that takes writes."""
+    """It is another server, and takes writes."""
     RIVAL = "rival"
-    """Another server that takes writes, and nothing tells which is the host."""
+    """It is another server and takes writes, and nothing shows which of the two is the host."""
 
 
 class Link(Protocol):
-    """A connection, as far as this module needs one."""
+    """What this module needs of a connection."""
 
     server: Server
 
     def cut(self) -> None:
-        """Ends it, whatever it is in the middle of; from any thread."""
+        """Ends it, whatever it is doing. Any thread may call this."""
 
     def __hash__(self) -> int: ...
 
 
 class Known:
-    """What a process knows of one host, and its open connections there. For all its threads."""
+    """What a process knows of one host, and its open connections there. All threads may use it."""
 
     def __init__(self) -> None:
         self.settled = False
-        """Whether all addresses were asked once."""
+        """Whether all addresses have been asked once."""
         self.answered = 0
-        """The address, by its number, that a new connection begins with."""
+        """The number of the address at which a new connection begins."""
         self._record: Record | None = None
         self._host = Server()
         self._forget()
@@ -141,11 +144,11 @@ class Known:
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[Link] = weakref.WeakSet()
         self.looking = False
-        """Whether a thread of this process looks at the other addresses."""
+        """Whether a thread of this process watches the other addresses."""
 
     def _mine(self) -> threading.Lock:
         if self._pid != os.getpid():
-            # In the child of a fork: connections are the parent's, as is the thread that may have held the lock.
+            # In the child of a fork: the connections belong to the parent, and so does the thread that may have held the lock.
             self._forget()
         return self._lock
 
@@ -155,18 +158,18 @@ class Known:
         return self._record
 
     def start_looking(self) -> bool:
-        """True for the first caller of a process."""
+        """True for the first caller in a process."""
         with self._mine():
             first, self.looking = not self.looking, True
             return first
 
     def refusal(self, server: Server) -> str | None:
-        """Why a server is not the host, by what is known now; None: it is, or does not say who it is."""
+        """Why a server is not the host, by what is known now; None if it is the host, or does not say who it is."""
         record = self._record
         return None if record is None or server.identity is None else record.refusal(server.identity)
 
     def learn(self, record: Record) -> None:
-        """Takes in a record, and cuts the connections to what is not the host by it."""
+        """Takes over a record, and cuts the connections to servers that it shows not to be the host."""
         with self._mine():
             self._learn(record)
 
@@ -178,7 +181,7 @@ class Known:
                 link.cut()
 
     def learn_of(self, server: Server) -> Seen:
-        """Takes in a server's own word, where it is of the system that is known."""
+        """Takes over what a server says of itself, if it has the known system identifier."""
         with self._mine():
             known, identity = self._record, server.identity
             if known is None or identity is None or identity.timeline is None:
@@ -191,8 +194,8 @@ class Known:
             return Seen.RIVAL if server.rivals(self._host) else Seen.NOTHING
 
     def admit(self, link: Link) -> str | None:
-        """Takes a connection as one to the host, until a later server is known; or says why it is none. A server that does not
-        say who it is, is taken."""
+        """Accepts a connection as one to the host, until a later server is known; or returns why it is not. A server that does
+        not say who it is, is accepted."""
         identity = link.server.identity
         if identity is None:
             return None
@@ -209,7 +212,7 @@ class Known:
             return None
 
     def accept(self, records: Iterable[Record]) -> bool:
-        """Takes in what a server has recorded, if by that an operator has accepted it in the place of the one that is known."""
+        """Takes over a server's records, if they show that an operator accepted it in place of the known server."""
         with self._mine():
             replaced = None if self._record is None else self._record.replaced_by(list(records))
             if replaced is not None:

@@ -1,6 +1,6 @@
 """IDs: 41 bits of milliseconds since the cluster's epoch, 13 bits of shard, 10 bits of sequence.
 
-The 64 bits are used whole: from 34.8 years after the epoch on, the `bigint` is negative, and still decodes.
+All 64 bits are used: from 34.8 years after the epoch on, the `bigint` is negative, and still decodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Id(NamedTuple):
 
 
 def encode(ms: int, shard: int, sequence_value: int) -> int:
-    """The ID as PostgreSQL's `bigint`. Of what the sequence gave, the lowest ten bits are kept.
+    """The ID as PostgreSQL's `bigint`. Only the lowest ten bits of the sequence value are kept.
 
     Raises `ValueError` when milliseconds or shard do not fit their bits, or the sequence value is negative.
     """
@@ -48,7 +48,7 @@ def encode(ms: int, shard: int, sequence_value: int) -> int:
 
 
 def decode(id: int) -> Id:
-    """Takes an ID apart, as unsigned 64 bits whatever its sign.
+    """Takes an ID apart, as 64 unsigned bits whatever its sign.
 
     Raises `WrongId` for a number that is no `bigint`.
     """
@@ -59,13 +59,13 @@ def decode(id: int) -> Id:
 
 
 def shard_of_id(id: int, shards: int) -> int:
-    """The shard of an ID, in a cluster with so many shards.
+    """The shard of an ID, in a cluster with `shards` shards.
 
-    Raises `WrongId` when the cluster has no such shard: it is refused, never wrapped onto another.
+    Raises `WrongId` if the cluster has no such shard: the ID is refused, never mapped to another shard.
     """
     if not -(1 << 63) <= id < 1 << 63:
         decode(id)
-    # As `decode` does it, without the other two fields: this is done for each query.
+    # The same as in `decode`, without the other two fields, because this runs for each query.
     shard = id >> 10 & SHARD_MAX
     if shard >= shards:
         raise WrongId(
@@ -80,7 +80,7 @@ def time_of_id(id: int, epoch_ms: int) -> datetime.datetime:
 
 
 def ms_of_time(time: datetime.datetime, epoch_ms: int) -> int:
-    """Milliseconds from the epoch to this time, cut off downwards.
+    """Milliseconds from the epoch to this time, rounded down.
 
     Raises `ValueError` for a time before the epoch or past the 41 bits, and for one without a zone.
     """

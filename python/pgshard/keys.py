@@ -1,6 +1,6 @@
-"""From a key to its shard: integers by remainder, texts and UUIDs by a hash of them (docs/keys.md).
+"""From a key to its shard: integers by remainder, texts and UUIDs by a hash (docs/keys.md).
 
-Invariant: the shard of a key is for ever, and the same in every language. `tests/vectors/keys.json` holds it.
+Invariant: the shard of a key never changes, and is the same in every language. `tests/vectors/keys.json` checks it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import uuid
 from .errors import WrongKey
 
 SHARDS_MAX = 8192
-"""The most shards that a cluster can have: what 13 bits of an ID tell apart."""
+"""How many shards a cluster can have at most: 13 bits of an ID hold the shard."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _HEX = "[0-9a-fA-F]"
@@ -24,7 +24,7 @@ _UUID = re.compile(rf"{_HEX}{{32}}|{_HYPHENATED}|\{{{_HYPHENATED}\}}|urn:uuid:{_
 
 INTEGER_MIN = -(1 << 127)
 INTEGER_MAX = (1 << 128) - 1
-"""The ends of the integers that are keys: what 128 bits hold, signed or not."""
+"""The smallest and the largest integer key: what 128 bits hold, signed or unsigned."""
 
 
 class KeyKind(enum.Enum):
@@ -36,9 +36,10 @@ class KeyKind(enum.Enum):
 
 
 def shard_of_key(kind: KeyKind, key: object, shards: int) -> int:
-    """The shard of a key, of a cluster with so many shards.
+    """The shard of a key, in a cluster with `shards` shards.
 
-    Keys are `int` (and what has `__index__`), `str` or `uuid.UUID`, as the cluster's kind says; nothing is converted.
+    Keys are `int` (or anything with `__index__`), `str` or `uuid.UUID`, depending on the cluster's kind of keys; nothing is
+    converted.
 
     Raises `WrongKey` for a value of another type, `bool` among them, and for an integer of more than 128 bits.
     """
@@ -58,9 +59,9 @@ def shard_of_key(kind: KeyKind, key: object, shards: int) -> int:
 
 
 def key_of_text(kind: KeyKind, text: str) -> int | str | uuid.UUID:
-    """The key that a text says: of a command line, say.
+    """The key that a text stands for, for instance on a command line.
 
-    Raises `WrongKey` when the text is no key of this kind.
+    Raises `WrongKey` if the text is not a key of this kind.
     """
     if kind is KeyKind.STRING:
         return text

@@ -1,8 +1,8 @@
-"""Asking a host about shards: one question at a time, however many threads want to know about however many shards.
+"""Asking a host about shards: one question at a time, however many threads ask about however many shards.
 
-Invariant: a caller only gets an answer to a question that was asked after the caller wanted to know. An older one may be
-from before the very fence that the caller ran into. And questions are so far apart that an application whose statements
-are all wrong cannot make a storm of them.
+Invariant: a caller only gets the answer to a question that was asked after the caller came. An older answer may be from before
+the very fence that the caller ran into. And there is a pause between questions, so that an application whose statements are all
+wrong cannot flood the host with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOK = (
     "FROM pg_catalog.unnest(%s::int4[]) AS asked(shard), LATERAL pgshard.look(asked.shard)"
 )
 _SHARDS_MAX = 512
-"""The shards in one question. A host with more that are wanted is asked again at once."""
+"""How many shards are in one question. If more are wanted, the host is asked again at once."""
 _SIGNPOST_SPACING = 0.001
 _RELATIVE_SPACING = 0.010
 
@@ -36,20 +36,20 @@ class Questions:
 
     def __init__(self, control: Control) -> None:
         self.control = control
-        # Of those that met a signpost, which there is one a move mostly, and apart from them of those whose error is the
-        # application's own as often as not: so these never hold up the others.
+        # Callers that met a signpost come mostly once per move. The others often met an error of the application's own. They
+        # have separate lanes, so that the others never delay the former.
         self._lanes = {Met.SIGNPOST: _Lane(_SIGNPOST_SPACING), Met.RELATIVE: _Lane(_RELATIVE_SPACING)}
         self._mending: dict[int, _Mended] = {}
         self._lock = threading.Lock()
         self.asked = 0
-        """Questions asked so far."""
+        """How many questions were asked so far."""
 
     def ask(self, shard: int, how: Met) -> tuple[float, Look]:
         """What the host says of a shard, and when it was asked. Raises `LookUpFailed` or `HostDiffers`."""
         return self._lanes[how].ask(shard, self._look)
 
     def expire(self, shard: int, seen: float) -> bool:
-        """Swaps back a fence whose deadline has passed, as the answer to the question asked at `seen` said."""
+        """Lifts a fence whose deadline has passed, as the answer to the question asked at `seen` said."""
         return self._mend(shard, seen, "SELECT pgshard.expire_fence(%s)", [shard])
 
     def open(self, shard: int, seen: float, token: UUID) -> bool:
@@ -60,14 +60,14 @@ class Questions:
         self.asked += 1
         place = f"host {self.control.host.name} ({self.control.host.address})"
         try:
-            # Sent as text, so that no type of this session's is looked up.
+            # They are sent as text, so that the driver looks up no types of this session.
             rows = self.control.run(lambda c: c.execute(_LOOK, [list(shards)], prepare=False).fetchall())
         except (psycopg.Error, ConfigError) as error:
             raise LookUpFailed(f"{place} did not say where shards are: {_words(error)}") from error
         return dict(_read(row, place) for row in rows)
 
     def _mend(self, shard: int, seen: float, sql: str, params: list[Any]) -> bool:
-        """True if this call did it. What somebody has acted upon since is not acted upon twice."""
+        """True if this call did it. If somebody has acted after `seen`, this does nothing."""
         with self._lock:
             mended = self._mending.setdefault(shard, _Mended())
         with mended.turn:
@@ -77,7 +77,7 @@ class Questions:
                 return self.control.run(lambda c: _act(c, sql, params))
             except psycopg.Error as error:
                 if error.sqlstate is not None:
-                    # Refused, or the row is in the hands of the mover: somebody else is at it.
+                    # Refused, or the row is in the hands of the mover: somebody else is dealing with it.
                     return False
                 raise LookUpFailed(f"host {self.control.host.name} did not answer: {_words(error)}") from error
             finally:
@@ -85,7 +85,7 @@ class Questions:
 
 
 class _Mended:
-    """Who is at a move that stands still, and when somebody last was."""
+    """Which caller is dealing with a move that stands still, and when a caller last did."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
@@ -93,7 +93,7 @@ class _Mended:
 
 
 class _Lane:
-    """Callers of one kind. Callers that come while one holds back share its question: they want it before it is asked."""
+    """Callers of one kind. Callers that come while one of them holds back share its question, because it is not asked yet."""
 
     def __init__(self, spacing: float) -> None:
         self._spacing = spacing
@@ -134,8 +134,8 @@ class _Lane:
 
 
 def _act(connection: psycopg.Connection[Any], sql: str, params: list[Any]) -> bool:
-    # The row may be in the hands of the mover, who is then at it already. What the role's transactions are otherwise does
-    # not matter: a role that only reads can end a dead mover's fence as well.
+    # The mover may hold the row; then it is dealing with it already. The mode is given because the role's transactions may be
+    # read-only by default, and such a role can end a dead mover's fence as well.
     connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE", prepare=False)
     try:
         connection.execute("SET LOCAL lock_timeout = '200ms'", prepare=False)
@@ -152,7 +152,7 @@ def _read(row: Sequence[Any], place: str) -> tuple[int, Look]:
     shard, state, epoch, peer, deadline, ago, token, incoming = row
     if state not in (None, "serving", "fenced", "moved") or (state == "moved" and peer is None):
         raise LookUpFailed(f"{place}: pgshard.look answered {state!r} of shard {shard}: is it of a newer pgshard?")
-    # A clock that was set back makes a fence of the future: it counts as just now.
+    # If a clock was set back, a fence lies in the future: it counts as just now.
     seconds = None if ago is None else max(ago / 1000, 0.0)
     overdue = state == "fenced" and deadline is not None and deadline < 0
     return shard, Look(state, epoch or 0, peer, overdue, seconds, token, incoming)

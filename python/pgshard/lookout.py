@@ -1,8 +1,8 @@
-"""Who takes a host's writes at its other addresses: a standby that was promoted is seen there even where the former primary
-lives on, frozen or as it was, and says nothing of it.
+"""Watches a host's other addresses for a server that takes its writes. That shows a standby that was promoted even if the
+former primary lives on, frozen or as it was, and says nothing about it.
 
-Invariant: a host with one address costs nothing; of the others each is asked once in `EVERY`, by a connection that is kept, and
-nobody's call waits for it.
+Invariant: a host with one address costs nothing; each other address is asked once in `EVERY` seconds, over a connection that is
+kept, and no call waits for it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logging.getLogger("pgshard")
 EVERY = 3.0
 """Seconds from one look to the next."""
 ANSWER_MAX = 2.0
-"""Seconds that an answer may take, and as many the way there."""
+"""How many seconds an answer may take; connecting may take as long again."""
 
 
 def look_out(host: Host) -> None:
-    """Looks at the other addresses from now on, in a thread that lasts as long as the host is used. Once for a process: the child
-    of a fork begins anew."""
+    """Watches the other addresses from now on, in a thread that lasts as long as the host is used. A process starts one at
+    most, and the child of a fork starts its own."""
     if host.known.start_looking():
         threading.Thread(target=_run, args=(weakref.ref(host),), name="pgshard lookout", daemon=True).start()
 
@@ -53,7 +53,7 @@ def _look(host: Host, kept: dict[int, Linked], warned: set[int]) -> None:
     try:
         attempts = host.attempts()
     except ConfigError:
-        return  # The next connection says so.
+        return  # The next connection reports it.
     for index, args in enumerate(attempts):
         if index == host.known.answered:
             connection = kept.pop(index, None)

@@ -1,4 +1,4 @@
-"""The shard map: which host has which shard since which epoch, and its notation `"0-2047, 17@3"`."""
+"""The shard map: which host has which shard, and since which epoch; and its notation `"0-2047, 17@3"`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Placement(NamedTuple):
     host: str
     """The host that serves it."""
     epoch: int
-    """How often it was placed: of two statements about a shard the one with the larger epoch is right."""
+    """How often it was placed. Of two statements about a shard, the one with the larger epoch is right."""
 
 
 class Range(NamedTuple):
-    """Shards `first` to `last`, all of one epoch."""
+    """Shards `first` to `last`, all with one epoch."""
 
     first: int
     last: int
@@ -39,7 +39,7 @@ def is_host_name(name: str) -> bool:
 
 
 def parse_ranges(text: str, shards: int) -> tuple[list[Range], list[str]]:
-    """Reads a list such as `"0-2047, 17@3"`: its ranges, and everything that is wrong with it."""
+    """Reads a list such as `"0-2047, 17@3"`. Returns its ranges, and everything that is wrong with it."""
     ranges: list[Range] = []
     problems: list[str] = []
     if not text.strip():
@@ -80,7 +80,7 @@ def _parse_item(item: str, shards: int) -> Range | str:
 def _number(text: str) -> int | None:
     if not _NUMBER.fullmatch(text):
         return None
-    # More digits than a u64 holds are a number past every limit; Python refuses to read thousands of them.
+    # Numbers with more digits than a u64 has are past every limit; Python refuses to read thousands of digits.
     return int(text) if len(text) <= 20 else 1 << 64
 
 
@@ -90,7 +90,7 @@ def print_shards(shards: Iterable[int]) -> str:
 
 
 def print_ranges(shards: Iterable[tuple[int, int]]) -> str:
-    """Shards and their epochs as the shortest list of ranges; epoch 1 is not written."""
+    """Shards and their epochs as the shortest list of ranges; an epoch of 1 is left out."""
     runs: list[Range] = []
     for shard, epoch in shards:
         if runs and runs[-1].last + 1 == shard and runs[-1].epoch == epoch:
@@ -107,27 +107,27 @@ def _print(run: Range) -> str:
 
 @dataclass(frozen=True)
 class ShardMap:
-    """All placements of a cluster at one version. Immutable; made by `ShardMap.of`, which checks it."""
+    """All placements of a cluster at one version. It is immutable; `ShardMap.of` makes and checks it."""
 
     version: int
     """How often a map has been published. A map with a larger version is newer."""
     hosts: tuple[str, ...]
-    """By shard: its host."""
+    """By shard: the name of its host."""
     epochs: tuple[int, ...]
     """By shard: the epoch of its placement."""
     placements: tuple[Placement, ...] = field(init=False, repr=False, compare=False)
-    """By shard: both. Each statement asks for one."""
+    """By shard: both, because each statement asks for one pair."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "placements", tuple(map(Placement, self.hosts, self.epochs)))
 
     @property
     def shards(self) -> int:
-        """N."""
+        """N, the number of shards."""
         return len(self.hosts)
 
     def placement(self, shard: int) -> Placement:
-        """Host and epoch of a shard."""
+        """The host and the epoch of a shard."""
         return self.placements[shard]
 
     def ranges(self, host: str) -> str:
@@ -136,9 +136,9 @@ class ShardMap:
 
     @staticmethod
     def of(version: int, shards: int, lists: Mapping[str, str], place: str) -> ShardMap:
-        """The map of these lists, by host. `place` names where they stand, for messages.
+        """The map from these lists, by host. `place` says where the lists are, for messages.
 
-        Raises `ConfigError` with everything that is wrong: a shard on no host or on two, and what cannot be read.
+        Raises `ConfigError` with everything that is wrong: a shard on no host or on two, and text that cannot be read.
         """
         problems: list[str] = []
         hosts: list[str | None] = [None] * shards
@@ -159,7 +159,7 @@ class ShardMap:
         for (first_host, second_host), some in twice.items():
             where = f"on {first_host} and on {second_host}" if first_host != second_host else f"both on {first_host}"
             problems.append(f"{_plural(some)} placed twice, {where}: take them out of one of the two lists")
-        # A list that could not be read would only seem to leave a gap.
+        # If a list could not be read, the gap may be an illusion.
         missing = [shard for shard, host in enumerate(hosts) if host is None]
         if complete and missing:
             problems.append(f"{_plural(missing)} on no host: add them to the list of one")

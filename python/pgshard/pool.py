@@ -1,7 +1,7 @@
-"""A host's connections: so many at most, the one that was used last first. No thread of its own, so that nothing is lost by a
-fork, and whoever needs a connection is told why there is none.
+"""A host's connections: a fixed number at most, and the one that was used last is taken first. There is no thread, so a fork
+loses nothing, and a caller that gets no connection gets the reason.
 
-Invariant: there are never more connections than places, and a connection that is given out was not seen to be dead.
+Invariant: there are never more connections than places, and no connection is handed out that was seen to be dead.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .hosts import Host
 from .reach import Linked
 
 WAIT_MAX = 5.0
-"""Seconds that a caller waits for a place."""
+"""How many seconds a caller waits for a place."""
 IDLE_MAX = 60.0
-"""Seconds after which a connection that nobody uses is closed, when another is given back."""
+"""After how many idle seconds a connection is closed. That happens when another one is given back."""
 
 Connection = Linked
 
 
 def is_alive(connection: Connection) -> bool:
-    """Whether an idle connection has not been seen to end, nor its host to be silent. Asks the socket, not the server: nothing
+    """Whether neither the end of an idle connection nor silence of its host has been noticed. Only the socket is asked: nothing
     is sent.
 
-    What a server sends to an idle connection is its farewell, as a rule: it is shut down, or has terminated the session. (That
-    a setting was changed by a reload is taken for one, too, and costs a new connection.)
+    If a server sends something to an idle connection, it is usually a farewell: the server is being shut down, or has ended the
+    session. (A notice that a reload changed a setting also counts as one, and costs a new connection.)
     """
     if connection.closed or connection.is_retired:
         return False
@@ -51,7 +51,7 @@ class Pool:
         configure: Callable[[Connection], None],
         wait_max: float = WAIT_MAX,
     ) -> None:
-        """`options` are arguments for connecting beside the host's own; `configure` prepares a new connection."""
+        """`options` are arguments for connecting, besides the host's own; `configure` prepares a new connection."""
         self.host = host
         self._options, self._configure, self._wait_max = options, configure, wait_max
         self._places = threading.Semaphore(host.pool_size)
@@ -61,14 +61,14 @@ class Pool:
 
     @property
     def in_use(self) -> int:
-        """How many connections are given out."""
+        """How many connections are handed out."""
         return len(self._out)
 
     def take(self) -> Connection:
         """A connection in autocommit, opened if none is idle.
 
-        Raises `psycopg.OperationalError` when all places are taken for too long, or there is no connection to be had; and
-        what `configure` raises.
+        Raises `psycopg.OperationalError` if all places stay taken for too long, or if no connection can be opened; and whatever
+        `configure` raises.
         """
         if not self._places.acquire(timeout=self._wait_max):
             name, size = self.host.name, self.host.pool_size
@@ -86,7 +86,7 @@ class Pool:
         return connection
 
     def give_back(self, connection: Connection) -> None:
-        """Takes a connection back; closes it where it is not idle, as after a transaction that was left open."""
+        """Takes a connection back, and closes it if it is not idle, for instance after a transaction that was left open."""
         if not self._returned(connection):
             return
         if connection.closed or connection.info.transaction_status != TransactionStatus.IDLE:
@@ -102,20 +102,20 @@ class Pool:
             one.close()
 
     def discard(self, connection: Connection) -> None:
-        """Closes a connection that is given out: its session may remember a signpost, or is broken."""
+        """Closes a connection that was handed out, because its session may remember a signpost, or is broken."""
         if self._returned(connection):
             connection.close()
             self._places.release()
 
     def close(self) -> None:
-        """Closes what is idle. What is given out is closed as it comes back by `discard`."""
+        """Closes the idle connections. Those that are handed out are closed when `discard` takes them back."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection, _ in idle:
             connection.close()
 
     def _returned(self, connection: Connection) -> bool:
-        """False for a connection that was given back already: its place may be another's by now."""
+        """False if the connection was given back already: its place may be taken by another."""
         with self._lock:
             return self._out.pop(id(connection), None) is not None
 

@@ -17,17 +17,17 @@ from .identity import Identity, Record, Server, timeline_of
 T = TypeVar("T")
 
 ANSWER_MAX = 5.0
-"""Seconds that a new server may take to say who it is. The way there has its own limit, 5 s an address."""
+"""How many seconds a new server may take to say who it is. Connecting has a limit of its own, 5 s for each address."""
 
-# One round trip. No function of it needs a right. The timeline is that of the log: the one in pg_control_checkpoint() is the
-# former for as long as a promoted server has not made a checkpoint.
+# This takes one round trip, and none of its functions needs a privilege. The timeline is taken from the log: the one in
+# pg_control_checkpoint() is the former one until a promoted server has made a checkpoint.
 _WHO = (
     "SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() "
     "THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, "
     "(SELECT system_identifier FROM pg_catalog.pg_control_system()), "
     "pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time())"
 )
-# What the server has recorded of its own host, the last generation first.
+# What the server has recorded about its own host, the highest generation first.
 _OWN_RECORDS = (
     "SELECT i.generation, i.system_identifier, i.timeline FROM pgshard.identity i "
     "JOIN pgshard.cluster c ON c.host_name = i.host_name ORDER BY i.generation DESC"
@@ -40,16 +40,16 @@ class NoAnswer(psycopg.OperationalError):
 
 
 class Linked(psycopg.Connection[Any]):
-    """A connection that knows who answers, and can be ended from another thread."""
+    """A connection that knows which server answers, and that another thread can end."""
 
     server = Server()
-    """Who it is, as it said when the connection was opened."""
+    """Which server it is, as the server said when the connection was opened."""
     circuit: Circuit | None = None
-    """Its host's."""
+    """What is known of its host."""
     generation = 0
-    """The circuit's when it was opened."""
+    """The circuit's generation when it was opened."""
     answer_max: float | None = None
-    """Seconds after which each wait ends, also when the server has stopped and its machine has not."""
+    """After how many seconds each wait ends, even if the server has stopped while its machine has not."""
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         if self.answer_max is None:
@@ -63,7 +63,8 @@ class Linked(psycopg.Connection[Any]):
     _news: select.poll | None = None
 
     def has_news(self) -> bool:
-        """Whether the server has sent something, or has ended it. Of an open connection: it has one socket for as long."""
+        """Whether the server has sent something, or has ended the connection. Only for an open one, because its socket stays
+        the same."""
         if self._news is None:
             self._news = select.poll()
             self._news.register(self.fileno(), select.POLLIN)
@@ -71,15 +72,16 @@ class Linked(psycopg.Connection[Any]):
 
     @property
     def is_retired(self) -> bool:
-        """Whether its host went silent since it was opened, so that it may only look alive."""
+        """Whether its host went silent after it was opened, so that it may only look alive."""
         return self.circuit is not None and self.circuit.generation != self.generation
 
     def cut(self) -> None:
-        """Ends the connection, from any thread: whoever waits for an answer gets the error of a lost connection."""
+        """Ends the connection. Any thread may call this; a thread that waits for an answer gets the error for a lost
+        connection."""
         try:
             number = self.fileno()
             copy = os.dup(number)
-            # A number is one connection's for as long as that is open: if it is open still, the copy is of its socket.
+            # While the connection is open, its number belongs to no other. So if it is still open, the copy is of its socket.
             mine = not self.closed and self.fileno() == number
         except (psycopg.Error, OSError):
             return
@@ -92,7 +94,7 @@ class Linked(psycopg.Connection[Any]):
 
 
 def _until(gen: Generator[Any, Any, T], end: float) -> Generator[Any, Any, T]:
-    """The same waits. psycopg comes back at every interval, with nothing where nothing was ready."""
+    """The same waits, with a limit. psycopg returns at every interval, with nothing if nothing was ready."""
     try:
         state = next(gen)
         while True:
@@ -107,7 +109,7 @@ def _until(gen: Generator[Any, Any, T], end: float) -> Generator[Any, Any, T]:
 
 
 def reach(args: Mapping[str, Any], answer_max: float = ANSWER_MAX) -> Linked:
-    """Opens a connection in autocommit and asks who is there. It keeps `answer_max` as its own.
+    """Opens a connection in autocommit and asks which server it is. The connection keeps `answer_max` as its own limit.
 
     Raises `psycopg.Error`.
     """
@@ -115,7 +117,7 @@ def reach(args: Mapping[str, Any], answer_max: float = ANSWER_MAX) -> Linked:
     try:
         connection.server = ask(connection)
     except psycopg.Error:
-        # Somebody has ended it: that is no word about the server.
+        # Another thread has ended it, which says nothing about the server.
         connection.close()
         connection = _open(args, answer_max)
         try:
@@ -142,7 +144,7 @@ def ask(connection: psycopg.Connection[Any]) -> Server:
     except psycopg.Error as error:
         if is_lost(error, connection):
             raise
-        # It keeps that to itself.
+        # The server does not tell who it is.
         return Server()
     if row is None or row[1] is None:
         return Server()
@@ -150,7 +152,7 @@ def ask(connection: psycopg.Connection[Any]) -> Server:
 
 
 def own_records(connection: psycopg.Connection[Any]) -> list[Record]:
-    """What the server has recorded of its own host, if it is one of a cluster: for where it is not whom one knew."""
+    """What the server has recorded about its own host, if it belongs to a cluster: used if it is not the known server."""
     try:
         return [Record(*row) for row in connection.execute(_OWN_RECORDS, prepare=False).fetchall()]
     except psycopg.Error:
@@ -158,7 +160,7 @@ def own_records(connection: psycopg.Connection[Any]) -> list[Record]:
 
 
 def records(connection: psycopg.Connection[Any]) -> list[tuple[str, Record]]:
-    """What the server has recorded of all hosts. One whose control schema is older has recorded nothing."""
+    """What the server has recorded about all hosts. A server with an older control schema has recorded nothing."""
     try:
         rows = connection.execute(_RECORDS, prepare=False).fetchall()
     except psycopg.Error:
@@ -173,15 +175,15 @@ def is_standby(connection: psycopg.Connection[Any]) -> bool:
 
 
 def is_lost(error: BaseException | None, connection: psycopg.Connection[Any]) -> bool:
-    """Whether an error has ended the connection, so that what was on its way may have taken effect."""
+    """Whether an error has ended the connection, so that the statement on its way may have taken effect."""
     if not isinstance(error, psycopg.Error):
         return False
     if connection.closed:
         return True
     if error.sqlstate is None:
-        # libpq's own: there was no answer.
+        # An error of libpq itself: there was no answer.
         return isinstance(error, psycopg.OperationalError)
-    # A server says twice how bad it is, once in words of its own language. A pooler, PgBouncer for one, says it once, in English.
+    # A server sends the severity twice, once of them in its own language. A pooler such as PgBouncer sends it once, in English.
     if (error.diag.severity_nonlocalized or error.diag.severity) in ("FATAL", "PANIC"):
         return True
     return error.sqlstate.startswith("08") or error.sqlstate in ("57P01", "57P02", "57P03")

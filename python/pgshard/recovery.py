@@ -1,5 +1,5 @@
-"""What a call does between a statement that met a move and the next try: asks, waits, goes to the other host, and finishes
-what a dead mover left. The decisions are `stale`'s; the same as in src/router/recover.rs."""
+"""What a call does between a statement that met a move and the next try: it asks, waits, goes to the other host, and finishes
+what a dead mover left. `stale` makes the decisions; they are the same as in src/router/recover.rs."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from .stale import Do, Look, Met, Verdict, judge, judge_peer, pause
 log = logging.getLogger("pgshard")
 
 RETRY_FOR = 15.0
-"""Seconds that a call may wait for a shard that is being moved, in all: longer than a fence's deadline of 10 s."""
+"""How many seconds a call may wait in all for a shard that is being moved: longer than a fence's deadline of 10 s."""
 WAITERS_MAX = 1024
-"""Calls that may wait for one shard; the next gets `TooManyWaiting` at once."""
+"""How many calls may wait for one shard; the next gets `TooManyWaiting` at once."""
 _OPEN_GRACE = 0.100
-"""Seconds after which a decided move that nobody has opened is opened here. The mover takes a millisecond or so."""
+"""After how many seconds this process opens a decided move that nobody has opened. The mover takes about a millisecond."""
 _HOPS_MAX = 8
-"""The hosts that one answer may lead through."""
+"""Through how many hosts one answer may lead."""
 
 
 class Asking:
-    """What all calls of a process share: the directory, a set of questions a host, and how many wait for each shard."""
+    """What all calls of a process share: the directory, a set of questions for each host, and how many calls wait for each
+    shard."""
 
     def __init__(self, directory: Directory, retry_for: float = RETRY_FOR) -> None:
         self.directory = directory
         self.retry_for = retry_for
         self.again = 0
-        """Statements and transactions that were worth another try."""
+        """How many statements and transactions were worth another try."""
         self._forget()
 
     def _forget(self) -> None:
@@ -48,9 +49,9 @@ class Asking:
         self._waiting: dict[int, int] = {}
 
     def questions(self, name: str) -> Questions:
-        """Those of a host. Raises `UnknownHost`."""
+        """The questions for a host. Raises `UnknownHost`."""
         if self._pid != os.getpid():
-            # In the child of a fork, whose locks may be held by threads that are not here.
+            # In the child of a fork: threads that exist only in the parent may hold the locks.
             self._forget()
         found = self._questions.get(name)
         if found is None:
@@ -67,7 +68,8 @@ class Asking:
 
     @contextmanager
     def waiting(self, shard: int) -> Iterator[None]:
-        """A place among those who wait for a shard, who are so many at most that their coming back is nothing to fear."""
+        """A place among the calls that wait for a shard. Their number is limited, so that they do no harm when they all go on
+        at once."""
         with self._lock:
             count = self._waiting.get(shard, 0)
             if count >= WAITERS_MAX:
@@ -83,7 +85,7 @@ class Asking:
 
 
 class Recovery:
-    """One call's way through a move. For one thread."""
+    """One call's way through a move. Only one thread uses it."""
 
     def __init__(self, asking: Asking, shard: int) -> None:
         self._asking = asking
@@ -94,19 +96,19 @@ class Recovery:
         self._contradicted = False
 
     def is_own(self, how: Met, place: Placement, began: float) -> bool:
-        """Only asks: whether the failed statement's error is the application's own. Raises as `after`."""
+        """Only asks whether the failed statement's error is the application's own. Raises the same as `after`."""
         self._asking.questions(place.host)
         with self._asking.waiting(self._shard):
             _, look = self._asking.questions(place.host).ask(self._shard, how)
             return judge(how, look, time.monotonic() - began, place.epoch).do is Do.OWN
 
     def after(self, how: Met, place: Placement, began: float, give_back: Callable[[], None] = lambda: None) -> bool:
-        """True when the statement that was sent to `place` at `began` (of `time.monotonic`) is worth another try, and False
-        at once when its error is the application's own. `give_back` is called before anything is waited for: the
-        connection is to be closed, because its session may remember a signpost.
+        """True when the statement that was sent to `place` at `began` (of `time.monotonic`) is worth another try; False at once
+        if its error is the application's own. `give_back` is called before anything is waited for: the connection must be
+        closed, because its session may remember a signpost.
 
-        Raises `ShardUnavailable` when the time for retries is over, and `NotHere`, `UnknownHost`, `LookUpFailed`,
-        `HostDiffers`, `TooManyWaiting` when there is nobody to ask.
+        Raises `ShardUnavailable` when the time for retries is over, and `NotHere`, `UnknownHost`, `LookUpFailed`, `HostDiffers`
+        or `TooManyWaiting` if no host can be asked.
         """
         self._asking.questions(place.host)
         with self._asking.waiting(self._shard):
@@ -131,9 +133,9 @@ class Recovery:
                     return self._again(place.host)
 
     def _verdict(self, how: Met, look: Look, ran: float, expected: int) -> Verdict:
-        """What a look means. A host that serves the shard, and has neither closed nor opened it since the statement began, had no
-        signpost there. The first time that counts as a clock that was set; the second time SH001 is the application's own
-        word, of a function that raises it.
+        """What a look means. If the host serves the shard, and has neither closed nor opened it since the statement began, no
+        signpost was there. The first time this is put down to a clock that was set; the second time SH001 is an error of the
+        application, raised by one of its functions.
         """
         verdict = judge(how, look, ran, expected)
         if how is Met.SIGNPOST and judge(Met.RELATIVE, look, ran, expected).do is Do.OWN:
@@ -143,8 +145,8 @@ class Recovery:
         return verdict
 
     def failed_over(self, place: Placement) -> None:
-        """After a statement found that the server is a standby, which nothing was written to, and its connection was closed:
-        comes back when it is worth another try, on a new one. The first time that is at once.
+        """Called after a statement found that its server is a standby: nothing was written there, and the connection was
+        closed. Returns when the statement is worth another try on a new connection, the first time at once.
 
         Raises `ShardUnavailable` when the time for retries is over, and `TooManyWaiting`.
         """
@@ -158,7 +160,7 @@ class Recovery:
                 self._wait(place.host, "its server is a standby")
 
     def _closed(self, host: str, asked: float, look: Look, do: Do) -> bool:
-        """The shard does not serve there. True when it was found elsewhere, else after a pause."""
+        """The shard is not served there. True if it was found on another host, else after a pause."""
         if do is Do.WAIT:
             self._wait(host, "it is being moved from there")
         elif do is Do.EXPIRE:
@@ -173,7 +175,7 @@ class Recovery:
         return False
 
     def _chase(self, peer: str | None, epoch: int, token: UUID | None) -> bool:
-        """Goes after a shard that has moved. True when its new host has been found and learned."""
+        """Follows a shard that has moved. True when its new host has been found and learned."""
         for _ in range(_HOPS_MAX):
             assert peer is not None, "a row that says moved names the peer: look.py has checked it"
             questions = self._asking.questions(peer)
@@ -195,7 +197,8 @@ class Recovery:
         return False
 
     def _again(self, host: str) -> bool:
-        # The first try after a look is at once. One after another, hosts and signposts contradict each other: slower.
+        # The first try after a look comes at once. If a second round is needed, hosts and signposts contradict each other, so
+        # it waits.
         self._rounds += 1
         self._asking.again += 1
         if self._rounds > 1:

@@ -1,5 +1,5 @@
-"""pgshard for SQLAlchemy 2.1: one set of models for all shards, an engine a host, and transactions that are run again, whole,
-when their shard moves.
+"""pgshard for SQLAlchemy 2.1: one set of models for all shards, an engine for each host, and transactions that are run again as
+a whole when their shard moves.
 
     class Base(DeclarativeBase):
         metadata = MetaData(schema=SCHEMA)
@@ -13,11 +13,12 @@ when their shard moves.
     photo_id = shards.run(user, lambda session: add(session, Photo(user_id=user)).id)
     photo = shards.run_by_id(photo_id, lambda session: session.get(Photo, photo_id))
 
-`AsyncShards` is the same for asyncio. The name `shard` of the tables' schema stands for the schema of the shard that a
-transaction is on (SQLAlchemy's schema_translate_map), so that a statement is compiled once for all; texts say `{shard}`.
+`AsyncShards` is the same for asyncio. The schema name `shard` of the tables stands for the schema of the shard that a
+transaction is on (SQLAlchemy's schema_translate_map), so a statement is compiled once for all shards; in texts, write
+`{shard}`.
 
-Invariant: a transaction is committed only if no statement of it was answered by a signpost, also where `work` did not notice; and
-COMMIT is sent once.
+Invariant: a transaction is committed only if none of its statements was answered by a signpost, even if `work` did not notice;
+and COMMIT is sent once.
 """
 
 from __future__ import annotations
@@ -60,15 +61,15 @@ _KEY, _ID = "pgshard key", "pgshard id"
 _ATTEMPT = "pgshard_attempt"
 _READ_ONLY = "25006"
 _WAITERS_MAX = 32
-"""Threads in which calls of asyncio wait for the end of moves, and connect; those that come then wait for one of these."""
+"""How many threads asyncio calls may use while they wait for a move to end, or connect. Further calls wait for a thread."""
 
 
 class WrongShard(PgshardError):
-    """An object belongs on another shard than the transaction is on, by its key or its ID. Nothing of it was kept."""
+    """An object belongs on another shard than the transaction's, by its key or its ID. Nothing of the transaction was kept."""
 
 
 class InDoubt(PgshardError):
-    """The connection was lost while COMMIT was on its way: the transaction has taken effect, or it has not."""
+    """The connection was lost while COMMIT was on its way: the transaction may have taken effect, or may not."""
 
 
 class TransactionFailed(PgshardError):
@@ -76,22 +77,22 @@ class TransactionFailed(PgshardError):
 
 
 class ShardMoved(PgshardError):
-    """The shard has moved since the transaction began. Raised within `work`, which is run again; it does not leave `run`."""
+    """The shard has moved since the transaction began. It is raised within `work`, which is then run again, so `run` never
+    raises it."""
 
 
 def shard_id(**options: Any) -> MappedColumn[Any]:
-    """The primary key, an ID that the shard makes: its column is `bigint DEFAULT {shard}.next_id() PRIMARY KEY`."""
+    """The primary key, an ID that the shard makes. Its column is `bigint DEFAULT {shard}.next_id() PRIMARY KEY`."""
     return mapped_column(BigInteger, primary_key=True, server_default=FetchedValue(), info={_ID: True}, **options)
 
 
 def shard_key(*args: Any, **options: Any) -> MappedColumn[Any]:
-    """The sharding key. A session refuses objects whose key, whose ID, or whose reference to one
-    is another shard's."""
+    """The sharding key. A session refuses an object whose key, ID or reference to another row belongs to another shard."""
     return mapped_column(*args, info={_KEY: True}, **options)
 
 
 class _Attempt:
-    """One transaction on one shard, as the events of its connection see it."""
+    """One transaction on one shard, as its connection's events see it."""
 
     def __init__(self, asking: Asking, shard: int) -> None:
         self.asking = asking
@@ -105,19 +106,19 @@ class _Attempt:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of its connection."""
+        """The execution options of its connection."""
         return {"schema_translate_map": {SCHEMA: self.schema}, _ATTEMPT: self}
 
     def before(self, sql: str) -> str:
-        """A statement is about to be sent: as it is to be sent."""
+        """Called before a statement is sent. Returns the SQL to send."""
         if self._sent and self.asking.directory.epoch(self.shard) > self.place.epoch:
-            # It can only have read so far, for a write would have kept the shard where it is; and what it read next could be the
-            # old copy, by a plan made before.
+            # The transaction can only have read so far, because a write would have kept the shard where it is. What it reads
+            # next could be the old copy, through a plan that was made before.
             self.met = Met.SIGNPOST
             raise ShardMoved(f"shard {self.shard} has moved since the transaction began")
         self._sent += 1
         if asks_about_names(sql):
-            # Only believed when the host says that it served the shard.
+            # This counts only if the host says that it served the shard.
             self.met = self.met or Met.RELATIVE
         return render(sql, self.schema)
 
@@ -130,7 +131,7 @@ class _Attempt:
         self.read_only = self.read_only or error.sqlstate == _READ_ONLY
 
     def check(self, session: Session) -> None:
-        """Refuses objects that belong elsewhere. Raises `WrongShard`."""
+        """Refuses objects that belong to another shard. Raises `WrongShard`."""
         for one in (*session.new, *session.dirty):
             state = _inspect(one)
             for name, column in state.mapper.columns.items():
@@ -150,7 +151,7 @@ class _Attempt:
             )
 
     def before_commit(self, driver: Any) -> None:
-        """Raises `TransactionFailed`."""
+        """Raises `TransactionFailed` if a statement has failed without a savepoint."""
         if self.met is None and driver is not None and driver.pgconn.transaction_status == TransactionStatus.INERROR:
             raise TransactionFailed(
                 f"a statement on shard {self.shard} failed and `work` went on without a savepoint: what it did is rolled back; "
@@ -158,7 +159,7 @@ class _Attempt:
             )
 
     def believe(self) -> None:
-        """Before COMMIT, of a transaction that met something: asks the host whether that was the application's own.
+        """Called before the COMMIT of a transaction that met something: asks the host whether that was the application's own.
 
         Raises `ShardMoved`.
         """
@@ -168,8 +169,8 @@ class _Attempt:
         self.met = None
 
     def is_worth_another_try(self, recovery: Recovery) -> bool:
-        """After it was rolled back: waits, for seconds perhaps, until it may be run again; False at once where what it met is its
-        own doing."""
+        """Called after the transaction was rolled back: waits until it may be run again, perhaps for seconds. False at once if
+        it met an error of the application's own."""
         if self.met is not None:
             return recovery.after(self.met, self.place, self.began)
         if self.read_only:
@@ -198,7 +199,7 @@ def _listen(engine: Engine) -> None:
         if attempt is not None:
             attempt.failed(context.original_exception)
         if isinstance(context.original_exception, psycopg.Error) and connection is not None:
-            # SQLAlchemy tells lost connections by the words of their errors.
+            # SQLAlchemy recognizes a lost connection by the text of its error.
             driver = _driver(connection)
             if driver is not None and is_lost(context.original_exception, driver):
                 context.is_disconnect, context.invalidate_pool_on_disconnect = True, False
@@ -207,11 +208,11 @@ def _listen(engine: Engine) -> None:
     def checked_out(dbapi: Any, record: Any, proxy: Any) -> None:
         driver = getattr(dbapi, "driver_connection", dbapi)
         if not is_alive(getattr(driver, "linked", driver)):
-            raise DisconnectionError("it has ended while nobody used it")
+            raise DisconnectionError("it ended while it was idle")
 
 
 def _driver(connection: Connection) -> Any:
-    """psycopg's connection; None where there is none any more."""
+    """psycopg's connection; None if there is none any more."""
     return None if connection.invalidated or connection.closed else connection.connection.driver_connection
 
 
@@ -220,7 +221,7 @@ def _make_session_check(attempt: _Attempt, session: Session) -> None:
 
 
 class _Engines:
-    """What both kinds of shards have: the directory, and an engine for each host, made when it is first used."""
+    """What both kinds of shards share: the directory, and an engine for each host, made at its first use."""
 
     def __init__(self, directory: Directory, *, retry_for: float = RETRY_FOR, **options: Any) -> None:
         """`options` are for SQLAlchemy's `create_engine`, such as `echo`."""
@@ -237,7 +238,7 @@ class _Engines:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
-        """The shards of a config file; without a name, of the one that `Config.find` finds."""
+        """The shards of a config file; if no file is given, of the one that `Config.find` finds."""
         return cls(Directory.open(path), **options)
 
     def _connected(self, host: Host) -> Linked:
@@ -267,7 +268,7 @@ class _Engines:
 
 
 class Shards(_Engines):
-    """The shards of a cluster. For all threads of a process, and usable in the children of a fork."""
+    """The shards of a cluster. All threads of a process may use it, and so may the children of a fork."""
 
     def _made(self, host: Host, options: dict[str, Any]) -> Engine:
         def creator() -> Linked:
@@ -280,20 +281,20 @@ class Shards(_Engines):
         return engine
 
     def run(self, key: object, work: Callable[[Session], T]) -> T:
-        """Runs `work` in a transaction on the key's shard, again, whole, if the shard moves meanwhile. Its commit is at the end;
-        `work` may use savepoints, and must have no effect elsewhere that may not happen twice.
+        """Runs `work` in a transaction on the key's shard, and runs it again as a whole if the shard moves meanwhile. The
+        commit comes at the end; `work` may use savepoints, and must have no effect elsewhere that may not happen twice.
 
         Raises what `work` raises, `ShardUnavailable`, `WrongShard`, `InDoubt`, `TransactionFailed`, and SQLAlchemy's
-        `DBAPIError`s; of one for a host that is out of reach `orig` is `HostUnreachable`.
+        `DBAPIError`s; if the host is out of reach, their `orig` is `HostUnreachable`.
         """
         return self.run_on(self.directory.shard_of_key(key), work)
 
     def run_by_id(self, id: int, work: Callable[[Session], T]) -> T:
-        """As `run`, on the shard of an ID. Raises `WrongId`, too."""
+        """The same as `run`, on the shard of an ID. Also raises `WrongId`."""
         return self.run_on(self.directory.shard_of_id(id), work)
 
     def run_on(self, shard: int, work: Callable[[Session], T]) -> T:
-        """As `run`, on a shard by its number."""
+        """The same as `run`, on the shard with this number."""
         recovery = Recovery(self._asking, shard)
         while True:
             attempt = _Attempt(self._asking, shard)
@@ -331,7 +332,7 @@ class Shards(_Engines):
         self._asking.close()
 
     def after_fork(self) -> None:
-        """In the child of a fork, whose connections are the parent's. Called by itself."""
+        """For the child of a fork: the connections belong to the parent. It is called automatically."""
         engines = self._engines
         self._forget()
         for engine in engines.values():
@@ -352,13 +353,14 @@ def _of_commit(error: DBAPIError, attempt: _Attempt) -> Exception:
 
 
 class AsyncLinked(psycopg.AsyncConnection[Any]):
-    """A connection of asyncio to a server that was asked who it is, by `linked`, whose connection it goes on with."""
+    """A connection for asyncio. `linked` opened it and asked the server who it is, and this object takes that connection
+    over."""
 
     linked: Linked
 
 
 class AsyncShards(_Engines):
-    """The shards of a cluster, for asyncio. For the tasks of one event loop."""
+    """The shards of a cluster, for asyncio. The tasks of one event loop may use it."""
 
     def _forget(self) -> None:
         super()._forget()
@@ -380,18 +382,18 @@ class AsyncShards(_Engines):
         return engine
 
     async def run(self, key: object, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
-        """Runs `work` in a transaction on the key's shard, as `Shards.run`.
+        """Runs `work` in a transaction on the key's shard, like `Shards.run`.
 
-        A task that is cancelled meanwhile leaves nothing of the transaction, unless its COMMIT was on its way.
+        If the task is cancelled meanwhile, nothing of the transaction stays, unless its COMMIT was on its way.
         """
         return await self.run_on(self.directory.shard_of_key(key), work)
 
     async def run_by_id(self, id: int, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
-        """As `run`, on the shard of an ID. Raises `WrongId`, too."""
+        """The same as `run`, on the shard of an ID. Also raises `WrongId`."""
         return await self.run_on(self.directory.shard_of_id(id), work)
 
     async def run_on(self, shard: int, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
-        """As `run`, on a shard by its number."""
+        """The same as `run`, on the shard with this number."""
         recovery = Recovery(self._asking, shard)
         while True:
             attempt = _Attempt(self._asking, shard)
@@ -436,13 +438,14 @@ class AsyncShards(_Engines):
         await self._in_thread(self._asking.close)
 
     def after_fork(self) -> None:
-        """In the child of a fork, whose connections and threads are the parent's. Called by itself."""
+        """For the child of a fork: the connections and threads belong to the parent. It is called automatically."""
         abandoned.append(self._engines)
         self._forget()
 
 
 abandoned: list[Any] = []
-"""What belongs to the parent of this process, and must not be collected here: that would close it."""
+"""Objects that belong to the parent of this process. They must not be collected here, because that would close their
+connections."""
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

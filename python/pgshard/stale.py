@@ -1,8 +1,8 @@
-"""What a failed statement means for where its shard is: the decisions, without I/O, as src/router/stale.rs makes them.
+"""What a failed statement says about where its shard is: the decisions, without I/O, the same as in src/router/stale.rs.
 
-Invariant: an error is only believed to be the application's own when the shard's host, asked after the statement failed,
-says that it serves the shard and that no fence stood since the statement began. And nothing said about another host is
-believed before that host's own row confirms it.
+Invariant: an error counts as the application's own only if the shard's host, asked after the statement failed, says that it
+serves the shard and that no fence stood since the statement began. And what one host says about another is not believed before
+that other host's own row confirms it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from typing import NamedTuple
 from uuid import UUID
 
 MARGIN = 0.050
-"""Seconds. A fence that is older than the statement by less counts as younger; the price of a wrong guess is a try."""
+"""In seconds. A fence that is older than the statement by less than this counts as younger. A wrong guess costs one try."""
 
 
 class Met(enum.Enum):
-    """How a statement's error can have to do with a move."""
+    """How a statement's error can be connected with a move."""
 
     SIGNPOST = "signpost"
-    """A signpost answered: the shard is closed or elsewhere. Worth another try, unless the host contradicts it twice."""
+    """A signpost answered: the shard is closed or on another host. Worth another try, unless the host contradicts it twice."""
     RELATIVE = "relative"
-    """A name was not there, or not what it was: the application's mistake, or a signpost that could not say so."""
+    """A name was missing or had changed: it is the application's mistake, or a signpost that could not say what it is."""
 
 
 def met(sqlstate: str | None, message: str = "") -> Met | None:
-    """What an error with this SQLSTATE and message met; None when no move can cause it."""
+    """What a statement with this SQLSTATE and message ran into; None if no move can cause the error."""
     if sqlstate == "SH001":
         return Met.SIGNPOST
     if sqlstate is not None and sqlstate[:2] in ("42", "0A", "3F", "55"):
         return Met.RELATIVE
-    # Something looked for by its number, from before the shard went away and came back. These words are not translated.
+    # The server looked for an object by its number, from before the shard went away and came back. The message is not
+    # translated.
     if sqlstate == "XX000" and message.startswith("cache lookup failed for "):
         return Met.RELATIVE
     return None
@@ -44,14 +45,14 @@ class Look:
     """What a host says of a shard: the answer of `pgshard.look`."""
 
     state: str | None = None
-    """`serving`, `fenced` or `moved`; None: the shard was never here."""
+    """`serving`, `fenced` or `moved`; None if the shard was never here."""
     epoch: int = 0
     peer: str | None = None
-    """Where the shard is being moved to, or has gone."""
+    """The host that the shard is being moved to, or has gone to."""
     overdue: bool = False
-    """Of a fence: its deadline has passed."""
+    """For a fence: its deadline has passed."""
     last_fence_ago: float | None = None
-    """Seconds since the last swap, there or back; None: never."""
+    """Seconds since tables and signposts last changed places, in either direction; None if they never did."""
     token: UUID | None = None
     """What proves to the peer that the move was decided."""
     incoming: int | None = None
@@ -59,28 +60,28 @@ class Look:
 
 
 class Do(enum.Enum):
-    """What to do after a statement failed, or where a shard is said to have gone."""
+    """What to do after a statement failed, or about the host that a shard is said to be on."""
 
     AGAIN = "again"
     """The host serves the shard: run it there again."""
     OWN = "own"
-    """The error is the application's."""
+    """The error is the application's own."""
     WAIT = "wait"
     """The shard is closed for a moment, or the hosts do not agree yet."""
     EXPIRE = "expire"
-    """The shard is closed and whoever closed it is late: open it again."""
+    """The shard is closed, and the deadline of the one who closed it has passed: open it again."""
     ASK = "ask"
     """The shard went to another host: ask there."""
     NOT_HERE = "not-here"
-    """The host has never heard of the shard."""
+    """The host has never had the shard."""
     HERE = "here"
-    """Of a peer: it is there, or was and is being moved on from there."""
+    """About a peer: the shard is there, or was there and is being moved on."""
     UNOPENED = "unopened"
-    """Of a peer: decided, but not opened there yet."""
+    """About a peer: the move there is decided, but the shard is not open there yet."""
 
 
 class Verdict(NamedTuple):
-    """What to do, and what is needed for it."""
+    """What to do, and the values that are needed for it."""
 
     do: Do
     epoch: int | None = None
@@ -89,10 +90,10 @@ class Verdict(NamedTuple):
 
 
 def judge(how: Met, look: Look, ran: float, expected: int) -> Verdict:
-    """What a failed statement means, given what its host said since.
+    """What a failed statement means, given what its host has said since.
 
-    `ran`: seconds from before the statement (or its transaction) was sent until the look was back. `expected`: the epoch
-    at which the statement was sent.
+    `ran`: seconds from before the statement (or its transaction) was sent until the look came back. `expected`: the epoch at
+    which the statement was sent.
     """
     if look.state is None:
         return Verdict(Do.NOT_HERE if look.incoming is None else Do.WAIT)
@@ -107,11 +108,11 @@ def judge(how: Met, look: Look, ran: float, expected: int) -> Verdict:
 
 
 def judge_peer(epoch: int, look: Look) -> Verdict:
-    """What the host answers that a shard is said to have moved to, at this epoch."""
+    """What the answer of a host means to which a shard is said to have moved, at this epoch."""
     if look.state is not None and look.epoch >= epoch:
         if look.state != "moved":
             return Verdict(Do.HERE, look.epoch)
-        # A row says `moved` at the epoch of the next owner, so it must be past the one asked for.
+        # The epoch in a row that says `moved` is that of the next owner, so it must be larger than the one asked for.
         if look.epoch > epoch:
             return Verdict(Do.ASK, look.epoch, look.peer, look.token)
         return Verdict(Do.WAIT)
@@ -121,7 +122,8 @@ def judge_peer(epoch: int, look: Look) -> Verdict:
 
 
 def pause(waited: float, chance: float) -> float:
-    """Seconds to wait before asking again, after so many: a quarter, 2 to 50 ms, less up to half of that by chance."""
+    """How many seconds to wait before asking again, after `waited` seconds: a quarter of it, 2 to 50 ms, less a random part of
+    up to a half."""
     return min(max(waited / 4, 0.002), 0.050) * (1 - min(max(chance, 0.0), 1.0) / 2)
 
 
@@ -131,9 +133,9 @@ _MAYBE_CONCURRENTLY = {"CREATE", "DROP", "REINDEX", "ALTER", "REFRESH"}
 
 
 def repeatable(sql: str) -> bool:
-    """Whether it is certain that nothing of this statement stays if it fails, so that it may run again.
+    """Whether nothing of this statement can stay if it fails, so that it may run again.
 
-    Not of CALL, DO, VACUUM, CLUSTER and what works CONCURRENTLY: they can commit in their middle.
+    That is not certain for CALL, DO, VACUUM, CLUSTER and anything CONCURRENTLY: these can commit in the middle.
     """
     first = None
     at = 0
@@ -167,15 +169,16 @@ _ABOUT_NAMES = re.compile(
 
 
 def asks_about_names(sql: str) -> bool:
-    """Whether the answer would be another one, and no error, where a signpost stands in the shard's place: the statement asks the
-    catalogs about a name. It is only believed once the host has said that it served the shard."""
-    # Looking takes longer than all else that is done with a statement; applications have a few, again and again.
+    """Whether the answer would differ, without an error, if a signpost stands in the shard's place: the statement asks the
+    catalogs about a name. Such an answer is believed only after the host has said that it served the shard."""
+    # This check takes longer than everything else that is done for a statement; applications send the same few again and again.
     return _asks(sql) if len(sql) < 4096 else _ABOUT_NAMES.search(sql) is not None
 
 
 @functools.lru_cache(maxsize=512)
 def _asks(sql: str) -> bool:
-    # The same statement on another shard is another text. One of these is in each name of the pattern, and quickly looked for.
+    # The same statement for another shard is another text. Each name in the pattern contains one of these words, which are
+    # found fast.
     low = sql.lower()
     if not ("pg_" in low or "to_reg" in low or "has_" in low or "_description" in low or "information_schema" in low):
         return False
@@ -183,7 +186,7 @@ def _asks(sql: str) -> bool:
 
 
 def _past_comment(sql: str, at: int) -> int:
-    """Where the block comment that begins here has ended. They nest; one that does not end takes the rest."""
+    """The end of the block comment that begins here. Comments nest; one that never ends takes the rest of the text."""
     depth = 0
     while at < len(sql):
         two = sql[at : at + 2]

@@ -1,7 +1,7 @@
-"""SQL with the place of the shard's schema left open: `SELECT * FROM {shard}.photos`.
+"""SQL in which the shard's schema is left open: `SELECT * FROM {shard}.photos`.
 
-`{shard}` is replaced wherever it stands, in string literals too, by the schema as a quoted name. `{{shard}}` is the text
-`{shard}` itself. Every other brace is the SQL's own.
+`{shard}` is replaced everywhere, even inside string literals, by the schema as a quoted name. `{{shard}}` stands for the text
+`{shard}` itself. All other braces are left as they are.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ _PLACES = re.compile(r"\{\{shard\}\}|\{shard\}")
 
 
 def quote_name(name: str) -> str:
-    """A name as SQL's quoted identifier."""
+    """A name as a quoted identifier in SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def render(sql: str, schema: str) -> str:
-    """The SQL for the shard with this schema, a name that is not quoted yet."""
+    """The SQL for the shard with this schema, whose name is not quoted yet."""
     if "{shard}" not in sql:
         return sql
     quoted = quote_name(schema)
@@ -25,5 +25,5 @@ def render(sql: str, schema: str) -> str:
 
 
 def escape(sql: str) -> str:
-    """SQL in which the text `{shard}` shall stay: the inverse of `render` for SQL that names no shard."""
+    """SQL in which the text `{shard}` is kept: the inverse of `render` for SQL that names no shard."""
     return sql.replace("{shard}", "{{shard}}")
