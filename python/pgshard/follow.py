@@ -212,7 +212,7 @@ def _keep_copy(store: MapStore, map: ShardMap) -> None:
         return
     lists = "".join(f'{host} = "{map.ranges(host)}"\n' for host in sorted(set(map.hosts)))
     head = (
-        f"# The map as {store.database.address} had it, for when that cannot be asked. It is written again with every new map.\n\n"
+        f"# The map as {store.database.address} had it, for when that cannot be asked. Every new map replaces it.\n\n"
     )
     text = f"{head}[map]\nversion = {map.version}\n\n[map.placement]\n{lists}"
     try:

@@ -1,11 +1,11 @@
-"""pgshard for Django: each logical shard is a database alias, `shard-31`, and models that are sharded find theirs by themselves.
+"""pgshard for Django: each logical shard is a database alias, `shard-31`, and sharded models find their shard by themselves.
 
     # settings.py
     DATABASES = pgshard.django.databases("pgshard.toml", default={…})
     DATABASE_ROUTERS = ["pgshard.django.ShardRouter"]
     INSTALLED_APPS += ["pgshard.django"]
 
-docs/django.md tells the rest.
+docs/django.md describes the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .models import ShardedModel
     from .routing import ShardRouter, alias_of_id, alias_of_key, run_in_shard, shard_of, shard_of_key
 
-# Settings import this module, and models cannot be imported before there are settings.
+# Settings import this module, and models cannot be imported before the settings exist.
 _WHERE = {
     "release": "backend.pools", "shard_connection_created": "backend.pools",
     "ConnectionLost": "errors", "InDoubt": "errors", "NoShard": "errors", "ShardMoved": "errors",

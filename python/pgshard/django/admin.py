@@ -1,12 +1,12 @@
-"""Sharded models in Django's admin: a list of one key's rows at a time, and every other page on the shard of its object.
+"""Sharded models in Django's admin: a list shows one key's rows at a time, and every other page is on the shard of its object.
 
     @admin.register(Photo)
     class PhotoAdmin(ShardedModelAdmin):
         list_display = ["id", "title"]
         search_fields = ["title"]
 
-The list shows nothing until a key is named: in the search box, where the first word that is typed is taken for it, or in the
-address, `?user_id=31341`; then what is typed is searched for among its rows.
+The list is empty until a key is named: in the search box, where the first word is taken for the key, or in the address,
+`?user_id=31341`. In the latter case the search box searches that key's rows.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .routing import alias_of_id, alias_of_key, within
 from .sharded import has_shard_id, key_fields
 
 _NOWHERE = alias(0)
-"""Where pages are that ask for no rows: of an object that cannot exist, and a list without a key."""
+"""Where pages are that ask for no rows: those of an object that cannot exist, and a list without a key."""
 
 
 class ShardedModelAdmin(admin.ModelAdmin):
-    """For a model with a key and an ID of its shard, or with one of both."""
+    """For a model with a key, or an ID of its shard, or both."""
 
-    # Nothing counts rows of a shard that nobody asked for.
+    # No rows are counted before somebody names a shard.
     show_full_result_count = False
 
     def get_search_fields(self, request: Any) -> Any:
-        """Those of the class; the key's, where it has none, so that there is a box to type it in."""
+        """The search fields of the class. If it has none, the key's, so that there is a box to type it in."""
         return super().get_search_fields(request) or [f"={field.attname}" for field in key_fields(self.model)]
 
     def get_queryset(self, request: Any) -> Any:
-        """The rows of the shard that the page is on, and of its key where it is a list."""
+        """The rows of the shard that the page is on; in a list, the rows of its key."""
         found = super().get_queryset(request)
         if not getattr(request, "_pgshard_list", False):
             return found
@@ -48,7 +48,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
         return found.using(where).filter(**({} if key is None else {key_fields(self.model)[0].attname: key}))
 
     def get_search_results(self, request: Any, queryset: Any, search_term: str) -> Any:
-        """As Django's, but where the term was the key."""
+        """The same as Django's, unless the search term was the key."""
         if getattr(request, "_pgshard_list", False) and request._pgshard_key[1] is not None:
             return queryset, False
         return super().get_search_results(request, queryset, search_term)
@@ -66,7 +66,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
     def changeform_view(
         self, request: Any, object_id: Any = None, form_url: str = "", extra_context: Any = None
     ) -> Any:
-        """A row, on its shard; a new one, on that of the key in the form or in the address."""
+        """An existing row, on its shard; a new one, on the shard of the key in the form or in the address."""
         where = self._of_object(object_id) if object_id is not None else self._of_form(request)
         return self._on(where, super().changeform_view, request, object_id, form_url, extra_context)
 
@@ -81,11 +81,11 @@ class ShardedModelAdmin(admin.ModelAdmin):
     def _on(self, where: str | None, view: Callable[..., Any], *args: Any) -> Any:
         with within(where or _NOWHERE):
             response = view(*args)
-            # Its template asks for rows, too: of choices, say.
+            # The template also asks for rows, for instance for choices.
             return response.render() if hasattr(response, "render") and not response.is_rendered else response
 
     def _named(self, request: Any) -> tuple[str | None, Any]:
-        """The shard that a list is for, and the key where it was typed in the search box."""
+        """The shard that a list is for, and the key if it was typed in the search box."""
         for field in key_fields(self.model):
             for name in (field.attname, field.name, f"{field.attname}__exact", f"{field.name}__exact"):
                 where = self._of_text(field, request.GET.get(name))
@@ -107,7 +107,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
         return None
 
     def _of_text(self, field: Any, text: str | None) -> str | None:
-        """The shard of a key that somebody typed; None where it is none."""
+        """The shard of a key that somebody typed; None if the text is not a key."""
         try:
             return None if not text else alias_of_key(field.to_python(text))
         except (ValidationError, WrongKey):

@@ -11,14 +11,14 @@ from django.urls import converters
 
 
 class PgshardConfig(AppConfig):
-    """Gives connections back where a request or a task ends, and adds the checks and the path converter `shardid`."""
+    """Gives connections back at the end of a request or a task, and registers the checks and the path converter `shardid`."""
 
     name = "pgshard.django"
     label = "pgshard"
     verbose_name = "pgshard"
 
     def ready(self) -> None:
-        """For Django."""
+        """Django calls this."""
         from . import checks as checks
         from .backend.pools import release, request_ended
         from .converters import ShardIdConverter

@@ -1,9 +1,9 @@
-"""Rows of many shards by one statement a host: `SELECT … FROM "shard_0001"… UNION ALL SELECT … FROM "shard_0002"…`.
+"""Rows of many shards by one statement for each host: `SELECT … FROM "shard_0001"… UNION ALL SELECT … FROM "shard_0002"…`.
 
-It is only a shorter way: whatever it cannot do, or meets a move or any other error on, is left for the way by single shards,
-which knows what to do and says whose error it is.
+This is only a shortcut. What it cannot do, and every shard on which it meets a move or an error, is left to the way by single
+shards, which knows what to do and whose error it is.
 
-Invariant: nothing but SELECT is sent, in autocommit; and a shard that this thread has a transaction on is left.
+Invariant: only SELECT is sent, in autocommit; and a shard on which this thread has a transaction is left out.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from .fields import ShardedBigAutoField
 from .gather import Errand
 
 SHARDS_MAX = 64
-"""Shards in one statement: a server plans it in a few milliseconds, and it takes a few hundred locks of its table for all."""
+"""How many shards are in one statement. A server plans it in a few milliseconds, and takes a few hundred locks on the
+tables."""
 _SCHEMA = '"pgshard schema of this arm"'
 _IDS = "{pgshard IDs of this arm}"
 
 
 @ShardedBigAutoField.register_lookup
 class AnyOf(models.Lookup):
-    """An ID of those of an arm, which are put in its text: they are integers, and a parameter would be read and written again."""
+    """The IDs of one arm. They are written in the text: they are integers, and parameters would have to be formatted and parsed
+    again."""
 
     lookup_name = "pgshard_any"
     prepare_rhs = False
 
     def as_sql(self, compiler: Any, connection: Any) -> Any:
-        """For Django."""
+        """Django calls this."""
         lhs, params = self.process_lhs(compiler, connection)
         return f"{lhs} = ANY('{_IDS}')", params
 
 
 def fetch(queryset: Any, groups: dict[int, list[int]], width: int, end: float | None) -> dict[int, list[Any]]:
-    """The objects with these IDs, by shard; shards that are not in it are to be asked one by one. `end`: of `time.monotonic`."""
+    """The objects with these IDs, by shard. Shards that are not in the result must be asked one by one. `end`: of
+    `time.monotonic`."""
     batches = _batches(groups) if _is_plain(queryset) else []
     asked = [batch for batch in batches if len(batch) > 1]
     found: dict[int, list[Any]] = {}
@@ -55,7 +58,7 @@ def fetch(queryset: Any, groups: dict[int, list[int]], width: int, end: float | 
         errands = {}
         for batch in asked:
             errand = Errand(alias(batch[0]))
-            # What the caller has chosen by context variables holds there too.
+            # The caller's context variables hold in the thread too.
             running = pool.submit(
                 copy_context().run, errand.run, lambda _, batch=batch: _in_thread(queryset, groups, batch, end)
             )
@@ -71,7 +74,7 @@ def fetch(queryset: Any, groups: dict[int, list[int]], width: int, end: float | 
 
 
 def _is_plain(queryset: Any) -> bool:
-    """Whether it gives objects, as they are in a table, and nobody wants to see its statements: tests count them."""
+    """Whether it returns plain objects of a table, and nothing records its statements: tests count them."""
     query = queryset.query
     return (
         queryset._iterable_class is ModelIterable
@@ -83,7 +86,7 @@ def _is_plain(queryset: Any) -> bool:
 
 
 def _batches(groups: dict[int, list[int]]) -> list[list[int]]:
-    """The shards by host, so many at a time."""
+    """The shards by host, in groups of at most `SHARDS_MAX`."""
     directory = cluster().directory
     hosts: dict[str, list[int]] = {}
     for shard in groups:
@@ -126,7 +129,7 @@ def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[
     wrapper.ensure_connection()
     with wrapper.wrap_database_errors, wrapper.create_cursor() as cursor:
         text = " UNION ALL ".join(arms)
-        # Without parameters the driver does not look for their places.
+        # Without parameters the driver does not search the text for placeholders.
         cursor.execute(text, values if values or "%" in text else None, prepare=False)
         rows = cursor.fetchall()
     compiler.execute_sql = lambda *args, **more: [rows]
@@ -140,7 +143,7 @@ def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[
 
 
 def _put(one: models.Model, where: str) -> None:
-    """Notes where an object, and what was selected with it, is from."""
+    """Notes which shard an object, and what was selected with it, comes from."""
     one._state.db = where
     for related in one._state.fields_cache.values():
         if isinstance(related, models.Model):

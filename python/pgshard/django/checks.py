@@ -1,4 +1,4 @@
-"""System checks: the mistakes that would otherwise be found by a query that goes nowhere."""
+"""System checks: they report mistakes that would otherwise only show when a query finds no shard."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ def _error(number: int, message: str, hint: str, obj: Any = None) -> checks.Chec
 
 @checks.register("pgshard")
 def check_settings(**_: Any) -> list[Any]:
-    """The settings."""
+    """Checks the settings."""
     found: list[Any] = []
     if state.cluster is None:
         hint = 'DATABASES = pgshard.django.databases("pgshard.toml", default={…})'
-        found.append(_error(1, "pgshard.django is installed, and DATABASES is not made by it", hint))
+        found.append(
+            _error(1, "pgshard.django is installed, but DATABASES was not made by pgshard.django.databases", hint)
+        )
     paths = [one if isinstance(one, str) else type(one).__qualname__ for one in settings.DATABASE_ROUTERS]
     if not any(path.rpartition(".")[2] == ShardRouter.__name__ for path in paths):
         hint = 'DATABASE_ROUTERS = ["pgshard.django.ShardRouter"]'
@@ -38,7 +40,7 @@ def check_settings(**_: Any) -> list[Any]:
 
 @checks.register("pgshard", checks.Tags.models)
 def check_models(app_configs: Any = None, **_: Any) -> list[Any]:
-    """The models."""
+    """Checks the models."""
     found: list[Any] = []
     wanted = None if app_configs is None else {config.label for config in app_configs}
     for model in apps.get_models():
@@ -64,7 +66,9 @@ def _check_sharded(model: Any) -> list[Any]:
             found.append(_error(6, "the key of a sharded model may be null", "leave null=True out", field))
         if isinstance(field, ShardKeyField) and kind is not KeyKind.INTEGER:
             hint = f"the cluster's keys are {kind.value}: use ShardKeyForeignKey to a model with such a primary key"
-            found.append(_error(7, "a ShardKeyField holds integers, and the cluster's keys are none", hint, field))
+            found.append(
+                _error(7, "a ShardKeyField holds integers, but the cluster's keys are not integers", hint, field)
+            )
     for field in model._meta.local_fields:
         target = getattr(field.remote_field, "model", None)
         if target is None or isinstance(target, str) or is_sharded(target):
@@ -76,7 +80,7 @@ def _check_sharded(model: Any) -> list[Any]:
             )
         elif field.remote_field.on_delete is not models.DO_NOTHING:
             hint = "on_delete=models.DO_NOTHING, and delete by key what belongs to it"
-            message = f"{target._meta.label} is not in the shards: who deletes one cannot look for this in all of them"
+            message = f"{target._meta.label} is not in the shards: deleting one cannot look for rows of this model in all shards"
             found.append(_error(11, message, hint, field))
     for field in model._meta.local_many_to_many:
         target = field.remote_field.model
@@ -95,7 +99,7 @@ def _check_unique(model: Any) -> list[Any]:
         if target is not None and not isinstance(target, str) and is_sharded(target):
             continue  # What it refers to is on the same shard.
         if field.unique and not field.primary_key and field.name not in keys:
-            hint = "it holds within each shard; for all shards, keep a model of its own on the default database"
+            hint = "it is unique within each shard; to be unique in all, it needs a model of its own on the default database"
             message = "unique across shards cannot be promised: two shards may have the same value"
             found.append(checks.Warning(message, hint=hint, obj=field, id="pgshard.W001"))
     return found

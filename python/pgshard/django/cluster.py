@@ -23,20 +23,20 @@ TEST_CONFIG = "PGSHARD_DJANGO_TEST_CONFIG"
 
 
 class Cluster:
-    """A config, and what is opened when it is first needed."""
+    """A config, and objects that are opened when they are first needed."""
 
     def __init__(self, config: Config, options: dict[str, Any]) -> None:
         self.config = config
         self.options = options
         self.shards = config.shards
-        """N."""
+        """N, the number of shards."""
         self.has_integer_keys = config.key is KeyKind.INTEGER
         self.by_alias: dict[str, int] = {}
-        """Shards by their aliases, as far as anybody has asked for them."""
+        """Shards by alias, for the aliases that were asked for."""
         self._lock = threading.RLock()
         self._asking: Asking | None = None
 
-    # Each statement asks for both: they are looked up in no lock, once they are there.
+    # Each statement needs both, so after the first time they are read without a lock.
     @cached_property
     def asking(self) -> Asking:
         """How this process finds out where shards are."""
@@ -55,23 +55,23 @@ class Cluster:
         return shard_of_key(self.config.key, key, self.shards)
 
     def after_fork(self) -> None:
-        """In the child the lock may be held by a thread that is not here."""
+        """In the child, the lock may be held by a thread that does not exist there."""
         self._lock = threading.RLock()
 
 
 class _State:
-    """What a process has one of, because Django's settings are one."""
+    """The state that exists once in a process, because Django has one set of settings."""
 
     cluster: Cluster | None = None
     visible: tuple[str, ...] = ()
-    """Aliases of shards that an iteration over all databases shows: in tests only."""
+    """The aliases of shards that a loop over all databases sees: only used in tests."""
 
 
 state = _State()
 
 
 def cluster() -> Cluster:
-    """The cluster of the settings. Raises `ImproperlyConfigured` where there is none."""
+    """The cluster of the settings. Raises `ImproperlyConfigured` if there is none."""
     if state.cluster is None:
         remedy = 'DATABASES = pgshard.django.databases("pgshard.toml", default={…})'
         raise ImproperlyConfigured(f"no cluster is configured: write {remedy} in the settings")
@@ -79,7 +79,7 @@ def cluster() -> Cluster:
 
 
 def alias(shard: int) -> str:
-    """The database alias of a shard: `shard-31`."""
+    """The database alias of a shard, such as `shard-31`."""
     return f"{PREFIX}{shard}"
 
 
@@ -100,9 +100,9 @@ def shard_of_alias(name: object) -> int | None:
 
 
 class Databases(dict[str, Any]):
-    """Real databases, and one for each shard that is made when it is asked for and seen by no iteration.
+    """The real databases, and one for each shard, which is made when it is asked for and which no loop sees.
 
-    So `migrate`, `check` and whatever loops over databases see the real ones only, and 8192 shards cost nothing.
+    So `migrate`, `check` and everything else that loops over databases sees only the real ones, and 8192 shards cost nothing.
     """
 
     def __init__(self, real: dict[str, Any], options: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class Databases(dict[str, Any]):
         yield from state.visible
 
     def keys(self) -> Any:
-        """The real databases; in tests with the shards."""
+        """The real databases; in tests also the shards."""
         return list(self)
 
 
@@ -137,8 +137,8 @@ def databases(
 ) -> Databases:  # fmt: skip
     """The setting `DATABASES`: the default database, others, and an alias `shard-N` for each shard of this config.
 
-    `config`: the file; else the one that PGSHARD_CONFIG names, else `./pgshard.toml`. `options`: for the connections to
-    shards, as in Django's `OPTIONS` for PostgreSQL. Nothing is connected to.
+    `config`: the file; without it, the one that PGSHARD_CONFIG names, or `./pgshard.toml`. `options`: for the connections to
+    shards, like Django's `OPTIONS` for PostgreSQL. Nothing is connected to yet.
 
     Raises `ImproperlyConfigured` with everything that is wrong with the file.
     """
@@ -150,7 +150,7 @@ def databases(
     wrong = [name for name in ("default", *others) if name.startswith(PREFIX)]
     if wrong:
         raise ImproperlyConfigured(
-            f"databases cannot be called {', '.join(wrong)}: {PREFIX}… is what shards are called"
+            f"databases cannot be called {', '.join(wrong)}: names that begin with {PREFIX} are for shards"
         )
     state.cluster = Cluster(read, dict(options or {}))
     state.visible = tuple(alias(shard) for shard in range(read.shards)) if in_tests else ()

@@ -1,4 +1,5 @@
-"""What Django code gets from shards. Those that a request may meet in passing are Django's `OperationalError`s."""
+"""The errors that Django code gets from shards. Those that a request may meet for a short time are Django's
+`OperationalError`s."""
 
 from __future__ import annotations
 
@@ -14,35 +15,36 @@ class NoShard(ImproperlyConfigured):
 
 
 class WrongShard(ImproperlyConfigured):
-    """A row would be put, or looked for, where its key or its ID does not belong. Nothing was sent."""
+    """A row would be written, or looked for, on a shard where its key or its ID does not belong. Nothing was sent."""
 
 
 class ShardMoved(OperationalError):
-    """The shard moved, or its server became a standby, while a transaction was open, or with a statement that cannot be repeated.
-    Of the transaction nothing stays: run it again, whole; `run_in_shard` does that by itself."""
+    """The shard moved, or its server became a standby, during a transaction or a statement that cannot be repeated. Nothing of
+    the transaction stays: run all of it again, or use `run_in_shard`, which does that by itself."""
 
     shard = -1
     """The shard."""
     whole = False
-    """Whether it was a transaction, of which nothing stays."""
+    """Whether it happened in a transaction. Nothing of the transaction stays."""
     how: Met | None
-    """None: the server is a standby since a fail-over."""
+    """What the statement met; None if the server is a standby since a fail-over."""
     place: Placement
     began: float
 
     def met_move(self, shard: int, how: Met | None, place: Placement, began: float, whole: bool) -> None:
-        """Notes what was met, and where."""
+        """Records what was met, and where."""
         self.shard, self.how, self.place, self.began, self.whole = shard, how, place, began, whole
 
 
 class ConnectionLost(OperationalError):
-    """The connection was lost within a transaction, before its COMMIT. Nothing of it has taken effect: it may be made again."""
+    """The connection was lost within a transaction, before its COMMIT. Nothing of it has taken effect, so it may be run
+    again."""
 
 
 class InDoubt(OperationalError):
-    """The connection was lost, or the time for many shards was over, while a statement outside of transactions, or a COMMIT, was
-    on its way: it has taken effect, or it has not. Look before it is made again; or let a unique constraint say so."""
+    """The connection was lost, or the time for many shards was over, while a COMMIT, or a statement outside of transactions,
+    was on its way: it may have taken effect, or may not. Look before you run it again, or let a unique constraint decide."""
 
 
 class ShardUnavailable(OperationalError):
-    """The shard could not be used in time. Nothing of the statement has taken effect: answer 503, try again later."""
+    """The shard could not be used in time. Nothing of the statement has taken effect: answer 503, or try again later."""

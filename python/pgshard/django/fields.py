@@ -1,4 +1,4 @@
-"""Fields of sharded models: the ID that a shard makes, and the key that says which shard."""
+"""Fields of sharded models: the ID that a shard makes, and the key that says which shard a row is on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from django.db import models
 
 
 class ShardedBigAutoField(models.BigAutoField):
-    """An ID made by the shard's `next_id()`, which carries the shard. None until the row is saved, as with Django's own."""
+    """An ID that the shard's `next_id()` makes and that contains the shard. None until the row is saved, as with Django's
+    own."""
 
     description = "An ID that carries its shard"
 
@@ -18,13 +19,13 @@ class ShardedBigAutoField(models.BigAutoField):
         return f"DEFAULT {schema}.next_id()" if schema else super().db_type_suffix(connection)
 
     def deconstruct(self) -> Any:
-        """For migrations."""
+        """Migrations call this."""
         name, _, args, kwargs = super().deconstruct()
         return name, "pgshard.django.fields.ShardedBigAutoField", args, kwargs
 
 
 class ShardKeyField(models.BigIntegerField):
-    """The key of a sharded model, normally the user's ID: the row is on the shard of its value."""
+    """The key of a sharded model, normally the user's ID: the row is on the shard of this value."""
 
     description = "The key that says which shard"
 
@@ -33,16 +34,16 @@ class ShardKeyField(models.BigIntegerField):
         super().__init__(*args, **kwargs)
 
     def deconstruct(self) -> Any:
-        """For migrations."""
+        """Migrations call this."""
         name, _, args, kwargs = super().deconstruct()
         kwargs["db_index"] = self.db_index
         return name, "pgshard.django.fields.ShardKeyField", args, kwargs
 
 
 class ShardKeyForeignKey(models.ForeignKey):
-    """The key of a sharded model as a reference to a model that is not sharded, such as the user.
+    """The key of a sharded model, as a reference to a model that is not sharded, such as the user.
 
-    There is no constraint in the database, since the other row is elsewhere, and nothing is deleted along.
+    The database has no constraint for it, because the other row is in another database; and deletes do not cascade.
     """
 
     description = "The key that says which shard, of a row elsewhere"
@@ -52,6 +53,6 @@ class ShardKeyForeignKey(models.ForeignKey):
         super().__init__(to, on_delete, **kwargs)
 
     def deconstruct(self) -> Any:
-        """For migrations."""
+        """Migrations call this."""
         name, _, args, kwargs = super().deconstruct()
         return name, "pgshard.django.fields.ShardKeyForeignKey", args, kwargs

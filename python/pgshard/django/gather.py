@@ -1,4 +1,5 @@
-"""One call over many shards: a few at a time, within a deadline, and what succeeded is not lost with what failed."""
+"""One call over many shards: a few at a time, within a deadline. Failures of some shards do not lose the results of the
+others."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from .errors import InDoubt, ShardUnavailable
 T = TypeVar("T")
 
 WIDTH = 8
-"""Shards that are asked at the same time, unless said otherwise; each has a thread and a connection."""
+"""How many shards are asked at the same time by default. Each has a thread and a connection."""
 CANCEL_MAX = 5.0
-"""Seconds that a host may take to be told that nobody waits for a statement any more."""
+"""How many seconds it may take to tell a host that a statement is no longer waited for."""
 
 
 class Partial(OperationalError):
-    """Some shards failed, or were not asked in time. `gathered` has what the others gave."""
+    """Some shards failed, or were not asked in time. `gathered` has the results of the others."""
 
     def __init__(self, gathered: Gathered[Any]) -> None:
         self.gathered = gathered
@@ -37,12 +38,12 @@ class Partial(OperationalError):
 
 @dataclass
 class Gathered(Generic[T]):
-    """What came of a call over many shards."""
+    """The results of a call over many shards."""
 
     values: dict[int, T] = field(default_factory=dict)
-    """By shard, where it succeeded."""
+    """By shard: the value, if it succeeded."""
     errors: dict[int, Exception] = field(default_factory=dict)
-    """By shard, where it failed."""
+    """By shard: the error, if it failed."""
 
     def all(self) -> Mapping[int, T]:
         """The values, if no shard failed. Raises `Partial`."""
@@ -54,13 +55,14 @@ class Gathered(Generic[T]):
 def gather(
     shards: Iterable[int], work: Callable[[str], T], *, width: int = WIDTH, timeout: float | None = None
 ) -> Gathered[T]:
-    """Does `work` with the alias of each shard, so many at a time.
+    """Calls `work` with the alias of each shard, for at most `width` shards at a time.
 
-    `timeout`: seconds for all together. A shard that was not asked by then is not, and gives `ShardUnavailable`; one that has
-    not answered gives `InDoubt`, and its statement is cancelled. Errors of databases are gathered; any other ends the call.
+    `timeout`: seconds for all together. A shard that was not asked by then is left out, and gives `ShardUnavailable`; one that
+    has not answered by then gives `InDoubt`, and its statement is cancelled. Errors of databases are gathered; any other ends
+    the call.
 
-    Shards that this thread has a transaction on are worked upon in this thread, so that they see what it has done: these are
-    waited for.
+    If this thread has a transaction on a shard, `work` runs in this thread for it, so that it sees what the transaction has
+    done; the timeout does not interrupt it.
     """
     if width < 1:
         raise ValueError(f"width must be 1 or more, not {width}")
@@ -95,7 +97,7 @@ def _one(result: Gathered[T], shard: int, work: Callable[[], T], end: float | No
 
 
 class Errand:
-    """Work on a shard in a thread of its own, that another thread may give up."""
+    """Work on a shard in a thread of its own. Another thread may cancel it."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -103,13 +105,13 @@ class Errand:
         self._lock = threading.Lock()
 
     def run(self, work: Callable[[str], T]) -> T:
-        """Does the work, and gives back what it took."""
+        """Does the work, and gives back the connections it took."""
         with self._lock:
             self._wrapper = connections[self._where]
         try:
             return work(self._where)
         finally:
-            # Before the connection is anybody else's: a cancellation would meet their statement.
+            # This comes before the connection is another thread's: a cancellation would hit that thread's statement.
             with self._lock:
                 self._wrapper = None
             release()
@@ -121,11 +123,11 @@ class Errand:
                 try:
                     connection.cancel_safe(timeout=CANCEL_MAX)
                 except (psycopg.Error, OSError):
-                    pass  # The host is silent: the connection's own limits end it.
+                    pass  # The host is silent: the connection's own timeouts end the statement.
 
     @staticmethod
     def give_up(errands: Iterable[Errand]) -> None:
-        """Cancels what they wait for, without waiting for the hosts to hear it."""
+        """Cancels the statements that these wait for, without waiting until the hosts receive that."""
         for errand in errands:
             threading.Thread(target=errand._cancel, name="pgshard cancel", daemon=True).start()
 
@@ -142,7 +144,7 @@ def _threads(result: Gathered[T], shards: list[int], work: Callable[[str], T], w
                     result.errors[shard] = _late()
                     continue
                 errand = Errand(alias(shard))
-                # What the caller has chosen by context variables holds there too.
+                # The caller's context variables hold in the thread too.
                 running[pool.submit(copy_context().run, errand.run, work)] = shard, errand
                 if len(running) >= width:
                     break
@@ -155,7 +157,7 @@ def _threads(result: Gathered[T], shards: list[int], work: Callable[[str], T], w
             late = not done
         for shard, _ in running.values():
             result.errors[shard] = InDoubt(
-                "no answer: the time for all shards together was over; what was to be written may be"
+                "no answer: the time for all shards together was over; a write may have taken effect"
             )
         result.errors.update((shard, _late()) for shard in queue)
         Errand.give_up(errand for _, errand in running.values())

@@ -1,4 +1,4 @@
-"""Query sets that find their shard: by the key or the ID that they filter by, or because they were told."""
+"""Query sets that find their shard: by the key or the ID they filter by, or because a shard was named."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from .sharded import key_names, shard_names
 T = TypeVar("T")
 
 _LOOKUPS = frozenset(("", "exact", "in", "pk", "pk__exact", "id", "id__exact"))
-"""Those of a condition that can name a shard."""
+"""The lookups of a condition that can name a shard."""
 _NOWHERE = "shard-0"
-"""Where a query is sent, or rather not, that cannot have a result."""
+"""The shard of a query that cannot have a result. It is never sent there."""
 
 
 class ShardedQuerySet(models.QuerySet):
-    """A query set of a sharded model. It is on one shard, or on none yet, and then a query is refused with `NoShard`."""
+    """A query set of a sharded model. It is on one shard, or not on any yet; then running a query is refused with `NoShard`."""
 
     _db: str | None
 
     def using(self, alias: str | None) -> Any:
-        """On this shard. Raises `NoShard` for a database that is none."""
+        """This query set, on this shard. Raises `NoShard` for a database that is not a shard."""
         if alias is not None and shard_of_alias(alias) is None:
             raise NoShard(f"{self.model.__name__} is sharded, and {alias!r} is no shard: use .for_key(key)")
         return super().using(alias)._noted(alias)
 
     def _noted(self, alias: str | None) -> Any:
-        """Tells the query itself where it belongs: as a part of another one, it is compiled with that one's shard."""
+        """Tells the query itself on which shard it is: a part of another query is compiled with that query's shard."""
         self.query.pgshard_alias = alias
         return self
 
@@ -58,23 +58,23 @@ class ShardedQuerySet(models.QuerySet):
         return super().__xor__(other)
 
     def _together(self, other: Any) -> None:
-        """Refuses to ask one shard for what is on two, or on all."""
+        """Refuses to combine queries on two shards, or on one and on all."""
         if self._db != other._db and not (self.query.is_empty() or other.query.is_empty()):
             where = " and ".join(one or "no shard" for one in (self._db, other._db))
             raise WrongShard(f"{self.model.__name__}: the two queries are on {where}: run each by itself")
 
     def for_key(self, key: Any) -> Any:
-        """On the shard of this key; of an object, of its primary key."""
+        """This query set, on the shard of this key; given an object, of its primary key."""
         return self.using(alias_of_key(key))
 
     def by_ids(
         self, ids: Iterable[int], *, width: int = WIDTH, timeout: float | None = None, partial: bool = False
     ) -> Any:
-        """The objects with these IDs, of whatever shards, in their order; those that are not there are left out.
+        """The objects with these IDs, of any shards, in the order of the IDs; IDs without an object are left out.
 
-        Of each host many shards are asked by one statement, and a few statements are on their way at a time; with
-        `prefetch_related` or `values`, and where anything fails, each shard by its own. `timeout`: seconds for all together.
-        Raises `Partial` where a shard failed; with `partial`, what the others have is given back instead.
+        On each host, one statement asks many shards, and a few statements run at a time. With `prefetch_related` or `values`,
+        and after any failure, each shard is asked by a statement of its own. `timeout`: seconds for all together. Raises
+        `Partial` if a shard failed; with `partial=True`, returns what the others have instead.
         """
         wanted = list(ids)
         groups: dict[int, list[int]] = {}
@@ -121,13 +121,13 @@ class ShardedQuerySet(models.QuerySet):
         return made
 
     def _narrow(self, pairs: list[tuple[str, Any]]) -> None:
-        """Goes to the shard that these conditions name. Raises `WrongShard` where they name two."""
+        """Goes to the shard that these conditions name. Raises `WrongShard` if they name two."""
         found: str | None = None
         for name, value in pairs:
             try:
                 where = self._named(name, value)
             except WrongId:
-                # There is no such shard, and so no such row.
+                # No such shard exists, so no such row does.
                 self.query.set_empty()
                 where = found or self._db or _NOWHERE
             if where is not None and found not in (None, where):
@@ -140,7 +140,7 @@ class ShardedQuerySet(models.QuerySet):
             self._noted(found)
 
     def _named(self, name: str, value: Any) -> str | None:
-        """The shard that one condition names; None where it names none, or several."""
+        """The shard that one condition names; None if it names none, or several."""
         field, _, lookup = name.partition(LOOKUP_SEP)
         names = shard_names(self.model)
         if field not in names or lookup not in _LOOKUPS:
@@ -153,7 +153,7 @@ class ShardedQuerySet(models.QuerySet):
         return _place(names[field], value)
 
     def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
-        """This query set, on the shard that the values of a new row name if it is on none yet."""
+        """This query set; if it is on no shard yet, on the one that the values of a new row name."""
         if self._db is not None:
             return self
         made = self._chain()
@@ -162,7 +162,7 @@ class ShardedQuerySet(models.QuerySet):
         return made
 
     def _of_row(self, values: dict[str, Any]) -> str | None:
-        """The shard that the values of a new row name; None where they name none. Raises `WrongShard` and `WrongId`."""
+        """The shard that the values of a new row name; None if they name none. Raises `WrongShard` and `WrongId`."""
         names, found = shard_names(self.model), None
         for name, value in values.items():
             where = _place(names[name], value) if name in names else None
@@ -176,33 +176,34 @@ class ShardedQuerySet(models.QuerySet):
     # ------------------------------------------------------------------------------------------------------------ writes
 
     def _whole(self, work: Callable[[], T]) -> T:
-        """Runs a call of several statements, again, whole, if the shard moves meanwhile."""
+        """Runs a call of several statements, and runs all of it again if the shard moves meanwhile."""
         self._for_write = True
         return run_on(self.db, work)
 
     def create(self, **kwargs: Any) -> Any:
-        """As Django's, on the shard of the new row's key."""
+        """The same as Django's, on the shard of the new row's key."""
         at = self
         if self._db is None:
-            # Where the row goes says nothing of this query, which is not made for it: only its class and hints are.
+            # The shard of the new row must not decide where this query goes, so a second object with its class and hints makes
+            # the row.
             at = type(self).__new__(type(self))
             at.__dict__ = self.__dict__.copy()
             at._db = self._of_row(kwargs)
         return super(ShardedQuerySet, at).create(**kwargs)
 
     def get_or_create(self, defaults: Any = None, **kwargs: Any) -> Any:
-        """As Django's."""
+        """The same as Django's."""
         at = self._write_to({**(defaults or {}), **kwargs}.items())
         return at._whole(lambda: super(ShardedQuerySet, at).get_or_create(defaults, **kwargs))
 
     def update_or_create(self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any) -> Any:
-        """As Django's."""
+        """The same as Django's."""
         at = self._write_to({**(create_defaults or defaults or {}), **kwargs}.items())
         at._unmoved(defaults or {})
         return at._whole(lambda: super(ShardedQuerySet, at).update_or_create(defaults, create_defaults, **kwargs))
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
-        """As Django's; all objects must belong on one shard."""
+        """The same as Django's; all objects must belong on one shard."""
         objs = list(objs)
         at = self
         if at._db is None and objs:
@@ -221,14 +222,14 @@ class ShardedQuerySet(models.QuerySet):
 
         def work() -> Any:
             for one in new:
-                # As before a try of which nothing stayed.
+                # The state before a try that left nothing.
                 one.pk, one._state.adding, one._state.db = None, True, None
             return super(ShardedQuerySet, at).bulk_create(objs, *args, **kwargs)
 
         return run_on(at.db, work)
 
     def bulk_update(self, objs: Iterable[Any], fields: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Django's; all objects must belong on one shard, and the key cannot change."""
+        """The same as Django's; all objects must belong on one shard, and the key cannot change."""
         objs, fields = list(objs), list(fields)
         self._unmoved(dict.fromkeys(fields))
         if not objs:
@@ -246,20 +247,20 @@ class ShardedQuerySet(models.QuerySet):
         return at._whole(lambda: super(ShardedQuerySet, at).bulk_update(objs, fields, *args, **kwargs))
 
     def update(self, **kwargs: Any) -> Any:
-        """As Django's; the key can only be set to what is of the same shard."""
+        """The same as Django's; the key can only be set to a value of the same shard."""
         self._for_write = True
         self._unmoved(kwargs)
         return super().update(**kwargs)
 
     def delete(self) -> Any:
-        """As Django's."""
+        """The same as Django's."""
         return self._whole(super().delete)
 
     delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def _unmoved(self, values: dict[str, Any]) -> None:
-        """Refuses values of the key that are not of this shard, or cannot be known."""
+        """Refuses values of the key that belong to another shard or are not known in advance."""
         for name, key in key_names(self.model).items():
             if name not in values:
                 continue
@@ -276,7 +277,7 @@ class ShardedQuerySet(models.QuerySet):
 
 
 def _place(key: Any, value: Any) -> str | None:
-    """The shard of a value of this field of the key, or without one of an ID; None where it says none."""
+    """The shard of a value for `key`, a field of the key; without `key`, of an ID. None if the value names no shard."""
     if type(value) is not int:
         if value is None or hasattr(value, "resolve_expression"):
             return None
@@ -297,7 +298,7 @@ def _conditions(q: models.Q) -> list[tuple[str, Any]]:
 
 
 class AcrossShards:
-    """A query on every shard, not sent yet."""
+    """A query on every shard, which has not been sent yet."""
 
     def __init__(self, queryset: ShardedQuerySet, width: int, timeout: float | None) -> None:
         if queryset.query.is_sliced and queryset.query.low_mark:
@@ -305,7 +306,7 @@ class AcrossShards:
         self._queryset, self._width, self._timeout = queryset, width, timeout
 
     def run(self, work: Callable[[Any], T]) -> Gathered[T]:
-        """Does `work` with each shard's query set, in a thread of its own, and gathers results and errors."""
+        """Calls `work` with each shard's query set, in a thread of its own, and gathers results and errors."""
         shards = range(cluster().config.shards)
         one = lambda where: work(self._queryset._on(where))  # noqa: E731
         return gather(shards, one, width=self._width, timeout=self._timeout)
@@ -315,14 +316,14 @@ class AcrossShards:
         return sum(self.run(lambda rows: rows.count()).all().values())
 
     def exists(self) -> bool:
-        """Whether there is a row on any shard. Raises `Partial` where none was found and a shard failed."""
+        """Whether any shard has a row. Raises `Partial` if none was found and a shard failed."""
         result = self.run(lambda rows: rows.exists())
         return any(result.values.values()) or bool(sum(result.all().values()))
 
     def list(self, limit: int, *, partial: bool = False) -> list[Any]:
-        """At most so many objects, in the query's order, of which every shard gives as many at most.
+        """At most `limit` objects, in the query's order; each shard is asked for as many.
 
-        Raises `Partial` where a shard failed; with `partial`, what the others have is given back instead.
+        Raises `Partial` if a shard failed; with `partial=True`, returns what the others have instead.
         """
         order = _order(self._queryset)
         result = self.run(lambda rows: list(rows[:limit]))
@@ -335,7 +336,7 @@ class AcrossShards:
 
 
 def _order(queryset: models.QuerySet) -> list[tuple[str, bool]]:
-    """The fields that a query is ordered by, each with whether it goes down."""
+    """The fields that a query is ordered by, and for each whether the order is descending."""
     names = queryset.query.order_by or (queryset.model._meta.ordering if queryset.query.default_ordering else ())
     wrong = [name for name in names if not isinstance(name, str) or LOOKUP_SEP in name or name == "?"]
     if wrong:
@@ -345,7 +346,7 @@ def _order(queryset: models.QuerySet) -> list[tuple[str, bool]]:
 
 def _sortable(row: Any, name: str) -> Any:
     value = getattr(row, name)
-    # PostgreSQL puts nulls last going up.
+    # PostgreSQL puts nulls last in ascending order.
     return (value is None, value if value is not None else 0)
 
 

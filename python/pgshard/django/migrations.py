@@ -22,16 +22,16 @@ from .cluster import alias
 from .sharded import is_sharded
 
 NUMBERED = re.compile(r"(\d{4,})_(.+)\.sql")
-"""The names of files of shard migrations."""
+"""The names of files with shard migrations."""
 
 
 class CannotMake(Exception):
-    """A migration that cannot be a file for all shards, with what to do instead."""
+    """A migration that cannot become a file for all shards. The text says what to do instead."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of shard migrations: its name without the number, and its text."""
+    """A file with a shard migration: its name without the number, and its text."""
 
     name: str
     text: str
@@ -39,7 +39,7 @@ class File:
 
 @contextmanager
 def _namespaced() -> Iterator[None]:
-    """Gives every sharded model that is made meanwhile a table with a schema, which Django's DDL then names."""
+    """While this runs, each sharded model that is made gets a table name with a schema, which Django's DDL then uses."""
 
     def put(sender: Any, **_: Any) -> None:
         if is_sharded(sender) and not sender._meta.db_table.startswith(f'{SCHEMA}"."'):
@@ -53,7 +53,7 @@ def _namespaced() -> Iterator[None]:
 
 
 class _Schema:
-    """Stands for the connection's schema while templates are made."""
+    """Stands in for the connection's schema while templates are made."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -73,7 +73,7 @@ def sharded_apps() -> list[str]:
 
 
 def migrations_of(label: str) -> list[str]:
-    """The names of an application's migrations, in their order."""
+    """The names of an application's migrations, in order."""
     loader = MigrationLoader(None)
     plan: list[Any] = []
     for leaf in loader.graph.leaf_nodes(label):
@@ -82,7 +82,7 @@ def migrations_of(label: str) -> list[str]:
 
 
 def present(folder: Path) -> dict[str, Path]:
-    """The files that are there, by their names without the number."""
+    """The files that exist, by their names without the number."""
     found = {}
     for path in sorted(folder.iterdir()):
         parts = NUMBERED.fullmatch(path.name)
@@ -102,7 +102,7 @@ def unwritten(folder: Path) -> list[str]:
 
 
 def make(label: str, name: str) -> list[File]:
-    """The files of one migration: none where it does nothing to sharded models; one of its own for each statement that runs
+    """The files of one migration: none if it does nothing to sharded models; a separate one for each statement that runs
     outside of transactions.
 
     Raises `CannotMake`.
@@ -126,10 +126,10 @@ def make(label: str, name: str) -> list[File]:
             with TemplateSchemaEditor(connection) as editor:
                 _apply(operation, label, editor, before, after)
                 statements = editor.statements()
-                # What waits for the end of other changes comes right after this one.
+                # Statements that wait until other changes are done come right after this one.
                 editor.deferred_sql = []
             if isinstance(operation, migrations.RunSQL):
-                # The application's own SQL says {shard} and means it.
+                # If the application's own SQL contains {shard}, that is the placeholder.
                 statements = [render(one, SCHEMA) for one in statements]
             for statement in statements:
                 if re.search(r"\bCONCURRENTLY\b", statement.split("'")[0]):
@@ -142,7 +142,7 @@ def make(label: str, name: str) -> list[File]:
 
 
 def _steps(operations: Any, label: str, state: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """The operations one by one, each with the states before and after it; what is done to databases only is taken apart."""
+    """The operations one by one, each with the states before and after it. SeparateDatabaseAndState is replaced by its parts."""
     for operation in operations:
         before = state.clone()
         if isinstance(operation, migrations.SeparateDatabaseAndState):
@@ -154,8 +154,8 @@ def _steps(operations: Any, label: str, state: Any) -> Iterator[tuple[Any, Any, 
 
 
 def _apply(operation: Any, label: str, editor: Any, before: Any, after: Any) -> None:
-    """Has the operation write its SQL, as if there were no transaction to keep it from working concurrently."""
-    # The router answers for models without the namespace; what concerns the shards was decided already.
+    """Makes the operation write its SQL, as if no transaction prevented CONCURRENTLY."""
+    # The router answers for models outside the namespace; whether a model concerns the shards was decided before.
     operation.allow_migrate_model = lambda connection_alias, model: is_sharded(model)
     try:
         operation.database_forwards(label, editor, before, after)
@@ -178,14 +178,14 @@ def _sharded_state(model: ModelState | None) -> bool:
 
 
 def _concerns_shards(operation: Any, label: str, before: Any, after: Any) -> bool:
-    """Whether an operation changes shards. Raises `CannotMake` where that cannot be known or done."""
+    """Whether an operation changes shards. Raises `CannotMake` if that cannot be known, or the operation cannot become SQL."""
     where = f"{label}: {operation.describe()}"
     if isinstance(operation, migrations.RunPython):
         if operation.hints.get("sharded") is False or operation.code is migrations.RunPython.noop:
             return False
         raise CannotMake(
             f"{where}: Python cannot be a file of SQL. Give it hints={{'sharded': False}} if it is about other databases; what "
-            f"it does to shards is for `manage.py shards run`"
+            f"it does to shards, do with `manage.py shards run`"
         )
     if isinstance(operation, migrations.RunSQL):
         model = operation.hints.get("model_name")

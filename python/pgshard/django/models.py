@@ -17,7 +17,7 @@ from .sharded import is_sharded
 
 
 class ShardedModel(models.Model):
-    """A model whose rows are in the shards. Give it a key, a `ShardKeyField` or `ShardKeyForeignKey`; its ID is the shard's.
+    """A model whose rows are in the shards. Give it a key, a `ShardKeyField` or `ShardKeyForeignKey`; the shard makes its ID.
 
     class Photo(ShardedModel):
         user_id = ShardKeyField()
@@ -32,23 +32,23 @@ class ShardedModel(models.Model):
         abstract = True
 
     def save_base(self, *args: Any, using: str | None = None, **kwargs: Any) -> None:
-        """As Django's, where the row belongs. Raises `WrongShard` where that is not where it would go."""
+        """The same as Django's, on the shard where the row belongs. Raises `WrongShard` if it would go to another."""
         using = using or router.db_for_write(type(self), instance=self)
         check_instance(self, using)
         run_on(using, lambda: super(ShardedModel, self).save_base(*args, using=using, **kwargs))
 
     def full_clean(self, *args: Any, **kwargs: Any) -> None:
-        """As Django's. What is unique is looked for on the object's own shard."""
+        """The same as Django's. Uniqueness is checked on the object's own shard."""
         with where_it_belongs(self):
             super().full_clean(*args, **kwargs)
 
     def validate_unique(self, *args: Any, **kwargs: Any) -> None:
-        """As Django's, on the object's own shard."""
+        """The same as Django's, on the object's own shard."""
         with where_it_belongs(self):
             super().validate_unique(*args, **kwargs)
 
     def delete(self, *args: Any, using: str | None = None, **kwargs: Any) -> Any:
-        """As Django's."""
+        """The same as Django's."""
         using = using or router.db_for_write(type(self), instance=self)
         return run_on(using, lambda: super(ShardedModel, self).delete(*args, using=using, **kwargs))
 
@@ -56,12 +56,12 @@ class ShardedModel(models.Model):
 
 
 class _ShardedOptions(Options):
-    """A sharded model's `_meta`: what Django itself queries by names a shard, too, or is refused, whatever the model's own
-    managers are."""
+    """A sharded model's `_meta`. The queries that Django itself makes must name a shard too, or are refused, whatever managers
+    the model has."""
 
     @cached_property
     def base_manager(self) -> Any:
-        """The manager that Django takes for itself."""
+        """The manager that Django uses for its own queries."""
         if self.base_manager_name:
             return super().base_manager
         manager = ShardedManager()
@@ -81,7 +81,7 @@ class_prepared.connect(_prepare, dispatch_uid="pgshard models", weak=False)
 
 
 def _retrying(original: Any) -> Any:
-    """Managers of related objects whose calls of several statements are run again, whole, if the shard moves meanwhile."""
+    """Makes managers of related objects run a call of several statements again, all of it, if the shard moves meanwhile."""
 
     def make(superclass: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(superclass, *args, **kwargs)
@@ -90,7 +90,7 @@ def _retrying(original: Any) -> Any:
             plain = getattr(made, name)
 
             def call(self: Any, *values: Any, **more: Any) -> Any:
-                # Arguments that can be read once only are read before the first try.
+                # Arguments that can be read only once are read before the first try.
                 values = tuple(list(value) if hasattr(value, "__next__") else value for value in values)
                 db = router.db_for_write(self.model, instance=self.instance)
                 return run_on(db, lambda: plain(self, *values, **more))

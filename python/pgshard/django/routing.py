@@ -1,4 +1,4 @@
-"""Which shard a query or a write is for, or the refusal to guess."""
+"""Decides which shard a query or a write is for, or refuses to guess."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar("pgshard_sh
 
 
 def shard_of_key(key: Any) -> int:
-    """The shard of a key; of a model's object, of its primary key. Raises `WrongKey`."""
+    """The shard of a key; given a model's object, of its primary key. Raises `WrongKey`."""
     return cluster().shard_of_key(key.pk if isinstance(key, models.Model) else key)
 
 
@@ -41,10 +41,10 @@ def alias_of_id(id: int) -> str:
 
 
 def alias_of_value(field: Any, value: Any) -> str:
-    """The database alias of a key's shard, from what somebody gave for its field. Raises `WrongKey`."""
+    """The database alias of a key's shard, from a value for the key's field. Raises `WrongKey`."""
     current = cluster()
     if type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX:
-        # As `keys.shard_of_key` does it: this is done for each query and, of a new row, twice.
+        # The same as `keys.shard_of_key`: this runs for each query and, for a new row, twice.
         return f"{PREFIX}{value % current.shards}"
     return alias_of_key(field.to_python(value))
 
@@ -58,9 +58,9 @@ def refuse(model: Any, what: str) -> NoReturn:
 
 
 def alias_of_instance(instance: Any) -> str | None:
-    """The shard where an object belongs, by its key and by its ID; None where it has neither.
+    """The shard where an object belongs, by its key and by its ID; None if it has neither.
 
-    Raises `WrongShard` where the two disagree.
+    Raises `WrongShard` if the two disagree.
     """
     keys, id_name, _ = rules(type(instance))
     found: str | None = None
@@ -84,7 +84,7 @@ def alias_of_instance(instance: Any) -> str | None:
 
 
 def check_instance(instance: Any, using: str) -> None:
-    """Refuses to write an object where it does not belong. Raises `WrongShard` or `NoShard`."""
+    """Refuses to write an object to a shard where it does not belong. Raises `WrongShard` or `NoShard`."""
     model = type(instance)
     if shard_of_alias(using) is None:
         raise NoShard(f"{model.__name__} is sharded, and {using!r} is no shard: leave using= out, or name a shard")
@@ -100,22 +100,23 @@ def check_instance(instance: Any, using: str) -> None:
 
 
 class ShardRouter:
-    """The setting `DATABASE_ROUTERS`: sharded models go to the shard that a query names, all others where they went."""
+    """The setting `DATABASE_ROUTERS`: sharded models go to the shard that a query names, other models to their usual
+    database."""
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
-        """For Django."""
+        """Django calls this."""
         return self._route(model, hints.get("instance"), "query")
 
     def db_for_write(self, model: Any, **hints: Any) -> str | None:
-        """For Django."""
+        """Django calls this."""
         return self._route(model, hints.get("instance"), "write")
 
     def allow_relation(self, first: Any, second: Any, **hints: Any) -> bool | None:
-        """Of objects of which one is sharded and one is not: there is no constraint between them."""
+        """Allows a relation if only one of the two objects is sharded: then no constraint connects them."""
         return True if is_sharded(type(first)) != is_sharded(type(second)) else None
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        """Sharded models are not for databases, and others are not for shards."""
+        """Sharded models are migrated on shards only, other models on databases only."""
         model = hints.get("model")
         if model is None and model_name is not None:
             try:
@@ -129,25 +130,26 @@ class ShardRouter:
     def _route(self, model: Any, instance: Any, what: str) -> str | None:
         there = getattr(getattr(instance, "_state", None), "db", None)
         if not is_sharded(model):
-            # Of a row of a shard, what it refers to is elsewhere.
+            # An object that is not sharded, reached from a row of a shard, is in the default database.
             return DEFAULT_DB_ALIAS if shard_of_alias(there) is not None else None
         if instance is not None:
             if isinstance(instance, model):
                 belongs = alias_of_instance(instance)
                 if shard_of_alias(there) is not None and belongs not in (None, there):
-                    raise WrongShard(f"{model.__name__} was read on {there}, and its key is of {belongs} now")
+                    raise WrongShard(f"{model.__name__} was read on {there}, but its key now belongs to {belongs}")
                 there = there if shard_of_alias(there) is not None else belongs
             elif shard_of_alias(there) is None:
                 there = alias_of_instance(instance) if is_sharded(type(instance)) else self._by_owner(model, instance)
                 if there is None and what == "write":
-                    # `photo.category = category`, which asks where the photo will be: whoever saves it knows.
+                    # For `photo.category = category` Django asks where the photo will be. That is decided when the photo is
+                    # saved.
                     return None
             if there is not None:
                 return there
         return _chosen.get() or refuse(model, what)
 
     def _by_owner(self, model: Any, instance: Any) -> str | None:
-        """The shard of what belongs to an object that is not sharded, where that is the key: `user.photos`."""
+        """The shard of the rows that belong to an object that is not sharded, if it is their key: `user.photos`."""
         for field in key_fields(model):
             if field.remote_field is not None and isinstance(instance, field.remote_field.model):
                 return alias_of_key(getattr(instance, field.target_field.attname))
@@ -156,7 +158,7 @@ class ShardRouter:
 
 @contextmanager
 def where_it_belongs(instance: Any) -> Iterator[None]:
-    """Within it, what names no shard goes to the object's, if that is known."""
+    """Within it, a query that names no shard goes to the object's shard, if that is known."""
     token = _chosen.set(alias_of_instance(instance) or _chosen.get())
     try:
         yield
@@ -166,7 +168,7 @@ def where_it_belongs(instance: Any) -> Iterator[None]:
 
 @contextmanager
 def shard_of(key: Any) -> Iterator[str]:
-    """Within it, queries and writes of sharded models that name no shard go to this key's. Gives its alias."""
+    """Within it, queries and writes of sharded models that name no shard go to this key's shard. Yields its alias."""
     with within(alias_of_key(key)) as where:
         yield where
 
@@ -182,7 +184,8 @@ def within(where: str) -> Iterator[str]:
 
 
 def run_on(using: str, work: Callable[[], T]) -> T:
-    """Runs `work` on a shard, again, whole, if it met a move and nothing of it stayed. Within a transaction, once."""
+    """Runs `work` on a shard, and runs all of it again if it met a move and left nothing behind. Within a transaction, runs it
+    once."""
     recovery: Recovery | None = None
     while True:
         try:
@@ -196,7 +199,7 @@ def run_on(using: str, work: Callable[[], T]) -> T:
 
 
 def wait_out(recovery: Recovery, moved: Any) -> None:
-    """Comes back when the shard that has moved is worth another try. Raises `ShardUnavailable`."""
+    """Returns when the shard that has moved is worth another try. Raises `ShardUnavailable`."""
     from .backend.base import djangos
 
     with djangos():
@@ -207,10 +210,11 @@ def wait_out(recovery: Recovery, moved: Any) -> None:
 
 
 def run_in_shard(key: Any, work: Callable[[], T]) -> T:
-    """Runs `work` in a transaction on the key's shard, again, whole, if the shard moves meanwhile.
+    """Runs `work` in a transaction on the key's shard, and runs all of it again if the shard moves meanwhile.
 
-    Within it, sharded models need to name no shard. What it does elsewhere may happen twice; `transaction.on_commit(…,
-    using=alias)` runs once. Within a transaction on that shard it is a savepoint, and `ShardMoved` is the outer one's.
+    Within it, sharded models need not name a shard. Effects outside the transaction may happen twice; `transaction.on_commit(…,
+    using=alias)` runs once. Within another transaction on that shard it is a savepoint, and `ShardMoved` is raised to the outer
+    one.
     """
     with shard_of(key) as using:
 
@@ -219,7 +223,7 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
                 result = work()
                 moved = connections[using].moved
                 if moved is not None:
-                    # `work` has caught it; nothing of what it did is there.
+                    # `work` has caught the error, but nothing of what it did remains.
                     raise moved
                 if connections[using].has_failed():
                     raise TransactionManagementError(

@@ -1,4 +1,5 @@
-"""Which models are sharded, and what their keys are called. Told by their fields, because a migration's models have no bases."""
+"""Which models are sharded, and the names of their keys. Their fields tell, because a model in a migration has no base
+classes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ KEYS = (ShardKeyField, ShardKeyForeignKey)
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether a model's table is in the shards: it has an ID of a shard or a key, or joins models that do."""
+    """Whether a model's table is in the shards: it has a key or an ID of a shard, or it joins models that have one."""
     known = model.__dict__.get("_pgshard_sharded")
     if known is None:
         known = model._pgshard_sharded = _is_sharded(model)
@@ -23,7 +24,7 @@ def is_sharded(model: Any) -> bool:
 def _is_sharded(model: Any) -> bool:
     owner = model._meta.auto_created
     if isinstance(owner, type):
-        # The table of a ManyToManyField that names none.
+        # It is the automatic table of a ManyToManyField.
         return is_sharded(owner)
     if model._meta.proxy:
         return is_sharded(model._meta.concrete_model)
@@ -44,7 +45,7 @@ def key_fields(model: Any) -> tuple[Any, ...]:
 
 
 def key_names(model: Any) -> dict[str, Any]:
-    """What a query may call the key, `user` and `user_id`, with its field."""
+    """The names of the key in a query, `user` and `user_id`, each with its field."""
     found: dict[str, Any] | None = model.__dict__.get("_pgshard_key_names")
     if found is None:
         found = {name: field for field in key_fields(model) for name in (field.name, field.attname)}
@@ -53,7 +54,7 @@ def key_names(model: Any) -> dict[str, Any]:
 
 
 def shard_names(model: Any) -> dict[str, Any]:
-    """What a query may call that which says the shard: the names of the key, and those of the ID with None."""
+    """The names in a query that can say the shard: those of the key with their fields, and those of the ID with None."""
     found: dict[str, Any] | None = model.__dict__.get("_pgshard_names")
     if found is None:
         pk = model._meta.pk
@@ -63,7 +64,7 @@ def shard_names(model: Any) -> dict[str, Any]:
 
 
 def has_shard_id(model: Any) -> bool:
-    """Whether the primary key was made by a shard, so that it says which."""
+    """Whether a shard made the primary key, so that it says which shard."""
     found: bool | None = model.__dict__.get("_pgshard_id")
     if found is None:
         found = model._pgshard_id = isinstance(_root_pk(model), ShardedBigAutoField)
@@ -83,18 +84,18 @@ def sharded_references(model: Any) -> tuple[Any, ...]:
 
 
 class Rules(NamedTuple):
-    """What says where the objects of a model belong. Each object that is written is asked, so it is made once a model."""
+    """The attributes that say where the objects of a model belong. Each write needs them, so they are kept for each model."""
 
     keys: tuple[tuple[str, Any], ...]
     """The attributes that hold the key, each with its field."""
     id: str | None
-    """The attribute that holds the primary key, where that was made by a shard."""
+    """The attribute with the primary key, if a shard made it."""
     references: tuple[tuple[str, str], ...]
-    """The attributes that hold IDs of other rows of shards, each with its field's name."""
+    """The attributes with IDs of other rows in shards, each with the name of its field."""
 
 
 def rules(model: Any) -> Rules:
-    """Those of a model."""
+    """The rules of a model."""
     found: Rules | None = model.__dict__.get("_pgshard_rules")
     if found is None:
         found = model._pgshard_rules = Rules(
@@ -106,7 +107,7 @@ def rules(model: Any) -> Rules:
 
 
 def _root_pk(model: Any) -> Any:
-    """The primary key; of a OneToOneField to another model, that one's."""
+    """The primary key; if it is a OneToOneField to another model, that model's primary key."""
     field = model._meta.pk
     seen = 0
     while field is not None and field.remote_field is not None and seen < 10:
@@ -116,7 +117,7 @@ def _root_pk(model: Any) -> Any:
 
 
 class _Tables:
-    """By table: the model that is not in the shards. Made anew when models are."""
+    """By table: the model, if it is not in the shards. It is computed again when models change."""
 
     by_name: dict[str, Any] | None = None
 

@@ -1,8 +1,8 @@
-"""For the tests of applications: a few shards in a test database of their own, seen by Django's test cases like any database.
+"""For the tests of applications: a few shards in a test database of their own. Django's test cases use them like any database.
 
     TEST_RUNNER = "pgshard.django.test.ShardedTestRunner"
 
-With pytest-django nothing is to be set: `pgshard.django.pytest_plugin` does the same.
+With pytest-django no setting is needed: `pgshard.django.pytest_plugin` does the same.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ class TestShards:
 
 
 def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestShards:
-    """Makes a database beside that of the first host, with a few shards and all their migrations, and has aliases lead there.
+    """Makes a database next to that of the first host, with a few shards and all their migrations, and makes the aliases lead
+    there.
 
     `parallel`: how many copies of it to make, for processes that run tests side by side. The real shards cannot be reached
     until `end`.
 
-    Raises `ImproperlyConfigured` where that cannot be done.
+    Raises `ImproperlyConfigured` if that cannot be done.
     """
     real = cluster()
     config = real.config
@@ -82,7 +83,7 @@ def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestS
 
 
 def end(made: TestShards) -> None:
-    """Drops what `begin` has made, and has aliases lead to the real shards again."""
+    """Drops what `begin` has made, and makes the aliases lead to the real shards again."""
     pools.close_all()
     cluster().asking.close()
     os.environ.pop(TEST_CONFIG, None)
@@ -94,14 +95,14 @@ def end(made: TestShards) -> None:
 
 
 def use(path: Path) -> None:
-    """Has this process's aliases lead to the shards of a test config."""
+    """Makes this process's aliases lead to the shards of a test config."""
     pools.close_all()
     state.cluster = Cluster(Config.load(path), cluster().options)
     state.visible = tuple(alias(shard) for shard in range(state.cluster.config.shards))
 
 
 def use_copy(number: int) -> None:
-    """Has the aliases of a process that runs tests beside others lead to a copy of its own."""
+    """For a process that runs tests beside others: makes the aliases lead to a copy of its own."""
     path = Path(os.environ[TEST_CONFIG]).with_name(f"pgshard-{number}.toml")
     if cluster().config.path != path:
         use(path)
@@ -114,7 +115,7 @@ def _write(made: TestShards, number: int) -> Path:
     lines = [
         "[cluster]",
         f"shards = {SHARDS}",
-        # The real epoch to the millisecond: IDs of fixtures keep their meaning.
+        # The real epoch, to the millisecond, so that the IDs in fixtures keep their meaning.
         f'epoch = "{_time(config.epoch_ms)}"',
         f'schema_prefix = "{config.prefix}"',
         f'key = "{config.key.value}"',
@@ -143,7 +144,7 @@ def _bootstrap(path: Path) -> None:
     command = shutil.which(wanted)
     if command is None:
         raise ImproperlyConfigured(
-            f"{wanted} is not in PATH, which makes the tests' shards: install it, or set PGSHARD"
+            f"{wanted} is not in PATH, but it is needed to make the tests' shards: install it, or set PGSHARD"
         )
     done = subprocess.run([command, "--config", str(path), "-q", "bootstrap"], capture_output=True, text=True)
     if done.returncode:
@@ -152,7 +153,7 @@ def _bootstrap(path: Path) -> None:
 
 def _server(host: Host) -> psycopg.Connection[Any]:
     args: dict[str, Any] = {**host.server, **{k: v for k, v in host.connect_args().items() if k == "password"}}
-    # Any database but those that are dropped and copied.
+    # Any database will do, except those that are dropped and copied.
     return psycopg.connect(**{**args, "dbname": "postgres"}, autocommit=True)
 
 
@@ -162,8 +163,8 @@ def _exists(server: psycopg.Connection[Any], name: str) -> bool:
 
 
 def _drop(server: psycopg.Connection[Any], names: list[str]) -> None:
-    # DROP … WITH (FORCE) fails while autovacuum works there: only a superuser may end that. Without FORCE the server
-    # ends it by itself, and waits five seconds for everybody to leave.
+    # DROP … WITH (FORCE) fails while autovacuum works there, because only a superuser may end that. Without FORCE the server
+    # ends it by itself, and waits five seconds until everybody has left.
     ours = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND usename = current_user"
     for name in names:
         server.execute(ours, [name])
@@ -178,7 +179,7 @@ class ShardedRunnerMixin:
     _shards: TestShards
 
     def setup_databases(self, **kwargs: Any) -> Any:
-        """Django's databases, and the shards'."""
+        """Makes Django's databases, and the shards."""
         old = super().setup_databases(**kwargs)  # type: ignore[misc]
         try:
             self._shards = begin(parallel=self.parallel, keepdb=self.keepdb)

@@ -236,7 +236,7 @@ def test_a_transaction_that_meets_a_move_in_its_middle_says_so(world, m, stale):
                 between()
                 m.Tag.objects.create(user_id=user, word="x")
 
-    with pytest.raises(ShardMoved, match="run it again, whole"):
+    with pytest.raises(ShardMoved, match="run all of it again"):
         # The transaction only reads, so that it holds up no fence.
         work(lambda: world.move(user, complete=False))
     world.run("moves", "complete", "--yes")

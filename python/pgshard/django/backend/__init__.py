@@ -1,1 +1,2 @@
-"""Django's PostgreSQL backend for one shard: the shard's schema in the SQL, the host's connections, and moves unnoticed."""
+"""Django's PostgreSQL backend for one shard: it puts the shard's schema in the SQL, uses the host's connections, and hides
+moves."""

@@ -1,9 +1,9 @@
 """The connection object of one shard, `connections["shard-31"]`.
 
-While it is in autocommit it uses the thread's connection to the shard's host, which it shares with the other aliases; for a
-transaction, and for each server-side cursor outside of one, it has a connection of its own.
+In autocommit it uses the thread's connection to the shard's host, which it shares with the thread's other aliases. For a
+transaction, and for each server-side cursor outside of one, it takes a connection of its own.
 
-Invariant: a statement is run again only if nothing of it, and of the transaction it began, can have stayed.
+Invariant: a statement is run again only if no effect of it, or of the transaction it began, can have stayed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from .schema import refuse
 
 READ_ONLY = "25006"
 alias_created = Signal()
-"""Sent as a thread makes its connection object of a shard, `wrapper`: no look at all databases finds it."""
+"""Sent when a thread makes `wrapper`, its connection object for a shard. A loop over all databases does not find these
+objects."""
 _ENSURE_CONNECTION = BaseDatabaseWrapper.ensure_connection
-# Without the look for an event loop: `cursor` itself has just had it.
+# Without the check for a running event loop: `cursor` itself has just made it.
 _CREATE_CURSOR = getattr(
     postgresql.DatabaseWrapper.create_cursor, "__wrapped__", postgresql.DatabaseWrapper.create_cursor
 )
@@ -53,7 +54,7 @@ _PASSING = (core.ShardUnavailable, core.TooManyWaiting, core.LookUpFailed, core.
 
 @contextmanager
 def djangos() -> Iterator[None]:
-    """Errors of the core as Django's."""
+    """Raises the core's errors as Django's."""
     try:
         yield
     except _PASSING as error:
@@ -63,13 +64,13 @@ def djangos() -> Iterator[None]:
 
 
 class DatabaseWrapper(postgresql.DatabaseWrapper):
-    """One shard, as far as one thread uses it."""
+    """One shard, as one thread uses it."""
 
     ops_class = DatabaseOperations
     introspection_class = DatabaseIntrospection
     client_class = DatabaseClient
     creation_class = DatabaseCreation
-    pool = None  # Django's own, by alias.
+    pool = None  # Django's own pools are kept by alias.
     connection: Any
     savepoint_ids: list[Any]
     atomic_blocks: list[Any]
@@ -79,18 +80,18 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         super().__init__(settings_dict, alias)
         shard = shard_of_alias(alias)
         if shard is None:
-            raise NotSupportedError(f"{alias} is not an alias of a shard, which are shard-0, shard-1, …")
+            raise NotSupportedError(f"{alias} is not the alias of a shard: those are shard-0, shard-1, …")
         self.shard = shard
         self.schema = cluster().config.schema(shard)
         self.quoted_schema = quote_name(self.schema)
         self.autocommit = True
         self._place = Placement("", 0)
-        self._shared: dict[str, tuple[Pool, Connection]] = {}  # The thread's connections, by host, once one was taken.
-        self._own: Pool | None = None  # The pool of self.connection, while that is for this object alone.
-        self._sent = 0  # Statements of the transaction, savepoints apart.
-        self._began = 0.0  # When its first one was sent.
+        self._shared: dict[str, tuple[Pool, Connection]] = {}  # The thread's connections, by host.
+        self._own: Pool | None = None  # The pool of self.connection, while only this object uses it.
+        self._sent = 0  # How many statements the transaction has sent, without savepoints.
+        self._began = 0.0  # When the first of them was sent.
         self.moved: ShardMoved | None = None
-        """What the transaction has met, which no savepoint takes back."""
+        """What the transaction ran into. No savepoint takes it back."""
         self._savepoints: list[str] = []
         self._counts = True
         self._streams = 0
@@ -100,7 +101,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     # ------------------------------------------------------------------------------------------------------ connections
 
     def connection_options(self) -> dict[str, Any]:
-        """Arguments for new connections to a host, beside what the config says of it."""
+        """Arguments for new connections to a host, besides those from the config."""
         params: dict[str, Any] = super().get_connection_params()
         for key in ("dbname", "user", "password", "host", "port"):
             params.pop(key, None)
@@ -115,7 +116,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             connection.isolation_level = IsolationLevel(level)
 
     def connect(self) -> None:
-        """Begins anew: in autocommit, on the thread's connection."""
+        """Starts over: in autocommit, on the thread's connection."""
         self.in_atomic_block = False
         self.savepoint_ids = []
         self.atomic_blocks = []
@@ -128,9 +129,10 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._attach()
 
     def ensure_connection(self) -> None:
-        """In a transaction its connection; else the thread's to the host where the shard is now."""
+        """In a transaction, makes sure of its connection; else of the thread's connection to the host where the shard is
+        now."""
         if BaseDatabaseWrapper.ensure_connection is not _ENSURE_CONNECTION:
-            # Tests that forbid databases do so there.
+            # Tests that forbid databases replace this method.
             BaseDatabaseWrapper.ensure_connection(self)
         if self._own is not None and self.connection is not None:
             return
@@ -148,7 +150,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return pools.pool(host, self)
 
     def _taken(self, pool: Pool) -> Connection:
-        """A connection for this object alone."""
+        """A connection that only this object uses."""
         connection = pool.take()
         try:
             self._configure_timezone(connection)
@@ -158,8 +160,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return connection
 
     def _is_attached(self) -> bool:
-        """Whether it has the thread's connection to the host where the shard is now, and that has not been seen to end. Asked
-        before each statement."""
+        """Whether it has the thread's connection to the host where the shard is now, and the end of that connection has not
+        been noticed. Asked before each statement."""
         if self.connection is None or self._own is not None:
             return False
         place = cluster().directory.place(self.shard)
@@ -170,7 +172,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return True
 
     def _attach(self) -> None:
-        """Takes the thread's connection to the shard's host, opened or replaced if need be."""
+        """Takes the thread's connection to the shard's host; opens or replaces it if needed."""
         place = cluster().directory.place(self.shard)
         mine = pools.slots()
         self._shared = mine.shared
@@ -194,17 +196,17 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 self.moved = None
                 return
             if self._own is None:
-                # The thread's connection becomes this object's; another alias gets another one.
+                # The thread's connection now belongs to this object; another alias gets another one.
                 self._own, _ = pools.slots().shared.pop(self._place.host)
             self.connection.autocommit = False
             self._sent, self.moved, self._savepoints = 0, None, []
 
     def _share(self) -> None:
-        """Makes the connection the thread's again, or gives it back where there is one by now."""
+        """Makes the connection the thread's again, or gives it back if the thread has another one by now."""
         mine, own, self._own = pools.slots(), self._own, None
         assert own is not None, "only after a transaction"
         if self.moved is not None or self._place.host in mine.shared:
-            # A session that has met a signpost may remember it.
+            # A session that has met a signpost may remember it, so its connection is discarded.
             (own.give_back if self.moved is None else own.discard)(self.connection)
             self.connection = None
         else:
@@ -220,7 +222,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self.connection = None
 
     def is_busy(self) -> bool:
-        """Whether somebody relies on this very object: a transaction, an open cursor, a test that counts statements."""
+        """Whether something relies on this very object: a transaction, an open cursor, a test that counts statements."""
         return bool(
             self._own is not None
             or self.in_atomic_block
@@ -232,17 +234,17 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         )
 
     def is_usable(self) -> bool:
-        """Whether the connection has not been seen to end, and takes statements: Django's tests ask it after each test."""
+        """Whether the connection takes statements and its end has not been noticed. Django's tests ask this after each test."""
         return self.connection is not None and is_alive(self.connection) and not self.has_failed()
 
     def close_if_health_check_failed(self) -> None:
-        """Every statement looks whether its connection has ended."""
+        """Does nothing: each statement checks whether its connection has ended."""
 
     def init_connection_state(self) -> None:
-        """Nothing: a connection is prepared when its pool opens it."""
+        """Does nothing: the pool prepares a connection when it opens it."""
 
     def close_pool(self) -> None:
-        """Nothing: pools belong to hosts."""
+        """Does nothing: each pool belongs to a host, not to an alias."""
 
     # ---------------------------------------------------------------------------------------------------------- cursors
 
@@ -255,7 +257,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _cursor(self, name: str | None = None) -> Any:
         known = BaseDatabaseWrapper.ensure_connection is _ENSURE_CONNECTION
         if name is None and known and self.connection is not None:
-            # Whatever it is on: `_ready` looks before each statement, and once is enough.
+            # It does not matter which connection it is on: `_ready` checks that before each statement, and once is enough.
             try:
                 return self._prepare_cursor(_CREATE_CURSOR(self))
             except psycopg.Error:
@@ -266,10 +268,10 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return wrapped
 
     def chunked_cursor(self) -> Any:
-        """A server-side cursor; outside of transactions on a connection of its own, so that nothing else ends it."""
+        """A server-side cursor. Outside of transactions it has a connection of its own, so that no other statement ends it."""
         self.ensure_connection()
         if not cluster().directory.host(self._place.host).named:
-            # Behind a pooler in transaction mode the next FETCH may get another session.
+            # Behind a pooler in transaction mode the next FETCH may reach another session.
             return self._cursor()
         if self._own is not None:
             return super().chunked_cursor()
@@ -294,7 +296,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         (pool.discard if discard else pool.give_back)(connection)
 
     def _on(self, connection: Connection, name: str | None) -> Any:
-        """psycopg's cursor on this connection."""
+        """A cursor of psycopg on this connection."""
         mine, self.connection = self.connection, connection
         try:
             return self.create_cursor(name)
@@ -302,7 +304,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self.connection = mine
 
     def rendered(self, sql: Any) -> Any:
-        """SQL with this shard's schema for `{shard}`."""
+        """The SQL with this shard's schema in place of `{shard}`."""
         if not isinstance(sql, str):
             sql = sql.as_string(self.connection)
         return render(sql, self.schema) if "{shard}" in sql else sql
@@ -310,9 +312,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     # ------------------------------------------------------------------------------------------------------------ moves
 
     def run(self, cursor: Any, sql: str, execute: Callable[[], Any], repeatable: bool = True) -> Any:
-        """Runs a statement, again where the shard has moved and that is safe.
+        """Runs a statement. Runs it again if the shard has moved and that is safe.
 
-        Raises `ShardMoved` where it is not, and `ShardUnavailable` where the shard could not be used in time.
+        Raises `ShardMoved` if it is not safe, and `ShardUnavailable` if the shard could not be used in time.
         """
         recovery: Recovery | None = None
         self._ready(cursor)
@@ -360,8 +362,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _believed(
         self, cursor: Any, sql: str, execute: Callable[[], Any], recovery: Recovery, began: float, repeatable: bool
     ) -> tuple[bool, Any]:
-        """Runs a statement that a signpost would answer without an error, and asks the host whether it has served the shard:
-        False where it has not, nothing of the statement stays, and it is worth another try.
+        """Runs a statement that a signpost would answer without an error, and asks the host whether it served the shard. The
+        first value is False if it did not, no effect of the statement stays, and the statement is worth another try.
         """
         repeatable = repeatable and may_repeat(sql) and not _several(sql)
         if self._own is not None or cursor.stream is not None or not repeatable:
@@ -389,12 +391,12 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._sent += self._counts
 
     def _ready(self, cursor: Any) -> None:
-        """Sees to it that the cursor is on this object's connection: another alias may have taken the one it began on."""
+        """Makes sure that the cursor is on this object's connection: another alias may have taken the one it began on."""
         if cursor.stream is None:
             self.ensure_connection()
             if self._own is not None and self._sent and cluster().directory.epoch(self.shard) > self._place.epoch:
-                # It can only have read so far, for a write would have kept the shard where it is; and what it read next could be
-                # the old copy, by a plan made before.
+                # The transaction can only have read so far, because a write would have kept the shard where it is. What it
+                # reads next could be the old copy, through a plan that was made before.
                 self._moved(Met.SIGNPOST, self._began)
             if cursor.cursor.connection is not self.connection:
                 cursor.cursor = self._on(self.connection, cursor.server_side_name)
@@ -415,7 +417,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.connection = None
 
     def _refuse(self, how: Met, began: float, error: BaseException | None) -> None:
-        """Raises `ShardMoved` unless the error, or the answer, is the application's own."""
+        """Raises `ShardMoved`, unless the error or the answer is the application's own."""
         since = self._began if self._own is not None else began
         with djangos():
             if Recovery(cluster().asking, self.shard).is_own(how, self._place, since):
@@ -425,7 +427,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _moved(self, how: Met, since: float, error: BaseException | None = None) -> NoReturn:
         whole = self._own is not None
         if whole:
-            words = "a transaction was open, of which nothing stays: run it again, whole"
+            words = "a transaction was open: nothing of it stays, so run all of it again"
         else:
             words = "a statement ran that is not repeated, because a part of it may have taken effect"
         moved = ShardMoved(f"shard {self.shard} was moved, or closed for a move, while {words}")
@@ -434,18 +436,18 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         raise moved from error
 
     def _lost(self, cursor: Any, error: DatabaseError) -> None:
-        """Says what became of a statement whose connection was lost, if it was."""
+        """If the error is that of a lost connection, raises one that says what became of the statement."""
         if not is_lost(error.__cause__, cursor.cursor.connection):
             return
         host = f"the connection to host {self._place.host} was lost"
         if self._own is not None and cursor.stream is None:
-            raise ConnectionLost(f"{host} in a transaction, of which nothing has taken effect: {error}") from error
+            raise ConnectionLost(f"{host} in a transaction: nothing of it has taken effect: {error}") from error
         if cursor.stream is None:
             self._drop_shared()
         raise InDoubt(f"{host} while a statement was on its way, which may have taken effect: {error}") from error
 
     def _is_on_standby(self, cursor: Any) -> bool:
-        """Whether a server that would not write is a standby: else the transaction is one that is to read only."""
+        """Whether a server that refused to write is a standby. Otherwise the transaction is read-only by choice."""
         connection = cursor.cursor.connection
         identity = connection.server.identity
         if identity is not None and identity.timeline is None:
@@ -453,7 +455,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         try:
             if connection.pgconn.transaction_status == TransactionStatus.IDLE:
                 return is_standby(connection)
-            # Behind a pooler it may have become another server since. The transaction has failed, and cannot ask.
+            # Behind a pooler the server may be another one by now. The transaction has failed, so it cannot ask.
             return cluster().asking.questions(self._place.host).control.run(is_standby)
         except (psycopg.Error, core.PgshardError):
             return False
@@ -464,7 +466,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self._recovered(cursor, recovery, None, began)
             return
         where = f"the server of host {self._place.host} is a standby since a fail-over"
-        moved = ShardMoved(f"{where}: nothing of the transaction has taken effect: run it again, whole")
+        moved = ShardMoved(f"{where}: nothing of the transaction has taken effect: run all of it again")
         moved.met_move(self.shard, None, self._place, self._began, self._own is not None)
         if self._own is not None:
             self.moved = moved
@@ -473,8 +475,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         raise moved from error
 
     def _recovered(self, cursor: Any, recovery: Recovery, how: Met | None, began: float) -> bool:
-        """Waits until the statement is worth another try, and makes the cursor ready for it; False where it is not. Without
-        `how`, it met a standby."""
+        """Waits until the statement is worth another try, and prepares the cursor for it; False if it is not worth one. `how`
+        is None if the statement met a standby."""
         given_back: list[bool] = []
 
         def give_back() -> None:
@@ -492,7 +494,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 self._resume(cursor)
         except BaseException:
             if given_back and self._own is not None and cursor.stream is None:
-                # As Django's close() within a transaction.
+                # The same as Django's close() does within a transaction.
                 self.closed_in_transaction = self.needs_rollback = self.in_atomic_block
                 self.connection = None
             raise
@@ -500,7 +502,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return True
 
     def _let_go(self, cursor: Any) -> None:
-        """Closes the connection before anything is waited for: its session may remember a signpost."""
+        """Closes the connection before anything is waited for, because its session may remember a signpost."""
         if cursor.stream is not None:
             pool, connection = cursor.stream
             pool.discard(connection)
@@ -510,7 +512,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self._drop_shared()
 
     def _resume(self, cursor: Any) -> None:
-        """Puts the cursor on a connection to the host where the shard is now; a transaction begins there anew."""
+        """Puts the cursor on a connection to the host where the shard is now. A transaction begins again there."""
         if cursor.stream is not None:
             self._place = cluster().directory.place(self.shard)
             pool = self._pool(self._place.host)
@@ -530,7 +532,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     @contextmanager
     def copying(self, cursor: Any) -> Iterator[None]:
-        """Around a COPY, which is not repeated."""
+        """For a COPY, which is never repeated."""
         self._ready(cursor)
         began = time.monotonic()
         if self._own is not None and self._sent == 0:
@@ -549,7 +551,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def _commit(self) -> None:
         if self.moved is not None:
-            # The application went on after it was told. Nothing of the transaction may count as done.
+            # The application went on after `ShardMoved` was raised. Nothing of the transaction may count as done.
             super()._rollback()
             raise self.moved
         ended = self.connection is None or self.connection.closed
@@ -561,14 +563,14 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 if ended:
                     raise ConnectionLost(f"{host} before COMMIT: nothing has taken effect: {error}") from error
                 raise InDoubt(f"{host} during COMMIT, which may have taken effect: {error}") from error
-            # By a trigger or a constraint that waits for the end.
+            # A trigger or a constraint that is deferred to the commit raised the error.
             how = met(getattr(error.__cause__, "sqlstate", None), _message(error.__cause__))
             if how is not None:
                 self._refuse(how, self._began, error)
             raise
 
     def has_failed(self) -> bool:
-        """Whether a statement of the transaction failed, and no savepoint has undone it: COMMIT would roll back."""
+        """Whether a statement of the transaction failed and no savepoint has undone that: COMMIT would roll back."""
         return self.connection is not None and self.connection.pgconn.transaction_status == TransactionStatus.INERROR
 
     def _savepoint(self, sid: str) -> None:
@@ -599,11 +601,11 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     # ---------------------------------------------------------------------------------------------------------- schemas
 
     def prepare_database(self) -> None:
-        """Refuses `manage.py migrate --database shard-N`, which would make Django's own tables in the host's `public`."""
+        """Refuses `manage.py migrate --database shard-N`, which would create Django's own tables in the host's `public`."""
         refuse(self.alias)
 
     def schema_editor(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses: shards are changed all together, by files that `pgshard migrate up` runs."""
+        """Refuses: all shards are changed together, by files that `pgshard migrate up` runs."""
         refuse(self.alias)
 
 
@@ -612,5 +614,5 @@ def _message(error: BaseException | None) -> str:
 
 
 def _several(sql: str) -> bool:
-    """Whether the text may hold several statements, of which some may have taken effect: a semicolon before its end."""
+    """Whether the text may hold several statements, some of which may have taken effect: it has a semicolon before its end."""
     return ";" in sql.rstrip().rstrip(";")

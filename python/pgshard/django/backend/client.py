@@ -1,4 +1,4 @@
-"""`manage.py dbshell --database shard-31`: psql on the shard's host, with the shard's tables in the search path."""
+"""`manage.py dbshell --database shard-31`: psql on the shard's host, with the shard's schema in the search path."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..cluster import cluster
 
 
 class DatabaseClient(PostgresqlClient):
-    """psql."""
+    """Runs psql."""
 
     def runshell(self, parameters: Iterable[str]) -> None:
-        """Runs psql; the password goes into its environment."""
+        """Runs psql, with the password in its environment."""
         directory = cluster().directory
         host = directory.host(directory.place(self.connection.shard).host)
         env = dict(os.environ)

@@ -1,7 +1,7 @@
-"""ORM SQL with the shard's schema before each table of a FROM, a JOIN, an INSERT, an UPDATE and a DELETE.
+"""The SQL of the ORM, with the shard's schema before each table of a FROM, a JOIN, an INSERT, an UPDATE and a DELETE.
 
-Everything else keeps the bare table name, which PostgreSQL takes as the implicit alias: so `FOR UPDATE OF "t"` and
-`RETURNING "t"."id"` work, and so does a column that is called like a table.
+Everywhere else the bare table name stays, which PostgreSQL takes as the implicit alias. So `FOR UPDATE OF "t"` and `RETURNING
+"t"."id"` work, and so does a column with the same name as a table.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..sharded import unsharded_tables
 
 
 def _django(name: str) -> Any:
-    """PostgreSQL's compiler, which refuses and does more than the standard one: Django's versions have not the same of them."""
+    """PostgreSQL's compiler, which differs from the standard one; which classes it has depends on the version of Django."""
     return getattr(postgresql, name, getattr(standard, name))
 
 
-# For mypy each is of any type, as all of Django's.
+# mypy sees them as Any, like all of Django.
 _Select: Any = _django("SQLCompiler")
 _Aggregate: Any = _django("SQLAggregateCompiler")
 _Insert: Any = _django("SQLInsertCompiler")
@@ -41,7 +41,7 @@ class _Qualified:
     compile: Any
 
     def get_from_clause(self) -> Any:
-        # Only here are tables compiled. All else is compiled by Django's own `compile`, which is called for each column.
+        # Tables are only compiled here. Django's own `compile`, which is called for each column, compiles the rest.
         self.compile = self._compile_from
         try:
             parts, params = super().get_from_clause()  # type: ignore[misc]
@@ -52,11 +52,11 @@ class _Qualified:
         return parts, params
 
     def _extra(self, part: str) -> str:
-        """A part of FROM; with the schema, if it is of `extra(tables=…)`, which Django puts there as they are."""
+        """A part of FROM. It gets the schema if it comes from `extra(tables=…)`, whose tables Django adds as they are."""
         if not part.startswith(", "):
             return part
         self._known(part[2:].strip('"'))
-        # One that names its schema is elsewhere, as in `public`.
+        # A table with a schema in its name is in another schema, such as `public`.
         return part if '"."' in part else _put(part, ", ", self.connection.quoted_schema)
 
     def _compile_from(self, node: Any) -> Any:
@@ -72,7 +72,7 @@ class _Qualified:
         return sql, params
 
     def _known(self, table: str) -> None:
-        """Refuses the table of a model that is not in the shards, which would be said not to exist."""
+        """Refuses the table of a model that is not in the shards. The server would only say that it does not exist."""
         model = unsharded_tables().get(table)
         if model is not None:
             raise WrongShard(

@@ -1,4 +1,4 @@
-"""Test databases: shards have one together, which `pgshard.django.test` makes."""
+"""Test databases: all shards share one, which `pgshard.django.test` makes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from django.db.backends.postgresql.creation import DatabaseCreation as Postgresq
 
 
 class DatabaseCreation(PostgresqlCreation):
-    """Makes nothing by itself."""
+    """Makes no test database: `pgshard.django.test` does."""
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
-        """The alias."""
+        """Returns the alias."""
         return str(self.connection.alias)
 
     def destroy_test_db(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing."""
+        """Does nothing: `pgshard.django.test` drops the database."""
 
     def setup_worker_connection(self, _worker_id: int) -> None:
-        """In a process of `manage.py test --parallel`: the shards of its own copy."""
+        """In a process of `manage.py test --parallel`, switches to the shards of the process's own copy."""
         from ..test import use_copy
 
         use_copy(_worker_id)
         self.connection.connection = None
 
     def get_test_db_clone_settings(self, suffix: str) -> Any:
-        """Nothing of a shard's settings changes: the config does."""
+        """The settings of a shard stay the same: the config changes instead."""
         return self.connection.settings_dict

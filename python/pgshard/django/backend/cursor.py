@@ -1,4 +1,4 @@
-"""Cursors that notice moves: below users' `execute_wrapper`s, which see one call, and above the driver."""
+"""Cursors that notice moves. They are below users' `execute_wrapper`s, which see one call, and above the driver."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from django.db.backends.utils import CursorWrapper
 from ...pool import Connection, Pool
 
 abandoned: list[Any] = []
-"""What belongs to the parent of this process, and must not be collected here: that would close it."""
+"""Objects that belong to the parent of this process. They must not be collected here, because that would close their
+connections."""
 
 
 class _Moving:
-    """What both kinds of cursors have. `self.cursor` is psycopg's, and replaced when the shard's connection is another."""
+    """What both kinds of cursors share. `self.cursor` is psycopg's; it is replaced when the shard gets another connection."""
 
     cursor: Any
     db: Any
     server_side_name: str | None = None
-    """Of a server-side cursor: its name."""
+    """The name of a server-side cursor; None for any other."""
     stream: tuple[Pool, Connection] | None = None
-    """Of one outside of transactions: the connection that it has for itself."""
+    """The connection that a server-side cursor outside of transactions has for itself."""
     pid: int | None = None
-    """Of a server-side cursor: the process that opened it."""
+    """The process that opened a server-side cursor."""
 
     def execute(self, sql: Any, params: Any = None) -> Any:
         return super().execute(self.db.rendered(sql), params)  # type: ignore[misc]
@@ -45,12 +46,12 @@ class _Moving:
         return self.db.run(self, sql, run, repeatable=False)
 
     def callproc(self, procname: Any, params: Any = None, kparams: Any = None) -> Any:
-        """Not for shards: the procedure's name has no place for the schema."""
+        """Not supported on shards: the procedure's name has no place for the schema."""
         raise NotSupportedError(f"name the schema: execute('SELECT * FROM {{shard}}.{procname}(…)')")
 
     @contextmanager
     def copy(self, statement: Any, params: Any = None, **more: Any) -> Iterator[Any]:
-        """psycopg's COPY. It is not repeated: `ShardMoved` where the shard is being moved."""
+        """psycopg's COPY. It is never repeated: raises `ShardMoved` if the shard is being moved."""
         with self.db.copying(self), self.cursor.copy(self.db.rendered(statement), params, **more) as copy:
             yield copy
 
@@ -61,7 +62,7 @@ class _Moving:
             return
         stream = self._take_stream()
         if self.pid != os.getpid():
-            # In the child of a fork: the cursor is the parent's, and closing it here would close it there.
+            # In the child of a fork: the cursor belongs to the parent, and closing it here would close it there.
             abandoned.append((self.cursor, stream))
             return
         try:
@@ -71,18 +72,19 @@ class _Moving:
                 self.db.stream_ended(*stream)
 
     def __del__(self, getpid: Any = os.getpid) -> None:
-        # One that nobody has closed, in the process that opened it.
+        # The process that opened the cursor has not closed it.
         if self.pid is not None and self.pid == getpid():
             self.end_stream()
 
     def end_stream(self) -> None:
-        """For who has opened a server-side cursor outside of transactions, and is gone: closes its connection if it is open."""
+        """Called when whoever opened a server-side cursor outside of transactions has dropped it: closes its connection if it
+        is open."""
         stream = self._take_stream()
         if stream is not None:
             self.db.stream_ended(*stream, discard=True)
 
     def _take_stream(self) -> tuple[Pool, Connection] | None:
-        # At once: the thread that opened it and the one that collects it may come here together.
+        # In one step, because the thread that opened it and the one that collects it may both get here at the same time.
         return self.__dict__.pop("stream", None)
 
 
@@ -91,4 +93,4 @@ class Cursor(_Moving, CursorWrapper):
 
 
 class DebugCursor(_Moving, CursorDebugWrapper):
-    """A cursor that logs its statements."""
+    """A cursor that also logs its statements."""

@@ -1,4 +1,4 @@
-"""What is in a shard's schema."""
+"""What a shard's schema contains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _FIRST_ROW = re.compile(r"^SELECT \* FROM (?=\")")
 
 
 class _InSchema:
-    """A cursor for Django's own statements, which look for a bare name along the search path: here, in the shard's schema."""
+    """A cursor for Django's own statements, which look for a bare name along the search path: this one looks in the shard's
+    schema."""
 
     def __init__(self, cursor: Any, schema: str, quoted_schema: str) -> None:
         self._cursor = cursor
@@ -31,10 +32,10 @@ class _InSchema:
 
 
 class DatabaseIntrospection(PostgresqlIntrospection):
-    """Tables of the schema, whatever the search path says."""
+    """Describes the tables of the shard's schema, whatever the search path is."""
 
     def get_table_list(self, cursor: Any) -> list[Any]:
-        """Its tables and views."""
+        """The schema's tables and views."""
         cursor.execute(
             "SELECT c.relname, CASE WHEN c.relkind IN ('m', 'v') THEN 'v' WHEN c.relispartition THEN 'p' ELSE 't' END, "
             "pg_catalog.obj_description(c.oid, 'pg_class') FROM pg_catalog.pg_class c "
@@ -45,23 +46,23 @@ class DatabaseIntrospection(PostgresqlIntrospection):
         return [TableInfo(*row) for row in cursor.fetchall()]
 
     def get_table_description(self, cursor: Any, table_name: str) -> Any:
-        """The columns of one."""
+        """The columns of a table."""
         return super().get_table_description(self._in_schema(cursor), table_name)
 
     def get_sequences(self, cursor: Any, table_name: str, table_fields: Any = ()) -> Any:
-        """The sequences of its columns."""
+        """The sequences of a table's columns."""
         return super().get_sequences(self._in_schema(cursor), table_name, table_fields)
 
     def get_relations(self, cursor: Any, table_name: str) -> Any:
-        """Its foreign keys."""
+        """The foreign keys of a table."""
         return super().get_relations(self._in_schema(cursor), table_name)
 
     def get_constraints(self, cursor: Any, table_name: str) -> Any:
-        """Its keys, constraints and indexes."""
+        """The keys, constraints and indexes of a table."""
         return super().get_constraints(self._in_schema(cursor), table_name)
 
     def get_field_type(self, data_type: Any, description: Any) -> Any:
-        """As Django's, and the ID that the shard makes."""
+        """The same as Django's, and also recognizes the ID that the shard makes."""
         if str(getattr(description, "default", None)).endswith("next_id()"):
             return "pgshard.django.ShardedBigAutoField"
         return super().get_field_type(data_type, description)

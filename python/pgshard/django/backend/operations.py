@@ -1,4 +1,4 @@
-"""SQL that is not the compiler's: of `flush`, of sequences, of fixtures."""
+"""The SQL that does not come from the compiler: for `flush`, sequences and fixtures."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from . import compiler
 
 
 class DatabaseOperations(PostgresqlOperations):
-    """With the shard's schema."""
+    """Django's operations, with the shard's schema."""
 
     compiler_module = "pgshard.django.backend.compiler"
 
     def compiler(self, compiler_name: str) -> Any:
-        """As Django's, which imports the module anew for each connection object."""
+        """The same as Django's, which would import the module again for each connection object."""
         return getattr(compiler, compiler_name)
 
     def sql_flush(
@@ -32,7 +32,8 @@ class DatabaseOperations(PostgresqlOperations):
         return [f"TRUNCATE {names}{tail};"]
 
     def sequence_reset_sql(self, style: Any, model_list: Any) -> list[str]:
-        """Of plain sequences, such as those of automatic tables. `next_id()` never gives an ID that is taken."""
+        """For ordinary sequences, such as those of automatic many-to-many tables. `next_id()` never gives an ID that is
+        taken."""
         found = []
         for model in model_list:
             for field in model._meta.local_fields:
@@ -47,7 +48,7 @@ class DatabaseOperations(PostgresqlOperations):
         return found
 
     def sequence_reset_by_name_sql(self, style: Any, sequences: Any) -> list[str]:
-        """Of these sequences."""
+        """For the given sequences."""
         found = []
         for one in sequences:
             table = f"{self.connection.quoted_schema}.{self.quote_name(one['table'])}"

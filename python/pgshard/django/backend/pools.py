@@ -1,5 +1,5 @@
-"""Connections of a process and of a thread: a pool a host, and of each host at most one that a thread holds while no
-transaction is open. All aliases of the thread share it."""
+"""Connections of a process and of a thread. A process has a pool for each host. While no transaction is open, a thread holds at
+most one connection to each host, which all its aliases share."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ..cluster import Cluster, cluster, state
 from .cursor import abandoned
 
 WRAPPERS_MAX = 1024
-"""Connection objects of shards that a thread keeps between two calls of `release`. Each takes 4 KiB, and to make one a quarter
-of a query's time."""
+"""How many connection objects for shards a thread keeps between two calls of `release`. Each takes 4 KiB, and making one takes
+a quarter of the time of a query."""
 
 shard_connection_created = Signal()
 """Sent for each new connection to a host, with `host` (its name) and `connection` (psycopg's)."""
 
 
 class _Pools:
-    """The pools of this process, which belong to a cluster."""
+    """The pools of this process. They belong to one cluster."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -42,20 +42,20 @@ _held = Local(thread_critical=True)
 
 
 class Slots:
-    """What a thread holds. One that ends (an event loop's, a worker's) gives it back."""
+    """What a thread holds. It is given back when the thread (or the event loop, or the worker) ends."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.shared: dict[str, tuple[Pool, Connection]] = {}
         """By host: the connection in autocommit."""
         self.touched: dict[str, None] = {}
-        """Aliases that have a connection object in this thread, in the order of their making."""
+        """The aliases that have a connection object in this thread, oldest first."""
         self.streams: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Server-side cursors that this thread has opened outside of transactions, and that may be open yet."""
+        """The server-side cursors that this thread opened outside of transactions, and that may still be open."""
 
     def give_back(self, getpid: Any = os.getpid) -> None:
-        """Gives all connections back. In the child of a fork they are the parent's, and left alone."""
-        # The dictionary stays: connection objects look into it.
+        """Gives all connections back. In the child of a fork they belong to the parent, and stay as they are."""
+        # The dictionary itself stays, because connection objects refer to it.
         shared = dict(self.shared)
         self.shared.clear()
         if self.pid == getpid():
@@ -63,7 +63,7 @@ class Slots:
                 pool.give_back(connection)
 
     def end_streams(self) -> None:
-        """Closes the cursors that have a connection for themselves."""
+        """Closes the cursors that have a connection of their own."""
         for cursor in list(self.streams):
             cursor.end_stream()
 
@@ -74,7 +74,7 @@ class Slots:
 
 
 def slots() -> Slots:
-    """Those of this thread."""
+    """The slots of this thread."""
     found = getattr(_held, "slots", None)
     if found is None or found.pid != os.getpid():
         found = _held.slots = Slots()
@@ -83,14 +83,14 @@ def slots() -> Slots:
 
 
 def pool(name: str, wrapper: Any) -> Pool:
-    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`, and
-    `ImproperlyConfigured` where tests would reach a real shard."""
+    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`, and `ImproperlyConfigured` if
+    tests would reach a real shard."""
     current = cluster()
     found = _pools.by_host.get(name) if _pools.cluster is current else None
     if found is not None:
         return found
     if hasattr(mail, "outbox") and not state.visible:
-        # Only while tests run there is one.
+        # This is only set while tests run.
         raise ImproperlyConfigured(
             "tests run, and this is the first one to use a real shard: give them shards of their own by "
             'TEST_RUNNER = "pgshard.django.test.ShardedTestRunner", or by pytest with pytest-django'
@@ -119,7 +119,7 @@ def pool(name: str, wrapper: Any) -> Pool:
 
 
 def close_all() -> None:
-    """Closes what no thread holds: for tests, and before the server is stopped."""
+    """Closes all connections that no thread holds: for tests, and before the server is stopped."""
     release()
     with _pools.lock:
         pools, _pools.by_host = list(_pools.by_host.values()), {}
@@ -128,18 +128,19 @@ def close_all() -> None:
 
 
 def release(**_: Any) -> None:
-    """Gives back what this thread holds, and forgets its connection objects of shards: at the end of a request, a task, a round
-    of a long loop. What is in a transaction stays."""
+    """Gives back what this thread holds, and drops its connection objects for shards. Call it at the end of a request, a task,
+    or a round of a long loop. Connections in a transaction stay."""
     mine = slots()
     _forget(mine, 0)
     mine.give_back()
 
 
 def request_ended(sender: Any = None, **_: Any) -> None:
-    """At the end of a request: `release`, and what it has left open on a server-side cursor is closed.
+    """Called at the end of a request: does what `release` does, and closes what the request left open on a server-side cursor.
 
-    A browser that leaves cancels its request, and the exception that does so refers to itself and to the iterator that it met:
-    Python would close that some day. A test's client is no server, and its test may be in the midst of an iterator.
+    If a browser disconnects, its request is cancelled by an exception that refers to itself and to the iterator it met, so
+    Python would close that only at some later time. A test's client is not a server, and its test may still be using an
+    iterator.
     """
     if isinstance(sender, type) and issubclass(sender, (ASGIHandler, WSGIHandler)):
         slots().end_streams()
@@ -147,7 +148,7 @@ def request_ended(sender: Any = None, **_: Any) -> None:
 
 
 def touch(alias: str) -> None:
-    """Notes that this thread has a connection object for a shard, and forgets old ones when there are many."""
+    """Notes that this thread has a connection object for a shard, and drops old ones when there are many."""
     mine = slots()
     mine.touched[alias] = None
     if len(mine.touched) > WRAPPERS_MAX:
@@ -160,7 +161,7 @@ def _forget(mine: Slots, keep: int, but: str | None = None) -> None:
         if wrapper is None:
             del mine.touched[alias]
         elif alias in state.visible:
-            # In tests, which forbid databases by changing these objects.
+            # Tests that forbid databases change these objects.
             wrapper.detach()
         elif alias != but and not wrapper.is_busy():
             wrapper.detach()
@@ -169,15 +170,15 @@ def _forget(mine: Slots, keep: int, but: str | None = None) -> None:
 
 
 def _after_fork() -> None:
-    # The sockets are the parent's: they are left to it, unclosed and unused. Whatever refers to them must not be collected,
-    # because closing would tell the server that the parent's sessions end.
+    # The sockets belong to the parent, so they are neither closed nor used here. Whatever refers to them must not be collected,
+    # because closing them would tell the server that the parent's sessions end.
     global _pools
     mine = getattr(_held, "slots", None)
     wrappers = [getattr(connections._connections, alias, None) for alias in (mine.touched if mine else ())]
     abandoned.append((_pools, mine, wrappers))
     _pools = _Pools()
     if mine is not None:
-        # For who has kept a connection object.
+        # Some code may have kept a connection object.
         abandoned.append(dict(mine.shared))
         mine.shared.clear()
         for alias in mine.touched:

@@ -1,4 +1,4 @@
-"""Django's DDL as text for all shards, and the refusal to run it on one."""
+"""Django's DDL as text for all shards; running it on a single shard is refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from django.db.backends.postgresql.schema import DatabaseSchemaEditor
 from django.db.backends.utils import split_identifier
 
 SCHEMA = "pgshard_schema_of_this_shard"
-"""What stands for {shard} while Django makes SQL, so that a text of the application's that says {shard} is told from it."""
+"""Stands for {shard} while Django makes SQL, so that a {shard} in the application's own text can be distinguished."""
 
 _FOUND = re.compile(r'"(pgshard_found_\d+)"')
 
-# The names are looked up when the statement runs, in each shard: what Django called a constraint of a table or column that
-# was renamed since, nobody knows here.
+# Each shard looks the names up when the statement runs: if a table or column was renamed since, the name that Django gave its
+# constraint cannot be computed here.
 _CONSTRAINTS = """SELECT c.conname FROM pg_catalog.pg_constraint c
         WHERE c.conrelid = {table}::pg_catalog.regclass AND c.contype = '{kind}' AND c.conname <> ALL ({but}) AND {columns} =
             (SELECT pg_catalog.array_agg(a.attname::text ORDER BY k.place) FROM pg_catalog.unnest(c.conkey)
@@ -42,7 +42,7 @@ $pgshard$"""
 
 
 def refuse(alias: str) -> NoReturn:
-    """Raises: a shard alone is not migrated."""
+    """Raises an error: a single shard is never migrated."""
     raise NotSupportedError(
         f"{alias} is not migrated by Django: `manage.py shards makesql` writes files for all shards, "
         f"and `pgshard migrate up` runs them"
@@ -50,12 +50,13 @@ def refuse(alias: str) -> NoReturn:
 
 
 class TemplateSchemaEditor(DatabaseSchemaEditor):
-    """Collects SQL for all shards. Tables come with `SCHEMA`; what is here are names that do not. No database is asked."""
+    """Collects SQL for all shards, and asks no database. Table names already have `SCHEMA`; this class adds it to the other
+    names."""
 
     sql_delete_index = f'DROP INDEX IF EXISTS "{SCHEMA}".%(name)s'
     sql_delete_index_concurrently = f'DROP INDEX CONCURRENTLY IF EXISTS "{SCHEMA}".%(name)s'
     sql_rename_index = f'ALTER INDEX "{SCHEMA}".%(old_name)s RENAME TO %(new_name)s'
-    # Django sets deferred checks of a foreign key to immediate first, by its bare name.
+    # Django's version first sets deferred checks of a foreign key to immediate, by its bare name.
     sql_delete_fk = DatabaseSchemaEditor.sql_delete_constraint
 
     def __init__(self, connection: Any) -> None:
@@ -63,12 +64,12 @@ class TemplateSchemaEditor(DatabaseSchemaEditor):
         self._queries: dict[str, str] = {}
 
     def statements(self) -> list[str]:
-        """What was collected."""
+        """The statements that were collected."""
         collected = [*self.collected_sql, *(str(one) for one in self.deferred_sql)]
         return [self._looked_up(one) for one in collected if not one.startswith("--")]
 
     def _looked_up(self, statement: str) -> str:
-        """The statement for each name that its query finds, where it speaks of one."""
+        """The statement; if it contains a placeholder for names, it runs once for each name that the query finds."""
         names = set(_FOUND.findall(statement))
         if not names:
             return statement
@@ -88,12 +89,12 @@ class TemplateSchemaEditor(DatabaseSchemaEditor):
         type_: str | None = None,
         exclude: Any = None,
     ) -> list[str]:
-        """One name that stands for those that are there when the statement runs."""
+        """A placeholder for the names that exist when the statement runs."""
         kinds = {"u": unique, "p": primary_key, "f": foreign_key, "c": check}
         kind = next((name for name, wanted in kinds.items() if wanted), None)
         if kind is None and not index:
             raise NotSupportedError(
-                f"{model._meta.label}: this change needs names that only a database knows: write a RunSQL"
+                f"{model._meta.label}: this change needs names that only a database has: use RunSQL"
             )
         if column_names is None:
             column_names = [model._meta.pk.column]
@@ -110,7 +111,7 @@ class TemplateSchemaEditor(DatabaseSchemaEditor):
         return [name]
 
     def alter_db_table(self, model: Any, old_db_table: str, new_db_table: str) -> None:
-        """A new name in RENAME TO has no schema."""
+        """The new name in a RENAME TO has no schema."""
         if old_db_table != new_db_table:
             new = self.quote_name(split_identifier(new_db_table)[1])
             self.execute(f"ALTER TABLE {self.quote_name(old_db_table)} RENAME TO {new}")

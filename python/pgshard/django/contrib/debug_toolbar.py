@@ -1,8 +1,9 @@
-"""The SQL panel of django-debug-toolbar, with the statements on shards. In the settings it takes the place of the toolbar's own:
+"""The SQL panel of django-debug-toolbar, with the statements on shards. In the settings it replaces the toolbar's own panel:
 
     DEBUG_TOOLBAR_PANELS = [… "pgshard.django.contrib.debug_toolbar.ShardedSQLPanel" …]
 
-The toolbar looks at all databases as a request begins, which finds no alias of a shard: they are watched as they are made.
+The toolbar wraps all databases when a request begins, but does not find the aliases of shards: this panel wraps them when they
+are made.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _current = Local(thread_critical=True)
 
 
 class ShardedSQLPanel(SQLPanel):
-    """The toolbar's, and it sees shards."""
+    """The toolbar's panel, which also sees shards."""
 
     panel_id = SQLPanel.__name__
     template = SQLPanel.template
 
     def enable_instrumentation(self) -> None:
-        """From now on, in this thread."""
+        """Records statements from now on, in this thread."""
         super().enable_instrumentation()
         _current.panel = self
         for alias in slots().touched:
@@ -36,7 +37,7 @@ class ShardedSQLPanel(SQLPanel):
                 _watch(wrapper, self)
 
     def disable_instrumentation(self) -> None:
-        """Until now."""
+        """Stops recording."""
         super().disable_instrumentation()
         _current.panel = None
         for alias in slots().touched:
@@ -55,7 +56,7 @@ def _watch(wrapper: Any, panel: ShardedSQLPanel) -> None:
 
 
 def _chunked(wrapper: Any) -> Any:
-    """As the toolbar's, but the new cursor has the connection that the other one had for itself."""
+    """The same as the toolbar's, but the new cursor takes over the connection that the other one had for itself."""
     logger, cursor = wrapper._djdt_logger, wrapper._djdt_chunked_cursor()
     if logger is None or isinstance(cursor, tracking.DjDTCursorWrapperMixin):
         return cursor

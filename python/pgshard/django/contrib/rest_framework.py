@@ -1,4 +1,4 @@
-"""IDs for browsers, by Django REST framework: as texts, since JavaScript knows no integers beyond 2^53."""
+"""IDs for browsers, through Django REST framework: they are texts, because JavaScript has no exact integers beyond 2^53."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 
 class ShardIdField(serializers.Field):
-    """An ID that a shard has made: a text outside, an `int` inside. It takes integers too, from who can send them.
+    """An ID that a shard has made: a text outside, an `int` inside. Clients may also send integers.
 
-    Of a reference: `PrimaryKeyRelatedField(queryset=…, pk_field=ShardIdField())`.
+    For a reference: `PrimaryKeyRelatedField(queryset=…, pk_field=ShardIdField())`.
     """
 
     default_error_messages = {
@@ -27,7 +27,7 @@ class ShardIdField(serializers.Field):
     }
 
     def to_internal_value(self, data: Any) -> int:
-        """The ID. Raises `ValidationError` for what no shard of this cluster has made."""
+        """The ID as an integer. Raises `ValidationError` for a number that no shard of this cluster can have made."""
         if isinstance(data, bool) or not isinstance(data, (int, str)) or not _NUMBER.fullmatch(str(data)):
             self.fail("invalid")
         try:
@@ -37,12 +37,12 @@ class ShardIdField(serializers.Field):
         return int(data)
 
     def to_representation(self, value: Any) -> str:
-        """The text."""
+        """The ID as text."""
         return str(value)
 
 
 class ShardedModelSerializer(serializers.ModelSerializer):
-    """A `ModelSerializer` whose IDs are texts, those of references to sharded models too."""
+    """A `ModelSerializer` whose IDs are texts, including those of references to sharded models."""
 
     serializer_field_mapping = {
         **serializers.ModelSerializer.serializer_field_mapping,
@@ -50,7 +50,7 @@ class ShardedModelSerializer(serializers.ModelSerializer):
     }
 
     def build_relational_field(self, field_name: str, relation_info: Any) -> Any:
-        """For Django REST framework."""
+        """Django REST framework calls this."""
         made, kwargs = super().build_relational_field(field_name, relation_info)
         if issubclass(made, serializers.PrimaryKeyRelatedField) and isinstance(
             relation_info.related_model._meta.pk, ShardedBigAutoField

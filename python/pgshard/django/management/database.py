@@ -1,4 +1,5 @@
-"""The argument `--database` of Django's commands, which takes what an iteration over all databases shows: here the shards too."""
+"""The argument `--database` of Django's commands. Django offers what a loop over all databases sees; here the shards are
+accepted too."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ class AnyDatabase:
     """For a command of Django's that works on one shard as on any database."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """As Django's."""
+        """The same as Django's."""
         parent: Any = super()
         parent.add_arguments(parser)
         for action in parser._actions:
             if "--database" in action.option_strings:
-                # Its iteration, for the help, shows the real ones; and it contains the shards.
+                # A loop over it, for the help, sees the real databases; but `in` also finds the shards.
                 action.choices = connections.settings

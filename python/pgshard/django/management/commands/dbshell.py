@@ -1,4 +1,4 @@
-"""Django's `dbshell`, for a shard too."""
+"""Django's `dbshell`, which also accepts a shard."""
 
 from django.core.management.commands.dbshell import Command as DbShell
 
@@ -6,4 +6,4 @@ from ..database import AnyDatabase
 
 
 class Command(AnyDatabase, DbShell):
-    """As Django's."""
+    """The same as Django's."""

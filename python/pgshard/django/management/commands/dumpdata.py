@@ -1,4 +1,4 @@
-"""Django's `dumpdata`, which for sharded models would print an empty list if it were not told a shard."""
+"""Django's `dumpdata`. For sharded models it would print an empty list if no shard were named."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..database import AnyDatabase
 
 
 class Command(AnyDatabase, DumpData):
-    """As Django's, of one shard; or of a database without sharded models."""
+    """The same as Django's, for one shard, or for a database without sharded models."""
 
     def handle(self, *app_labels: str, **options: Any) -> None:
-        """Refuses what would leave rows out in silence."""
+        """Refuses a call that would silently leave rows out."""
         if shard_of_alias(options.get("database")) is None:
             excluded = set(options.get("exclude") or ())
             sharded = [

@@ -1,4 +1,4 @@
-"""Django's `flush`, for a shard too."""
+"""Django's `flush`, which also accepts a shard."""
 
 from django.core.management.commands.flush import Command as Flush
 
@@ -6,4 +6,4 @@ from ..database import AnyDatabase
 
 
 class Command(AnyDatabase, Flush):
-    """As Django's."""
+    """The same as Django's."""

@@ -1,4 +1,4 @@
-"""Django's `inspectdb`, for a shard too."""
+"""Django's `inspectdb`, which also accepts a shard."""
 
 from django.core.management.commands.inspectdb import Command as InspectDb
 
@@ -6,4 +6,4 @@ from ..database import AnyDatabase
 
 
 class Command(AnyDatabase, InspectDb):
-    """As Django's."""
+    """The same as Django's."""

@@ -1,4 +1,4 @@
-"""Django's `loaddata`: of one shard, what belongs there."""
+"""Django's `loaddata`: on a shard it loads the rows that belong there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ..database import AnyDatabase
 
 
 class Command(AnyDatabase, LoadData):
-    """As Django's. A test case loads its fixtures into each database: each shard takes its own rows, and leaves the others'."""
+    """The same as Django's. A test case loads its fixtures into each database: each shard takes its own rows and skips the
+    others'."""
 
     using: str
 
     def save_obj(self, obj: Any) -> bool:
-        """Saves an object where it belongs. Raises `WrongShard` where it refers to a row of another shard."""
+        """Saves an object on the shard where it belongs. Raises `WrongShard` if it refers to a row of another shard."""
         if is_sharded(type(obj.object)) and shard_of_alias(self.using) is not None:
             if alias_of_instance(obj.object) not in (None, self.using):
                 return False

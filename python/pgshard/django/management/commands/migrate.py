@@ -1,4 +1,4 @@
-"""Django's `migrate`, which for sharded models changes nothing but its own record: it then says what the shards lack."""
+"""Django's `migrate`. For sharded models it only changes Django's own record, so it then says what the shards lack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..database import AnyDatabase
 
 
 class Command(AnyDatabase, Migrate):
-    """As Django's."""
+    """The same as Django's."""
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Migrates, then looks at the shards."""
@@ -42,10 +42,10 @@ class Command(AnyDatabase, Migrate):
 
 
 def _files() -> list[str]:
-    """What has no file yet."""
+    """The migrations that have no file yet."""
     folder = cluster().config.migrations
     if folder is None:
-        return ["the config names no folder of migrations: add migrations to [cluster]"] if sharded_apps() else []
+        return ["the config names no folder for migrations: add migrations to [cluster]"] if sharded_apps() else []
     try:
         missing = unwritten(folder)
     except CannotMake as error:
@@ -54,10 +54,10 @@ def _files() -> list[str]:
 
 
 def _shards() -> list[str]:
-    """What shards have not run, as the command says."""
+    """What the shards have not run, according to the command."""
     command = shutil.which(os.environ.get("PGSHARD", "pgshard"))
     if command is None:
-        return ["the command pgshard is not in PATH, so nobody has looked what they lack: run `pgshard migrate status`"]
+        return ["the command pgshard is not in PATH, so the shards were not checked: run `pgshard migrate status`"]
     line = [command, "--config", str(cluster().config.path), "--json", "migrate", "status"]
     done = subprocess.run(line, capture_output=True, text=True)
     try:

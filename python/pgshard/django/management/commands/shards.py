@@ -1,4 +1,4 @@
-"""`manage.py shards`: where things are, migrations as files, and work on every shard."""
+"""`manage.py shards`: shows where things are, writes migrations as files, and does work on every shard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Command(BaseCommand):
     help = "Where keys and IDs are, migrations of sharded models, and work on every shard."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Its verbs."""
+        """Adds the subcommands."""
         verbs = parser.add_subparsers(dest="verb", required=True)
         verbs.add_parser("list", help="how many shards each host has")
         where = verbs.add_parser("where", help="the shard, schema and host of a key or an ID")
@@ -49,7 +49,7 @@ class Command(BaseCommand):
         dump.add_argument("model", help="such as photos.Photo")
 
     def handle(self, verb: str, **options: Any) -> None:
-        """Runs a verb."""
+        """Runs a subcommand."""
         try:
             getattr(self, f"_{verb}")(**options)
         except PgshardError as error:
@@ -88,7 +88,9 @@ class Command(BaseCommand):
             self.stderr.write(f"{alias(shard)}: {error}")
         self.stdout.write(f"{len(result.values)} shards done, {len(result.errors)} failed")
         if result.errors:
-            raise CommandError("some shards failed: run it again once they can be used; it must be able to run twice")
+            raise CommandError(
+                "some shards failed: run it again when they can be used; it also runs again on those that are done"
+            )
 
     def _dumpdata(self, model: str, **_: Any) -> None:
         from django.apps import apps
