@@ -1,12 +1,12 @@
-"""What the ORM costs on shards, beside plain Django with its pool on one database of the same server.
+"""What the ORM costs on shards, compared with plain Django, with its pool, on one database of the same server.
 
     script/bench-python                 all
     script/bench-python get by_ids      only these
     script/bench-python --far by_ids    the servers half a millisecond away
 
-Pairs: a few calls on a shard, as many on the plain database, in turns, within one process; the median of the pairs' ratios is
-what counts: of the time, of the client's processor time, and of the instructions that it ran outside of the kernel, where the
-kernel lets them be counted. Nothing here fails by a figure.
+The bench works in pairs: a few calls on a shard, then as many on the plain database, in turns, in one process. The result is
+the median of the pairs' ratios: of the time, of the client's processor time, and of the instructions that the client ran
+outside of the kernel, if the kernel allows counting them. No figure makes the bench fail.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def prepare(world: World) -> None:
 
 
 def models_and_pages() -> tuple[Any, Any]:
-    """The same model, on shards and not, and a page for each, as that of a photo in the example."""
+    """The same model on shards and on the plain database, and a page for each, like that of a photo in the example."""
     import types
 
     from django.db import models
@@ -166,7 +166,7 @@ class Bench:
         pairs("get", lambda n: self.photo.objects.get(pk=one), lambda n: self.plain.objects.get(pk=other))
 
     def get_elsewhere(self) -> None:
-        """One row, of another shard each time."""
+        """One row, each time of another shard."""
         size = len(self.ids)
         for id in self.ids:
             self.photo.objects.get(pk=id)
@@ -177,7 +177,7 @@ class Bench:
         )
 
     def get_anew(self) -> None:
-        """One row, of a shard that the thread has not met since the request began."""
+        """One row, of a shard that the thread has not used since the request began."""
         from pgshard.django.backend import pools
 
         size, kept = len(self.ids), pools.WRAPPERS_MAX
@@ -233,7 +233,7 @@ class Bench:
         pairs("request", lambda n: get(f"/shards/{one}"), lambda n: get(f"/plain/{other}"))
 
     def by_ids(self) -> None:
-        """A thousand rows of a thousand shards, beside a loop."""
+        """A thousand rows of a thousand shards, compared with a loop."""
         ratios = []
         for _ in range(7):
             began = time.perf_counter()
@@ -249,7 +249,7 @@ class Bench:
         )
 
     def start(self) -> None:
-        """What 4096 shards add to a start, and what their aliases take of memory."""
+        """The time that 4096 shards add to a start, and the memory that their aliases take."""
         said = [_started() for _ in range(7)]
         median = {key: statistics.median(one[key] for one in said) for key in said[0]}
         print(
@@ -304,7 +304,7 @@ def child() -> None:
 
 
 def move_away(world: World) -> list[subprocess.Popen[str]]:
-    """Puts a relay before each server, and its port into the config."""
+    """Puts a relay in front of each server, and its port in the config."""
     relays = []
     text = world.path.read_text()
     for port in sorted(set(re.findall(r"@127\.0\.0\.1:(\d+)/", text))):
@@ -324,7 +324,7 @@ ALL = ("get", "get_elsewhere", "get_anew", "create", "update", "atomic", "reques
 
 
 def main() -> None:
-    """Starts servers, and measures what is asked for."""
+    """Starts the servers, and runs the measurements that were asked for."""
     if CHILD in sys.argv:
         return child()
     is_far = FAR in sys.argv

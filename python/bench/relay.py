@@ -1,4 +1,5 @@
-"""A port that leads to another one, each way later by a quarter of a millisecond: a server as far away as in a data centre.
+"""A port that leads to another one and delays both directions by a quarter of a millisecond, as if the server were elsewhere in
+a data centre.
 
 python relay.py PORT        prints its own port, and runs until it is killed
 """
@@ -14,11 +15,11 @@ DELAY = 0.000_25
 
 
 def _carry(source: socket.socket, sink: socket.socket) -> None:
-    """What comes on one end goes out of the other one, later. What comes meanwhile goes along: packets do not wait for each
-    other on a network either."""
+    """What comes in at one end goes out at the other, later. Data that comes meanwhile goes out with it: packets do not wait
+    for each other on a network either."""
     try:
         while data := source.recv(1 << 20):
-            # A sleep would be a fifth of a millisecond too long.
+            # A sleep would take a fifth of a millisecond too long.
             until = time.perf_counter() + DELAY
             while time.perf_counter() < until:
                 time.sleep(0)

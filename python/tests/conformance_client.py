@@ -1,4 +1,4 @@
-"""The package, as `pgshard conformance serve` asks a client: its core, and a connection a host."""
+"""The package as a client for `pgshard conformance serve`: its core, and one connection to each host."""
 
 import json
 import os

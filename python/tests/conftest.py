@@ -1,4 +1,4 @@
-"""For all tests: the modules beside them can be imported."""
+"""For all tests: lets them import the modules in this folder."""
 
 import os
 import sys

@@ -15,7 +15,7 @@ from world import World, as_owner
 
 
 class Pooler:
-    """Before a host of a world; its log and settings are in the world's folder."""
+    """A pooler in front of a host of a world; its log and settings are in the world's folder."""
 
     def __init__(self, world: World, host: str) -> None:
         program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -41,13 +41,13 @@ class Pooler:
                 return
             time.sleep(0.02)
         self.close()
-        raise RuntimeError(f"PgBouncer does not come up: {Path(world.folder, f'pgbouncer-{host}.log').read_text()}")
+        raise RuntimeError(f"PgBouncer does not start: {Path(world.folder, f'pgbouncer-{host}.log').read_text()}")
 
     def connect(self) -> psycopg.Connection:
-        """A connection through it."""
+        """A connection through the pooler."""
         return psycopg.connect(f"host=127.0.0.1 port={self.port} user=app dbname=app sslmode=disable", autocommit=True)
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops the pooler."""
         self._process.kill()
         self._process.wait()

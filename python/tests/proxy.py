@@ -6,7 +6,7 @@ import threading
 
 
 class Proxy:
-    """Forwards connections to the port `target`. Those that are open stay where they are, until `cut`."""
+    """Forwards connections to the port `target`. Open connections keep their server, until `cut`."""
 
     def __init__(self, target: int, port: int = 0) -> None:
         self.target = target
@@ -25,15 +25,15 @@ class Proxy:
                     threading.Thread(target=_forward, args=pair, daemon=True).start()
 
     def cut(self) -> None:
-        """Ends the connections that are open."""
+        """Ends the open connections."""
         for one in self._open:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Takes no more, and ends those that are open."""
+        """Accepts no more connections, and ends the open ones."""
         with contextlib.suppress(OSError):
-            # Whoever waits in accept() would keep it open.
+            # A thread that waits in accept() would keep it open.
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self.cut()

@@ -23,15 +23,15 @@ def programs(version: str) -> str:
     for folder in (f"/usr/lib/postgresql/{version}/bin", str(ROOT / "target" / "postgres" / version / "bin")):
         if Path(folder, "postgres").exists():
             return folder
-    raise RuntimeError(f"PostgreSQL {version} is not here: script/setup installs it")
+    raise RuntimeError(f"PostgreSQL {version} is not installed: script/setup installs it")
 
 
 class World:
-    """Two servers, a config and a folder for migrations, below a temporary folder; gone with `close`. They ask for a
-    password, as `pgshard dev up` makes them, if the test says so."""
+    """Two servers, a config and a folder for migrations, in a temporary folder; `close` removes them. If the test says so, the
+    servers ask for a password, as `pgshard dev up` makes them."""
 
     def __init__(self, shards: int = 16, asks: bool = False) -> None:
-        # Not pytest's: that is nobody's but ours, and the servers run as another user.
+        # Not in pytest's folder: only its owner may enter that, and the servers run as another user.
         self.folder = Path(tempfile.mkdtemp(prefix="pgshard-python-"))
         self.folder.chmod(0o755)
         self.path = self.folder / "pgshard.toml"
@@ -48,8 +48,8 @@ class World:
                 connection.execute("ALTER ROLE app CREATEDB")
 
     def _open(self, host: str) -> None:
-        """Lets everybody in. Thousands of connections would each prove a password, which takes milliseconds, and standbys and
-        proxies would need it too."""
+        """Accepts every login. With thousands of connections, checking a password each time takes milliseconds each, and
+        standbys and proxies would need the password too."""
         data = self.server(host)
         line = "host all,replication all 127.0.0.1/32 trust"
         subprocess.run(["sh", "-c", f"echo '{line}' > pg_hba.conf"], check=True, cwd=data, **as_owner(data))
@@ -61,7 +61,7 @@ class World:
         return [COMMAND, "-q", *args], env
 
     def run(self, *args: str, may_fail: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
-        """Runs the command to its end; `more` is for its environment."""
+        """Runs the command to its end. `more` is added to its environment."""
         line, env = self.command(*args)
         done = subprocess.run(line, env={**env, **more}, capture_output=True, text=True)
         if done.returncode and not may_fail:
@@ -85,24 +85,24 @@ class World:
         return psycopg.connect(self.url(host), user="postgres", autocommit=True)
 
     def migrate(self, *files: str) -> None:
-        """Writes these migrations and runs them, with all else that the hosts lack."""
+        """Writes these migrations and runs them, together with everything else that the hosts lack."""
         for number, text in enumerate(files, 1):
             (self.folder / "migrations" / f"{number:04d}_test.sql").write_text(text)
         self.run("bootstrap")
 
     def host_of(self, shard: int) -> str:
-        """Who serves a shard, by the command's word."""
+        """The host of a shard, according to the command."""
         said = json.loads(self.run("locate", "--key", str(shard), "--json").stdout)
         return said["host"]
 
     def move(self, shard: int, to: str | None = None, complete: bool = True, **more: str) -> str:
-        """Moves a shard to the other host, or to the one named. Gives back which."""
+        """Moves a shard to the other host, or to the one named. Returns the host."""
         to = to or {"db1": "db2", "db2": "db1"}[self.host_of(shard)]
         self.run("move", str(shard), "--to", to, "--yes", **more)
         if complete:
             done = self.run("moves", "complete", "--yes", may_fail=True)
             if done.returncode:
-                # On a slow machine the audit may come too late to compare. Tests compare the rows themselves.
+                # On a slow machine the audit may be too late to compare. The tests compare the rows themselves.
                 assert "not compared" in done.stderr, done.stderr
                 self.run("moves", "complete", "--unaudited", "--yes")
         return to
@@ -112,7 +112,7 @@ class World:
         return self.folder / "servers" / host / "data"
 
     def standby(self, host: str) -> Standby:
-        """A streaming standby of a host, on its own port. It ends with the world."""
+        """A streaming standby of a host, on a port of its own. It ends with the world."""
         made = Standby(self, host)
         self._standbys.append(made)
         return made
@@ -122,14 +122,14 @@ class World:
         for standby in self._standbys:
             standby.control("stop", "-m", "immediate", check=False)
         for host in ("db1", "db2"):
-            # An orderly stop waits for subscriptions, of moves that a test has left where they were: ten seconds and more.
+            # An orderly stop would wait for subscriptions of moves that a test left unfinished: ten seconds or more.
             control(self.server(host), "stop", "-m", "immediate", check=False)
         self.run("dev", "down", "--dir", str(self.folder), "--yes", may_fail=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def as_owner(folder: Path) -> dict[str, int]:
-    """For `subprocess`: as who owns the servers' files, since PostgreSQL does not run as root."""
+    """Arguments for `subprocess`: run as the owner of the servers' files, because PostgreSQL does not run as root."""
     stat = folder.stat()
     return {} if stat.st_uid == os.getuid() else {"user": stat.st_uid, "group": stat.st_gid, "extra_groups": []}
 
@@ -144,7 +144,7 @@ def control(data: Path, *args: str, check: bool = True) -> None:
 
 
 class Standby:
-    """A standby of a host of a world."""
+    """A standby of one of the world's hosts."""
 
     def __init__(self, world: World, host: str) -> None:
         primary = world.server(host)
@@ -178,5 +178,5 @@ class Standby:
         control(self.data, *args, check=check)
 
     def promote(self) -> None:
-        """Makes a primary of it, and comes back when it takes writes."""
+        """Promotes it, and returns when it takes writes."""
         self.control("promote")

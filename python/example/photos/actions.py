@@ -1,4 +1,4 @@
-"""What users do: the same for views and for the load."""
+"""What users do. Views and the load both use these functions."""
 
 from django.db.models import F
 
@@ -12,7 +12,7 @@ def upload(user: int, title: str) -> Photo:
 
 
 def like(photo_id: int, by: int) -> bool:
-    """Likes a photo once; the row and the counter together. False where it was liked already."""
+    """Likes a photo once: adds the row and raises the counter together. False if the user liked it already."""
     photo = Photo.objects.get(pk=photo_id)
 
     def work() -> bool:
@@ -25,8 +25,8 @@ def like(photo_id: int, by: int) -> bool:
 
 
 def feed(user: int, count: int = 20) -> list[Photo]:
-    """The newest photos of those whom a user follows, of as many shards."""
+    """The newest photos of the users that a user follows, from as many shards."""
     whom = Follow.objects.filter(user_id=user).values_list("whom", flat=True)
     found = [photo for one in whom for photo in Photo.objects.filter(user_id=one).order_by("-id")[:count]]
-    # An ID begins with its time.
+    # An ID begins with the time when it was made.
     return sorted(found, key=lambda photo: photo.pk, reverse=True)[:count]

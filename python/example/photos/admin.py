@@ -1,4 +1,4 @@
-"""The admin's pages: a list shows one user's rows, which is typed into its search box."""
+"""The admin's pages: a list shows the rows of one user, whose ID is typed into the search box."""
 
 from django.contrib import admin
 

@@ -1,4 +1,4 @@
-"""Photos, who likes them, and who follows whom: each row is on the shard of the user whom it belongs to."""
+"""Photos, who likes them, and who follows whom. Each row is on the shard of the user it belongs to."""
 
 from django.conf import settings
 from django.db import models
@@ -29,7 +29,7 @@ class Like(ShardedModel):
 
 
 class Follow(ShardedModel):
-    """A user sees another one's photos: on the shard of who looks."""
+    """A user sees the photos of another: on the shard of the user who looks."""
 
     user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, related_name="follows")
     whom = models.BigIntegerField()

@@ -1,4 +1,4 @@
-"""What the pages show. IDs are texts, for browsers know no integers as large."""
+"""What the pages show. IDs are texts, because browsers have no exact integers of that size."""
 
 from rest_framework import serializers
 
@@ -7,12 +7,12 @@ from photos.models import Follow, Photo
 
 
 class PhotoSerializer(ShardedModelSerializer):
-    """A photo. Whose it is stands in the address."""
+    """A photo. The address says whose it is."""
 
     user = serializers.IntegerField(source="user_id", read_only=True)
 
     class Meta:
-        """For Django REST framework."""
+        """Django REST framework calls this."""
 
         model = Photo
         fields = ["id", "user", "title", "likes"]
@@ -23,13 +23,13 @@ class FollowSerializer(serializers.ModelSerializer):
     """Whom a user follows."""
 
     class Meta:
-        """For Django REST framework."""
+        """Django REST framework calls this."""
 
         model = Follow
         fields = ["whom"]
 
 
 class LikeSerializer(serializers.Serializer):
-    """Who likes it."""
+    """The users who like a photo."""
 
     by = serializers.IntegerField()

@@ -7,7 +7,7 @@ from photos.models import Follow, Like, Photo
 
 
 class Pages(TestCase):
-    """As browsers ask for them."""
+    """The pages, as browsers ask for them."""
 
     databases = "__all__"
 
@@ -17,7 +17,7 @@ class Pages(TestCase):
         cls.users = [User.objects.create_user(f"user{number}").pk for number in range(3)]
 
     def post(self, address, **data):
-        """What a new thing is."""
+        """A new photo or follow."""
         answer = self.client.post(address, data, content_type="application/json")
         self.assertIn(answer.status_code, (200, 201), answer.content)
         return answer.json()

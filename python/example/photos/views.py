@@ -41,29 +41,29 @@ class OnePhoto(generics.RetrieveUpdateDestroyAPIView):
 
 
 class Feed(APIView):
-    """The newest photos of those whom a user follows, of as many shards."""
+    """The newest photos of the users that a user follows, from as many shards."""
 
     def get(self, request: Request, user: int) -> Response:
-        """Them."""
+        """Those photos."""
         return Response(PhotoSerializer(actions.feed(user), many=True).data)
 
 
 class Follows(generics.ListCreateAPIView):
-    """Whom a user follows."""
+    """The users that a user follows."""
 
     serializer_class = FollowSerializer
 
     def get_queryset(self):
-        """On the shard of who looks."""
+        """The follows, on the shard of the user who looks."""
         return Follow.objects.filter(user_id=self.kwargs["user"]).order_by("whom")
 
     def perform_create(self, serializer):
-        """Once is enough."""
+        """Follows somebody. The second time changes nothing."""
         Follow.objects.get_or_create(user_id=self.kwargs["user"], **serializer.validated_data)
 
 
 class Likes(APIView):
-    """Who likes a photo."""
+    """The users who like a photo."""
 
     def post(self, request: Request, pk: int) -> Response:
         """Likes it, once."""

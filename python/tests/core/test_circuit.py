@@ -1,4 +1,4 @@
-"""A host that is dead costs its callers nothing but the first wait, and is used again once it answers."""
+"""A dead host costs its callers only the first wait, and is used again when it answers."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def test_a_host_that_refuses_is_tried_seldom_and_used_again(world, tmp_path, ope
     for _ in range(200):
         with pytest.raises(HostUnreachable, match=r"refused.* \(it is tried again in \d\.\d s\)"):
             connect(host)
-    # By 200 calls: the first, and tries that were at least 75 ms apart.
+    # In 200 calls: the first one, and tries that were at least 75 ms apart.
     assert len(opened) < 100
     proxy = Proxy(real, port)
     try:
@@ -76,7 +76,7 @@ def test_a_host_that_refuses_is_tried_seldom_and_used_again(world, tmp_path, ope
 
 
 def test_a_host_that_is_silent_keeps_one_caller_waiting_and_what_looks_alive_is_closed(world, tmp_path, opened):
-    """Its server is stopped as by a machine that hangs: connections are open, and nobody answers."""
+    """The server is stopped as if its machine hung: connections are open, and nothing answers."""
     postmaster = Postmaster(world.server("db2"))
     host = host_at(int(world.url("db2").split("port=")[1].split()[0]), tmp_path)
     pool = Pool(host, dict, lambda connection: None)
@@ -89,7 +89,7 @@ def test_a_host_that_is_silent_keeps_one_caller_waiting_and_what_looks_alive_is_
         assert not is_alive(kept)
         assert not is_alive(given)
         tries = len(opened)
-        # These do not wait for a try, although one is on its way.
+        # These calls do not wait for a try, although one is running.
         failed = 0
         while len(opened) < tries + 2 and failed < 100_000:
             with pytest.raises(HostUnreachable):
@@ -114,7 +114,7 @@ def _fails(host):
 
 
 class Postmaster:
-    """Stops the process that takes a server's connections, and lets it go on."""
+    """Stops the process that takes a server's connections, and continues it afterwards."""
 
     def __init__(self, data):
         self.pid = int((data / "postmaster.pid").read_text().splitlines()[0])
@@ -198,7 +198,7 @@ def test_the_child_of_a_fork_finds_out_by_itself(tmp_path, monkeypatch):
 
 
 def test_callers_that_come_during_a_try_wait_for_it(monkeypatch):
-    """Where the last try was answered: a host that is there answers within milliseconds."""
+    """For a host whose last try was answered: if it is there, it answers within milliseconds."""
     one = circuit.Circuit()
     monkeypatch.setattr(circuit, "TRY_WAIT", 60.0)
     one.failed("db1", psycopg.OperationalError("refused"), silent=False, tried=False)

@@ -1,4 +1,5 @@
-"""The kit for clients in other languages: its example passes, so does the package, and who breaks a rule is found out."""
+"""The kit for clients in other languages: its example passes, so does the package, and a client that breaks a rule is found
+out."""
 
 import json
 import os
@@ -10,7 +11,7 @@ from world import COMMAND, ROOT, VERSION, programs
 
 REFERENCE = ROOT / "examples" / "conformance" / "client.py"
 
-# By scene: what of the reference client is broken, and how.
+# By scene: which code of the reference client is broken, and how.
 BROKEN = {
     "keys": ("return int(key) % shards", "return abs(int(key)) % shards"),
     "ids": ("bits >> 10 & 8191", "bits >> 10 & 4095"),
@@ -46,7 +47,7 @@ PACKAGE = ROOT / "python" / "tests" / "conformance_client.py"
 
 
 def test_a_client_that_keeps_the_rules_passes():
-    """On each version one of the two clients: it takes as long as twenty other tests."""
+    """Each PostgreSQL version tests one of the two clients, because one takes as long as twenty other tests."""
     client = PACKAGE if VERSION == "15" else REFERENCE
     code, report = serve(sys.executable, client)
     assert [(one["scene"], one["why"]) for one in report["scenes"] if not one["passed"]] == []
@@ -56,7 +57,7 @@ def test_a_client_that_keeps_the_rules_passes():
 
 @pytest.mark.skipif(VERSION != "15", reason="once is enough: versions are tested by those that pass")
 def test_a_client_that_breaks_a_rule_fails(tmp_path):
-    """One process a scene: each breaks the rule that the scene is about, and nothing else."""
+    """One process for each scene: it breaks the rule that the scene is about, and nothing else."""
     source = REFERENCE.read_text().replace("RETRY_FOR = 15.0", "RETRY_FOR = 3.0")
     for scene, (right, wrong) in BROKEN.items():
         assert right in source, scene

@@ -1,4 +1,4 @@
-"""The directory follows: the file, and the table of a database."""
+"""The directory follows the map, in the file and in a database table."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ def path(tmp_path):
 
 
 def replace(path, text):
-    """As the command replaces it: another file of the same name."""
+    """Replaces the file as the command does: by another file of the same name."""
     other = path.with_suffix(".new")
     other.write_text(text)
     os.replace(other, path)
@@ -171,7 +171,7 @@ def test_a_map_in_a_database_is_followed_and_copied(world, tmp_path):
         assert connection.execute(publish, [1, 2, moved]).fetchone() == (True,)
         eventually(lambda: directory.place(0) == ("db2", 2))
         eventually(lambda: "version = 2" in (tmp_path / "copy.toml").read_text())
-        # While that database is away, a start takes the copy.
+        # While that database is away, a process starts with the copy.
         away = path.read_text().replace(url, 'url = "postgres://app@127.0.0.1:1/app"')
         path.write_text(away)
         assert Directory.open(path).place(0) == ("db2", 2)

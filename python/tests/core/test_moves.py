@@ -1,4 +1,5 @@
-"""A client made of the core alone, against real servers: it loses nothing while its shard moves, whatever becomes of movers."""
+"""A client made of the core alone, against real servers: it loses nothing while its shard moves, whatever happens to the
+mover."""
 
 import os
 import signal
@@ -26,7 +27,7 @@ from pgshard.template import render
 
 
 class Client:
-    """Runs statements where their shard is: what the documentation shows."""
+    """Runs statements on the host where their shard is, in the way the documentation shows."""
 
     def __init__(self, asking: Asking) -> None:
         self.asking = asking
@@ -72,7 +73,7 @@ INSERT = "INSERT INTO {shard}.photos (user_id, title) VALUES (%s, %s) RETURNING 
 
 
 class Writer(threading.Thread):
-    """Inserts rows into a shard until it is stopped, and knows which were acknowledged."""
+    """Inserts rows into a shard until it is stopped, and remembers which were acknowledged."""
 
     def __init__(self, asking: Asking, shard: int, name: str) -> None:
         super().__init__()
@@ -86,23 +87,23 @@ class Writer(threading.Thread):
             began = time.monotonic()
             try:
                 self.acknowledged += self.client.run(self.shard, INSERT, (self.shard, f"{self.label} {number}"))
-            except Exception as error:  # noqa: BLE001 # whatever it is, the test shows it
+            except Exception as error:  # noqa: BLE001 # the test shows any error
                 self.errors.append(error)
             self.longest = max(self.longest, time.monotonic() - began)
-            # So that there is a processor for who moves the shard.
+            # This leaves a processor for the mover.
             time.sleep(0.002)
         self.client.close()
 
 
 def writing(asking, shard, name, work):
-    """Does `work` while two threads write; gives back the rows' IDs once all are checked to be there once."""
+    """Does `work` while two threads write. Checks that each row is there once, and returns the rows' IDs."""
     writers = [Writer(asking, shard, f"{name} {number}") for number in range(2)]
     for writer in writers:
         writer.start()
     try:
         work()
         seen = [len(writer.acknowledged) for writer in writers]
-        # They go on afterwards, each of them.
+        # Both threads must still write afterwards.
         end = time.monotonic() + 60
         while any(len(w.acknowledged) <= n and not w.errors for w, n in zip(writers, seen)) and time.monotonic() < end:
             time.sleep(0.01)
@@ -143,7 +144,7 @@ def test_an_error_of_the_applications_own_stays_its_own(client):
 
 
 def test_what_the_parser_finds_missing_at_a_signpost_is_a_relative(world, tmp_path):
-    # A copy of the config that nobody rewrites.
+    # A copy of the config that nothing rewrites.
     path = tmp_path / "pgshard.toml"
     path.write_text(world.path.read_text().replace('migrations = "migrations"', ""))
     client = Client(Asking(Directory.open(path)))
@@ -151,7 +152,7 @@ def test_what_the_parser_finds_missing_at_a_signpost_is_a_relative(world, tmp_pa
     sql = (
         "INSERT INTO {shard}.photos (user_id, title) VALUES (6, 'conflict') ON CONFLICT (title) DO NOTHING RETURNING 1"
     )
-    # Sent to the old host, where it is 42P10.
+    # It was sent to the old host, where it fails with 42P10.
     assert client.asking.directory.place(6).epoch == 1
     assert client.run(6, sql) == [(1,)]
     assert client.asking.directory.place(6).epoch == 2
@@ -198,9 +199,9 @@ def test_a_move_that_is_decided_and_not_opened_is_opened(world, asking):
 
     writing(asking, shard, "decided", work)
     assert asking.directory.place(shard) == Placement(target, 2)
-    # The comparison would wait ten seconds for a moment in which nobody writes.
+    # The audit would wait ten seconds for a moment in which nothing is written.
     world.run("moves", "resume", "--audit-max-s", "0")
-    # It was written to before anybody could audit it; the rows were compared above.
+    # The shard was written to before any audit could finish; the rows were compared above.
     world.run("moves", "complete", "--unaudited", "--yes")
 
 
@@ -209,7 +210,7 @@ def test_waiting_has_an_end(world):
     host = world.host_of(shard)
     with world.superuser(host) as connection:
         schema = f"shard_{shard:04d}"
-        # What a fence looks like that nobody may end: a signpost whose host says so for as long as we want.
+        # This looks like a fence that nobody may end: a signpost whose host says so as long as the test wants.
         fenced = (
             "UPDATE pgshard.shard SET state = 'fenced', peer = 'db2', move_id = gen_random_uuid(), attempt = 1, "
             "lease = gen_random_uuid(), fence_deadline = now() + interval '1 hour' WHERE shard_id = %s"
@@ -268,7 +269,7 @@ def test_many_that_ask_at_once_ask_few_questions(asking):
 
 
 def test_a_host_that_is_silent_is_no_end_to_waiting(world, monkeypatch):
-    """The server takes the question and never answers: as if it were stopped."""
+    """The server takes the question and never answers, as if it were stopped."""
     from pgshard import control
 
     asking = Asking(Directory.open(world.path))
@@ -315,7 +316,7 @@ def test_the_child_of_a_fork_asks_on_connections_of_its_own(world, asking):
 
 
 def test_an_application_that_says_it_has_moved(client):
-    """A function that raises SH001 runs twice, and the error is the application's."""
+    """A function that raises SH001 runs twice, and the application gets its error."""
     host = client.asking.directory.place(1).host
     client.connection(host).execute(
         """CREATE SEQUENCE public.runs;

@@ -1,4 +1,4 @@
-"""A former primary and a standby are told from the host."""
+"""A former primary and a standby are distinguished from the host."""
 
 import sys
 import threading
@@ -32,7 +32,7 @@ def eventually(condition):
 
 
 class Writer(threading.Thread):
-    """Writes a row at a time over a connection that it keeps, and notes which were acknowledged, and when they were sent."""
+    """Writes one row at a time over a connection that it keeps. Notes which rows were acknowledged, and when they were sent."""
 
     def __init__(self, host, name):
         super().__init__()
@@ -58,10 +58,10 @@ class Writer(threading.Thread):
 
 
 def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
-    """The standby is promoted while the primary lives on: within seconds nobody writes to it, nobody new goes there, and who has
-    heard of the later one refuses it also where it is the only address."""
+    """The standby is promoted while the primary lives on. Within seconds nobody writes to the former primary and nobody new
+    connects to it; and a process that knows of the later one refuses it even if it is the only address."""
     monkeypatch.setattr(lookout, "EVERY", 0.1)
-    # However slow the machine is, both are heard.
+    # However slow the machine is, both addresses get to answer.
     monkeypatch.setattr(sys.modules["pgshard.connect"], "OTHERS_MAX", 60.0)
     standby = made.standby("db1")
     before = made.path.read_text()
@@ -82,7 +82,7 @@ def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
         idle = connect(host)
         standby.promote()
         eventually(lambda: host.known.record.timeline == 2)
-        # Nothing that is acknowledged from now on may be missing there.
+        # Every row that is acknowledged from now on must be there.
         known = time.monotonic()
         counts = [len(writer.rows) for writer in writers]
         eventually(lambda: all(len(writer.rows) > n + 20 for writer, n in zip(writers, counts)))
@@ -100,12 +100,13 @@ def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
     assert len(after) >= 40
     assert [title for title in after if title not in there] == []
 
-    # A new process asks both, although the former primary stands first.
+    # A new process asks both addresses, although the former primary comes first.
     again = Directory.open(path)
     with connect(again.host("db1")) as connection:
         assert connection.info.port == standby.port
         assert connection.server.timeline == 2
-    # One that only has the former one's address hears of it by what the hosts have recorded of each other.
+    # A process with only the former primary's address learns of the later one from the records that the hosts keep of each
+    # other.
     made.path.write_text(before.replace(alone, both))
     control(made.server("db1"), "stop", "-m", "immediate")
     made.run("bootstrap")
@@ -118,10 +119,10 @@ def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
     ):
         connect(old.directory.host("db1"))
     old.close()
-    # Where nobody has said so, the former one is all there is.
+    # Where no record says so, the former primary is all there is.
     with connect(Directory.open(made.path).host("db1")) as connection:
         assert connection.server.timeline == 1
-    # Who knows the later one goes on.
+    # A process that knows the later one goes on.
     with connect(host) as connection:
         assert connection.info.port == standby.port
 

@@ -1,4 +1,4 @@
-"""SQLAlchemy on shards: the models of all, transactions that are run again, and nothing that a move takes away."""
+"""SQLAlchemy on shards: all shards have the same models, transactions are run again, and a move loses nothing."""
 
 import asyncio
 import os
@@ -80,7 +80,7 @@ def titles(shards, user):
 
 @pytest.fixture
 def stale(shards, made, monkeypatch):
-    """Moves a shard, of which this process learns by its signpost only."""
+    """Moves a shard; this process learns of it only by the signpost."""
     monkeypatch.setattr(shards.directory._follower, "glance", lambda: None)
 
     def move(shard):
@@ -105,7 +105,7 @@ def test_objects_find_their_shard(shards):
     assert (found.title, found.user_id, found.likes) == ("p0", 3, 0)
     joined = select(Photo.title, Album.name).join(Photo.album).order_by(Photo.id)
     assert shards.run(3, lambda session: session.execute(joined).all()) == [(f"p{n}", "Trips") for n in range(3)]
-    # Of another shard, by the same compiled statement.
+    # Another shard, with the same compiled statement.
     assert shards.run(4, lambda session: session.execute(joined).all()) == []
     count = text("SELECT count(*), '{{shard}}' FROM {shard}.photos WHERE title LIKE :like")
     assert shards.run(3, lambda session: session.execute(count, {"like": "p%"}).one()) == (3, "{shard}")
@@ -258,7 +258,7 @@ def test_the_child_of_a_fork_has_connections_of_its_own(shards):
 
 
 class Writer(threading.Thread):
-    """Adds rows and counts up another until it is stopped."""
+    """Adds rows and increments a counter in another row, until it is stopped."""
 
     def __init__(self, shards, user, name):
         super().__init__()
@@ -276,11 +276,11 @@ class Writer(threading.Thread):
         while not self.stop.is_set() and not self.errors:
             try:
                 self.shards.run(self.user, self.work)
-            except Exception as error:  # noqa: BLE001 # whatever it is, the test shows it
+            except Exception as error:  # noqa: BLE001 # the test shows any error
                 self.errors.append(error)
             else:
                 self.count += 1
-            # So that there is a processor for who moves the shard.
+            # This leaves a processor for the mover.
             time.sleep(0.005)
 
 

@@ -1,4 +1,4 @@
-"""The vectors that every client of a cluster must meet. Cargo runs the same files, in `vectors.rs` of router and config."""
+"""The vectors that every client of a cluster must satisfy. Cargo runs the same files, in `vectors.rs` of router and config."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""The project in this process: its settings, its database, and its tables in the shards of two servers."""
+"""Sets the project up in this process: its settings, its database, and its tables in the shards of two servers."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ def world():
 
 @pytest.fixture
 def db(world):
-    """Empty tables, and at the end nothing that a thread still holds."""
+    """Empty tables at the beginning; at the end the thread holds nothing."""
     from pgshard import Config
 
     hosts = Config.load(world.path).map.hosts

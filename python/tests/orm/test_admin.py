@@ -1,4 +1,4 @@
-"""Django's admin on shards: real pages, as a superuser's browser asks for them."""
+"""Django's admin on shards: real pages, as the browser of a superuser asks for them."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def form(user, title, **more):
 
 def test_a_list_is_of_one_key(m, client):
     mine = [m.Photo.objects.create(user_id=U, title=f"p{n}") for n in range(3)]
-    # Of another key on the same shard, and of another shard.
+    # One with another key on the same shard, and one on another shard.
     m.Photo.objects.create(user_id=U + 16, title="neighbour")
     m.Photo.objects.create(user_id=V, title="of another")
     m.Photo.objects.filter(pk=mine[0].pk).update(album=m.Album.objects.create(user_id=U, name="Trips"))
@@ -74,7 +74,7 @@ def test_a_row_is_added_changed_and_deleted_where_it_belongs(m, client):
     assert client.get(f"{LIST}{photo.pk}/delete/").status_code == 200
     assert client.post(f"{LIST}{photo.pk}/delete/", {"post": "yes"}).status_code == 302
     assert not m.Photo.objects.for_key(U).exists()
-    # Nothing is found where nothing is.
+    # IDs that do not exist find nothing.
     for id in (photo.pk, 2**62, "x"):
         assert client.get(f"{LIST}{id}/change/").status_code == 302
 

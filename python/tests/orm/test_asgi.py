@@ -1,4 +1,4 @@
-"""Requests as an ASGI server makes them, many at a time: each has a thread for the ORM, and gives back what that took."""
+"""Many requests at a time, as an ASGI server makes them: each has a thread for the ORM, and gives back what it took."""
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ class Browser:
         await self.talk.send_input({"type": "http.request", "body": b"", "more_body": False})
 
     async def receive(self):
-        """The next that the application sends. Raises its error, where that has ended it."""
+        """The next message from the application. Raises its error, if it has ended with one."""
         sent = asyncio.ensure_future(self.talk.output_queue.get())
         await asyncio.wait((sent, self.talk.future), timeout=60, return_when=asyncio.FIRST_COMPLETED)
         if not sent.done():
@@ -56,7 +56,7 @@ class Browser:
         return await sent
 
     async def answer(self):
-        """The status and the body, once that is whole."""
+        """The status and the body, when the body is complete."""
         await self.send()
         start = await self.receive()
         body, more = b"", True
@@ -74,7 +74,7 @@ class Browser:
 
 @contextmanager
 def uncollected():
-    """Without Python's collector of cycles, which comes when it likes and would give back what nobody else does."""
+    """Without Python's cycle collector, which runs at any time and would give back connections that nothing else gives back."""
     gc.collect()
     gc.disable()
     try:
@@ -159,7 +159,7 @@ def test_a_browser_that_leaves_while_rows_are_read_keeps_nothing(m, in_use):
         await streaming.send()
         await eventually(reading.is_set)
         await streaming.talk.send_input({"type": "http.disconnect"})
-        # The request is cancelled now, within a call of the database that goes on.
+        # The request is cancelled now, during a call to the database that goes on.
         for _ in range(100):
             await asyncio.sleep(0)
         gone.set()
@@ -182,7 +182,7 @@ def test_an_answer_that_breaks_off_keeps_nothing(m, in_use):
 
     async def work():
         streaming = Browser(f"/users/{U}/titles", "fail=0055")
-        # `failed` keeps the error with all that it has met, as a server may that logs it.
+        # `failed` keeps the error and everything it refers to, as a server may that logs it.
         with pytest.raises(ValueError, match="0055 cannot be sent") as failed:
             await streaming.answer()
         await eventually(lambda: in_use() == 0)

@@ -1,4 +1,4 @@
-"""What Django developers use beside the ORM: what works on shards, and what they are told where it does not."""
+"""What Django developers use besides the ORM: what works on shards, and the error if something does not."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_a_validator_of_what_is_unique_needs_the_key(m, p):
         Named(data={"name": "x"}).is_valid()
     with p.shard_of(U):
         assert not Named(data={"name": "x"}).is_valid()
-    # The constraint of the model has the key in it.
+    # The model's constraint contains the key.
     assert not Together(data={"user_id": U, "name": "x"}).is_valid()
     assert Together(data={"user_id": V, "name": "x"}).is_valid()
 
@@ -128,7 +128,7 @@ def test_rest_framework_gives_ids_as_texts_and_takes_them(m):
         with pytest.raises(serializers.ValidationError):
             field.run_validation(wrong)
     with pytest.raises(serializers.ValidationError, match="no such ID"):
-        # Of shard 16, of 16.
+        # An ID of shard 16, which does not exist.
         field.run_validation(str(16 << 10))
 
 
@@ -150,7 +150,7 @@ def test_a_path_with_an_id(m):
         found = resolve(where)
         assert found.kwargs == {"pk": photo.pk}
         assert json.loads(found.func(RequestFactory().get(where), **found.kwargs).content) == {"title": "Prague"}
-        # In 35 years from the epoch IDs are negative: the time has all bits but the lower ones.
+        # 35 years after the epoch IDs are negative: the time uses the upper bits.
         late = (-1 << 23) + (5 << 10)
         assert resolve(f"/photos/{late}").kwargs == {"pk": late}
         for wrong in ("x", "", "007", "+7", "1.0", "9" * 19, "1" * 20, str(16 << 10), "٣"):
@@ -179,7 +179,7 @@ def admin(m):
         log_change = log_deletions = log_addition
 
         def message_user(self, *args, **more):
-            """Nor are messages."""
+            """Messages are not installed either."""
 
         def response_add(self, request, obj, *args):
             return obj
@@ -203,7 +203,7 @@ def admin(m):
 
 
 def test_the_admin_needs_a_shard(m, p, admin):
-    """It asks for the database of a write without saying of what: so that is said around it."""
+    """The admin asks for the database of a write without naming a row, so the shard is set around the call."""
     photo = m.Photo.objects.create(user_id=U, title="x")
     changed = {"user_id": U, "title": "y", "likes": 1}
     for wrong in (
@@ -219,7 +219,7 @@ def test_the_admin_needs_a_shard(m, p, admin):
         assert admin("add_view", changed)._state.db == "shard-3"
         assert [row.title for row in admin("changelist_view").context_data["cl"].result_list] == ["y", "y"]
     with p.shard_of(V):
-        # A row goes where it belongs all the same.
+        # A row still goes where it belongs.
         assert admin("add_view", changed)._state.db == "shard-3"
     assert not m.Photo.objects.for_key(V).exists()
 
@@ -239,7 +239,7 @@ def test_the_debug_toolbars_panel_sees_shards(m, p):
     m.Photo.objects.bulk_create([m.Photo(user_id=U, title=f"{n:03d}") for n in range(30)])
     request = RequestFactory().get("/")
     panel = ShardedSQLPanel(DebugToolbar(request, lambda request: HttpResponse()), lambda request: HttpResponse())
-    # One alias has been used before, and one is made now.
+    # One alias was used before, and one is made now.
     assert "shard-3" in pools.slots().touched
     assert "shard-12" not in pools.slots().touched
     panel.enable_instrumentation()
@@ -254,7 +254,7 @@ def test_the_debug_toolbars_panel_sees_shards(m, p):
     assert '"shard_0012"."photos_photo"' in panel._queries[0]["sql"]
     m.Photo.objects.for_key(U).count()
     assert len(panel._queries) == 4
-    # A request later nothing is left of it.
+    # One request later nothing of it remains.
     pools.release()
     assert not hasattr(connections["shard-3"], "_djdt_cursor")
 

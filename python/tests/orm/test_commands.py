@@ -1,4 +1,4 @@
-"""Django's own commands, as they are typed: on a shard as on any database."""
+"""Django's own commands, as users type them: they work on a shard as on any database."""
 
 import pytest
 
@@ -8,7 +8,7 @@ AT = ("--database", "shard-3")
 
 @pytest.fixture
 def manage(world, db, capfd):
-    """`manage.py`, and what it prints."""
+    """Runs `manage.py`, and returns what it prints."""
     from django.core.management import ManagementUtility
 
     def run(*args):

@@ -1,4 +1,4 @@
-"""Connections: one a thread and host, one of its own for what must not be disturbed, and none left behind."""
+"""Connections: each thread has one for each host, work that must not be disturbed has its own, and none is left behind."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def test_an_open_iterator_has_a_connection_of_its_own(m, pools):
     m.Photo.objects.for_key(U).bulk_create([m.Photo(user_id=U, title=f"{n:03d}") for n in range(300)])
     rows = m.Photo.objects.filter(user_id=U).order_by("title").iterator(chunk_size=10)
     titles = [next(rows).title]
-    # Of another alias, on the connection that both would share.
+    # Another alias, on the connection that both would share.
     with pytest.raises(DatabaseError), transaction.atomic(using="shard-4"), connections["shard-4"].cursor() as cursor:
         cursor.execute("SELECT 1 / 0")
     with pytest.raises(DatabaseError), connections["shard-4"].cursor() as cursor:
@@ -67,7 +67,7 @@ def test_an_open_iterator_has_a_connection_of_its_own(m, pools):
     titles += [row.title for row in rows]
     assert titles == [f"{n:03d}" for n in range(300)]
     assert in_use(pools) == {"db1": 1}
-    # One that is given up in its middle, after the request.
+    # An iterator that is dropped in the middle, after the request.
     rows = m.Photo.objects.filter(user_id=U).iterator(chunk_size=10)
     next(rows)
     pools.release()
@@ -120,7 +120,7 @@ def test_a_pool_that_is_exhausted_says_so(m, pools, monkeypatch):
     try:
         with pytest.raises(OperationalError, match=r"all 16 connections .* in use .*raise pool_size in \[hosts.db1\]"):
             m.Photo.objects.for_key(U).count()
-        # Look-ups have their own.
+        # Look-ups have connections of their own.
         from pgshard import Met
         from pgshard.django.cluster import cluster
 
@@ -132,7 +132,7 @@ def test_a_pool_that_is_exhausted_says_so(m, pools, monkeypatch):
 
 
 def test_a_connection_has_the_time_zone_of_the_settings(m, pools):
-    """Also one that was opened while they said another, as in tests that override them."""
+    """Also for a connection that was opened under other settings, as in tests that override them."""
     from django.db import connections
     from django.test import override_settings
 
@@ -151,7 +151,7 @@ def test_a_connection_has_the_time_zone_of_the_settings(m, pools):
 
 
 def test_the_compilers_are_those_of_postgresql():
-    """Django's for PostgreSQL refuse dangerous aliases, and insert many rows faster."""
+    """The classes for PostgreSQL refuse dangerous aliases, and insert many rows faster."""
     from django.db.backends.postgresql import compiler as djangos
 
     from pgshard.django.backend import compiler as ours
@@ -215,7 +215,7 @@ def test_a_request_gives_back_what_it_held(m, pools):
 
     photo = m.Photo.objects.create(user_id=U, title="x")
     pools.release()
-    # The client keeps Django from closing connections; what is ours is not Django's to close.
+    # The test client keeps Django from closing connections; Django does not close this package's.
     answer = Client().get(f"/photos/{photo.pk}")
     assert answer.json() == {"id": str(photo.pk), "title": "x"}
     assert in_use(pools) == {}
@@ -234,7 +234,7 @@ def test_async_calls_and_views(m, pools):
         assert [row.title async for row in m.Photo.objects.filter(user_id=V)] == ["y"]
         await asyncio.gather(*(m.Photo.objects.for_key(user).acount() for user in range(50)))
         answers = await asyncio.gather(*(AsyncClient().get(f"/users/{user}/photos") for user in (U, V) * 10))
-        # All that was called without a request ran in one thread of asgiref's.
+        # Everything that was called without a request ran in one thread of asgiref's.
         assert in_use(pools) == {"db1": 1, "db2": 1}
         await sync_to_async(pools.release)()
         return [answer.json()["titles"] for answer in answers]
@@ -319,7 +319,8 @@ def test_behind_a_pooler_no_cursor_stays_on_the_server(world, m, pools, monkeypa
 
 
 def test_celery_with_processes_of_its_own(world, m, tmp_path):
-    """Forked from a process with open connections; each task gives back what it took, also one that fails."""
+    """Tasks run in processes that are forked from one with open connections. Each task gives back what it took, also one that
+    fails."""
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

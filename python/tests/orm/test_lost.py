@@ -1,4 +1,5 @@
-"""What an application is told when a connection is lost or a server is another one: whether its call may have taken effect."""
+"""The errors that an application gets when a connection is lost or the server is another one: they say whether the call may
+have taken effect."""
 
 import dataclasses
 import threading
@@ -21,7 +22,7 @@ def m(world):
 
 @pytest.fixture
 def through(world, monkeypatch):
-    """Leads db1 through a proxy, whose target can be another server."""
+    """Makes db1 reachable through a proxy, whose target can become another server."""
     from pgshard.circuit import Circuit
     from pgshard.django.backend import pools
     from pgshard.django.cluster import cluster
@@ -49,7 +50,7 @@ def test_a_statement_whose_connection_is_lost_may_have_run(m):
 
     with connections["shard-3"].cursor() as cursor, pytest.raises(InDoubt, match="host db1 was lost while a statement"):
         cursor.execute(ENDS_ITSELF)
-    # The next one has a new connection.
+    # The next statement has a new connection.
     assert m.Tag.objects.create(user_id=U, word="x").pk
 
 
@@ -89,7 +90,7 @@ def test_a_commit_whose_connection_is_lost_is_in_doubt(world, m):
 
 
 def test_a_failed_statement_that_is_caught_is_not_taken_for_success(m):
-    """A COMMIT after it would roll back, and say nothing."""
+    """A COMMIT after it would roll back without an error."""
     from django.db import DatabaseError, connections
     from django.db.transaction import TransactionManagementError
 
@@ -124,7 +125,7 @@ def test_a_transaction_that_is_to_read_only_is_the_applications_own(m):
 
 
 def test_a_host_that_is_a_standby_for_a_moment_is_no_error(world, m, through):
-    """Its address leads to the standby first, as during a switch-over, and to the primary then."""
+    """The host's address leads to the standby first, as during a switch-over, and to the primary afterwards."""
     from pgshard.django import release, run_in_shard
     from pgshard.django.cluster import cluster
 
@@ -145,7 +146,7 @@ def test_a_host_that_is_a_standby_for_a_moment_is_no_error(world, m, through):
         def make(call):
             try:
                 call()
-            except Exception as error:  # noqa: BLE001 # whatever it is, the test shows it
+            except Exception as error:  # noqa: BLE001 # the test shows any error
                 errors.append(error)
             finally:
                 release()
@@ -168,7 +169,7 @@ def test_a_host_that_is_a_standby_for_a_moment_is_no_error(world, m, through):
 
 
 def test_a_host_that_is_dead_fails_at_once_and_its_neighbours_go_on(world, m, through):
-    """The first call notices, the others are told; and once it answers again it is used again."""
+    """The first call finds it out, and the others get an error at once. When the host answers again it is used again."""
     from django.db import OperationalError
 
     from pgshard.django import ShardUnavailable, alias_of_key, release

@@ -1,4 +1,4 @@
-"""docs/django.md is true: what it tells one to type is typed."""
+"""docs/django.md is true: this runs the commands that it contains."""
 
 import contextlib
 import json
@@ -25,11 +25,11 @@ def section(title):
 
 
 class Shell:
-    """A folder, and what is typed there."""
+    """A folder, and the commands that are run there."""
 
     def __init__(self, folder):
         self.folder = folder
-        # The servers run as another user, who must be let through.
+        # The servers run as another user, who must be able to enter.
         for one in (folder, *folder.parents):
             if one.is_relative_to("/tmp") and one != Path("/tmp"):
                 one.chmod(0o755)
@@ -39,7 +39,7 @@ class Shell:
             self.env.pop(name, None)
 
     def run(self, script):
-        """Runs a script, to its end or to the first command that fails, which is a failure."""
+        """Runs a script to its end, or to the first command that fails; that fails the test."""
         line = ["bash", "-euxc", script]
         done = subprocess.run(line, cwd=self.folder, env=self.env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -63,7 +63,7 @@ def test_from_an_empty_folder_to_a_move(tmp_path):
     assert len(blocks) == 6
     shell = Shell(tmp_path)
     try:
-        # The writer ends even where a command before its end fails.
+        # The writer must end even if a command before the end fails.
         said = shell.run("trap 'touch moved' EXIT\n" + "".join(blocks[:-1]))
     finally:
         subprocess.run(["bash", "-euxc", blocks[-1]], cwd=tmp_path, env=shell.env, check=True, capture_output=True)
@@ -74,7 +74,7 @@ def test_from_an_empty_folder_to_a_move(tmp_path):
 
 
 def typed(text):
-    """The blocks of a text as one script: those in Python are files, or are put at the end of one."""
+    """The blocks of a text as one script: blocks in Python become files, or are appended to one."""
     script = ""
     for language, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
         if language == "python":
@@ -115,7 +115,7 @@ def test_from_one_database(tmp_path):
 
 
 def prepare(shell, before):
-    """The project as it is before: in a database of its own on the first server, with rows. Gives the hosts' addresses."""
+    """The project as it is before: in a database of its own on the first server, with rows. Returns the hosts' addresses."""
     said = shell.run("pgshard dev up --shards 64\ncp -p " + f"{WALK / 'deploy'} .")
     urls = dict(re.findall(r"(db\d)\s+(postgres://\S+)", said))
     with psycopg.connect(urls["db1"], user="postgres", autocommit=True) as connection:
@@ -159,7 +159,7 @@ def website(urls):
 
 
 def outage(shell, urls):
-    """A server of shards is gone for a while, until somebody's second write has failed."""
+    """A server of shards is stopped for a while, until a second write of some process has failed."""
     data = shell.folder / "pgshard-dev" / "servers" / "db2" / "data"
     control(data, "stop", "-m", "fast")
     try:
@@ -172,12 +172,12 @@ def outage(shell, urls):
                 time.sleep(0.05)
     finally:
         control(data, "start")
-    # For so long at most the writers do not look whether it is there again.
+    # After a failure the writers do not try the server for up to three seconds.
     time.sleep(3)
 
 
 def compare(shell, urls):
-    """What was acknowledged is in the shards: once, on the shard of its key, and as it was written. Nothing else is."""
+    """What was acknowledged is in the shards: once, on the shard of its key, and as it was written. There is nothing else."""
     assert not (shell.folder / "failed").exists()
     seeds = json.loads((shell.folder / "seeds").read_text())
     photos = {id: (user, f"seed {album}", 1, album) for user, id, album in seeds}

@@ -21,7 +21,7 @@ def m(world):
 
 
 class Calls:
-    """Every kind of call on one shard, each with the rows or likes that it adds."""
+    """Every kind of call on one shard, each with the numbers of rows and likes that it adds."""
 
     def __init__(self, m, user):
         self.m, self.user = m, user
@@ -132,19 +132,19 @@ class Worker(threading.Thread):
                 break
             try:
                 rows, likes = call(f"{self.label} {number}")
-            except Exception as error:  # noqa: BLE001 # whatever it is, the test shows it
+            except Exception as error:  # noqa: BLE001 # the test shows any error
                 self.errors.append((call.__name__, error))
                 break
             self.rows, self.likes, self.done = self.rows + rows, self.likes + likes, self.done + 1
             if number % 7 == 0:
                 release()
-            # So that there is a processor for who moves the shard.
+            # This leaves a processor for the mover.
             time.sleep(0.005)
         release()
 
 
 def working(calls, work, threads=2):
-    """Does `work` while threads call; each of them finishes a round of all calls after it."""
+    """Does `work` while threads make calls. Each thread finishes a round of all calls after it."""
     workers = [Worker(calls, f"w{number}") for number in range(threads)]
     for worker in workers:
         worker.start()
@@ -204,7 +204,7 @@ def test_a_mover_that_is_killed_is_not_noticed(world, m):
         decided = world.run(*line, "after decide=kill", may_fail=True, PGSHARD_LEASE_MS="1500")
         assert decided.returncode == -signal.SIGKILL
         serving(target)
-        # The comparison would wait ten seconds for a moment in which nobody writes.
+        # The audit would wait ten seconds for a moment in which nothing is written.
         world.run("moves", "resume", "--audit-max-s", "0")
 
     working(Calls(m, shard), work)
@@ -213,7 +213,7 @@ def test_a_mover_that_is_killed_is_not_noticed(world, m):
 
 @pytest.fixture
 def stale(world, monkeypatch):
-    """The directory of this process, which no file tells of moves."""
+    """The directory of this process, which learns of moves from no file."""
     from pgshard.django.cluster import cluster
 
     directory = cluster().directory
@@ -237,7 +237,7 @@ def test_a_transaction_that_meets_a_move_in_its_middle_says_so(world, m, stale):
                 m.Tag.objects.create(user_id=user, word="x")
 
     with pytest.raises(ShardMoved, match="run all of it again"):
-        # The transaction only reads, so that it holds up no fence.
+        # The transaction only reads, so it does not delay a fence.
         work(lambda: world.move(user, complete=False))
     world.run("moves", "complete", "--yes")
     assert not connections[f"shard-{user}"].in_atomic_block
@@ -279,7 +279,7 @@ def test_run_in_shard_runs_again_and_hooks_run_once(world, m, stale):
         try:
             m.Tag.objects.create(user_id=user, word="x")
         except DatabaseError:
-            pass  # As an application may, that knows better; nothing of this try counts.
+            pass  # An application may do this; nothing of this try counts.
 
     run_in_shard(user, work)
     world.run("moves", "complete", "--yes")
@@ -313,7 +313,7 @@ def test_what_may_have_taken_effect_in_part_is_not_repeated(world, m, stale):
         with connections[f"shard-{user}"].cursor() as cursor, pytest.raises(ShardMoved, match="not repeated"):
             call(cursor)
     assert stale.place(user).epoch == 1
-    # And what is the application's own mistake is.
+    # But an error that is the application's own is raised.
     with connections[f"shard-{user}"].cursor() as cursor, pytest.raises(ProgrammingError, match="photoz"):
         cursor.execute("SELECT * FROM {shard}.photoz")
     assert set(m.Tag.objects.for_key(user).values_list("word", flat=True)) == {"x"}
@@ -345,7 +345,8 @@ def test_a_shard_that_moved_twice_is_found(world, m, stale):
 
 
 def test_an_answer_that_a_signpost_changed_is_not_believed(world, m, monkeypatch):
-    """Where the shard was, questions about names are answered without an error: with NULL, or of the signpost's views."""
+    """On the host that the shard has left, questions about names get an answer without an error: NULL, or an answer about the
+    signpost's views."""
     from django.db import connections, transaction
 
     from pgshard.django import ShardMoved, release
@@ -362,7 +363,7 @@ def test_an_answer_that_a_signpost_changed_is_not_believed(world, m, monkeypatch
     expected = ("shard_0013.photos_photo_tags_id_seq", "x")
     directory = cluster().directory
     assert answer("shard-13") == expected
-    # The map's file is not looked at: this process knows the old place.
+    # The map's file is not read, so this process still knows the old place.
     monkeypatch.setattr(directory._follower, "glance", lambda: None)
 
     before = directory._snapshot
@@ -371,7 +372,7 @@ def test_an_answer_that_a_signpost_changed_is_not_believed(world, m, monkeypatch
     assert answer("shard-13") == expected
 
     def forget():
-        """This process is one that has not heard of the move."""
+        """Makes this process forget that the shard has moved."""
         assert directory.place(user) != before.placement(user)
         directory._snapshot = before
         release()
@@ -390,10 +391,10 @@ def test_an_answer_that_a_signpost_changed_is_not_believed(world, m, monkeypatch
 
     with pytest.raises(ShardMoved):
         read_and_ask()
-    # Who meets the signpost itself learns where the shard is.
+    # A call that meets the signpost itself learns where the shard is.
     assert m.Tag.objects.for_key(user).count() == 1
     assert read_and_ask() == expected
-    # A column that is called like such a function costs nothing.
+    # A column with the name of such a function costs nothing.
     asked = cluster().asking.questions(world.host_of(user)).asked
     with connections["shard-13"].cursor() as cursor:
         cursor.execute("SELECT word AS short_description FROM {shard}.photos_tag")
@@ -401,7 +402,7 @@ def test_an_answer_that_a_signpost_changed_is_not_believed(world, m, monkeypatch
 
 
 def test_rows_of_many_shards_are_found_when_one_has_moved(world, m, monkeypatch):
-    """One statement for all of a host meets its signpost; the shards are asked one by one then."""
+    """One statement for all shards of a host meets a signpost; then the shards are asked one by one."""
     from pgshard.django import batch
     from pgshard.django.cluster import cluster
 

@@ -21,7 +21,7 @@ def m(world):
 
 @pytest.fixture
 def poolers(world, monkeypatch):
-    """Both hosts are reached through poolers, as `router_url` and `prepare = "unnamed"` say it."""
+    """Both hosts are reached through poolers, with `router_url` and `prepare = "unnamed"` in the config."""
     from pgshard.django.backend import pools
     from pgshard.django.cluster import cluster
 
@@ -59,9 +59,9 @@ def test_each_thread_gets_its_own_shards_rows_while_they_move(world, m, poolers)
                 assert sum(1 for _ in m.Tag.objects.for_key(user).iterator(chunk_size=5)) == number
                 if number % 5 == 0:
                     release()
-                # So that there is a processor for who moves the shard.
+                # This leaves a processor for the mover.
                 time.sleep(0.02)
-        except Exception as error:  # noqa: BLE001 # whatever it is, the test shows it
+        except Exception as error:  # noqa: BLE001 # the test shows any error
             errors.append((user, error))
         finally:
             wrote[user] = number
@@ -83,7 +83,7 @@ def test_each_thread_gets_its_own_shards_rows_while_they_move(world, m, poolers)
 
 
 def test_what_the_pooler_itself_says_is_a_lost_connection(world, m, poolers):
-    """Its words carry no severity for programs, and an SQLSTATE of its own."""
+    """The pooler's errors lack the untranslated severity, and have an SQLSTATE of their own."""
     from django.db import connections, transaction
 
     from pgshard.django import ConnectionLost, InDoubt

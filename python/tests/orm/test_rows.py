@@ -1,4 +1,4 @@
-"""Rows go where they belong, are found there, and a query that names no shard is refused."""
+"""Rows go where they belong and are found there, and a query that names no shard is refused."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from world import World
 
 pytestmark = pytest.mark.usefixtures("db")
 
-U, V = 3, 12  # Users, on shards of the two hosts.
+U, V = 3, 12  # Users on shards of the two hosts.
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_rows_do_not_go_astray(m, p):
             wrong()
     assert m.Photo.objects.across_shards().count() == 1
     assert m.Photo.objects.get(pk=photo.pk).user_id == U
-    # What is of the same shard may be set.
+    # A value of the same shard may be set.
     assert m.Photo.objects.for_key(U).update(user_id=U + 16) == 1
 
 
@@ -237,7 +237,7 @@ def test_many_shards_at_once(m, p):
 
 @pytest.fixture
 def together(monkeypatch):
-    """What each statement over many shards gave: none where it failed."""
+    """What each statement over many shards returned: None if it failed."""
     from pgshard.django import batch
 
     plain, given = batch._in_thread, []
@@ -265,7 +265,7 @@ def test_rows_of_many_shards_by_one_statement_a_host(m, together):
     assert m.Photo.objects.get(pk=ids[0]).likes == 3
     assert m.Photo.objects.only("title").by_ids(ids[:2])[1].user_id == 1
     del together[:]
-    # What is not plain goes by single shards.
+    # A query that is not plain asks the shards one by one.
     assert [list(photo.tags.all()) for photo in m.Photo.objects.prefetch_related("tags").by_ids(ids[:2])] == [[], []]
     assert list(m.Photo.objects.values_list("title", flat=True).filter(pk__in=[ids[0]])) == ["p00"]
     assert together == []
@@ -312,7 +312,7 @@ def test_a_shard_that_does_not_answer_is_not_waited_for(m, p, world):
     p.release()
     with world.superuser(world.host_of(2)) as keeper:
         keeper.execute("BEGIN; LOCK TABLE shard_0002.photos_photo")
-        # So that a test that fails ends.
+        # If the test fails, this makes sure that it ends.
         free = threading.Timer(30, lambda: keeper.execute("ROLLBACK"))
         free.start()
         gathered = m.Photo.objects.across_shards(timeout=3).run(lambda rows: rows.count())
@@ -320,7 +320,7 @@ def test_a_shard_that_does_not_answer_is_not_waited_for(m, p, world):
         assert {type(error) for error in gathered.errors.values()} <= {p.ShardUnavailable}
         found = m.Photo.objects.by_ids([photo.pk for photo in photos], timeout=3, partial=True)
         assert photos[2] not in found
-        # Nor has it kept anything: the statements were cancelled.
+        # It kept no connection either: the statements were cancelled.
         end = time.monotonic() + 25
         while in_use() and time.monotonic() < end:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Django's own tests of the ORM, on shards: what fails is what is known to."""
+"""Django's own tests of the ORM, on shards: only the tests that are known to fail do."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from world import ROOT, VERSION, World
 
 SUITE = Path(__file__).parents[1] / "suite"
 SOURCE = os.environ.get("PGSHARD_TEST_DJANGO")
-"""A source distribution of the Django that is installed: `script/test-python --suite` gets it."""
+"""The source distribution of the installed Django, which `script/test-python --suite` downloads."""
 APPS = """
     aggregation aggregation_regress annotations basic bulk_create composite_pk constraints custom_pk db_functions defer delete
     delete_regress distinct_on_fields expressions expressions_case expressions_window extra_regress field_defaults
@@ -25,7 +25,7 @@ APPS = """
 
 @pytest.mark.skipif(SOURCE is None, reason="takes minutes: script/test-python --suite")
 def test_djangos_own_tests():
-    # Tests of collations need those of ICU, which not every server was built with.
+    # Tests of collations need those of ICU, which some servers were built without.
     assert VERSION == "15", "script/test-python --suite runs it on PostgreSQL 15"
     world = World(shards=2)
     try:

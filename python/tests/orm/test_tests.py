@@ -1,4 +1,4 @@
-"""The tests of a user's project, by Django's runner and by pytest: they have shards of their own, and leave nothing."""
+"""The tests of a user's project, by Django's runner and by pytest: they have shards of their own, and leave nothing behind."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ once = pytest.mark.skipif(VERSION != "18", reason="once is enough: PostgreSQL's 
 
 
 def run(world, *line):
-    """Runs a command in the project; gives back what it said."""
+    """Runs a command in the project; returns its output."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT.parents[1]), str(PROJECT)])}
     env.update(PGSHARD_CONFIG=str(world.path), DJANGO_SETTINGS_MODULE="settings")
     done = subprocess.run([sys.executable, *line], cwd=PROJECT, env=env, capture_output=True, text=True)
@@ -31,7 +31,7 @@ def databases(world):
 
 @pytest.fixture
 def untouched(world, db):
-    """A row in the real shards that must be the only one afterwards, and no database that is left."""
+    """A row in the real shards, which must be the only one afterwards; and no database may be left over."""
     from photos.models import Photo
 
     Photo.objects.create(user_id=1, title="real")

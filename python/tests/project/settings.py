@@ -1,4 +1,4 @@
-"""The example's settings for another application, with its own tables in a database of the first host's server."""
+"""The example's settings for another application, with its own tables in a database on the first host's server."""
 
 import os
 import runpy

@@ -1,4 +1,4 @@
-"""Tasks of Celery, in processes that are forked from one that uses shards already. The broker is the folder CELERY_FOLDER."""
+"""Tasks of Celery, in processes forked from one that has already used shards. The broker is the folder CELERY_FOLDER."""
 
 import os
 
@@ -24,7 +24,7 @@ def in_use() -> int:
 
 @signals.worker_init.connect
 def begun(**_: object) -> None:
-    """Before the processes of the pool are forked: the parent has a connection, and an open cursor."""
+    """Runs before the pool's processes are forked: the parent then has a connection and an open cursor."""
     Photo.objects.create(user_id=3, title="parent")
     begun.rows = Photo.objects.filter(user_id=3).iterator(chunk_size=1)
     next(begun.rows)
@@ -32,7 +32,7 @@ def begun(**_: object) -> None:
 
 @signals.worker_shutdown.connect
 def ended(**_: object) -> None:
-    """What the parent had open works on."""
+    """What the parent had open still works."""
     assert len(list(begun.rows)) == 0
     Photo.objects.create(user_id=3, title="parent ended")
 

@@ -9,7 +9,7 @@ SECRET_KEY = "test"
 USE_TZ = False
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
-# As the tests of each version expect it.
+# What the tests of each version expect.
 DEFAULT_AUTO_FIELD = "django.db.models.AutoField" if django.VERSION < (6,) else "django.db.models.BigAutoField"
 
 pgshard.django.databases(default={})

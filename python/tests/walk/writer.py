@@ -2,8 +2,8 @@
 
     writer.py NUMBER
 
-What was acknowledged it writes into `acknowledged-NUMBER`, a line each. It reads its own photos all the time, and fails where
-one is missing, or is not as it was written. Photos of an earlier process with its number it uses too.
+It writes what was acknowledged into `acknowledged-NUMBER`, one line each. It reads its own photos all the time, and fails if
+one is missing or differs from what was written. It also uses photos of an earlier process with its number.
 """
 
 import json
@@ -24,7 +24,7 @@ from django.contrib.auth.models import User  # noqa: E402
 from photos import services  # noqa: E402
 
 USERS = range(5, 61, 5)
-"""Those who have photos from the start: on shards of both servers."""
+"""The users who have photos from the start, on shards of both servers."""
 
 
 class Writer:
@@ -37,7 +37,7 @@ class Writer:
         for line in self.log:
             self.learn(*json.loads(line))
         self.count = len(self.photos)
-        # Of everybody: both writers like them.
+        # Photos of many users; both writers like them.
         self.seeds = json.loads(Path("seeds").read_text())
 
     def learn(self, what, user, row, *more):
@@ -92,7 +92,7 @@ if __name__ == "__main__":
         writer.step()
         writer.look()
         if not ready:
-            # It is at work.
+            # This says that it is at work.
             ready = Path(f"writer-{writer.number}.new")
             ready.write_text(f"{os.getpid()}\n")
             ready.replace(f"writer-{writer.number}.pid")

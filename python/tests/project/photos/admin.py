@@ -19,7 +19,7 @@ class PhotoAdmin(ShardedModelAdmin):
 
 @admin.register(Tag)
 class TagAdmin(ShardedModelAdmin):
-    """Words, searched for by nothing."""
+    """Words, which have no search fields."""
 
 
 @admin.register(Note)

@@ -20,7 +20,7 @@ class Album(ShardedModel):
     name = models.CharField(max_length=100)
 
     class Meta:
-        # Without base_manager_name, as everybody writes it.
+        # Without base_manager_name, as most people write it.
         ordering = ["name"]
         constraints = [models.UniqueConstraint(fields=["user_id", "name"], name="album_of_user")]
 

@@ -1,4 +1,4 @@
-"""Tests as users write them; `manage.py test` and pytest run them."""
+"""Tests as users write them; both `manage.py test` and pytest run them."""
 
 from django.db import DataError, connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
@@ -10,7 +10,7 @@ from .models import Category, Photo
 
 
 class Rollback(TestCase):
-    """What a test writes is gone after it."""
+    """What one test writes is gone in the next."""
 
     databases = "__all__"
 
@@ -40,7 +40,7 @@ class Rollback(TestCase):
         self.assertEqual(len(hooks), 1)
 
     def test_an_error_at_the_end(self):
-        # Django looks at deferred constraints after each test, and must not where the transaction has failed.
+        # Django checks deferred constraints after each test, and must not if the transaction has failed.
         with self.assertRaises(DataError), connections["shard-1"].cursor() as cursor:
             cursor.execute("SELECT 1 / 0")
 
@@ -52,7 +52,7 @@ class Rollback(TestCase):
 
 
 class Fixtures(TestCase):
-    """Rows of a file, of two users and of nobody, are each where they belong."""
+    """The rows of a fixture, of two users and of no user, are each where they belong."""
 
     databases = "__all__"
     fixtures = ["rows"]
@@ -65,7 +65,7 @@ class Fixtures(TestCase):
 
 
 class Named(TestCase):
-    """Only the shards that are named may be used."""
+    """Only the shards that the test names may be used."""
 
     databases = {"shard-1"}
 

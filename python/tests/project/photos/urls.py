@@ -1,4 +1,4 @@
-"""Views that tests ask."""
+"""Views that tests call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ async def photos(request: HttpRequest, user: int) -> JsonResponse:
 
 
 async def titles(request: HttpRequest, user: int) -> StreamingHttpResponse:
-    """A user's titles, as the database gives them."""
+    """A user's titles, streamed while the database returns them."""
 
     async def lines() -> AsyncIterator[str]:
         rows = Photo.objects.filter(user_id=user).order_by("title").aiterator(chunk_size=10)
@@ -41,7 +41,7 @@ async def titles(request: HttpRequest, user: int) -> StreamingHttpResponse:
 
 
 async def like(request: HttpRequest, id: int) -> JsonResponse:
-    """Likes a photo, in a transaction; and never answers a browser that has gone."""
+    """Likes a photo, in a transaction; and never answers if the browser has gone."""
     photo = await Photo.objects.aget(pk=id)
 
     def work() -> int:

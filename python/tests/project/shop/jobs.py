@@ -4,5 +4,5 @@ from photos.models import Photo
 
 
 def fill(alias: str) -> None:
-    """Twice gives the same as once."""
+    """Running it twice has the same result as once."""
     Photo.objects.using(alias).filter(likes=0).update(likes=5)

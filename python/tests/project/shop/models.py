@@ -1,4 +1,4 @@
-"""What the migrations of this application come to: every operation that Django has is among them."""
+"""The models after all migrations of this application, which use every operation that Django has."""
 
 from django.contrib.postgres.indexes import GinIndex
 from django.db import models
@@ -8,7 +8,7 @@ from pgshard.django import ShardedModel, ShardKeyField
 
 
 class Product(ShardedModel):
-    """Was Item."""
+    """Its name was Item."""
 
     user_id = ShardKeyField()
     label = models.CharField(max_length=80, default="it's {shard}", db_default="it's {shard}")
@@ -29,7 +29,7 @@ class Product(ShardedModel):
 
 
 class Purchase(ShardedModel):
-    """What is bought together."""
+    """Goods that are bought together."""
 
     user_id = ShardKeyField()
     products = models.ManyToManyField(Product)
@@ -37,7 +37,7 @@ class Purchase(ShardedModel):
 
 
 class Receipt(ShardedModel):
-    """Of a purchase."""
+    """A line of a purchase."""
 
     user_id = ShardKeyField()
     purchase = models.OneToOneField(Purchase, models.CASCADE)

@@ -1,4 +1,4 @@
-"""pgshard's backend, as far as Django's own tests need it otherwise: their models are no sharded ones, and make their tables."""
+"""pgshard's backend, changed for Django's own tests: their models are not sharded, and create their tables themselves."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class Creation(creation.DatabaseCreation):
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """A shard that is called otherwise, and may be migrated."""
+    """A shard with another alias, which may be migrated."""
 
     creation_class = Creation
     SchemaEditorClass = SchemaEditor
@@ -50,7 +50,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         pools.touch(alias)
 
     def prepare_database(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def schema_editor(self, *args: Any, **kwargs: Any) -> Any:
         return SchemaEditor(self, *args, **kwargs)

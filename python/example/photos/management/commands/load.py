@@ -1,4 +1,4 @@
-"""Writes and reads as users do until it is told to stop, and then looks whether everything is there."""
+"""Writes and reads as users do until it is told to stop, then checks that everything is there."""
 
 import random
 import threading
@@ -13,13 +13,13 @@ from photos import actions
 from photos.models import Follow, Like, Photo
 
 SECONDS_MAX = 300.0
-"""The load ends by itself after so long."""
+"""The load ends by itself after this many seconds."""
 PAUSE = 0.005
-"""Seconds between two calls of a writer: it leaves a processor to the servers and to who moves shards."""
+"""Seconds between two calls of a writer, so that the servers and the mover of shards get a processor too."""
 
 
 class Writer(threading.Thread):
-    """Uploads and likes photos, and remembers what was acknowledged. A call that fails ends it."""
+    """Uploads and likes photos, and remembers what was acknowledged. The first call that fails ends it."""
 
     def __init__(self, users: list[int], name: str, stop: threading.Event) -> None:
         super().__init__(name=name)
@@ -30,7 +30,7 @@ class Writer(threading.Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Until it is told to stop."""
+        """Runs until it is told to stop."""
         try:
             while not self.stop.is_set():
                 began = time.monotonic()
@@ -40,13 +40,13 @@ class Writer(threading.Thread):
                 # As at the end of a request.
                 release()
                 time.sleep(PAUSE)
-        except Exception as error:  # noqa: BLE001 # whatever it is, the audit shows it
+        except Exception as error:  # noqa: BLE001 # the check at the end shows any error
             self.error = error
         finally:
             release()
 
     def call(self) -> None:
-        """One of the things that users do."""
+        """Does one of the things that users do."""
         user, what = self.chance.choice(self.users), self.chance.random()
         if what < 0.5 or not self.photos:
             title = f"{self.name} {len(self.photos)}"
@@ -58,7 +58,7 @@ class Writer(threading.Thread):
         elif what < 0.95:
             photo = self.chance.choice(list(self.photos))
             if Photo.objects.get(pk=photo).title != self.photos[photo]:
-                raise AssertionError(f"photo {photo} is another one")
+                raise AssertionError(f"photo {photo} is not the one that was asked for")
         else:
             actions.feed(user)
 
@@ -66,17 +66,17 @@ class Writer(threading.Thread):
 class Command(BaseCommand):
     """The command."""
 
-    help = "Writes and reads as users do until a file appears, then looks whether everything is there."
+    help = "Writes and reads as users do until a file appears, then checks that everything is there."
 
     def add_arguments(self, parser):
-        """How many, and the files."""
+        """The numbers of users and writers, and the files."""
         parser.add_argument("--users", type=int, default=16)
         parser.add_argument("--writers", type=int, default=4)
         parser.add_argument("--stop", type=Path, required=True, help="ends when this file is there")
-        parser.add_argument("--started", type=Path, help="this file is made when everybody writes")
+        parser.add_argument("--started", type=Path, help="this file is made when all writers are writing")
 
     def handle(self, *, users, writers, stop, started, **_):
-        """Runs it. Raises `CommandError` if a call failed or a row is missing, or there once too often."""
+        """Runs it. Raises `CommandError` if a call failed, or a row is missing or exists twice."""
         before = Photo.objects.across_shards().count(), Like.objects.across_shards().count()
         ids = [User.objects.get_or_create(username=f"user{number}")[0].pk for number in range(1, users + 1)]
         for user in ids:
@@ -103,7 +103,9 @@ class Command(BaseCommand):
         likes = {pair for thread in threads for pair in thread.likes}
         there = {photo.pk: photo for photo in Photo.objects.by_ids(photos)}
         wrong += [f"photo {id} is lost" for id in photos if id not in there]
-        wrong += [f"photo {id} is another one" for id, photo in there.items() if photo.title != photos[id]]
+        wrong += [
+            f"photo {id} is not the one that was written" for id, photo in there.items() if photo.title != photos[id]
+        ]
         for id, photo in there.items():
             count = sum(1 for liked, _ in likes if liked == id)
             if not photo.likes == photo.liked.count() == count:

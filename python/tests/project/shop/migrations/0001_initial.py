@@ -27,7 +27,7 @@ class Migration(migrations.Migration):
             "Receipt", [*KEYS, ("purchase", models.OneToOneField(on_delete=models.CASCADE, to="shop.purchase"))]
         ),
         migrations.CreateModel("Gone", [*KEYS, ("item", models.ForeignKey("shop.item", models.CASCADE))]),
-        # Of another database: nothing of it is in the shards.
+        # This is for another database, so nothing of it is in the shards.
         migrations.RunPython(migrations.RunPython.noop, migrations.RunPython.noop),
         migrations.RunSQL("SELECT 1", "SELECT 1", hints={"sharded": False}),
     ]

@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
         migrations.RemoveConstraint("item", "item_price"),
         migrations.AddField("item", "code", models.CharField(max_length=9, unique=True, null=True)),
         migrations.RenameField("item", "code", "codes"),
-        # The constraint and its index for LIKE are still called by the old name.
+        # The constraint and its index for LIKE still have the old name.
         migrations.AlterField("item", "codes", models.CharField(max_length=9, null=True)),
         migrations.AlterField("item", "codes", models.CharField(max_length=9, null=True, db_index=True)),
         migrations.AlterField("item", "codes", models.CharField(max_length=10, null=True)),

@@ -1,4 +1,4 @@
-"""What cannot be in a transaction: each is a file of its own."""
+"""Statements that cannot run in a transaction: each becomes a file of its own."""
 
 from django.contrib.postgres.operations import AddIndexConcurrently, RemoveIndexConcurrently
 from django.db import migrations, models
