@@ -161,10 +161,10 @@ pub use shard::{Key, KeyKind, KeyKindError, KeyTextError, PrefixError, SchemaPre
 /// The driver, whose rows, types and errors calls take and give: the version that this crate uses.
 pub use tokio_postgres;
 
-/// The README's Rust is compiled with the documentation's other examples.
+/// The Rust of the page about the library is compiled with the documentation's other examples.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-pub struct Readme;
+#[doc = include_str!("../docs/rust.md")]
+pub struct Library;
 
 /// So is that of the page about keys.
 #[cfg(doctest)]

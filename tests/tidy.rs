@@ -5,6 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/documents.rs"]
+mod documents;
+
 /// The modules of the library from the bottom up. A module uses itself and those before it. The reasons are in
 /// ARCHITECTURE.md.
 const ORDER: [&str; 14] = [

@@ -22,7 +22,7 @@ trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 pgshard() {
     local words=() word
     for word in "$@"; do
-        [ "$word" != ID ] || word=$(command pgshard moves list --json | jq -rs '[.[].moves[].move_id] | max')
+        [ "$word" != ID ] || word=$(command pgshard moves list --json | jq -r '[.moves[].move] | max')
         words+=("$word")
     done
     case " $* " in
@@ -165,6 +165,8 @@ macro_rules! pages {
 
 pages! {
     readme: "README.md",
+    rust: "docs/rust.md",
+    config: "docs/config.md",
     adding_capacity: "docs/adding-capacity.md",
     ids: "docs/ids.md",
     operating: "docs/operating.md",

@@ -18,7 +18,11 @@ struct Script {
 impl Script {
     fn read(version: u32) -> Script {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/moves/awkward.sql");
-        let text = std::fs::read_to_string(path).unwrap().replace("{s}", "shard_0000");
+        let mut text = std::fs::read_to_string(path).unwrap().replace("{s}", "shard_0000");
+        if version < 14 {
+            // No numeric is infinite there.
+            text = text.replace("'-Infinity'", "-1e300");
+        }
         let mut script = Script { tables: Vec::new(), again: Vec::new() };
         for case in text.split("\n-- tables").skip(1) {
             let (tables, again) = case.split_once("\n-- again\n").expect("a case has both");

@@ -1,0 +1,97 @@
+//! Documents: the book has every page, anchors lead somewhere, and the table of guarantees names tests that exist.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{files, none_of, root, source};
+
+/// A heading as links name it: `## What is noticed` is `#what-is-noticed`.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// The anchors of a document. Headings in blocks of code are none.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut found: BTreeMap<String, usize> = BTreeMap::new();
+    let mut all = BTreeSet::new();
+    let mut in_block = false;
+    for line in text.lines() {
+        in_block ^= line.trim_start().starts_with("```");
+        let heading = line.trim_start_matches('#');
+        if !in_block && heading.len() < line.len() && heading.starts_with(' ') {
+            let name = anchor(heading);
+            let times = found.entry(name.clone()).or_default();
+            all.insert(if *times == 0 { name } else { format!("{name}-{times}") });
+            *times += 1;
+        }
+    }
+    all
+}
+
+#[test]
+fn anchors_lead_somewhere() {
+    let documents: BTreeMap<String, String> = files(&[".md"]).into_iter().map(|file| (file.path, file.text)).collect();
+    let mut mistakes = Vec::new();
+    for (path, text) in &documents {
+        for (at, _) in text.match_indices("](") {
+            let rest = &text[at + 2..];
+            let link = &rest[..rest.find(')').unwrap_or(0)];
+            let Some((file, wanted)) = link.split_once('#').filter(|_| !link.contains("://")) else { continue };
+            let to = if file.is_empty() {
+                path.clone()
+            } else {
+                let folder = root().join(path).parent().unwrap().to_path_buf();
+                // What leads nowhere is told by another test.
+                let Ok(to) = folder.join(file).canonicalize() else { continue };
+                to.strip_prefix(root().canonicalize().unwrap()).unwrap().to_string_lossy().into_owned()
+            };
+            if !documents.get(&to).is_some_and(|text| anchors(text).contains(wanted)) {
+                mistakes.push(format!("{path}: {to} has no heading for #{wanted}"));
+            }
+        }
+    }
+    none_of(mistakes, "a link to a part of a document leads there");
+}
+
+#[test]
+fn anchors_are_made_from_headings() {
+    let text = "# One: `two`, three\n```sh\n# no heading\n```\n## Again\n## Again\n#no heading\n";
+    assert_eq!(anchors(text).into_iter().collect::<Vec<_>>(), ["again", "again-1", "one-two-three"]);
+}
+
+#[test]
+fn the_book_has_every_page() {
+    let summary = source("docs/SUMMARY.md");
+    let pages = files(&[".md"]).into_iter().map(|file| file.path).filter(|path| path.starts_with("docs/"));
+    let pages = pages.map(|path| path["docs/".len()..].to_owned()).filter(|path| path != "SUMMARY.md");
+    let missing = pages.filter(|page| !summary.contains(&format!("]({page})")));
+    none_of(missing.map(|page| format!("docs/{page}")).collect(), "docs/SUMMARY.md lists every page of the book");
+    assert!(source("book.toml").contains("src = \"docs\""));
+}
+
+/// `moves::dead::gc` in backticks is the test `gc` in `tests/it/moves/dead.rs`.
+#[test]
+fn guarantees_name_tests_that_exist() {
+    let mut named = 0;
+    let mut mistakes = Vec::new();
+    for (line, text) in source("docs/guarantees.md").lines().enumerate() {
+        let row = text.strip_prefix("| ").filter(|row| !row.starts_with("event |") && !row.starts_with("---"));
+        let Some(row) = row else { continue };
+        let shown_by = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        let tests: Vec<&str> = shown_by.split('`').filter(|word| word.contains("::")).collect();
+        if tests.is_empty() {
+            mistakes.push(format!("line {}: no test shows it", line + 1));
+        }
+        for test in tests {
+            let (module, name) = test.rsplit_once("::").unwrap();
+            let path = root().join("tests/it").join(module.replace("::", "/")).with_extension("rs");
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            if !text.contains(&format!("fn {name}(")) {
+                mistakes.push(format!("line {}: there is no test {test}", line + 1));
+            }
+            named += 1;
+        }
+    }
+    none_of(mistakes, "each guarantee names the tests that show it");
+    assert!(named > 40);
+}
