@@ -14,7 +14,8 @@ use super::privileges::Account;
 /// What every server has from its first moment on. Changing it makes new templates: it is part of their key.
 const ROLES: &str = "CREATE ROLE app LOGIN REPLICATION CREATEDB;\nCREATE DATABASE app OWNER app;\n";
 
-/// Before PostgreSQL 15 everybody may create objects in `public`. Of every database: it is run in the one that others are copied from.
+/// Before PostgreSQL 15 everybody may create objects in `public`. This is run in the database that others are copied
+/// from.
 const OWN_PUBLIC: &str = "REVOKE CREATE ON SCHEMA public FROM PUBLIC;\n";
 
 /// And there the owner of a database does not own its `public`.

@@ -1,8 +1,8 @@
 //! README and docs are true: what they tell a reader to type is typed, page by page.
 //!
-//! A block in `sh` is run by bash, one after the other in an empty folder, with the command that was built. A block in `text` right
-//! after it says what is printed: its lines must come, in their order, with whatever numbers. Comments that no reader sees
-//! steer it, right before a block:
+//! A block in `sh` is run by bash, one after the other in an empty folder, with the command that was built. A block in
+//! `text` right after it says what is printed: its lines must come, in their order, with whatever numbers. Comments that
+//! no reader sees steer it, right before a block:
 //!
 //! - `<!-- not run: it needs two machines -->`: the block is left alone, for this reason;
 //! - `<!-- first:` and lines of bash, up to `-->`: they are run before it.
@@ -34,7 +34,8 @@ pgshard() {
 }
 "#;
 
-/// A fenced block of a page: the line of its fence, its language, its text without indentation, and the comments before it.
+/// A fenced block of a page: the line of its fence, its language, its text without indentation, and the comments before
+/// it.
 #[derive(Debug)]
 struct Block {
     line: usize,
@@ -167,13 +168,14 @@ pages! {
     readme: "README.md",
     rust: "docs/rust.md",
     config: "docs/config.md",
+    everyday: "docs/everyday.md",
     adding_capacity: "docs/adding-capacity.md",
     ids: "docs/ids.md",
     operating: "docs/operating.md",
 }
 
-/// Every block that a reader could type is played by a test of its page, or says why not. `docs/django.md` is played by the Python package's
-/// `test_manual.py`, but for what stands outside of two sections.
+/// Every block that a reader could type is played by a test of its page, or says why not. `docs/django.md` is played by
+/// the Python package's `test_manual.py`, but for what stands outside of two sections.
 #[test]
 fn every_block_is_run_or_says_why_not() {
     let mut pages: Vec<PathBuf> = vec!["README.md".into(), "CONTRIBUTING.md".into(), "ARCHITECTURE.md".into()];
@@ -191,7 +193,8 @@ fn every_block_is_run_or_says_why_not() {
                 mistakes.push(format!("{name}:{}: the reason is no reason", block.line));
             }
             if ["console", "shell", "bash", ""].contains(&block.language.as_str()) {
-                mistakes.push(format!("{name}:{}: what is typed is a block in sh, what is printed one in text", block.line));
+                let rule = "what is typed is a block in sh, what is printed one in text";
+                mistakes.push(format!("{name}:{}: {rule}", block.line));
             }
             if block.language == "sh" && block.not_run.is_none() {
                 let before: String = text.lines().take(block.line).map(|line| format!("\n{line}")).collect();
@@ -206,14 +209,14 @@ fn every_block_is_run_or_says_why_not() {
     }
     let played: BTreeSet<String> = PAGES.iter().map(|page| (*page).to_owned()).collect();
     mistakes.extend(with_blocks.difference(&played).map(|page| format!("{page}: its blocks are run by no test")));
-    mistakes.extend(played.difference(&with_blocks).map(|page| format!("{page}: a test runs it, and it has no block to run")));
+    mistakes.extend(played.difference(&with_blocks).map(|page| format!("{page}: it has no block to run")));
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
 }
 
 #[test]
 fn blocks_are_found() {
-    let page = "Text\n\n<!-- not run: takes an hour -->\n```sh\nlong\n```\n\n<!-- first:\nexport A=1\n-->\n   ```sh\n   echo $A 17\n     b\n   \
-                ```\n\n```text\n17\n```\n";
+    let page = "Text\n\n<!-- not run: takes an hour -->\n```sh\nlong\n```\n\n<!-- first:\nexport A=1\n-->\n   ```sh\n   \
+                echo $A 17\n     b\n   ```\n\n```text\n17\n```\n";
     let (script, printed) = script(page);
     assert!(script.ends_with("export A=1\necho '## 11' | tee /dev/stderr\necho $A 17\n  b\n"), "{script}");
     assert_eq!(printed, [(11, "17\n".to_owned())]);
