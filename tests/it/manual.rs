@@ -1,8 +1,8 @@
 //! README and docs are true: what they tell a reader to type is typed, page by page.
 //!
 //! A block in `sh` is run by bash, one after the other in an empty folder, with the command that was built. A block in
-//! `text` right after it says what is printed: its lines must come, in their order, with whatever numbers. Comments that
-//! no reader sees steer it, right before a block:
+//! `text` right after it says what is printed: its lines must come, in their order, with whatever numbers. Comments
+//! that no reader sees steer it, right before a block:
 //!
 //! - `<!-- not run: it needs two machines -->`: the block is left alone, for this reason;
 //! - `<!-- first:` and lines of bash, up to `-->`: they are run before it.
@@ -215,11 +215,11 @@ fn every_block_is_run_or_says_why_not() {
 
 #[test]
 fn blocks_are_found() {
-    let page = "Text\n\n<!-- not run: takes an hour -->\n```sh\nlong\n```\n\n<!-- first:\nexport A=1\n-->\n   ```sh\n   \
+    let page = "Text\n<!-- not run: takes an hour -->\n```sh\nlong\n```\n\n<!-- first:\nexport A=1\n-->\n   ```sh\n   \
                 echo $A 17\n     b\n   ```\n\n```text\n17\n```\n";
     let (script, printed) = script(page);
-    assert!(script.ends_with("export A=1\necho '## 11' | tee /dev/stderr\necho $A 17\n  b\n"), "{script}");
-    assert_eq!(printed, [(11, "17\n".to_owned())]);
+    assert!(script.ends_with("export A=1\necho '## 10' | tee /dev/stderr\necho $A 17\n  b\n"), "{script}");
+    assert_eq!(printed, [(10, "17\n".to_owned())]);
     assert_eq!(blocks(page)[0].not_run.as_deref(), Some("takes an hour"));
     assert_eq!(shape("moved  12.5 ms 2026-01-01T00:00:00Z db1"), "moved 0 ms 0T0Z db0 ");
     assert_eq!(shape("db1"), shape("db2"), "so it is");

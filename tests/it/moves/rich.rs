@@ -158,7 +158,8 @@ fn known(version: u32, sql: &str) -> String {
 on_each_version! {
     /// Every row and every rule is the same on the other version, and back again.
     async fn there_and_back(version) {
-        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &known(version, SCHEMA))]).await;
+        let tables = known(version, SCHEMA);
+        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &tables)]).await;
         world.servers.app(0).await.batch_execute(&known(version, DATA)).await.unwrap();
         let before = rows(&world, 0).await;
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
@@ -194,7 +195,8 @@ on_each_version! {
 
     /// The same while the shard is open and written to: every row, and every definition.
     async fn there_and_back_under_writers(version) {
-        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &known(version, SCHEMA))]).await;
+        let tables = known(version, SCHEMA);
+        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &tables)]).await;
         world.servers.app(0).await.batch_execute(&known(version, DATA)).await.unwrap();
         // Without a key, and published for UPDATE and DELETE.
         for (host, shard) in [(0, "shard_0000"), (1, "shard_0001")] {
@@ -276,7 +278,8 @@ on_each_version! {
     /// Identity, serial, shared and descending sequences go on: no value comes twice, and a move skips as many as it
     /// says.
     async fn sequences_go_on(version) {
-        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &known(version, SCHEMA))]).await;
+        let tables = known(version, SCHEMA);
+        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &tables)]).await;
         world.servers.app(0).await.batch_execute(&known(version, DATA)).await.unwrap();
         let insert = "INSERT INTO shard_0000.accounts (full_name) VALUES ('x') RETURNING number, legacy, invoice, id";
         let mut last: (i32, i32, i64, i64) = (0, 0, 0, 0);
