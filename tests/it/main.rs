@@ -12,6 +12,7 @@ mod contents;
 mod damaged;
 mod dev;
 mod drift;
+mod failover;
 mod fence;
 mod hosts;
 mod ids;

@@ -10,43 +10,11 @@ use pgshard::dev::StopMode;
 use pgshard::pg::{ConnectError, Impostor};
 use pgshard::router::Error;
 use pgshard::{Router, ShardId};
-use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinHandle;
 
-use crate::support::{Ran, World, lines, other};
+use crate::support::{Frozen, Ran, World, lines, other};
 
 const INSERT: &str = "INSERT INTO {shard}.users (id, name) VALUES ($1, 'x')";
-
-/// A server and its backends, stopped; they go on when this is dropped.
-struct Frozen(Vec<Pid>);
-
-impl Frozen {
-    fn new(postmaster: u32) -> Frozen {
-        let mut frozen = Frozen(vec![Pid::from_raw(postmaster as i32).unwrap()]);
-        kill_process(frozen.0[0], Signal::STOP).unwrap();
-        for entry in std::fs::read_dir("/proc").unwrap() {
-            let name = entry.unwrap().file_name();
-            let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            // State and parent come after the name, which is in parentheses.
-            let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse::<u32>().ok());
-            if parent == Some(postmaster) {
-                let pid = Pid::from_raw(pid).unwrap();
-                let _ = kill_process(pid, Signal::STOP);
-                frozen.0.push(pid);
-            }
-        }
-        frozen
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        for pid in &self.0 {
-            let _ = kill_process(*pid, Signal::CONT);
-        }
-    }
-}
 
 /// Writers, each of which writes a row at a time until told to stop; and what was acknowledged, with the time of that.
 struct Writers {

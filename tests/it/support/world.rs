@@ -92,16 +92,31 @@ impl World {
     /// Two hosts, and a last server as a standby of one of them, which the config names as that host's other address.
     pub(crate) async fn with_standby(version: u32, shards: u16, primary: usize) -> World {
         let world = World::with_spare(&[version, version, version], shards).await;
-        tokio::task::block_in_place(|| world.servers.make_standby(version, 2, primary));
-        let [first, second] = [primary, 2].map(|host| world.servers.server(host).port());
-        let config = std::fs::read_to_string(&world.config.path).unwrap();
+        world.add_standby(version, 2, primary);
+        world
+    }
+
+    /// Two hosts with a standby each: the third server is the first's, the fourth the second's.
+    pub(crate) async fn with_standbys(version: u32, shards: u16) -> World {
+        let mut servers = TestCluster::start(version, 4);
+        servers.leave_out_the_last();
+        servers.leave_out_the_last();
+        let world = World::on(servers, shards, &[("0001_tables.sql", TABLES)]).await;
+        world.add_standby(version, 2, 0);
+        world.add_standby(version, 3, 1);
+        world
+    }
+
+    fn add_standby(&self, version: u32, standby: usize, primary: usize) {
+        tokio::task::block_in_place(|| self.servers.make_standby(version, standby, primary));
+        let [first, second] = [primary, standby].map(|host| self.servers.server(host).port());
+        let config = std::fs::read_to_string(&self.config.path).unwrap();
         let both = format!(":{first},127.0.0.1:{second}/");
         let config = config.replace(&format!(":{first}/"), &both);
         let at = config.find(&both).expect("the host has a url");
         let end = at + config[at..].find('"').expect("it ends");
         let config = format!("{}?target_session_attrs=read-write{}", &config[..end], &config[end..]);
-        world.write("pgshard.toml", &config);
-        world
+        self.write("pgshard.toml", &config);
     }
 
     async fn on(servers: TestCluster, shards: u16, migrations: &[(&str, &str)]) -> World {

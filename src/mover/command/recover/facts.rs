@@ -45,12 +45,22 @@ pub(super) enum Looked {
     Not(String),
 }
 
-/// The last ID of a shard in a schema, in its rows or by its ID clock.
+/// The last ID of a shard in a schema.
 #[derive(Clone, Debug)]
 pub(super) struct IdSeen {
     pub(super) host: HostName,
     pub(super) schema: String,
+    pub(super) by: SeenBy,
     pub(super) unix_ms: i64,
+}
+
+/// Where an ID was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum SeenBy {
+    /// The schema's ID clock has come to it.
+    Clock,
+    /// A row has it.
+    Row,
 }
 
 #[derive(Clone, Debug)]
@@ -93,8 +103,7 @@ pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Er
         };
         looked.insert(*shard, at);
     }
-    let shards: BTreeSet<ShardId> = unclear.into_iter().chain(judge::served(host, &survey)).collect();
-    let ids = ids(context, &survey, &shards).await?;
+    let ids = ids(context, &survey, &judge::concerned(host, &survey)).await?;
     let open = open(context, host).await;
     Ok(Facts { host: host.clone(), survey, server, looked, ids, open })
 }
@@ -167,11 +176,11 @@ async fn on(
     for some in schemas.chunks(SCHEMAS_AT_ONCE) {
         let numbers: Vec<i32> = some.iter().map(|(shard, _)| shard.as_i32()).collect();
         let names: Vec<&str> = some.iter().map(|(_, name)| name.as_str()).collect();
-        let mut found: BTreeMap<(ShardId, String), i64> = BTreeMap::new();
+        let mut found: BTreeMap<(ShardId, String, SeenBy), i64> = BTreeMap::new();
         for row in session.rows(WHAT, CLOCKS, &[&numbers, &names]).await? {
             let (number, schema, ms): (i32, String, Option<i64>) = (row.get(0)?, row.get(1)?, row.get(2)?);
             if let (Ok(shard), Some(ms)) = (ShardId::try_from(number), ms) {
-                found.insert((shard, schema), ms);
+                found.insert((shard, schema, SeenBy::Clock), ms);
             }
         }
         for row in session.rows(WHAT, COLUMNS, &[&numbers, &names]).await? {
@@ -180,12 +189,12 @@ async fn on(
             let Ok(shard) = ShardId::try_from(number) else { continue };
             if let Some(id) = largest(&session, shard, &schema, table, column).await? {
                 let ms = i64::try_from(Id::decode(id).ms()).unwrap_or(i64::MAX);
-                let last = found.entry((shard, schema)).or_insert(ms);
+                let last = found.entry((shard, schema, SeenBy::Row)).or_insert(ms);
                 *last = ms.max(*last);
             }
         }
-        let told = |((shard, schema), ms): ((ShardId, String), i64)| {
-            (shard, IdSeen { host: host.clone(), schema, unix_ms: epoch_ms.saturating_add(ms) })
+        let told = |((shard, schema, by), ms): ((ShardId, String, SeenBy), i64)| {
+            (shard, IdSeen { host: host.clone(), schema, by, unix_ms: epoch_ms.saturating_add(ms) })
         };
         seen.extend(found.into_iter().map(told));
     }

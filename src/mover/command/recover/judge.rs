@@ -12,7 +12,7 @@ use jiff::Timestamp;
 
 use crate::id::{Id, MS_MAX, SEQ_MAX};
 use crate::map::{HostName, ShardEpoch, print_shards};
-use crate::mover::command::recover::facts::{Facts, IdSeen, Looked, OpenMove};
+use crate::mover::command::recover::facts::{Facts, IdSeen, Looked, OpenMove, SeenBy};
 use crate::mover::command::recover::plan::{
     ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere,
 };
@@ -61,17 +61,20 @@ fn calm_owner<'a>(said: &[(&'a HostName, &'a ShardRow)]) -> Option<&'a HostName>
     calm.then_some(*owner)
 }
 
-/// The shards of which a host has something to say, or others that it had them, and of which it is not clear who serves
-/// them.
-pub(super) fn contradictory(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
+/// The shards of which a host has something to say, or others that it had them.
+pub(super) fn concerned(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let names = |said: &[(&HostName, &ShardRow)]| {
         said.iter().any(|(by, row)| *by == host || (row.state == ShardState::Moved && row.peer.as_ref() == Some(host)))
     };
+    let all = rows(survey).into_iter().filter(|(_, said)| names(said)).map(|(shard, _)| shard);
+    all.chain(lost_on(survey, host).into_iter().flat_map(|lost| lost.shards)).collect()
+}
+
+/// Of those, the ones of which it is not clear who serves them.
+pub(super) fn contradictory(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let all = rows(survey);
-    let unclear = all.iter().filter(|(_, said)| names(said) && calm_owner(said).is_none());
-    let mut unclear: BTreeSet<ShardId> = unclear.map(|(shard, _)| *shard).collect();
-    unclear.extend(lost_on(survey, host).into_iter().flat_map(|lost| lost.shards));
-    unclear
+    let clear = |shard: &ShardId| all.get(shard).is_some_and(|said| calm_owner(said).is_some());
+    concerned(host, survey).into_iter().filter(|shard| !clear(shard)).collect()
 }
 
 /// The shards that a host serves, as everybody agrees.
@@ -238,19 +241,22 @@ struct Floor {
 /// Raises what may give an ID a second time: by what was seen of IDs elsewhere, by clocks, and by the operator's word.
 fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
     let all = rows(&facts.survey);
-    let served = served(&facts.host, &facts.survey);
-    for shard in served.iter().chain(facts.looked.keys()).collect::<BTreeSet<_>>() {
+    for shard in &concerned(&facts.host, &facts.survey) {
         let Some(host) = all.get(shard).and_then(|said| calm_owner(said)) else { continue };
         let Some(Ok(HostFacts { clock: Some(clock), control: Some(control), .. })) = facts.survey.get(host) else {
             continue;
         };
-        let (Some(ahead), Some(cluster)) = (clock.ids_ahead_ms.get(shard), &control.cluster) else { continue };
+        let (Some(row), Some(cluster)) = (control.shards.get(shard), &control.cluster) else { continue };
+        let seen = facts.ids.get(shard).map_or(&[][..], Vec::as_slice);
+        let own = |seen: &&IdSeen| (&seen.host, &seen.schema, seen.by) == (host, &row.schema, SeenBy::Clock);
+        // An ID clock that nobody can read is a finding of `check`.
+        let Some(at) = seen.iter().find(own).map(|seen| seen.unix_ms) else { continue };
         let now = clock.now.as_millisecond();
         let margin = margin.filter(|_| *host == facts.host);
-        let seen = facts.ids.get(shard).map_or(&[][..], Vec::as_slice);
-        let floors = [by_rows(seen, host, now + ahead), by_clocks(facts, host, clock), by_word(margin, now)];
+        let floors = [by_rows(seen, host, at), by_clocks(facts, host, clock), by_word(margin, now)];
         let Some(floor) = floors.into_iter().flatten().max_by_key(|floor| floor.unix_ms) else { continue };
-        if now + ahead > floor.unix_ms {
+        // What was seen at its own millisecond may be later than its own.
+        if at > floor.unix_ms {
             continue;
         }
         let ms = u64::try_from(floor.unix_ms - cluster.epoch_ms).unwrap_or(0).min(MS_MAX);
@@ -260,8 +266,7 @@ fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
             plan.clocks.push(ClockRaise { host, shard: *shard, after, id, why: floor.why });
         } else {
             let days = (floor.unix_ms - now) / DAY_MS + 1;
-            let schema = control.shards.get(shard).map_or("", |row| row.schema.as_str());
-            let schema = crate::pg::quote_ident(schema);
+            let schema = crate::pg::quote_ident(&row.schema);
             plan.decisions.push(Decision {
                 shards: vec![*shard],
                 what: format!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::facts::{Facts, IdSeen, Looked, OpenMove};
+use super::facts::{Facts, IdSeen, Looked, OpenMove, SeenBy};
 use super::judge::{contradictory, judge, kept_elsewhere, served};
 use crate::id::Id;
 use crate::map::print_shards;
@@ -156,13 +156,15 @@ fn no_id_comes_twice() {
         // So far ahead only by a human.
         ([0, 0, 0], -60, vec![("db2", 90_000)], None, "ask"),
     ] {
-        let mut facts = facts(words, clocks, ids_ahead);
-        let seen = seen.iter().map(|(name, ahead)| IdSeen {
+        let mut facts = facts(words, clocks, 0);
+        let at = |name: &str, by, ahead: i64| IdSeen {
             host: host(name),
             schema: "shard_0000".to_owned(),
+            by,
             unix_ms: NOW + (clocks[0] + ahead) * 1000,
-        });
-        facts.ids.insert(shard(0), seen.collect());
+        };
+        let seen = seen.iter().map(|(name, ahead)| at(name, SeenBy::Row, *ahead));
+        facts.ids.insert(shard(0), [at("db1", SeenBy::Clock, ids_ahead)].into_iter().chain(seen).collect());
         let said = raised(&facts, margin.map(Duration::from_secs));
         match expected {
             "ask" => assert!(
@@ -174,8 +176,7 @@ fn no_id_comes_twice() {
         // What was raised needs no more.
         if !expected.is_empty() && expected != "ask" {
             let last = judge(&facts, margin.map(Duration::from_secs)).clocks[0].after.as_millisecond() + 1;
-            let clock = facts.survey.get_mut(&host("db1")).unwrap().as_mut().unwrap().clock.as_mut().unwrap();
-            clock.ids_ahead_ms.insert(shard(0), last - clock.now.as_millisecond());
+            facts.ids.get_mut(&shard(0)).unwrap()[0].unix_ms = last;
             assert_eq!(raised(&facts, margin.map(Duration::from_secs)), "", "{clocks:?} {:?}", facts.ids);
         }
     }

@@ -1,0 +1,117 @@
+//! What happens in a round, made from its seed.
+
+use std::fmt;
+
+use fastrand::Rng;
+
+/// How far a move of shard 0 from db1 to db2 is when a host fails over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// There is none.
+    Between,
+    /// At a failpoint of an online move.
+    Online(&'static str),
+    /// At a failpoint of a blocking one.
+    Blocking(&'static str),
+    /// It waits before its fence.
+    Held,
+    /// It is kept, and its old copy is fed.
+    Fed,
+    /// At a failpoint of the rollback of one that was kept.
+    Rollback(&'static str),
+}
+
+const ONLINE: [&str; 11] = [
+    "after claim",
+    "after slot",
+    "after loaded",
+    "after caught up",
+    "after swap",
+    "after marker",
+    "after drain",
+    "after open prepared",
+    "after decide",
+    "after open",
+    "after publish",
+];
+const BLOCKING: [&str; 5] = ["after prepare", "after swap", "after copied", "after decide", "after open"];
+const ROLLBACK: [&str; 6] = ["after claim", "after adopt", "after swap", "after drain", "after decide", "after open"];
+
+/// What the promoted standby has of what its primary acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gap {
+    /// All of it: the standby is synchronous.
+    None,
+    /// All but the last moments.
+    Moments,
+    /// It was cut off once the move was where it is.
+    SincePhase,
+    /// It was cut off before the move began.
+    SinceBefore,
+}
+
+/// What becomes of the server that was the primary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Former {
+    Gone,
+    /// It is frozen while its standby is promoted, then goes on.
+    Thawed,
+    /// It is started again as it was.
+    StartedAgain,
+}
+
+/// What becomes of the mover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mover {
+    /// It lives through the fail-over, and goes on.
+    Lives,
+    Dies,
+}
+
+/// One round.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) seed: u64,
+    pub(crate) version: u32,
+    pub(crate) phase: Phase,
+    /// Which hosts fail over, counted from 0.
+    pub(crate) hosts: Vec<usize>,
+    pub(crate) gap: Gap,
+    pub(crate) former: Former,
+    pub(crate) mover: Mover,
+}
+
+fn one<T: Copy>(rng: &mut Rng, all: &[T]) -> T {
+    all[rng.usize(0..all.len())]
+}
+
+impl Case {
+    pub(crate) fn of(seed: u64, version: u32) -> Case {
+        let rng = &mut Rng::with_seed(seed.wrapping_mul(31));
+        let phase = match rng.u8(0..12) {
+            0 => Phase::Between,
+            1..=4 => Phase::Online(one(rng, &ONLINE)),
+            5 | 6 => Phase::Blocking(one(rng, &BLOCKING)),
+            7 => Phase::Held,
+            8 | 9 => Phase::Fed,
+            _ => Phase::Rollback(one(rng, &ROLLBACK)),
+        };
+        let hosts = one(rng, &[&[0][..], &[1], &[0, 1]]).to_vec();
+        let gap = one(rng, &[Gap::None, Gap::Moments, Gap::SincePhase, Gap::SincePhase, Gap::SinceBefore]);
+        let former = one(rng, &[Former::Gone, Former::Gone, Former::Thawed, Former::StartedAgain]);
+        let mover = one(rng, &[Mover::Lives, Mover::Dies]);
+        Case { seed, version, phase, hosts, gap, former, mover }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hosts: Vec<String> = self.hosts.iter().map(|host| format!("db{}", host + 1)).collect();
+        let (phase, gap, former, mover) = (self.phase, self.gap, self.former, self.mover);
+        let (seed, version, hosts) = (self.seed, self.version, hosts.join(" and "));
+        write!(
+            f,
+            "--seed {seed} --version {version}: {phase:?}, {hosts}, gap {gap:?}, former {former:?}, mover {mover:?}"
+        )
+    }
+}
