@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::circuit::{Circuit, Down};
 use super::error::{Error, HostDiffers, LookUpError, PoolPhase, Queue};
-use super::lookout::Lookout;
 use super::metrics::HostMetrics;
 use super::opener::{OpenError, Opener};
 use super::options::{HostOptions, Options, PrepareMode};
@@ -17,7 +16,7 @@ use super::replica::Replicas;
 use super::session::{Lease, Statements};
 use super::unnamed::Learned;
 use crate::map::HostName;
-use crate::pg::ConnectError;
+use crate::pg::{ConnectError, Lookout};
 use crate::shard::ShardId;
 
 pub(super) struct Host {

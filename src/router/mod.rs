@@ -26,7 +26,6 @@ mod error;
 mod from_row;
 mod handle;
 mod host;
-mod lookout;
 mod metrics;
 mod migrated;
 mod nesting;

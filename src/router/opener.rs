@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use super::circuit::Circuit;
 use super::ending::Ends;
 use super::error::HostDiffers;
-use super::lookout::Lookout;
 use super::options::Recycle;
 use super::peers::Peers;
 use super::session::{Opened, Session, Statements};
-use crate::pg::{ConnectError, ConnectOptions, Connection};
+use crate::pg::{ConnectError, ConnectOptions, Connection, Lookout};
 use crate::shard::{KeyKind, ShardCount};
 
 /// How a pool's connections are opened.

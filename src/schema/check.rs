@@ -296,7 +296,7 @@ pub(super) fn went_back(
         format!("{from} gave it to {to} at epoch {given}, but {owner} serves it at epoch {served}, from before that");
     let remedy = format!(
         "stop its writers: {owner} was restored from before the move, or failed over to a standby that lacks it, and \
-         answers with old rows; {REPAIR}; docs/operating.md has the steps under \"A host has gone back in time\""
+         answers with old rows; {REPAIR}, and `pgshard recover {owner} --plan` with all of its shards; docs/operating.md has the steps under \"A host has gone back in time\""
     );
     (what, remedy)
 }
@@ -381,7 +381,8 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
             let what = format!("{from} says that it has moved to {peer} (epoch {since}), which does not serve it");
             let remedy = format!(
                 "was {peer} restored, emptied, or failed over to a standby that lacked the shard? Restore it to where \
-                 it was; else {REPAIR} with the old copy on {from}"
+                 it was; else {REPAIR} with the old copy on {from}, and `pgshard recover {peer} --plan` with all \
+                 shards of {peer}"
             );
             findings.add_shard(Severity::Alarm, "served_nowhere", Some(peer), shard, what, remedy);
         }

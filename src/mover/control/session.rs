@@ -6,21 +6,32 @@ use std::sync::Arc;
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::map::HostName;
-use crate::pg::{ConnectOptions, Connection, state};
+use crate::pg::{ConnectOptions, Connection, Lookout, state};
 use crate::schema::control;
 use crate::shard::ShardId;
 
 use crate::mover::control::row::{AnsweredRow, Question};
 use crate::mover::protocol::error::Error;
 
-/// The hosts of the cluster, by name.
+/// The hosts of the cluster, by name. While a mover works, a standby that is promoted in the place of a host is noticed
+/// within seconds, and connections to the former primary are closed.
 #[derive(Clone, Debug)]
-pub struct Hosts(Arc<BTreeMap<HostName, ConnectOptions>>);
+pub struct Hosts(Arc<BTreeMap<HostName, Reached>>);
+
+#[derive(Debug)]
+struct Reached {
+    connect: ConnectOptions,
+    lookout: Arc<Lookout>,
+}
 
 impl Hosts {
     /// The hosts of a config.
     pub fn new(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Hosts {
-        Hosts(Arc::new(hosts.into_iter().collect()))
+        let reached = |(name, connect): (HostName, ConnectOptions)| {
+            let lookout = Arc::new(Lookout::new(name.clone(), connect.clone(), "pgshard mover".to_owned()));
+            (name, Reached { connect, lookout })
+        };
+        Hosts(Arc::new(hosts.into_iter().map(reached).collect()))
     }
 
     /// Their names, sorted.
@@ -30,12 +41,18 @@ impl Hosts {
 
     /// How a host is reached.
     pub(crate) fn options(&self, host: &HostName) -> Result<&ConnectOptions, Error> {
+        Ok(&self.reached(host)?.connect)
+    }
+
+    fn reached(&self, host: &HostName) -> Result<&Reached, Error> {
         self.0.get(host).ok_or_else(|| Error::UnknownHost { host: host.clone() })
     }
 
     pub(crate) async fn open(&self, host: &HostName) -> Result<Session, Error> {
-        let connected = self.options(host)?.connect("pgshard mover").await;
+        let Reached { connect, lookout } = self.reached(host)?;
+        let connected = connect.connect("pgshard mover").await;
         let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
+        lookout.start();
         let session = Session { host: host.clone(), shard: None, client };
         session.batch("the mover's settings", SETTINGS).await?;
         session.check().await?;

@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use super::connect::SearchPath;
+use super::identity::Seen;
+use super::{ConnectOptions, Connection, Server};
 use crate::map::HostName;
-use crate::pg::{ConnectOptions, Connection, SearchPath, Seen, Server};
 
-/// Looks at the other addresses of one host, from its first connection on, for as long as the router lives.
-pub(super) struct Lookout {
+/// Looks at the other addresses of one host, from its first connection on, for as long as whoever uses it lives.
+pub(crate) struct Lookout {
     host: HostName,
     connect: ConnectOptions,
     application_name: String,
@@ -25,20 +27,26 @@ pub(super) struct Lookout {
     warned: AtomicBool,
 }
 
+impl std::fmt::Debug for Lookout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lookout").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
 impl Lookout {
     /// The time between two looks.
     const EVERY: Duration = Duration::from_secs(3);
     /// How long an answer may take, the connection included.
     const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-    pub(super) fn new(host: HostName, connect: ConnectOptions, application_name: String) -> Lookout {
+    pub(crate) fn new(host: HostName, connect: ConnectOptions, application_name: String) -> Lookout {
         let several = connect.is_for_primary() && connect.addresses().len() > 1;
         let (looking, warned) = (AtomicBool::new(false), AtomicBool::new(false));
         Lookout { host, connect, application_name, several, looking, warned }
     }
 
     /// Starts looking, unless that was done already.
-    pub(super) fn start(self: &Arc<Self>) {
+    pub(crate) fn start(self: &Arc<Self>) {
         if !self.several || self.looking.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -108,7 +116,7 @@ impl Lookout {
     }
 }
 
-/// Notes that nobody looks once the task ends: a router can outlive the runtime that the task ran in.
+/// Notes that nobody looks once the task ends: who looks can outlive the runtime that the task ran in.
 struct Looking(Weak<Lookout>);
 
 impl Drop for Looking {
