@@ -1,5 +1,7 @@
 //! What somebody has broken in the control schema: `check` names it, and its advice repairs it.
 
+mod each;
+
 use serde_json::Value;
 
 use crate::support::{World, lines};

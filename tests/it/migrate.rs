@@ -3,6 +3,8 @@
 
 mod apart;
 mod backfill;
+mod expand;
+mod matrix;
 mod resolve;
 mod sessions;
 
@@ -167,6 +169,8 @@ on_each_version! {
         let plan = world.run(&["migrate", "plan"]).await.ended(0).last();
         assert_eq!(plan["hosts"]["db1"]["groups"][0]["shards"], "0-2");
         assert_eq!(plan["migrations"][0]["first_line"], ADD.1);
+        let sql = world.run(&["migrate", "plan", "--sql"]).await.ended(0).last();
+        assert_eq!(sql["migrations"][0]["sql"], ADD.1.replace("{shard}", "\"shard_0000\""));
         world.run(&["migrate", "up", "--host", "db2"]).await.ended(0);
         assert_eq!(world.having("caption").await, 13);
         world.run(&["migrate", "up", "--only", "16"]).await.ended(2);

@@ -115,7 +115,7 @@ on_each_version! {
     async fn moves_in_the_middle(version) {
         let world = world(version, 6, 3000).await;
         let file = world.count_file();
-        let slow = World::counting(&file, &["--rows-per-s", "900", "--jobs", "3"]);
+        let slow = World::counting(&file, &["--rows-per-s", "250", "--jobs", "3"]);
         let mut run = world.command(&slow, &[]).spawn().unwrap();
         world.in_the_middle(12).await;
         world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);

@@ -78,8 +78,12 @@ The exit code is 4 if `up` would refuse.
 
 Examples:
   pgshard migrate plan
-  pgshard migrate plan --only 0-255 --json")]
+  pgshard migrate plan --only 0-255 --json
+  pgshard migrate plan --sql")]
 pub(crate) struct MigratePlan {
+    /// Show all SQL of each file, as it would run in the first of the shards that lack it
+    #[arg(long)]
+    pub(crate) sql: bool,
     #[command(flatten)]
     pub(crate) target: MigrateTarget,
 }

@@ -123,7 +123,10 @@ async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Ar
             migrate::wait(args.name.as_deref(), Duration::from_secs(args.timeout_s), config, output).await
         }
         MigrateCommand::Backfill(args) => migrate::backfill(&args, config, output).await,
-        MigrateCommand::Plan(args) => migrate::plan(&args.target, config, output).await,
+        MigrateCommand::Plan(args) => {
+            let detail = if args.sql { migrate::Detail::Sql } else { migrate::Detail::FirstLine };
+            migrate::plan(&args.target, detail, config, output).await
+        }
         MigrateCommand::Up(args) => {
             let how = migrate::How { which: Which::Pending, canary: args.canary, pace: args.pace.pace() };
             migrate::up(&args.target, how, config, output).await

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::schema::migrate::{HostPlan, Pace, Plan, Which};
+use pgshard::schema::migrate::{HostPlan, Pace, Plan, Request, Which};
 use pgshard::schema::{self, Migration, Migrations, Survey};
 use serde::Serialize;
 
@@ -49,10 +49,27 @@ struct PlannedFile<'a> {
     name: &'a str,
     directive: Option<&'static str>,
     first_line: &'a str,
+    /// What runs in one of the shards, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sql: Option<String>,
+}
+
+/// How much is said of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Its first line.
+    FirstLine,
+    /// All of its SQL, as it runs in the first of the shards that lack it.
+    Sql,
 }
 
 /// Says what `up` would do.
-pub(crate) async fn plan(target: &MigrateTarget, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn plan(
+    target: &MigrateTarget,
+    detail: Detail,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let how = How { which: Which::Pending, canary: None, pace: Pace::default() };
     let request = request(&config, target, how)?;
@@ -64,7 +81,12 @@ pub(crate) async fn plan(target: &MigrateTarget, config: Option<&Path>, output: 
         }
     }
     warn_of_rollbacks(&plan, &survey, output);
-    let planned = planned(&plan, &request.migrations, &survey);
+    let mut planned = planned(&plan, &request.migrations, &survey);
+    if detail == Detail::Sql {
+        for file in &mut planned.migrations {
+            file.sql = sql(file.name, &plan, &request);
+        }
+    }
     match output.format() {
         Format::Json => output.object(&planned)?,
         Format::Text => show(&planned, &plan, output)?,
@@ -103,8 +125,12 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
         .flat_map(|host| host.once.iter().chain(host.groups.iter().flat_map(|group| &group.migrations)))
         .copied()
         .collect();
-    let file =
-        |one: &'a Migration| PlannedFile { name: one.name(), directive: one.directive(), first_line: one.first_line() };
+    let file = |one: &'a Migration| PlannedFile {
+        name: one.name(),
+        directive: one.directive(),
+        first_line: one.first_line(),
+        sql: None,
+    };
     let files = migrations.of_hosts().chain(migrations.iter()).filter(|one| used.contains(one.name())).map(file);
     Planned {
         refused: plan.is_refused(),
@@ -113,6 +139,17 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
         silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(name, _)| name.as_str()).collect(),
         hosts,
     }
+}
+
+/// The SQL of a file in the first shard that lacks it.
+fn sql(name: &str, plan: &Plan, request: &Request) -> Option<String> {
+    let migrations = &request.migrations;
+    let file = migrations.of_hosts().chain(migrations.iter()).find(|one| one.name() == name)?;
+    let groups = plan.hosts.values().flat_map(|host| host.groups(migrations));
+    let shards = groups.filter(|group| group.lacking.contains(&name)).flat_map(|group| group.shards);
+    // One that runs once per host names no shard.
+    let shard = shards.min().or_else(|| ShardId::new(0))?;
+    Some(file.render(&request.cluster.schema_prefix.schema(shard), shard))
 }
 
 /// The moves that cannot be taken back once the plan has run, with their shards.
@@ -154,7 +191,10 @@ fn show(planned: &Planned<'_>, plan: &Plan, output: &Output) -> Result<(), Failu
     }
     for file in &planned.migrations {
         let directive = file.directive.map(|directive| format!(" ({directive})")).unwrap_or_default();
-        output.data(format_args!("{}{directive}: {}", file.name, file.first_line))?;
+        match &file.sql {
+            Some(sql) => output.data(format_args!("{}{directive}:\n{}", file.name, sql.trim_end()))?,
+            None => output.data(format_args!("{}{directive}: {}", file.name, file.first_line))?,
+        }
     }
     if planned.migrations.is_empty() && !planned.refused {
         output.note("nothing to do");
