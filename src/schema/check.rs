@@ -16,7 +16,7 @@ use super::fault::add_again;
 use super::finding::{Finding, Findings, Severity};
 use super::known::{self, Known};
 use super::migrations::{Drift, Migrations, Pending};
-use super::own::OWN;
+use super::own::{MARK, OWN};
 use super::{exposed, made, orphans, settings, shape};
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::shard::ShardId;
@@ -507,7 +507,15 @@ fn check_attempts(findings: &mut Findings, hosts: &Hosts<'_>, migrations: Option
         {
             let message = attempt.message.as_deref().unwrap_or("it was begun, and its outcome is unknown");
             let what = format!("{}: {message}", attempt.name);
-            let remedy = "correct what is wrong, then `pgshard migrate retry`";
+            let has_file = |all: &Migrations| all.iter().any(|one| one.name() == attempt.name);
+            let remedy = if attempt.name.starts_with(MARK) || migrations.is_none_or(has_file) {
+                "correct what is wrong, then `pgshard migrate retry`".to_owned()
+            } else {
+                format!(
+                    "its file is gone: put it back, or see whether it has left an index that is not valid, then DELETE \
+                     FROM pgshard.migration_attempt WHERE shard_id = {shard}"
+                )
+            };
             findings.add_shard(Severity::Warning, "migration_failed", Some(host), *shard, what, remedy);
         }
         match migrations.map(|migrations| (migrations, migrations.pending_on_host(&control.host_migrations))) {
@@ -552,7 +560,12 @@ fn verdict(applied: &[RecordedMigration], usual: &[RecordedMigration], migration
             let own = OWN[pending.own_from..].iter().map(|own| own.name);
             let lacks: Vec<&str> = own.chain(migrations.iter().skip(pending.from).map(|m| m.name())).collect();
             let what = format!("it lacks {}", lacks.join(", "));
-            Some((Severity::Warning, "migrations_pending", what, "run `pgshard migrate up`".to_owned()))
+            let first = lacks.first().unwrap_or(&"NAME");
+            let remedy = format!(
+                "run `pgshard migrate up`; where what it makes is there already, `pgshard migrate resolve {first} --applied` \
+                 records it"
+            );
+            Some((Severity::Warning, "migrations_pending", what, remedy))
         }
         Err(drifts) => {
             let said: Vec<String> = drifts.iter().map(ToString::to_string).collect();

@@ -388,7 +388,9 @@ SELECT json_build_object(
                         FROM pgshard.shard_migration GROUP BY shard_id) AS of_a_shard
                     GROUP BY of_a_shard.migrations) AS sets),
     'host_migrations', (SELECT json_agg(json_build_array(name, checksum) ORDER BY name) FROM pgshard.host_migration),
-    'attempts', (SELECT json_agg(json_build_array(shard_id, name, message)) FROM pgshard.migration_attempt),
+    -- What is recorded has been run, whatever is noted of an attempt at it.
+    'attempts', (SELECT json_agg(json_build_array(a.shard_id, a.name, a.message)) FROM pgshard.migration_attempt a
+        WHERE NOT EXISTS (SELECT FROM pgshard.shard_migration m WHERE m.shard_id = a.shard_id AND m.name = a.name)),
     'made', (SELECT json_agg(json_build_array(objects, shards)) FROM (
                  SELECT objects::json, json_agg(shard_id ORDER BY shard_id) AS shards FROM (
                      SELECT s.shard_id, coalesce(o.objects, '[]') AS objects

@@ -22,6 +22,7 @@ use super::fault::ShardFault;
 use super::known::{Known, Last};
 use super::migrations::{Drift, Migrations, Pending};
 use super::own::UNFINISHED;
+use super::shape;
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
@@ -195,7 +196,10 @@ pub(super) fn plan(
         let refusal = |drift: &Drift| Refusal::HostMigrations { said: drift.to_string(), remedy: drift.remedy() };
         drifts.iter().map(refusal).collect::<Vec<_>>()
     })?;
-    let damaged = control.installed.as_ref().map(damages).unwrap_or_default();
+    let mut damaged = control.installed.as_ref().map(damages).unwrap_or_default();
+    damaged.extend(control.shape.as_ref().map(shape::damages).unwrap_or_default());
+    // What is to be done by hand is `check`'s to say.
+    damaged.retain(|damage| damage.by_hand.is_none());
     let mut plan = HostPlan { control: versions, damaged, host_from, ..HostPlan::default() };
     // Judged once for each set of migrations, not once for each of thousands of shards.
     let mut lacks = BTreeMap::new();

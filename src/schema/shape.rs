@@ -299,8 +299,8 @@ impl Made {
     fn add(&mut self, version: i32, item: &str) {
         if item.starts_with("CHECK ") {
             self.checks.push(item.to_owned());
-        } else if item.starts_with("PRIMARY KEY ") {
-            for column in item["PRIMARY KEY ".len()..].split(['(', ')', ',']).map(str::trim) {
+        } else if let Some(columns) = item.strip_prefix("PRIMARY KEY ") {
+            for column in columns.split(['(', ')', ',']).map(str::trim) {
                 if let Some(column) = self.columns.get_mut(column) {
                     column.not_null = true;
                 }

@@ -14,7 +14,7 @@ use tokio_postgres::types::Type;
 
 use super::shard::{Key, OnShard, Step};
 use super::throttle::{Held, Size, Throttle};
-use super::{BackfillFault, Event, Observer, Report, Request};
+use super::{APPLICATION, BackfillFault, Event, Observer, Report, Request};
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection};
 use crate::schema::facts::chain;
@@ -134,7 +134,7 @@ impl<'a> Work<'a> {
             };
             let client = match session.take() {
                 Some(client) => Ok(client),
-                None => session::open(connect, "pgshard migrate backfill").await,
+                None => session::open(connect, APPLICATION).await,
             };
             let (outcome, task) = match client {
                 Ok(client) => {

@@ -29,6 +29,9 @@ use crate::shard::ShardId;
 pub use read::{HostProgress, Progress, progress};
 pub use text::{Backfill, BackfillMistake};
 
+/// What sessions call themselves.
+const APPLICATION: &str = "pgshard migrate backfill";
+
 /// What is to be run, where, and how hard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -304,7 +307,7 @@ pub async fn backfill(request: &Request, observer: Observer<'_>) -> Result<Repor
     let own = |all: &[Progress]| all.iter().find(|one| one.name == request.backfill.name()).cloned();
     let (mut to_do, mut edited, mut report) =
         (BTreeMap::<HostName, Vec<ShardId>>::new(), Vec::new(), Report::default());
-    let mut served = BTreeSet::new();
+    let (mut served, mut unchanged) = (BTreeSet::new(), BTreeMap::<&HostName, usize>::new());
     for (host, read) in &read {
         let read = match read {
             Ok(read) => read,
@@ -320,7 +323,7 @@ pub async fn backfill(request: &Request, observer: Observer<'_>) -> Result<Repor
             }
             match own(all) {
                 Some(one) if one.checksum != request.backfill.checksum() => edited.push(*shard),
-                Some(one) if one.finished => report.unchanged += 1,
+                Some(one) if one.finished => *unchanged.entry(host).or_default() += 1,
                 _ => to_do.entry(host.clone()).or_default().push(*shard),
             }
         }
@@ -333,7 +336,8 @@ pub async fn backfill(request: &Request, observer: Observer<'_>) -> Result<Repor
     for shard in request.cluster.shards.iter().filter(|shard| is_wanted(shard) && !served.contains(shard)) {
         report.left.insert(shard, BackfillFault::Unserved { silent: silent.clone() });
     }
-    tell(&read, &to_do, &report, observer);
+    report.unchanged = unchanged.values().sum();
+    tell(&read, &to_do, &unchanged, observer);
     let work = host::Work::new(request, to_do, report, observer);
     let of_host = request.hosts.iter().flat_map(|host| std::iter::repeat_n(host, request.pace.width.get()));
     join_all(of_host.map(|(host, connect)| work.work(host, connect))).await;
@@ -347,7 +351,7 @@ async fn read_settled(
 ) -> BTreeMap<HostName, Result<HostProgress, HostFault>> {
     let mut tries = 0;
     loop {
-        let read = progress(&request.hosts).await;
+        let read = read::progress_in(&request.cluster, &request.hosts).await;
         let owned: BTreeSet<ShardId> = read.values().flatten().flat_map(|host| host.shards.keys().copied()).collect();
         let misses = request.cluster.shards.iter().any(|shard| is_wanted(&shard) && !owned.contains(&shard));
         tries += 1;
@@ -366,7 +370,7 @@ const SETTLE: Duration = Duration::from_millis(200);
 fn tell(
     read: &BTreeMap<HostName, Result<HostProgress, HostFault>>,
     to_do: &BTreeMap<HostName, Vec<ShardId>>,
-    report: &Report,
+    unchanged: &BTreeMap<&HostName, usize>,
     observer: Observer<'_>,
 ) {
     let answered = || read.iter().filter_map(|(host, read)| Some((host, read.as_ref().ok()?)));
@@ -381,9 +385,8 @@ fn tell(
     for (move_id, shards) in ended {
         observer(Event::EndsWayBack { move_id, shards });
     }
-    for (host, read) in answered() {
+    for (host, _) in answered() {
         let to_do = to_do.get(host).map_or(0, Vec::len);
-        let unchanged = read.shards.len().saturating_sub(to_do).min(report.unchanged);
-        observer(Event::Planned { host, to_do, unchanged });
+        observer(Event::Planned { host, to_do, unchanged: unchanged.get(host).copied().unwrap_or(0) });
     }
 }

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 use uuid::Uuid;
 
+use super::APPLICATION;
 use super::shard::TABLE;
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection, quote_ident, state};
-use crate::schema::facts::chain;
+use crate::schema::control::{Cluster, pending};
+use crate::schema::facts::{chain, host_facts};
 use crate::schema::fault::HostFault;
 use crate::schema::session;
 use crate::shard::ShardId;
@@ -53,13 +55,37 @@ pub struct HostProgress {
     pub(super) without: Vec<ShardId>,
 }
 
+/// The same as [`progress`] of hosts that may be written to: those that are this cluster's, with its control schema.
+pub(super) async fn progress_in(
+    cluster: &Cluster,
+    hosts: &[(HostName, ConnectOptions)],
+) -> BTreeMap<HostName, Result<HostProgress, HostFault>> {
+    let ask = async |(host, connect): &(HostName, ConnectOptions)| {
+        let read = match session::open(connect, APPLICATION).await {
+            Ok(client) => read_in(cluster, host, &client).await,
+            Err(fault) => Err(fault),
+        };
+        (host.clone(), read)
+    };
+    join_all(hosts.iter().map(ask)).await.into_iter().collect()
+}
+
+async fn read_in(cluster: &Cluster, host: &HostName, client: &Connection) -> Result<HostProgress, HostFault> {
+    let facts = host_facts(client).await.map_err(|error| HostFault::unread(&error))?;
+    match pending(&facts, cluster, host) {
+        Ok(versions) if versions.is_empty() => read(client).await,
+        Ok(_) => Err(HostFault::NotBootstrapped),
+        Err(refusals) => Err(HostFault::Refused(refusals)),
+    }
+}
+
 /// Asks all hosts how far backfills are, at the same time.
 ///
 /// # Cancel safety
 /// Only reads.
 pub async fn progress(hosts: &[(HostName, ConnectOptions)]) -> BTreeMap<HostName, Result<HostProgress, HostFault>> {
     let ask = async |(host, connect): &(HostName, ConnectOptions)| {
-        let read = match session::open(connect, "pgshard migrate backfill").await {
+        let read = match session::open(connect, APPLICATION).await {
             Ok(client) => read(&client).await,
             Err(fault) => Err(fault),
         };

@@ -213,10 +213,10 @@ const ROWS: [Break; 19] = [
         Remedy::Command(&["migrate", "resolve", "0001_tables", "--accept-edit"]),
     ),
     (
-        "INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun) VALUES (1, '0001_tables', 'x', true)",
+        "INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun) VALUES (1, '0002_gone', 'x', true)",
         "migration_failed",
-        "0001_tables: it was begun and not heard of again",
-        Remedy::Command(&["migrate", "retry"]),
+        "0002_gone: it was begun and not heard of again",
+        Remedy::Statement("DELETE FROM"),
     ),
     ("CREATE SCHEMA shard_0002__left_e7", "stray_schema", "shard_0002__left_e7", Remedy::Statement("DROP SCHEMA")),
 ];

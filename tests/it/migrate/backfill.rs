@@ -140,10 +140,13 @@ on_each_version! {
         db1.batch_execute("ALTER TABLE shard_0001.photos ADD CONSTRAINT no CHECK (n < 1) NOT VALID").await.unwrap();
         let file = world.count_file();
         let args = World::counting(&file, &["--patience-s", "1"]);
+        let moved = world.run(&["move", "3", "--to", "db1", "--mode", "online", "--yes"]).await.ended(0).id();
         let holder = world.servers.app(0).await;
         holder.batch_execute("BEGIN; UPDATE shard_0000.photos SET title = 'held'").await.unwrap();
         let ran = world.run(&args).await;
         let failed = ran.ended(8).last()["failed"].clone();
+        let ended = format!("the move {moved} could be taken back and cannot any more (shards 3)");
+        assert!(ran.stderr.contains(&ended), "{}", ran.stderr);
         let said = |at: usize| failed[at]["message"].as_str().unwrap().to_owned();
         assert!(said(0).starts_with("busy: canceling statement due to lock timeout"), "{failed}");
         assert!(said(1).contains("failed: new row") && said(1).contains("violates check constraint"), "{failed}");
@@ -161,6 +164,12 @@ on_each_version! {
             let ran = world.run(&[&["migrate", "backfill", "--sql", SQL, "--name", "other"], more].concat()).await;
             assert!(ran.ended(1).stderr.contains(words), "{}", ran.stderr);
         }
+        // A host that is not the one of the config's name is not written to.
+        db1.batch_execute("UPDATE pgshard.cluster SET host_name = 'db7'").await.unwrap();
+        let more = ["migrate", "backfill", "--sql", SQL, "--name", "more", "--table", "photos"];
+        let refused = world.run(&[&more[..], &["--only", "0-1"]].concat()).await;
+        assert!(refused.ended(4).stderr.contains("it recorded that it is the host db7"), "{}", refused.stderr);
+        assert_eq!(world.counted().await, once(4, 300));
         let usage = world.run(&["migrate", "backfill", "--sql", "SELECT 1", "--name", "o", "--table", "photos"]).await;
         assert!(usage.ended(2).stderr.contains("it never says {shard}"), "{}", usage.stderr);
     }

@@ -7,6 +7,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{RangesError, parse_shards, print_shards};
 use pgshard::schema;
+use pgshard::schema::HostFault;
 use pgshard::schema::backfill::{Backfill, BackfillFault, Event, Progress, Report, Request};
 use serde::Serialize;
 
@@ -168,6 +169,7 @@ fn exit(report: &Report) -> Exit {
     match report.is_complete() {
         true => Exit::Done,
         false if report.rows > 0 || !report.done.is_empty() || report.left.values().all(waits) => Exit::Partly,
+        false if report.silent.values().any(|fault| matches!(fault, HostFault::Refused(_))) => Exit::Refused,
         false => Exit::Failed,
     }
 }
