@@ -20,7 +20,8 @@ pub struct Cluster {
     pub prefix: SchemaPrefix,
     /// How a key becomes a shard. Default integers.
     pub key: KeyKind,
-    /// The folder of the application's shard migrations, if it has any: absolute, or from the working directory.
+    /// The folder of the application's shard migrations, if it has any: absolute, or from the working directory. It need
+    /// not be there for what runs no migrations.
     pub migrations: Option<PathBuf>,
 }
 
@@ -65,16 +66,8 @@ pub(super) fn read(
         None => Some(KeyKind::default()),
         Some(entry) => entry.string(findings).and_then(|text| read_key(text, &entry, findings)),
     };
-    let migrations = section.get("migrations").and_then(|entry| {
-        let path = folder.join(entry.string(findings)?);
-        if !path.is_dir() {
-            let what = if path.exists() { "is not a folder" } else { "does not exist" };
-            let hint =
-                "a path that is not absolute starts at the folder of this file; leave migrations out if you have none";
-            findings.add(&entry.at(), format!("the folder {} {what}", path.display()), Some(hint.to_owned()));
-        }
-        Some(path)
-    });
+    // Only what runs migrations looks into the folder: routers have the config and not the folder.
+    let migrations = section.get("migrations").and_then(|entry| Some(folder.join(entry.string(findings)?)));
     PartialCluster { shards, epoch, prefix, key, migrations }
 }
 

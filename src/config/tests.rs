@@ -70,7 +70,7 @@ shard = 16
 shards = 16
 epoch = "2062-01-01T00:00:00Z"
 schema_prefix = "pg_shard"
-migrations = "no/such/folder"
+migrations = 7
 
 [hosts.db1]
 url = "postgres://app:hunter2@10.0.0.1:5432/app"

@@ -30,7 +30,7 @@ impl Binaries {
     /// # Errors
     /// When there is none.
     pub fn all() -> Result<Vec<Binaries>, Error> {
-        let (found, looked) = search();
+        let (found, looked) = search()?;
         if found.is_empty() { Err(Error::NoBinaries { looked }) } else { Ok(found) }
     }
 
@@ -47,7 +47,7 @@ impl Binaries {
     /// # Errors
     /// When there is none of it.
     pub fn of_major(major: u32) -> Result<Binaries, Error> {
-        let (found, looked) = search();
+        let (found, looked) = search()?;
         if found.is_empty() {
             return Err(Error::NoBinaries { looked });
         }
@@ -122,7 +122,10 @@ fn major(version: &str) -> Option<u32> {
 }
 
 /// What there is, and where it was looked for.
-fn search() -> (Vec<Binaries>, Vec<String>) {
+///
+/// # Errors
+/// When `PGSHARD_PG_BIN` names a folder that has no programs: somebody wanted those, and would get others.
+fn search() -> Result<(Vec<Binaries>, Vec<String>), Error> {
     let mut found: Vec<Binaries> = Vec::new();
     let mut looked = Vec::new();
     let mut known = BTreeSet::new();
@@ -138,8 +141,12 @@ fn search() -> (Vec<Binaries>, Vec<String>) {
     };
     match std::env::var_os("PGSHARD_PG_BIN") {
         Some(directory) => {
-            looked.push(format!("PGSHARD_PG_BIN ({})", directory.to_string_lossy()));
-            look(vec![directory.into()]);
+            let directory = PathBuf::from(directory);
+            if Binaries::at(&directory).is_none() {
+                return Err(Error::NotBinaries { directory });
+            }
+            looked.push(format!("PGSHARD_PG_BIN ({})", directory.display()));
+            look(vec![directory]);
         }
         None => looked.push("PGSHARD_PG_BIN (not set)".to_owned()),
     }
@@ -155,7 +162,7 @@ fn search() -> (Vec<Binaries>, Vec<String>) {
         looked.push(format!("{}/*/bin", laid.display()));
         look(versions_in(&laid));
     }
-    (found, looked)
+    Ok((found, looked))
 }
 
 /// `…/18/bin`, `…/15/bin`: the folders of programs below a folder with one folder a version, newest first.

@@ -12,6 +12,7 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::binaries::Binaries;
 use super::cache;
@@ -27,6 +28,9 @@ use crate::map::HostName;
 use crate::pg::{ConnectOptions, Password};
 use crate::shard::ShardCount;
 
+/// How long a server may take to end that was told to do so at once.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The file that says that a directory is ours to stop and remove.
 const MARKER: &str = "made-by-pgshard-dev-up";
 
@@ -36,8 +40,10 @@ const SETTINGS: &str = "data/pgshard.conf";
 /// The first migration of a developer who has none, to see how they look.
 const SAMPLE_MIGRATION: &str = "\
 -- Runs once in every shard; {shard} stands for the shard's schema.
+-- A user's id is the key: id % N is the shard. It is there before the shard is known, so it comes from outside (a
+-- ticket, say: `pgshard tickets --help`). An id of next_id() would name the shard it was made in, and as a key another.
 CREATE TABLE {shard}.users (
-    id         bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    id         bigint PRIMARY KEY,
     name       text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now()
 );
@@ -85,6 +91,8 @@ pub struct Up {
     pub hosts: Vec<(HostName, String)>,
     /// Those of them that let in every user of this machine, as any role: an older pgshard made them.
     pub open: Vec<HostName>,
+    /// Those of them that the config does not name, since it was kept as it was.
+    pub absent: Vec<HostName>,
     /// Those of them that ask for a password, while the config that was kept names none for them.
     pub unnamed: Vec<HostName>,
 }
@@ -157,11 +165,14 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
     account.check_reach(&servers)?;
     let _lock = cache::lock(&servers.join("lock"))?;
     let config = top.join("pgshard.toml");
-    let (mut hosts, mut open, mut unnamed) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut hosts, mut open, mut unnamed, mut absent) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for number in 1..=options.hosts {
         let server = Detached::at(servers.join(host_name(number).as_str()), host_name(number), &account);
         let port = server.ensure(options.binaries.as_ref(), &config)?;
         let passfile = server.passfile()?;
+        if config.exists() && configured(&config, &server.name).is_none() {
+            absent.push(server.name.clone());
+        }
         if passfile.is_none() {
             open.push(server.name.clone());
         } else if configured(&config, &server.name).is_some_and(|host| host.port == Some(port) && !host.has_password) {
@@ -180,7 +191,7 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
         write_new(&config, &config_text(options.shards, &hosts, Some("migrations")))?;
         ConfigState::Written
     };
-    Ok(Up { config, config_state, hosts, open, unnamed })
+    Ok(Up { config, config_state, hosts, open, absent, unnamed })
 }
 
 /// Writes a new file. If anything has its name, even a link, that is an error.
@@ -398,7 +409,15 @@ impl<'a> Detached<'a> {
             return Ok(());
         }
         // Its data is about to be removed: there is nothing to write.
-        let (data, pg_ctl) = (self.data(), self.binaries()?.program("pg_ctl"));
+        let pg_ctl = match self.binaries() {
+            Ok(binaries) => binaries.program("pg_ctl"),
+            // Its programs are elsewhere, or gone, and it runs all the same.
+            Err(Error::NoBinaries { .. } | Error::NoSuchMajor { .. } | Error::NotBinaries { .. }) => {
+                return self.quit();
+            }
+            Err(error) => return Err(error),
+        };
+        let data = self.data();
         let arguments: [&OsStr; 6] =
             ["stop".as_ref(), "-w".as_ref(), "-m".as_ref(), "immediate".as_ref(), "-D".as_ref(), data.as_ref()];
         match self.account.run(&pg_ctl, &arguments, "") {
@@ -406,6 +425,25 @@ impl<'a> Detached<'a> {
             Err(Error::Command { .. }) if self.alive().is_none() => Ok(()),
             outcome => outcome.map(drop),
         }
+    }
+
+    /// What `pg_ctl stop -m immediate` does, without it: the signal, as the user that the server runs as, who may end
+    /// nobody else's processes; then waits.
+    fn quit(&self) -> Result<(), Error> {
+        let Some(pid) = self.alive() else { return Ok(()) };
+        let pid = pid.to_string();
+        let arguments: [&OsStr; 4] = ["-c".as_ref(), "kill -QUIT \"$1\"".as_ref(), "sh".as_ref(), pid.as_ref()];
+        let sent = self.account.run(Path::new("/bin/sh"), &arguments, "");
+        let until = Instant::now() + STOP_TIMEOUT;
+        while self.alive().is_some() {
+            if Instant::now() > until {
+                sent?;
+                let (name, directory) = (self.name.clone(), self.directory.clone());
+                return Err(Error::Stop { name, directory, waited_s: STOP_TIMEOUT.as_secs() });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     /// The programs of the version that made the data.

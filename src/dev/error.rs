@@ -20,6 +20,16 @@ pub enum Error {
         /// Every place that was looked in.
         looked: Vec<String>,
     },
+    /// `PGSHARD_PG_BIN` names a folder without PostgreSQL's programs.
+    #[error(
+        "PGSHARD_PG_BIN names {}, where PostgreSQL's programs (postgres, initdb, pg_ctl) are not: correct it, or unset \
+         it, and they are looked for",
+        directory.display()
+    )]
+    NotBinaries {
+        /// The folder.
+        directory: PathBuf,
+    },
     /// There is PostgreSQL, but not the major version asked for.
     #[error(
         "PostgreSQL {major} was not found, only {}; looked in {}; run script/setup, or set PGSHARD_PG_BIN to its \

@@ -177,6 +177,12 @@ impl Mover {
         Heard::of(self.context.list(id).await)
     }
 
+    /// Every move in the journals of the hosts, those that were completed or aborted too: all that ever left a host. By
+    /// move, then shard. Hosts that cannot be asked are named.
+    pub async fn list_all(&self) -> Heard<Entry> {
+        Heard::of(self.context.list_all(None).await)
+    }
+
     /// Takes the kept shards of a move back to where they were, with all that was written since. That is a move of its
     /// own, online, and the report has its ID. Its own old copies are kept in turn.
     ///

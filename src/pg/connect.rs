@@ -138,6 +138,32 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    /// Whether a server is there and does not let this login in: its user, its password, its database. A server that
+    /// is down says nothing.
+    pub fn is_login_refused(&self) -> bool {
+        match self {
+            ConnectError::Password { .. } => true,
+            // 28: no such user, a wrong password, no line of pg_hba.conf. 3D000: no such database. 42501: the user may
+            // not connect to it. Without an answer: the server asks for a password, and there is none.
+            ConnectError::Refused { source, .. } => match source.code() {
+                Some(code) => code.code().starts_with("28") || ["3D000", "42501"].contains(&code.code()),
+                None => std::error::Error::source(source).is_some_and(|cause| cause.to_string() == "password missing"),
+            },
+            _ => false,
+        }
+    }
+
+    /// What an operator can do.
+    pub fn remedy(&self) -> &'static str {
+        if self.is_login_refused() {
+            "correct its user, password or database: in the config, or where the config says that the password is"
+        } else {
+            "start it, or correct its url in the config"
+        }
+    }
+}
+
 impl ConnectOptions {
     /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string says otherwise. The
     /// session's `search_path` is `pg_catalog, pg_temp`, so that nothing of a stranger's is taken for a function or an

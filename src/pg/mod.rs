@@ -9,6 +9,8 @@ mod connect;
 mod conninfo;
 mod identity;
 mod lookout;
+#[cfg(feature = "ops")]
+mod libpq;
 mod options;
 mod password;
 mod quote;
@@ -26,6 +28,8 @@ pub(crate) use conninfo::put_key;
 pub use identity::{Identity, Impostor, Record, Server};
 pub(crate) use identity::{Seen, record};
 pub(crate) use lookout::Lookout;
+#[cfg(feature = "ops")]
+pub use libpq::LibpqEnvironment;
 pub use options::{ConnectOptions, OptionsError};
 pub use password::{Password, PasswordError};
 pub use quote::{quote_ident, quote_literal};

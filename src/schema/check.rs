@@ -103,8 +103,11 @@ impl<'a> Hosts<'a> {
 
 fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
     let (code, remedy) = match error {
-        FactsError::Unreachable { .. } => {
-            ("host_unreachable", "start it, or correct its url; its shards are not served".to_owned())
+        FactsError::Unreachable { source } if source.is_login_refused() => {
+            ("login_refused", format!("{}; the server runs, and may serve its shards to others", source.remedy()))
+        }
+        FactsError::Unreachable { source } => {
+            ("host_unreachable", format!("{}; its shards are not served", source.remedy()))
         }
         FactsError::NotOwner { owner, .. } => ("not_owner", format!("connect as {owner}, or as a member of it")),
         FactsError::Query { what: "control schema", source } if lacks(source) => ("host_unreadable", LACKS.to_owned()),
@@ -320,7 +323,9 @@ fn check_owner(
     row: &ShardRow,
 ) {
     let Some((facts, control)) = hosts.controls.get(owner) else { return };
-    if !facts.schemas.contains(&cluster.schema_prefix.schema(shard)) {
+    // With another prefix in the config no schema has the name that is looked for: that has a finding of its own.
+    let same_prefix = control.cluster.as_ref().is_none_or(|said| said.schema_prefix == cluster.schema_prefix.as_str());
+    if same_prefix && !facts.schemas.contains(&cluster.schema_prefix.schema(shard)) {
         let what = "the host serves it, but its schema is not there";
         let remedy = "restore the schema from a backup";
         findings.add_shard(Severity::Error, "schema_missing", Some(owner), shard, what, remedy);

@@ -281,7 +281,7 @@ pub struct LedgerRow {
 #[non_exhaustive]
 pub enum FactsError {
     /// There is no connection.
-    #[error("it cannot be reached")]
+    #[error("{}", if source.is_login_refused() { "it does not let us in" } else { "it cannot be reached" })]
     Unreachable {
         /// Why not.
         #[source]

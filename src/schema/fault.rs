@@ -148,6 +148,11 @@ pub enum ShardFault {
 }
 
 impl ShardFault {
+    /// Whether nothing was tried in the shard, because others had failed.
+    pub fn is_not_tried(&self) -> bool {
+        matches!(self, ShardFault::Canary { .. } | ShardFault::NotTried { .. })
+    }
+
     /// What to do.
     pub fn remedy(&self) -> String {
         match self {
@@ -234,6 +239,14 @@ pub enum HostFault {
         /// Why not, with the causes.
         reason: String,
     },
+    /// The server is there, and does not let this login in.
+    #[error("{reason}")]
+    LoginRefused {
+        /// Why not, with the causes.
+        reason: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
     /// Its control schema is another role's.
     #[error("its control schema belongs to the role {owner}, not to {role}")]
     NotOwner {
@@ -297,6 +310,9 @@ impl HostFault {
     pub(super) fn unread(error: &FactsError) -> HostFault {
         match error {
             FactsError::NotOwner { owner, role } => HostFault::NotOwner { owner: owner.clone(), role: role.clone() },
+            FactsError::Unreachable { source } if source.is_login_refused() => {
+                HostFault::LoginRefused { reason: chain(error), remedy: source.remedy() }
+            }
             error => HostFault::Unread { reason: chain(error) },
         }
     }
@@ -304,6 +320,7 @@ impl HostFault {
     /// What to do.
     pub fn remedy(&self) -> String {
         match self {
+            HostFault::LoginRefused { remedy, .. } => format!("{remedy}; then run the same command again"),
             HostFault::Unread { .. } => "make it answer, and run the same command again".to_owned(),
             HostFault::NotOwner { owner, .. } => format!("connect as {owner}, or as a member of it"),
             HostFault::Busy { .. } => "wait until the other one has ended; if nobody waits for it any longer, `SELECT \

@@ -55,6 +55,13 @@ impl Finding {
         Finding { severity, code, host: None, shards: Vec::new(), message: why, remedy }
     }
 
+    /// That the folder of the shard migrations is not there, or that a file in it is wrong; `why` says which.
+    pub fn unusable_migrations(why: String) -> Finding {
+        let (severity, code) = (Severity::Error, "migrations_unusable");
+        let remedy = "correct it: until then no migration runs, and no shard is made".to_owned();
+        Finding { severity, code, host: None, shards: Vec::new(), message: why, remedy }
+    }
+
     /// The shard, if it is about exactly one.
     pub fn shard(&self) -> Option<ShardId> {
         match self.shards[..] {

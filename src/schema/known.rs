@@ -91,6 +91,11 @@ impl<'a> Known<'a> {
         }
     }
 
+    /// Where a shard was last, whether it is there or not.
+    pub(super) fn last(&self, shard: ShardId) -> Option<Last<'a>> {
+        self.last.get(&shard).copied()
+    }
+
     /// Where a shard was that is nowhere now: its host answers and does not know it, or is not in the config. Nothing
     /// is known about a host that did not answer.
     pub(super) fn lost(&self, shard: ShardId) -> Option<Last<'a>> {

@@ -44,7 +44,8 @@ pub struct Migration {
     number: u64,
     name: String,
     checksum: String,
-    first_line: String,
+    first_lines: Vec<String>,
+    sql: String,
     /// Bytes.
     size: usize,
     pub(super) kind: Kind,
@@ -172,6 +173,23 @@ pub enum Drift {
     },
 }
 
+impl MigrationMistake {
+    /// The file that it is about; of two, the one that sorts first.
+    pub fn file(&self) -> &str {
+        match self {
+            MigrationMistake::Unreadable { file, .. }
+            | MigrationMistake::Name { file }
+            | MigrationMistake::Empty { file }
+            | MigrationMistake::NoShard { file }
+            | MigrationMistake::NamesShard { file }
+            | MigrationMistake::Directive { file, .. }
+            | MigrationMistake::SeveralStatements { file, .. }
+            | MigrationMistake::Statement { file, .. }
+            | MigrationMistake::SameNumber { first: file, .. } => file,
+        }
+    }
+}
+
 impl Drift {
     /// What to do.
     pub fn remedy(&self) -> String {
@@ -208,6 +226,14 @@ impl Migrations {
     /// # Errors
     /// Every mistake in it.
     pub fn read(folder: &Path) -> Result<Migrations, MigrationsError> {
+        match Migrations::read_what_can_be(folder) {
+            (migrations, None) => Ok(migrations),
+            (_, Some(error)) => Err(error),
+        }
+    }
+
+    /// The same, and where there are mistakes, the files without one: for what only says which shards have which.
+    pub fn read_what_can_be(folder: &Path) -> (Migrations, Option<MigrationsError>) {
         let (texts, mut mistakes) = match texts(folder) {
             Ok(read) => read,
             Err(reason) => {
@@ -215,12 +241,10 @@ impl Migrations {
                 (BTreeMap::new(), vec![MigrationMistake::Unreadable { file, reason }])
             }
         };
-        match Migrations::from_texts(&texts) {
-            Ok(migrations) if mistakes.is_empty() => return Ok(migrations),
-            Ok(_) => {}
-            Err(more) => mistakes.extend(more),
-        }
-        Err(MigrationsError { folder: folder.to_owned(), mistakes })
+        let (migrations, more) = Migrations::of_texts(&texts);
+        mistakes.extend(more);
+        let error = (!mistakes.is_empty()).then(|| MigrationsError { folder: folder.to_owned(), mistakes });
+        (migrations, error)
     }
 
     /// The migrations of these files, by file name.
@@ -228,6 +252,13 @@ impl Migrations {
     /// # Errors
     /// Every mistake in them.
     pub fn from_texts(texts: &BTreeMap<String, String>) -> Result<Migrations, Vec<MigrationMistake>> {
+        match Migrations::of_texts(texts) {
+            (migrations, mistakes) if mistakes.is_empty() => Ok(migrations),
+            (_, mistakes) => Err(mistakes),
+        }
+    }
+
+    fn of_texts(texts: &BTreeMap<String, String>) -> (Migrations, Vec<MigrationMistake>) {
         let mut list: Vec<Migration> = Vec::new();
         let mut numbers: BTreeMap<u64, String> = BTreeMap::new();
         let mut mistakes = Vec::new();
@@ -243,7 +274,8 @@ impl Migrations {
                         number,
                         name: name.to_owned(),
                         checksum: checksum(text),
-                        first_line: first_line(text),
+                        first_lines: first_lines(text),
+                        sql: sql(text),
                         size: text.len(),
                         kind,
                         pieces: pieces(text),
@@ -261,7 +293,7 @@ impl Migrations {
         }
         list.sort_by_key(|migration| migration.number);
         let (of_hosts, of_shards) = list.into_iter().partition(|migration| migration.kind == Kind::Host);
-        if mistakes.is_empty() { Ok(Migrations { of_shards, of_hosts }) } else { Err(mistakes) }
+        (Migrations { of_shards, of_hosts }, mistakes)
     }
 
     /// The migrations of shards, in order.
@@ -337,7 +369,17 @@ impl Migration {
 
     /// The first line of SQL, for people.
     pub fn first_line(&self) -> &str {
-        &self.first_line
+        self.first_lines.first().map_or("", String::as_str)
+    }
+
+    /// The first line of each of its statements, for people.
+    pub fn first_lines(&self) -> &[String] {
+        &self.first_lines
+    }
+
+    /// The SQL as the file has it, comments before the first statement left out.
+    pub fn sql(&self) -> &str {
+        &self.sql
     }
 
     /// `no-transaction` or `once-per-host`, where the file says so.
@@ -357,9 +399,14 @@ impl Migration {
 const NO_TRANSACTION: &str = "no-transaction";
 const ONCE_PER_HOST: &str = "once-per-host";
 
-fn first_line(text: &str) -> String {
+fn first_lines(text: &str) -> Vec<String> {
+    let line = |statement: &Statement| text[statement.at.start..].lines().next().unwrap_or_default().trim_end();
+    statements(text).iter().map(|statement| line(statement).to_owned()).collect()
+}
+
+fn sql(text: &str) -> String {
     let begins = statements(text).first().map_or(0, |statement| statement.at.start);
-    text[begins..].lines().next().unwrap_or_default().trim_end().to_owned()
+    text[begins..].trim_end().to_owned()
 }
 
 fn pieces(text: &str) -> Vec<Template> {

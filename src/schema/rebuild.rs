@@ -12,8 +12,8 @@ use super::check::{REPAIR, jumped, went_back};
 use super::facts::{ShardState, Survey};
 use super::finding::{Finding, Findings, Severity};
 use super::known::Known;
-use crate::map::{Change, HostName, Placement, ShardEpoch, ShardMap};
-use crate::shard::ShardId;
+use crate::map::{Change, HostName, MapVersion, Placement, ShardEpoch, ShardMap};
+use crate::shard::{ShardCount, ShardId};
 
 /// A map rebuilt from what the hosts say.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +71,40 @@ pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
     let changes = map.diff(&rebuilt);
     let map = if changes.is_empty() { map.clone() } else { rebuilt };
     Rebuilt { map, changes, notes: notes.sorted() }
+}
+
+/// The map as the hosts have it, where no other map is left: each shard is where its owner says, or the host that gave
+/// it away, or else where it was last by the records that the hosts keep of each other. All has the first version.
+///
+/// # Errors
+/// The shards of which no host that answers knows anything.
+pub fn map_of_hosts(shards: ShardCount, survey: &Survey) -> Result<ShardMap, Vec<ShardId>> {
+    let known = Known::of_survey(survey);
+    let mut best: BTreeMap<ShardId, (ShardEpoch, bool, &HostName)> = BTreeMap::new();
+    for (from, facts) in survey {
+        let Ok(facts) = facts else { continue };
+        for (shard, row) in facts.control.iter().flat_map(|control| &control.shards) {
+            let owner = row.state.is_owner();
+            let Some(host) = (if owner { Some(from) } else { row.peer.as_ref() }) else { continue };
+            if survey.contains_key(host) {
+                let claim = (row.epoch, owner, host);
+                best.entry(*shard).and_modify(|known| *known = (*known).max(claim)).or_insert(claim);
+            }
+        }
+    }
+    let place = |shard: ShardId| match best.get(&shard) {
+        Some((epoch, _, host)) => Ok((shard, Placement { host: (*host).clone(), epoch: *epoch })),
+        None => match known.last(shard).filter(|last| survey.contains_key(last.host)) {
+            Some(last) => Ok((shard, Placement { host: last.host.clone(), epoch: last.epoch })),
+            None => Err(shard),
+        },
+    };
+    let (placed, unknown): (Vec<_>, Vec<_>) = shards.iter().map(place).partition(Result::is_ok);
+    if !unknown.is_empty() {
+        return Err(unknown.into_iter().filter_map(Result::err).collect());
+    }
+    let placed = placed.into_iter().filter_map(Result::ok);
+    Ok(ShardMap::new(MapVersion::FIRST, shards, placed).expect("every shard has one placement"))
 }
 
 fn judge(

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 ///    |
 /// 12 | bd1 = "0-2047"
 ///    | ^^^
-///   hint: did you mean "db1"?
+///   remedy: did you mean "db1"?
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
@@ -67,7 +67,7 @@ impl fmt::Display for Diagnostic {
             write!(f, "\n{gutter} |\n{number} | {excerpt}\n{gutter} | {indent}{marks}")?;
         }
         if let Some(hint) = &self.hint {
-            write!(f, "\n  hint: {hint}")?;
+            write!(f, "\n  remedy: {hint}")?;
         }
         Ok(())
     }

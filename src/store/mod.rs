@@ -87,12 +87,19 @@ pub enum StoreError {
         diagnostics: Vec<Diagnostic>,
     },
     /// Another process holds the lock on the file.
-    #[error("{} is being published by another process; gave up after {} s", path.display(), waited.as_secs())]
+    #[error(
+        "{} is being published by another process{}; gave up after {} s",
+        path.display(),
+        if holders.is_empty() { String::new() } else { format!(", {}", holders.join(", ")) },
+        waited.as_secs()
+    )]
     Locked {
         /// The file.
         path: PathBuf,
         /// How long we waited.
         waited: Duration,
+        /// The processes that hold the lock, each with its ID, where this machine can tell.
+        holders: Vec<String>,
     },
     /// Somebody edited the file each time we were about to replace it.
     #[error("{} changes faster than it can be published; try again", path.display())]
@@ -119,7 +126,11 @@ pub enum StoreError {
         source: Box<pg::ConnectError>,
     },
     /// The map's database took too long.
-    #[error("cannot {doing} in {to}: no answer within {} s", limit.as_secs())]
+    #[error(
+        "cannot {doing} in {to}: no answer within {} s{}",
+        limit.as_secs(),
+        if holders.is_empty() { String::new() } else { format!("; in its way: {}", holders.join("; ")) }
+    )]
     TimedOut {
         /// What was tried.
         doing: &'static str,
@@ -127,6 +138,8 @@ pub enum StoreError {
         to: String,
         /// The limit.
         limit: Duration,
+        /// The sessions that hold a lock it waits for, with their process IDs, where the server could say.
+        holders: Vec<String>,
     },
     /// The map's database refuses.
     #[error("cannot {doing} in {to}")]
@@ -139,13 +152,18 @@ pub enum StoreError {
         source: tokio_postgres::Error,
     },
     /// The tables of the map are not there.
-    #[error("{to} has no schema pgshard_map: `pgshard map import` makes it")]
+    #[error(
+        "{to} has no schema pgshard_map: `pgshard map import` brings a map there, `pgshard map rebuild` one of what the \
+         hosts say"
+    )]
     NotInstalled {
         /// `user@address/database`.
         to: String,
     },
     /// The tables are there, and no map is in them.
-    #[error("{to} keeps no map: `pgshard map import` brings one there")]
+    #[error(
+        "{to} keeps no map: `pgshard map import` brings one there, `pgshard map rebuild` one of what the hosts say"
+    )]
     NoMap {
         /// `user@address/database`.
         to: String,

@@ -62,12 +62,38 @@ pub(crate) fn lock(target: &Path) -> Result<File, StoreError> {
             }
         }
         if Instant::now() >= deadline {
-            return Err(StoreError::Locked { path: target.to_owned(), waited: LOCK_WAIT });
+            let holders = file.metadata().map(|metadata| holders(&metadata)).unwrap_or_default();
+            return Err(StoreError::Locked { path: target.to_owned(), waited: LOCK_WAIT, holders });
         }
         if !held {
             std::thread::sleep(LOCK_POLL);
         }
     }
+}
+
+/// The processes of this machine that have locked a file, as `/proc/locks` names them. Those of other machines that
+/// share it are not there.
+fn holders(metadata: &Metadata) -> Vec<String> {
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let mut holders: Vec<String> = locked_by(&locks, metadata.ino())
+        .map(|pid| match fs::read_to_string(format!("/proc/{pid}/comm")) {
+            Ok(name) => format!("process {pid} ({})", name.trim()),
+            Err(_) => format!("process {pid}"),
+        })
+        .collect();
+    holders.dedup();
+    holders
+}
+
+/// Who has an inode locked by `flock`: `1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF`. A line with `->` waits. The
+/// device is not compared: with overlays it is not the one that the file says.
+fn locked_by(locks: &str, inode: u64) -> impl Iterator<Item = u32> {
+    locks.lines().filter_map(move |line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, _, pid, place, ..] = words[..] else { return None };
+        let ours = place.rsplit(':').next()?.parse() == Ok(inode);
+        ours.then(|| pid.parse().ok()).flatten()
+    })
 }
 
 /// Replaces the file by one with this text. Returns `false`, and does nothing, when the file is not the one seen any
@@ -121,6 +147,20 @@ pub(super) async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_the_lock_is_named() {
+        let locks = "1: FLOCK  ADVISORY  WRITE 11 08:01:7 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 12 08:01:7 0 EOF\n2: POSIX  \
+                     ADVISORY  WRITE 13 08:01:7 0 EOF\n3: FLOCK  ADVISORY  WRITE 14 08:01:77 0 EOF\n";
+        assert_eq!(locked_by(locks, 7).collect::<Vec<_>>(), [11]);
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pgshard.toml");
+        fs::write(&path, "").unwrap();
+        let file = lock(&path).unwrap();
+        let named = holders(&file.metadata().unwrap()).join(", ");
+        assert!(named.contains(&format!("process {} (", std::process::id())), "{named}");
+    }
 
     #[test]
     fn an_edit_under_the_publication_is_not_lost() {

@@ -33,6 +33,15 @@ impl Context {
     /// The moves that the hosts know: all that are neither completed nor aborted, or one move in whatever phase. Sorted
     /// by move, then shard. Hosts that cannot be asked are named.
     pub(crate) async fn list(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
+        let (mut entries, unknown) = self.list_all(id).await;
+        if id.is_none() {
+            entries.retain(|entry: &Entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted));
+        }
+        (entries, unknown)
+    }
+
+    /// The same with those that have ended.
+    pub(crate) async fn list_all(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
         let asked = self.hosts.names().map(async |host| {
             let entries = async { self.hosts.open(host).await?.entries_if_any(id).await };
             (host.clone(), entries.await)
@@ -44,9 +53,6 @@ impl Context {
                 Ok(found) => entries.extend(found),
                 Err(error) => unknown.push((host, error)),
             }
-        }
-        if id.is_none() {
-            entries.retain(|entry: &Entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted));
         }
         entries.sort_by_key(|entry| (entry.id, entry.shard));
         (entries, unknown)

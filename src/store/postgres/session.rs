@@ -25,12 +25,25 @@ const FORMAT: i32 = 1;
 /// How long one statement may take. They touch one row, or read as many as asked for.
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// How long to ask who is in the way of a statement that took too long.
+const HOLDERS_LIMIT: Duration = Duration::from_secs(3);
+
+/// Who holds a lock for which a statement about the map waits.
+const HOLDERS: &str = "SELECT DISTINCT pg_catalog.format('backend %s (%s, %s, %s)', b.pid, b.usename,
+        coalesce(nullif(b.application_name, ''), 'without a name'), coalesce(b.state, 'state unknown'))
+    FROM pg_catalog.pg_stat_activity w
+    CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) AS held(pid)
+    JOIN pg_catalog.pg_stat_activity b ON b.pid = held.pid
+    WHERE w.wait_event_type = 'Lock' AND w.datname = pg_catalog.current_database()
+        AND (w.query LIKE '%pgshard_map.%' OR w.query LIKE '%(1885827944, 1001)%')";
+
 /// Only one install runs at a time. The lock's key is the bytes "pgsh" and a number of its own.
 const LOCK: &str = "SET LOCAL lock_timeout = '10s'; SELECT pg_catalog.pg_advisory_xact_lock(1885827944, 1001)";
 
 /// A connection to the control database.
 pub(super) struct Session {
     connection: Connection,
+    connect: ConnectOptions,
     /// `user@address/database`, for messages.
     to: String,
 }
@@ -53,7 +66,7 @@ impl Session {
             None => connect.connect(APPLICATION_NAME).await,
         };
         let connection = opened.map_err(|source| StoreError::Connect { source: Box::new(source) })?;
-        Ok(Session { connection, to: connect.to_string() })
+        Ok(Session { connection, connect: connect.clone(), to: connect.to_string() })
     }
 
     /// Asks for notifications from now on.
@@ -221,8 +234,19 @@ impl Session {
                 Err(StoreError::NotInstalled { to: self.to.clone() })
             }
             Ok(Err(source)) => Err(StoreError::Sql { doing, to: self.to.clone(), source }),
-            Err(_) => Err(StoreError::TimedOut { doing, to: self.to.clone(), limit: LIMIT }),
+            Err(_) => {
+                let holders = tokio::time::timeout(HOLDERS_LIMIT, self.holders()).await.ok().flatten();
+                let (to, holders) = (self.to.clone(), holders.unwrap_or_default());
+                Err(StoreError::TimedOut { doing, to, limit: LIMIT, holders })
+            }
         }
+    }
+
+    /// The sessions for which one of ours waits, asked over another connection. `None` where the server does not say.
+    async fn holders(&self) -> Option<Vec<String>> {
+        let connection = self.connect.connect(APPLICATION_NAME).await.ok()?;
+        let rows = connection.query_typed(HOLDERS, &[]).await.ok()?;
+        rows.iter().map(|row| row.try_get(0).ok()).collect()
     }
 }
 

@@ -68,6 +68,11 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Every phase, in the order in which a move goes through them; `aborted` is the last.
+    pub fn all() -> impl Iterator<Item = Phase> {
+        Self::ALL.into_iter().map(|(phase, _)| phase)
+    }
+
     const ALL: [(Phase, &'static str); 11] = [
         (Phase::Claimed, "claimed"),
         (Phase::Prepared, "prepared"),
