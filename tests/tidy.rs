@@ -615,6 +615,8 @@ fn exit_codes_are_in_the_manual() {
     let code = source("src/bin/pgshard/exit.rs");
     let body = code.split("fn code(").nth(1).unwrap().split("fn meaning").next().unwrap();
     let codes = body.lines().filter_map(|line| line.split_once(" => "));
+    // The code of another program is not ours.
+    let codes = codes.filter(|(name, _)| !name.contains("OfProgram"));
     let codes: BTreeSet<u8> = codes.map(|(_, code)| code.trim_end_matches(',').parse().unwrap()).collect();
     let cells = first_cells("docs/operating.md", "## Exit codes");
     let told: BTreeSet<u8> = cells.iter().filter_map(|cell| cell.parse().ok()).collect();
@@ -661,6 +663,38 @@ fn findings_are_in_the_manual() {
         gone.is_empty(),
         "docs/operating.md, ## What `pgshard check` finds, tells of {gone:?}, which nothing gives"
     );
+}
+
+/// What `pgshard explain` knows of SQLSTATEs and of the router's errors is what there is.
+#[test]
+fn sqlstates_and_errors_are_in_the_manual() {
+    let told = |heading: &str| -> BTreeSet<String> {
+        let cells = first_cells("docs/operating.md", heading).into_iter();
+        cells.filter(|cell| !["code", "---", "metric"].contains(&cell.as_str())).collect()
+    };
+    let states = source("src/pg/state.rs");
+    let ours: BTreeSet<String> = states
+        .lines()
+        .filter(|line| line.starts_with("pub const "))
+        .filter_map(|line| Some(line.split('"').nth(1)?.to_owned()))
+        .collect();
+    assert_eq!(told("## SQLSTATEs of ours"), ours);
+    let errors = source("src/router/error.rs");
+    let body = errors.split("pub enum Error {").nth(1).unwrap().split("\n}\n").next().unwrap();
+    let variant = |line: &str| {
+        let name = line.strip_prefix("    ")?.split([' ', ',', '(']).next()?;
+        name.starts_with(|c: char| c.is_ascii_uppercase()).then(|| name.to_owned())
+    };
+    let variants: BTreeSet<String> = body.lines().filter_map(variant).collect();
+    assert!(variants.contains("HostDown") && variants.contains("Closed"), "{variants:?}");
+    assert_eq!(told("## Errors of the router"), variants);
+    let exporter = source("src/bin/pgshard/commands/exporter/text.rs");
+    let metrics: BTreeSet<String> = exporter
+        .split('"')
+        .filter(|text| text.starts_with("pgshard_") && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(told("## Metrics for Prometheus"), metrics);
 }
 
 #[test]

@@ -5,12 +5,15 @@
 mod config;
 mod help;
 mod ids;
+mod remedies;
 mod servers;
+mod verbs;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// The result of one run of the command.
+#[derive(Debug)]
 struct Run {
     exit: i32,
     stdout: String,

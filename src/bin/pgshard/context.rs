@@ -7,10 +7,10 @@ use std::sync::Arc;
 use pgshard::ShardId;
 use pgshard::config::{Config, ConfigError, ConfigStore, HostConfig};
 use pgshard::id::Epoch;
-use pgshard::map::{HostName, ShardMap};
+use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::pg::ConnectOptions;
 use pgshard::router::{HostOptions, Options, Router};
-use pgshard::schema::{self, Cluster, Identities, Migrations, Severity, Survey};
+use pgshard::schema::{self, Cluster, Identities, Migrations, MigrationsError, Severity, Survey};
 use pgshard::store::{MapStore, StoreError};
 
 use crate::exit::Exit;
@@ -40,20 +40,57 @@ pub(crate) async fn map(config: &Config) -> Result<ShardMap, Failure> {
     })
 }
 
-/// The map as it is kept now. If it is damaged or missing: the newest one in the history that can be read, and what is
-/// wrong.
+/// A map, and where it is from if the one that is kept cannot be used.
+pub(crate) struct FoundMap {
+    pub(crate) map: ShardMap,
+    pub(crate) lost: Option<LostMap>,
+}
+
+/// What is wrong with the map that is kept, and what stands in for it.
+pub(crate) struct LostMap {
+    pub(crate) error: StoreError,
+    pub(crate) instead: Instead,
+}
+
+/// What stands in for a map that is damaged or missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Instead {
+    /// The newest one in the history that can be read.
+    History,
+    /// What the hosts say: there is no history either.
+    Hosts,
+}
+
+/// The map as it is kept now. If it is damaged or missing: the newest one in the history that can be read, or else what
+/// the hosts say, and what is wrong.
 ///
 /// # Errors
-/// As [`map`], and where the history has no map either.
-pub(crate) async fn map_or_last(config: &Config) -> Result<(ShardMap, Option<StoreError>), Failure> {
-    let ConfigStore::Postgres(store) = config.map_store() else { return Ok((map(config).await?, None)) };
-    let damaged = match store.load().await {
-        Err(error @ (StoreError::Damaged { .. } | StoreError::NoMap { .. })) => error,
-        _ => return Ok((map(config).await?, None)),
+/// As [`map`], and where neither the history has a map nor the hosts know all shards.
+pub(crate) async fn map_or_last(config: &Config) -> Result<FoundMap, Failure> {
+    let ConfigStore::Postgres(store) = config.map_store() else {
+        return Ok(FoundMap { map: map(config).await?, lost: None });
     };
-    match store.last_readable().await? {
-        Some(map) => Ok((map, Some(damaged))),
-        None => Err(Failure::from(damaged).hint("`pgshard map import FILE` takes it from a config that has it")),
+    let (error, history) = match store.load().await {
+        Err(error @ StoreError::NotInstalled { .. }) => (error, None),
+        Err(error @ (StoreError::Damaged { .. } | StoreError::NoMap { .. })) => (error, store.last_readable().await?),
+        _ => return Ok(FoundMap { map: map(config).await?, lost: None }),
+    };
+    if let Some(map) = history {
+        return Ok(FoundMap { map, lost: Some(LostMap { error, instead: Instead::History }) });
+    }
+    match schema::map_of_hosts(config.cluster.shards, &survey(config).await) {
+        Ok(map) => Ok(FoundMap { map, lost: Some(LostMap { error, instead: Instead::Hosts }) }),
+        Err(unknown) => {
+            let error = format!(
+                "{}; and no host that answers knows where these shards are: {}",
+                chain(&error).join(": "),
+                print_shards(unknown)
+            );
+            Err(Failure::new(Exit::Failed, error).hint(
+                "have every host answer, and run it again; or take the map from a config that has it: `pgshard map \
+                 import FILE`",
+            ))
+        }
     }
 }
 
@@ -144,11 +181,27 @@ pub(crate) fn migrations(config: &Config) -> Result<Migrations, Failure> {
     match &config.cluster.migrations {
         None => Ok(Migrations::none()),
         Some(folder) => Migrations::read(folder).map_err(|error| {
-            let mistakes = error.mistakes.iter().map(|mistake| format!("{}: {mistake}", error.folder.display()));
-            Failure::several(Exit::Usage, mistakes)
+            let failure = Failure::several(Exit::Usage, mistakes(&error));
+            if folder.is_dir() { failure } else { failure.hint(NO_FOLDER) }
         }),
     }
 }
+
+/// The same for what only says which shards have which: the files without a mistake, and every mistake.
+pub(crate) fn usable_migrations(config: &Config) -> (Migrations, Option<MigrationsError>) {
+    match &config.cluster.migrations {
+        None => (Migrations::none(), None),
+        Some(folder) => Migrations::read_what_can_be(folder),
+    }
+}
+
+/// What is wrong with the folder, each mistake with the folder's name.
+pub(crate) fn mistakes(error: &MigrationsError) -> Vec<String> {
+    error.mistakes.iter().map(|mistake| format!("{}: {mistake}", error.folder.display())).collect()
+}
+
+const NO_FOLDER: &str = "correct `migrations` in [cluster]: a path that is not absolute starts at the folder of the \
+                         config; leave it out if you have none";
 
 /// The hosts of these names.
 ///
@@ -167,7 +220,10 @@ pub(crate) fn host(config: &Config, name: &str) -> Result<HostName, Failure> {
         return Ok(known.clone());
     }
     let alike = |known: &&HostName| strsim::osa_distance(known.as_str(), name);
-    let nearest = config.hosts.keys().min_by_key(alike).filter(|known| alike(known) <= 2);
+    // db9 is no slip for db1: where only the number is another, another host was meant.
+    let letters = |name: &str| name.chars().filter(|c| !c.is_ascii_digit()).collect::<String>();
+    let close = |known: &&HostName| alike(known) <= 2 && letters(known.as_str()) != letters(name);
+    let nearest = config.hosts.keys().filter(close).min_by_key(alike);
     let names: Vec<&str> = config.hosts.keys().map(HostName::as_str).collect();
     let hint = match nearest {
         Some(nearest) => format!("did you mean {nearest}?"),

@@ -1,5 +1,6 @@
 //! The exit codes, which scripts rely on.
 
+use std::num::NonZeroU8;
 use std::process::ExitCode;
 
 /// How a command ended.
@@ -23,6 +24,8 @@ pub(crate) enum Exit {
     Partly,
     /// Interrupted; can be continued.
     Interrupted,
+    /// As the program ended that was run, with a code of its own.
+    OfProgram(NonZeroU8),
 }
 
 impl Exit {
@@ -51,6 +54,7 @@ impl Exit {
             Exit::Waits => 7,
             Exit::Partly => 8,
             Exit::Interrupted => 130,
+            Exit::OfProgram(code) => code.get(),
         }
     }
 
@@ -65,7 +69,13 @@ impl Exit {
             Exit::Waits => "a move waits for `pgshard moves resume`",
             Exit::Partly => "done in part: the rest is named",
             Exit::Interrupted => "interrupted, can be continued",
+            Exit::OfProgram(_) => "as the program ended that was run",
         }
+    }
+
+    /// How a command ends that has run a program which ended with this code.
+    pub(crate) fn of_program(code: u8) -> Exit {
+        NonZeroU8::new(code).map_or(Exit::Done, Exit::OfProgram)
     }
 
     /// The codes as a section of the help.

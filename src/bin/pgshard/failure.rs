@@ -57,6 +57,11 @@ impl Failure {
         self.errors.iter().map(|error| chain(&**error))
     }
 
+    /// The same on one line.
+    pub(crate) fn words(&self) -> String {
+        self.chains().map(|chain| chain.join(": ")).collect::<Vec<_>>().join("; ")
+    }
+
     /// What the operator can do.
     pub(crate) fn advice(&self) -> Option<&str> {
         self.hint.as_deref()

@@ -202,7 +202,14 @@ impl Output {
     /// Something that went wrong and what to do about it, while the command goes on.
     pub(crate) fn error_with_remedy(&self, text: impl Display, remedy: &str) {
         self.talk.line(format_args!("{ERROR}error:{ERROR:#} {}", printable(&text.to_string())));
-        self.talk.line(format_args!("  {HINT}remedy:{HINT:#} {}", printable(remedy)));
+        self.remedy(remedy);
+    }
+
+    /// What to do about the error that was just told.
+    fn remedy(&self, remedy: &str) {
+        if !remedy.is_empty() {
+            self.talk.line(format_args!("  {HINT}remedy:{HINT:#} {}", printable(remedy)));
+        }
     }
 
     /// A question, on stderr; the cursor stays behind it.
@@ -224,7 +231,7 @@ impl Output {
             self.error(&chain);
         }
         if let Some(advice) = failure.advice() {
-            self.talk.hint(advice);
+            self.remedy(advice);
         }
         failure.exit()
     }
@@ -234,7 +241,7 @@ impl Output {
         self.talk.bars.clear().ok();
         self.talk.line(format_args!("{ERROR}interrupted{ERROR:#}"));
         if let Some(advice) = how_to_go_on {
-            self.talk.hint(advice);
+            self.remedy(advice);
         }
         Exit::Interrupted
     }
@@ -257,10 +264,14 @@ impl Output {
 
     /// A bar with rate and time left, drawn only on a terminal. `unit` is what is counted, in the plural.
     pub(crate) fn progress(&self, what: String, unit: &str, total: u64) -> ProgressBar {
-        let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} · {{rate}} · {{eta}} left");
+        let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} {{rate}}");
         let style = ProgressStyle::with_template(&template).expect("the template names indicatif's own keys");
         let style = style.with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
-            write!(out, "{:.0}/s", state.per_sec()).ok();
+            // Before the first one is done nothing tells how long the rest takes.
+            if state.pos() > 0 {
+                let left = seconds(Duration::from_secs(state.eta().as_secs()));
+                write!(out, " · {:.0}/s · {left} left", state.per_sec()).ok();
+            }
         });
         let bar = ProgressBar::new(total).with_style(style.progress_chars("━╸─")).with_prefix(what);
         let bar = self.talk.bars.add(bar);

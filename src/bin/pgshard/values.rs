@@ -3,8 +3,8 @@
 use std::num::NonZeroU64;
 
 use jiff::{Timestamp, ToSpan, Zoned, civil, tz::TimeZone};
-use pgshard::ShardCount;
 use pgshard::id::Epoch;
+use pgshard::{ShardCount, ShardId};
 
 /// An ID as a signed or an unsigned 64-bit number: IDs turn negative after 34.8 years, and some tools print them
 /// unsigned.
@@ -71,6 +71,12 @@ pub(crate) fn epoch(text: &str) -> Result<Epoch, String> {
         Err(_) => time(text).map_err(|error| format!("{error}, or Unix milliseconds"))?.as_millisecond(),
     };
     Epoch::from_unix_ms(unix_ms).map_err(|error| error.to_string())
+}
+
+/// A shard.
+pub(crate) fn shard(text: &str) -> Result<ShardId, String> {
+    let shard = text.parse().ok().and_then(ShardId::new);
+    shard.ok_or_else(|| format!("not a shard: 0 to {}", ShardCount::MAX.get() - 1))
 }
 
 /// N.

@@ -1,28 +1,85 @@
 //! Help, completions, the manual, and how the command behaves as a whole.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::{alone, folder, pgshard};
 
-/// The pages of the manual are the commands that exist: every one has its help, and it has not changed.
-#[test]
-fn help_of_every_command() {
-    let folder = folder();
-    assert_eq!(pgshard(folder.path(), &["man", "--out", "man"]).exit, 0);
-    let pages = fs::read_dir(folder.path().join("man")).unwrap();
+/// Every command, by the pages of the manual.
+fn commands(folder: &Path) -> Vec<String> {
+    assert_eq!(pgshard(folder, &["man", "--out", "man"]).exit, 0);
+    let pages = fs::read_dir(folder.join("man")).unwrap();
     let mut commands: Vec<String> = pages
         .map(|page| page.unwrap().file_name().into_string().unwrap())
         .map(|page| page.trim_start_matches("pgshard").trim_end_matches(".1").replace('-', " ").trim().to_owned())
         .collect();
     commands.sort();
     assert!(commands.len() > 5, "{commands:?}");
-    for command in commands {
+    commands
+}
+
+/// The pages of the manual are the commands there are: every one has its help, and it is as it was.
+#[test]
+fn help_of_every_command() {
+    let folder = folder();
+    for command in commands(folder.path()) {
         let mut args: Vec<&str> = command.split_whitespace().collect();
         args.push("--help");
         let name = if command.is_empty() { "help".to_owned() } else { format!("help {command}") };
         insta::assert_snapshot!(name.replace(' ', "_"), pgshard(folder.path(), &args).shown());
     }
+}
+
+/// On a narrow terminal and a wide one: paragraphs are filled, nothing sticks out, every command has examples, and those
+/// are not broken.
+#[test]
+fn help_at_every_width() {
+    let folder = folder();
+    for width in [80, 100, 140] {
+        // Wider text is harder to read: the command stops at this.
+        let filled = width.min(100);
+        for command in commands(folder.path()) {
+            let args: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
+            let output = Command::new(env!("CARGO_BIN_EXE_pgshard"))
+                .args(&args)
+                .env("COLUMNS", width.to_string())
+                .stdin(Stdio::null())
+                .output()
+                .unwrap();
+            let page = String::from_utf8(output.stdout).unwrap();
+            let place = format!("pgshard {command} --help, {width} columns");
+            let (text, examples) = page.split_once("\nExamples:\n").unwrap_or((&page, ""));
+            let is_group = text.contains("\nCommands:\n");
+            assert!(is_group || !examples.is_empty(), "{place}: there are no examples");
+            for example in examples.lines().take_while(|line| !line.is_empty()) {
+                assert!(example.starts_with("  ") && example.len() <= 80, "{place}: {example}");
+            }
+            let lines: Vec<&str> = text.lines().collect();
+            for pair in lines.windows(2) {
+                assert!(pair[0].chars().count() <= filled, "{place}: {}", pair[0]);
+                if let Some(word) = continued(pair[0], pair[1]) {
+                    let would = pair[0].chars().count() + 1 + word.chars().count();
+                    assert!(would > filled, "{place}: {word:?} would have fitted behind:\n{}\n{}", pair[0], pair[1]);
+                }
+            }
+        }
+    }
+}
+
+/// The first word of a line that goes on with the paragraph of the line before it.
+fn continued<'a>(line: &str, next: &'a str) -> Option<&'a str> {
+    const TEXT: usize = 10;
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let word = next.split_whitespace().next()?;
+    let heading = line.trim_end().ends_with(':') || line.starts_with("Usage:") || next.starts_with("Usage:");
+    if line.trim().is_empty() || heading || word == "-" {
+        return None;
+    }
+    // Prose stands at the margin, what an option means is far to the right of its name, or begins on the next line.
+    let prose = indent(line) == 0 && indent(next) == 0;
+    let meaning = indent(next) >= TEXT && (indent(line) == indent(next) || line.trim_start().contains("  "));
+    (prose || meaning).then_some(word)
 }
 
 #[test]

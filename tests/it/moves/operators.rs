@@ -72,6 +72,40 @@ on_each_version! {
     }
 }
 
+/// A move is named by how its ID begins, what is not clear is asked back, and all old copies go by one command.
+#[tokio::test(flavor = "multi_thread")]
+async fn moves_by_the_beginning_of_their_ids() {
+    let world = World::new(&[15, 15], 4).await;
+    let mut ids = Vec::new();
+    for shard in ["0", "1"] {
+        let ran = world.run(&["move", shard, "--to", "db2", "--yes"]).await;
+        ids.push(ran.ended(0).id());
+    }
+    let common = ids[0].chars().zip(ids[1].chars()).take_while(|(a, b)| a == b).count();
+    let shown = world.run(&["moves", "show", &ids[1][..=common]]).await;
+    assert_eq!(shown.ended(0).last()["move"], ids[1]);
+    let both = world.run(&["moves", "show", &ids[0][..common]]).await;
+    assert!(both.ended(2).stderr.contains(&ids[0]) && both.stderr.contains(&ids[1]), "{}", both.stderr);
+    for (id, said) in
+        [("ffffffff", "no move's ID begins"), ("0", "too little"), ("db2", "too little"), ("x", "not the ID")]
+    {
+        let told = world.run(&["moves", "rollback", id, "--yes"]).await;
+        assert!(told.ended(2).stderr.contains(said), "{}", told.stderr);
+    }
+    assert!(world.run(&["moves", "resume"]).await.ended(2).stderr.contains("no move is open"));
+
+    world.run(&["moves", "complete", "--all"]).await.ended(2);
+    let completed = world.run(&["moves", "complete", "--all", "--yes"]).await;
+    assert_eq!(completed.ended(0).json().len(), 2, "{}", completed.stdout);
+    world.run(&["moves", "complete", "--all", "--yes"]).await.ended(0);
+    assert_eq!(world.run(&["moves", "list"]).await.ended(0).last()["moves"].as_array().unwrap().len(), 0);
+    let all = world.run(&["moves", "list", "--all"]).await.ended(0).last();
+    let phases: Vec<_> = all["moves"].as_array().unwrap().iter().map(|m| m["phase"].as_str().unwrap()).collect();
+    assert_eq!(phases, ["completed", "completed"]);
+    world.run(&["moves", "show", &ids[0][..=common]]).await.ended(0);
+    assert!(world.run(&["moves", "complete"]).await.ended(2).stderr.contains("no move has old copies"));
+}
+
 on_mixed_versions! {
     /// Whatever a second operator tries, the first one's mover works on, and the second is told who it is.
     15: async fn a_living_mover_is_left_alone(version) {

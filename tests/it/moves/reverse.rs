@@ -31,7 +31,7 @@ async fn one_that_keeps_too_much_is_given_up() {
         watched.stdout
     );
 
-    let gc = world.run(&["moves", "gc", "--max-wal-mib", "3"]).await.ended(0).last();
+    let gc = world.run(&["moves", "gc", "--max-wal", "3MiB"]).await.ended(0).last();
     assert!(gc["cleaned"].to_string().contains("is no longer possible: its slot kept"), "{gc}");
     assert_eq!(streams(&world, 1).await, "");
     let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;

@@ -10,19 +10,19 @@ use super::{MoveMode, Pace};
 /// Move shards so that each host has its share
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Shows every host before and after, and asks. A host's share is its weight in the config beside
-the others'; max_shards, max_bytes and [rebalance] there are never violated. Nothing is moved while
-the fullest host is within the threshold. Moves run in waves: one group of shards out of a host,
+Shows every host before and after, and asks. A host's share is its weight in the config beside \
+the others'; max_shards, max_bytes and [rebalance] there are never violated. Nothing is moved while \
+the fullest host is within the threshold. Moves run in waves: one group of shards out of a host, \
 and one in.
 
-A second run finishes moves that were interrupted, then plans anew from what the hosts have. Ctrl-C
+A second run finishes moves that were interrupted, then plans anew from what the hosts have. Ctrl-C \
 ends the running wave in order, and prints the command that goes on.
 
 Examples:
   pgshard rebalance --plan
   pgshard rebalance --by bytes --max-moves 100
   pgshard rebalance --by writes --sample-s 60 --threshold 5%
-  pgshard rebalance --by 'sql:SELECT count(*) FROM {shard}.photos' --yes --complete")]
+  pgshard rebalance --by 'sql:SELECT count(*) FROM {shard}.photos' --plan")]
 pub(crate) struct Rebalance {
     #[command(flatten)]
     pub(crate) measure: Measure,
@@ -39,9 +39,9 @@ pub(crate) struct Rebalance {
 /// Move all shards off a host
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-They go where they leave the other hosts most even; shards of other hosts stay. A shard that is
-pinned to the host in the config must be let go first. The old copies stay on the host until
-`pgshard moves complete`, or are dropped at once with --complete; then `pgshard host remove` takes
+They go where they leave the other hosts most even; shards of other hosts stay. A shard that is \
+pinned to the host in the config must be let go first. The old copies stay on the host until \
+`pgshard moves complete`, or are dropped at once with --complete; then `pgshard host remove` takes \
 it out of the config.
 
 Examples:

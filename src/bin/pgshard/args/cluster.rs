@@ -1,10 +1,12 @@
-//! `pgshard init`, `check`, `bootstrap`, `sql` and `bench`.
+//! `pgshard init`, `check`, `explain`, `exporter`, `bootstrap`, `sql` and `bench`.
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 
-use clap::Args as ArgGroup;
+use clap::{Args as ArgGroup, ValueEnum};
 use pgshard::ShardCount;
 use pgshard::map::HostName;
+use pgshard::schema::Severity;
 use pgshard::schema::bootstrap::Request;
 
 use crate::values;
@@ -31,15 +33,16 @@ pub(crate) struct Init {
 /// Are config, map and hosts as they should be, and do they agree?
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Reads only. All hosts are asked at the same time, each has its connect_timeout to answer (5 s where its
-url says nothing). Every finding has a remedy. The exit code is 1 if anything is off; notices are not.
+Reads only. All hosts are asked at the same time, each has its connect_timeout to answer (5 s where its \
+url says nothing). Every finding has a remedy. The exit code is 1 if anything is as bad as --fail-on says.
 
 Examples:
   pgshard check
   pgshard check --ddl
   pgshard check --movable
   pgshard check --rows
-  pgshard check --json | jq -r '.findings[] | [.severity, .host, .shards, .message] | @tsv'")]
+  pgshard check --fail-on alarm        rows may be lost unless somebody acts
+  pgshard check --json | jq -r '.findings[] | [.severity, .host, .shards]'")]
 pub(crate) struct Check {
     /// Compare what the shards are made of with each other, too: tables, columns, indexes, functions and all
     #[arg(long)]
@@ -52,15 +55,78 @@ pub(crate) struct Check {
     /// behind their tables
     #[arg(long)]
     pub(crate) rows: bool,
+    /// From which severity on the exit code is 1
+    #[arg(long, value_name = "SEVERITY", default_value = "warning")]
+    pub(crate) fail_on: FailOn,
+}
+
+/// From which severity on findings make `check` fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FailOn {
+    // No help texts: the severities are in the documentation of findings.
+    Notice,
+    Warning,
+    Error,
+    Alarm,
+}
+
+impl From<FailOn> for Severity {
+    fn from(fail_on: FailOn) -> Severity {
+        match fail_on {
+            FailOn::Notice => Severity::Notice,
+            FailOn::Warning => Severity::Warning,
+            FailOn::Error => Severity::Error,
+            FailOn::Alarm => Severity::Alarm,
+        }
+    }
+}
+
+/// What a code means, and what to do: of a finding, an exit code, a phase, a SQLSTATE or an error of ours
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The words are those of docs/operating.md, of this very release. No config is needed.
+
+Examples:
+  pgshard explain host_emptied
+  pgshard explain 7
+  pgshard explain SH001
+  pgshard explain InDoubt --json | jq -r .do")]
+pub(crate) struct Explain {
+    /// The code [default: list all there are]
+    #[arg(value_name = "CODE")]
+    pub(crate) code: Option<String>,
+}
+
+/// Answer Prometheus: findings of `check`, moves, pauses, slots and hosts; runs until it is stopped
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Config, map and hosts are asked once a scrape, and no more often than --floor-s says: who comes in between gets the last \
+answer. A host that has not answered within --timeout-s is pgshard_host_up 0; nobody waits for it. There is no login: \
+elsewhere than on the loopback address, mind who can reach the port. docs/operating.md lists the metrics.
+
+Examples:
+  pgshard exporter
+  pgshard exporter --listen 127.0.0.1:9900 --floor-s 60
+  curl -s http://127.0.0.1:9788/metrics | grep pgshard_findings")]
+pub(crate) struct Exporter {
+    /// Address and port to listen on; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9788")]
+    pub(crate) listen: SocketAddr,
+    /// The shortest time between two looks at the hosts
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub(crate) floor_s: u64,
+    /// How long config, map and hosts may take to answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=300))]
+    pub(crate) timeout_s: u64,
 }
 
 /// Create what the hosts lack: control schema, shards, ID functions, migrations
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Doing it again does only what is left. All hosts are read, whichever are written to, so that no
-shard is ever made a second time: each host remembers which shards were on the others. Where a host
-is empty now, or the config does not name it, the shards that it is known to have had are made again
-only with --lost; restore the host instead, if there is any way. A shard that fails is named and the
+Doing it again does only what is left. All hosts are read, whichever are written to, so that no \
+shard is ever made a second time: each host remembers which shards were on the others. Where a host \
+is empty now, or the config does not name it, the shards that it is known to have had are made again \
+only with --lost; restore the host instead, if there is any way. A shard that fails is named and the \
 others go on; the exit code is then 8.
 
 Examples:
@@ -91,17 +157,18 @@ fn host_name(text: &str) -> Result<HostName, String> {
 /// Run a query on all shards, or on some
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-{shard} stands for the shard's schema. The query runs in a READ ONLY transaction on each shard,
-eight shards of a host at a time. With --json each shard is one line, written as soon as it is
-there; every bigint in it is a string, since it may be an ID. Shards that fail are named, and the
+{shard} stands for the shard's schema. The query runs in a READ ONLY transaction on each shard, \
+eight shards of a host at a time. With --json each shard is one line, written as soon as it is \
+there; every bigint in it is a string, since it may be an ID. Shards that fail are named, and the \
 exit code is 8, or 1 if none answered.
 
 Examples:
   pgshard sql 'SELECT count(*) FROM {shard}.users'
-  pgshard sql 'SELECT id, title FROM {shard}.photos ORDER BY id DESC LIMIT 3' --shards 0-15,300
-  pgshard sql 'SELECT max(id) FROM {shard}.users' --json | jq -r '[.shard, .rows[0].max] | @tsv'")]
+  pgshard sql 'EXPLAIN SELECT FROM {shard}.photos WHERE user_id = 7' --shards 7
+  pgshard sql 'SELECT id, title FROM {shard}.photos LIMIT 3' --shards 0-15,300
+  pgshard sql 'SELECT max(id) FROM {shard}.users' --json | jq .rows[0].max")]
 pub(crate) struct Sql {
-    /// SELECT, WITH, VALUES or TABLE
+    /// SELECT, WITH, VALUES or TABLE, or EXPLAIN of one of these
     pub(crate) query: String,
     /// The shards, such as 17 or 0-255,300 [default: all]
     #[arg(long, value_name = "SHARDS")]
@@ -111,18 +178,18 @@ pub(crate) struct Sql {
 /// What the router costs on your network: round trips by hand, and through the router
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Runs SELECT 1 and writes nothing: this is about the way to the hosts, not about your tables. Each
-host that has shards is measured by itself, by hand (a prepared statement on a connection) and
-through the router, turn by turn: opening a connection, one call at a time, all connections busy.
-Then one call over up to 1000 shards, beside a loop. It keeps that many connections of each host
-busy for two times the seconds, and loads hosts and network: mind who else needs them. A host's url
-is used, also where routers have a router_url. Hosts that cannot be measured are named, and the
+Runs SELECT 1 and writes nothing: this is about the way to the hosts, not about your tables. Each \
+host that has shards is measured by itself, by hand (a prepared statement on a connection) and \
+through the router, turn by turn: opening a connection, one call at a time, all connections busy. \
+Then one call over up to 1000 shards, beside a loop. It keeps that many connections of each host \
+busy for two times the seconds, and loads hosts and network: mind who else needs them. A host's url \
+is used, also where routers have a router_url. Hosts that cannot be measured are named, and the \
 exit code is 8, or 1 if none could.
 
 Examples:
   pgshard bench
   pgshard bench --seconds 10 --connections 32
-  pgshard bench --json | jq '.hosts | map_values({latency_ratio, rate_ratio})'")]
+  pgshard bench --json | jq '.hosts | map_values(.latency_ratio)'")]
 pub(crate) struct Bench {
     /// How long each part of a host's run takes, two of them a host
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=60))]

@@ -11,8 +11,12 @@ use crate::values;
 /// The whole story on throwaway servers, in under a minute: bootstrap, writers, moves, a kill, an audit
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Needs PostgreSQL's programs (see `pgshard dev up --help`), and no config. Exit code 1 if a single row is
-lost, doubled or misplaced, or a writer has seen a single error.")]
+Needs PostgreSQL's programs (see `pgshard dev up --help`), and no config. Exit code 1 if a single row is \
+lost, doubled or misplaced, or a writer has seen a single error.
+
+Examples:
+  pgshard demo
+  pgshard demo --hosts 4 --shards 1024 --moves 64 --writers 16")]
 pub(crate) struct Demo {
     /// How many servers
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(2..=16))]
@@ -38,9 +42,9 @@ pub(crate) enum DevCommand {
 /// Start local PostgreSQL servers, and write a config for them
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The servers run until `pgshard dev down`. Doing it again changes nothing: servers that run go on,
-the config and the migrations that are there stay. PGSHARD_PG_BIN names the folder of PostgreSQL's
-programs where they are not found. For development only. The servers ask for random passwords: they
+The servers run until `pgshard dev down`. Doing it again changes nothing: servers that run go on, \
+the config and the migrations that are there stay. PGSHARD_PG_BIN names the folder of PostgreSQL's \
+programs where they are not found. For development only. The servers ask for random passwords: they \
 stand in files that only you can read, whose names are in the URLs (passfile=).
 
 Examples:
@@ -100,8 +104,8 @@ pub(crate) enum ConformanceCommand {
 /// Play a scripted cluster before a client: shards that move, fences, dead movers, lost connections
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Starts two throwaway servers, as `pgshard demo` does, and the client, anew for each scene. It is
-asked by a line of JSON on its stdin and answers by one on its stdout; docs/protocol.md says what.
+Starts two throwaway servers, as `pgshard demo` does, and the client, anew for each scene. It is \
+asked by a line of JSON on its stdin and answers by one on its stdout; docs/protocol.md says what. \
 PGSHARD_CONFIG is set for it. What it did is judged by the rows. Exit code 1 if it fails anywhere.
 
 Examples:

@@ -13,16 +13,16 @@ pub(crate) enum HostCommand {
 /// Check a new host, give it a control schema, and write it into the config
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The host gets no shards: `pgshard rebalance` or `pgshard move` brings them. The role that connects
-must be able to create schemas there; roles and extensions that shards elsewhere use are looked
-for, and named where they are missing. The config keeps its comments. Doing it again with the same
+The host gets no shards: `pgshard rebalance` or `pgshard move` brings them. The role that connects \
+must be able to create schemas there; roles and extensions that shards elsewhere use are looked \
+for, and named where they are missing. The config keeps its comments. Doing it again with the same \
 URL goes on where it stopped.
 
 A password is never taken from the command line, where other users of the machine can read it.
 
 Examples:
   pgshard host add db3 postgres://app@10.0.0.3/app --password-env DB3_PASSWORD
-  pgshard host add db3 'host=10.0.0.3 dbname=app user=app sslmode=verify-full' --password-file secrets/db3")]
+  pgshard host add db3 'host=10.0.0.3 dbname=app user=app' --password-file db3")]
 pub(crate) struct HostAdd {
     /// Its name in the config
     #[arg(value_name = "NAME")]
@@ -41,7 +41,7 @@ pub(crate) struct HostAdd {
 /// Take a host out of the config; it must hold no shard
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-`pgshard drain` empties it first. Nothing is dropped on the host: what stays there is named.
+`pgshard drain` empties it first. Nothing is dropped on the host: what stays there is named. \
 Applications that still have the old config do no harm: they find signposts there.
 
 Examples:
@@ -58,7 +58,7 @@ pub(crate) struct HostRemove {
 /// Every host with its version, shards, size, connections, WAL and lag
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-`wal kept` is what replication slots hold back, `lag` how far the slowest standby is behind in
+`wal kept` is what replication slots hold back, `lag` how far the slowest standby is behind in \
 replay; a role needs pg_monitor to see that. The exit code is 1 if a host does not answer.
 
 Examples:
@@ -69,11 +69,11 @@ pub(crate) struct HostList {}
 /// Take the server that answers under a host's name for the host, after an upgrade or a restore
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The cluster remembers which server each host is: its system identifier, and the highest timeline
-at which it was seen. Another server, or one of an earlier timeline, is refused by routers
-and commands, for it may be a former primary. pg_upgrade, a dump that is restored, and a backup of
-an earlier timeline make such a server on purpose; this accepts it. A fail-over, and a restore that
-ends with a new timeline, need nothing. Never run it to get rid of an alarm that nobody has
+The cluster remembers which server each host is: its system identifier, and the highest timeline \
+at which it was seen. Another server, or one of an earlier timeline, is refused by routers \
+and commands, for it may be a former primary. pg_upgrade, a dump that is restored, and a backup of \
+an earlier timeline make such a server on purpose; this accepts it. A fail-over, and a restore that \
+ends with a new timeline, need nothing. Never run it to get rid of an alarm that nobody has \
 explained: see docs/high-availability.md.
 
 Examples:

@@ -1,7 +1,10 @@
-//! `pgshard locate` and `pgshard id`.
+//! `pgshard locate`, `psql` and `id`.
+
+use std::path::PathBuf;
 
 use clap::{Args as ArgGroup, Subcommand, ValueEnum};
 use jiff::Timestamp;
+use pgshard::ShardId;
 use pgshard::id::Epoch;
 use pgshard::idgen::Scheme;
 use pgshard::idgen::tickets::Layout;
@@ -12,12 +15,16 @@ use crate::values;
 #[derive(Debug, ArgGroup)]
 #[group(required = true, multiple = false)]
 #[command(after_help = "\
-No database is asked: the answer is the config's shard map.
+No database is asked: the answer is the config's shard map. With --keys and --ids each line of the file, or of stdin, is \
+answered as it comes: with --json by an object, else by itself, shard, schema and host, with tabs between them. A line \
+that is wrong is named, and the exit code is 8, or 1 if no line was right.
 
 Examples:
   pgshard locate --key 31341
   pgshard locate --key ann@x.org
-  pgshard locate --id 11637205501278089 --json | jq -r .host")]
+  pgshard locate --id 11637205501278089 --json | jq -r .host
+  pgshard locate --keys users.txt | cut -f 4 | sort | uniq -c
+  psql -Atc 'SELECT id FROM users' | pgshard locate --keys - --json")]
 pub(crate) struct Locate {
     /// A sharding key, normally a user ID, of the kind that [cluster] key names
     #[arg(long, value_name = "KEY", allow_negative_numbers = true)]
@@ -25,6 +32,40 @@ pub(crate) struct Locate {
     /// An ID made by next_id(), signed or unsigned
     #[arg(long, value_name = "ID", allow_negative_numbers = true, value_parser = values::id)]
     pub(crate) id: Option<i64>,
+    /// Many keys: a file with one on each line, or - for stdin
+    #[arg(long, value_name = "FILE")]
+    pub(crate) keys: Option<PathBuf>,
+    /// Many IDs, likewise
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ids: Option<PathBuf>,
+}
+
+/// Run psql on the host that serves a shard, with the shard's schema first in the search path
+#[derive(Debug, ArgGroup)]
+#[command(group = clap::ArgGroup::new("target").required(true).args(["key", "id", "shard"]))]
+#[command(after_help = "\
+The hosts are asked which of them serves the shard. psql gets the config's role and TLS files by its environment, and \
+the password by a file that only you can read and that is gone afterwards; nothing of it is in an argument. Transactions \
+that you leave open there are in the way of moves. The exit code is psql's.
+
+Examples:
+  pgshard psql --key 31341
+  pgshard psql --id 11637205501278089
+  pgshard psql --shard 7 -- -c 'SELECT count(*) FROM photos'
+  pgshard psql --shard 7 -- -X -v ON_ERROR_STOP=1 -f repair.sql")]
+pub(crate) struct Psql {
+    /// The shard of this sharding key
+    #[arg(long, value_name = "KEY", allow_negative_numbers = true)]
+    pub(crate) key: Option<String>,
+    /// The shard of this ID, signed or unsigned
+    #[arg(long, value_name = "ID", allow_negative_numbers = true, value_parser = values::id)]
+    pub(crate) id: Option<i64>,
+    /// This shard
+    #[arg(long, value_name = "SHARD", value_parser = values::shard)]
+    pub(crate) shard: Option<ShardId>,
+    /// Arguments for psql
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    pub(crate) args: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -37,7 +78,7 @@ pub(crate) enum IdCommand {
 /// What shard, time and sequence number an ID carries, or what an ID of another kind does
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-No database and no config are needed. The time of a shard's ID is known only with the epoch: from
+No database and no config are needed. The time of a shard's ID is known only with the epoch: from \
 --epoch, else from the config if there is one; that of a snowflake without either counts from Twitter's epoch.
 
 Examples:
@@ -127,7 +168,8 @@ The range holds the IDs of every shard. Times are RFC 3339, or days, which begin
 
 Examples:
   pgshard id range --from 2026-11-01 --to 2026-11-08
-  pgshard id range --from 2026-11-01T08:00:00Z --to 2026-11-01T09:00:00Z --epoch 2011-01-01 --json")]
+  pgshard id range --from 2026-11-01T08:00:00Z --to 2026-11-01T09:00:00Z --json
+  pgshard id range --from 2026-11-01 --to 2026-11-08 --epoch 2011-01-01")]
 pub(crate) struct IdRange {
     /// The first instant of the span
     #[arg(long, value_name = "TIME", value_parser = values::time)]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ArgGroup, Subcommand};
+use clap::{Args as ArgGroup, Subcommand, ValueEnum};
 
 use super::balance::{self, By};
 
@@ -19,7 +19,7 @@ pub(crate) enum MapCommand {
 /// Which host serves which shards, as the map says, as a list and drawn
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Each cell is a shard. With --by the hosts are asked, and the fuller a cell, the heavier its shard.
+Each cell is a shard. With --by the hosts are asked, and the fuller a cell, the heavier its shard. \
 --svg writes the same as a picture.
 
 Examples:
@@ -47,7 +47,7 @@ pub(crate) struct MapShow {
 /// What is different between the map and what the hosts say, another config, or an earlier version
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Without OTHER the hosts are asked which shards they serve; `pgshard map rebuild` publishes that. Earlier
+Without OTHER the hosts are asked which shards they serve; `pgshard map rebuild` publishes that. Earlier \
 versions are there where the map is kept in PostgreSQL: the newest thousand.
 
 Examples:
@@ -69,12 +69,12 @@ pub(crate) struct MapDiff {
 /// Which versions the map had: when, by whom and why each was published, and what it changed
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Where the map is kept in PostgreSQL: the newest thousand are there. The config file keeps none; put it
+Where the map is kept in PostgreSQL: the newest thousand are there. The config file keeps none; put it \
 under version control.
 
 Examples:
   pgshard map history
-  pgshard map history -n 100 --json | jq -r '.versions[] | [.version, .published_at, .reason] | @tsv'")]
+  pgshard map history -n 100 --json | jq '.versions[] | {version, reason}'")]
 pub(crate) struct MapHistory {
     /// How many, the newest first
     #[arg(
@@ -90,8 +90,8 @@ pub(crate) struct MapHistory {
 /// Bring the map of a config file into the database of this config
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The config in use names the database: [map] store = \"postgres\" and its url. Tables are made where there are
-none. Where a map is kept already, the newer placements of the file are taken into it, each by its epoch,
+The config in use names the database: [map] store = \"postgres\" and its url. Tables are made where there are \
+none. Where a map is kept already, the newer placements of the file are taken into it, each by its epoch, \
 after showing them and asking; nothing newer is taken back. Doing it again changes nothing.
 
 Examples:
@@ -105,17 +105,38 @@ pub(crate) struct MapImport {
     pub(crate) yes: bool,
 }
 
-/// Print the map as the [map] section of a config file
+/// Print the map for a config file, a proxy or a program
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
+It is the map of this moment: a proxy that is told of it knows nothing of later moves, until it is told again. pgdog \
+is databases and sharded_schemas of a pgdog.toml, by each shard's schema; env is lines for a shell; both name addresses, \
+and no password. --json is --format json.
+
 Examples:
-  pgshard map export > map.toml")]
-pub(crate) struct MapExport {}
+  pgshard map export > map.toml
+  pgshard map export --format pgdog >> pgdog.toml
+  pgshard map export --format json | jq '.hosts.db1.shards'
+  eval \"$(pgshard map export --format env)\" && echo \"$PGSHARD_SHARDS\"")]
+pub(crate) struct MapExport {
+    /// What it is for
+    #[arg(long, value_name = "FORMAT", default_value = "toml")]
+    pub(crate) format: MapFormat,
+}
+
+/// For whom the map is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MapFormat {
+    // No help texts: the page says what each is.
+    Toml,
+    Pgdog,
+    Json,
+    Env,
+}
 
 /// Make the map anew from what the hosts say, and publish it
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The hosts are the truth, the map is a hint. Shows what changes and asks. A host that does not answer
+The hosts are the truth, the map is a hint. Shows what changes and asks. A host that does not answer \
 keeps the shards that it has in the map. Nothing is published when somebody else published meanwhile.
 
 Examples:

@@ -34,23 +34,23 @@ pub(crate) struct MigrateNew {
 /// Which migrations which shards have, as the hosts say
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-A pending shard lacks the migration, a changed one ran another text of it, a failed one tried it
-without success. The exit code is 0 when every shard of the cluster has every file, and 8 when not:
-shards that no host says it serves are named and count as well, and so do hosts that do not answer.
+A pending shard lacks the migration, a changed one ran another text of it, a failed one tried it \
+without success. The exit code is 0 when every shard of the cluster has every file, and 8 when not: \
+shards that no host says it serves are named and count as well, and so do hosts that do not answer. \
 It takes one query a host, however many shards there are.
 
 Examples:
   pgshard migrate status
-  pgshard migrate status --json | jq '.migrations[] | select(.pending != \"\")'")]
+  pgshard migrate status --json | jq '.migrations[] | {name, pending}'")]
 pub(crate) struct MigrateStatus {}
 
 /// Wait until a migration has run in every shard, for what is to start after it
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The exit code is 0 once every shard of the cluster has it, by the hosts' own word (of a migration
-that runs once per host: every host); 8 when the time is over, with the shards that lack it, those
-that no host says it serves and the hosts that do not answer; 4 when shards have run another text
-than the file's. It only reads, and asks every two seconds at most. Applications have the same as
+The exit code is 0 once every shard of the cluster has it, by the hosts' own word (of a migration \
+that runs once per host: every host); 8 when the time is over, with the shards that lack it, those \
+that no host says it serves and the hosts that do not answer; 4 when shards have run another text \
+than the file's. It only reads, and asks every two seconds at most. Applications have the same as \
 `Router::wait_for_migration`.
 
 Examples:
@@ -78,10 +78,10 @@ The exit code is 4 if `up` would refuse.
 
 Examples:
   pgshard migrate plan
-  pgshard migrate plan --only 0-255 --json
-  pgshard migrate plan --sql")]
+  pgshard migrate plan --sql
+  pgshard migrate plan --only 0-255 --json")]
 pub(crate) struct MigratePlan {
-    /// Show all SQL of each file, as it would run in the first of the shards that lack it
+    /// Print the files that would run as a whole
     #[arg(long)]
     pub(crate) sql: bool,
     #[command(flatten)]
@@ -91,11 +91,11 @@ pub(crate) struct MigratePlan {
 /// Run the migrations that shards lack, while the application works
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Each shard has a transaction of its own, and waits for a lock for --lock-timeout-ms at most: then it
-is put off, and tried again after a pause that grows, so that nobody queues up behind a busy table.
-A shard that fails is named and the others go on; a shard that a move has claimed waits for the end
-of the move; shards that no host says it serves are named. The exit code is then 8.
-Doing it again does only what is left. Nothing is run anywhere if a file was edited or taken away
+Each shard has a transaction of its own, and waits for a lock for --lock-timeout-ms at most: then it \
+is put off, and tried again after a pause that grows, so that nobody queues up behind a busy table. \
+A shard that fails is named and the others go on; a shard that a move has claimed waits for the end \
+of the move; shards that no host says it serves are named. The exit code is then 8. \
+Doing it again does only what is left. Nothing is run anywhere if a file was edited or taken away \
 after it was run, or put in before one that was run: exit code 4.
 
 Shards that are not there yet are made by `pgshard bootstrap`, with all migrations.
@@ -117,7 +117,7 @@ pub(crate) struct MigrateUp {
 /// Run what is pending in the shards that failed, and in no other
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Which shards have failed, and with what, `pgshard migrate status` says; the hosts keep it. Shards that were
+Which shards have failed, and with what, `pgshard migrate status` says; the hosts keep it. Shards that were \
 not tried, because of a canary or an interrupt, are left to `up`.
 
 Examples:
@@ -133,10 +133,10 @@ pub(crate) struct MigrateRetry {
 /// Record a migration as run, because it was done by hand or its file was edited
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Only records are written, never tables. --applied is for shards that lack the file, and all that comes
-before it has run there. --accept-edit is for shards that ran the file before it was edited: its text
-as it is now counts as what they ran; shards that have not run it run the new text with `up`. Where
-that cannot be true of a shard that is asked for, nothing is written anywhere: exit code 4. A shard
+Only records are written, never tables. --applied is for shards that lack the file, and all that comes \
+before it has run there. --accept-edit is for shards that ran the file before it was edited: its text \
+as it is now counts as what they ran; shards that have not run it run the new text with `up`. Where \
+that cannot be true of a shard that is asked for, nothing is written anywhere: exit code 4. A shard \
 that a move has claimed waits for the end of the move: exit code 8.
 
 Examples:

@@ -113,6 +113,8 @@ struct HostDone {
     /// The once-per-host migrations that were run.
     once: Vec<String>,
     failed: Vec<ShardFailed>,
+    /// The shards in which nothing was tried, because others had failed, as ranges.
+    not_tried: String,
     /// Why the host was left as it was, or half done; `null` if all went well.
     fault: Option<String>,
     elapsed_ms: u128,
@@ -179,9 +181,14 @@ pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
         if let Some(fault) = &host.fault {
             output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
         }
-        for (fault, shards) in by_fault(&host.failed) {
+        for (fault, shards) in by_fault(host.failed.iter().filter(|(_, fault)| !fault.is_not_tried())) {
             output.error_with_remedy(format_args!("{name}: {}: {fault}", named(shards)), &fault.remedy());
         }
+    }
+    // Of the canary the same is true on all hosts.
+    let failed = || report.hosts.values().flat_map(|host| &host.failed);
+    for (fault, shards) in by_fault(failed().filter(|(_, fault)| fault.is_not_tried())) {
+        output.error_with_remedy(format_args!("{}: {fault}", named(shards)), &fault.remedy());
     }
     for (fault, shards) in by_fault(&report.unserved) {
         output.error_with_remedy(format_args!("{}: {fault}", named(shards)), &fault.remedy());
@@ -200,6 +207,7 @@ pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
                 ("migrated", Align::Right),
                 ("unchanged", Align::Right),
                 ("failed", Align::Right),
+                ("not tried", Align::Right),
                 ("time", Align::Right),
             ];
             output.table(&columns, report.hosts.iter().map(|(name, host)| row(name, host)))?;
@@ -217,8 +225,10 @@ fn named(shards: Vec<ShardId>) -> String {
 }
 
 /// The shards that failed, those with the same reason together, in the order of the first of them.
-fn by_fault(failed: &BTreeMap<ShardId, ShardFault>) -> Vec<(&ShardFault, Vec<ShardId>)> {
-    let mut groups: Vec<(&ShardFault, Vec<ShardId>)> = Vec::new();
+fn by_fault<'a>(
+    failed: impl IntoIterator<Item = (&'a ShardId, &'a ShardFault)>,
+) -> Vec<(&'a ShardFault, Vec<ShardId>)> {
+    let mut groups: Vec<(&'a ShardFault, Vec<ShardId>)> = Vec::new();
     for (shard, fault) in failed {
         match groups.iter_mut().find(|(known, _)| *known == fault) {
             Some((_, shards)) => shards.push(*shard),
@@ -229,20 +239,30 @@ fn by_fault(failed: &BTreeMap<ShardId, ShardFault>) -> Vec<(&ShardFault, Vec<Sha
 }
 
 fn done(host: &HostReport) -> HostDone {
-    let failed = host.failed.iter().map(|(shard, fault)| ShardFailed { shard: *shard, message: fault.to_string() });
+    let failed = host
+        .failed
+        .iter()
+        .filter(|(_, fault)| !fault.is_not_tried())
+        .map(|(shard, fault)| ShardFailed { shard: *shard, message: fault.to_string() });
     HostDone {
         created: host.created.len(),
         migrated: host.migrated.len(),
         unchanged: host.unchanged,
         once: host.once.clone(),
         failed: failed.collect(),
+        not_tried: print_shards(not_tried(host)),
         fault: host.fault.as_ref().map(ToString::to_string),
         elapsed_ms: host.elapsed.as_millis(),
     }
 }
 
-fn row(name: &HostName, host: &HostReport) -> [String; 6] {
-    let failed = match (&host.fault, host.failed.len()) {
+fn not_tried(host: &HostReport) -> impl Iterator<Item = ShardId> {
+    host.failed.iter().filter(|(_, fault)| fault.is_not_tried()).map(|(shard, _)| *shard)
+}
+
+fn row(name: &HostName, host: &HostReport) -> [String; 7] {
+    let not_tried = not_tried(host).count();
+    let failed = match (&host.fault, host.failed.len() - not_tried) {
         (Some(_), 0) => "all".to_owned(),
         (_, failed) => failed.to_string(),
     };
@@ -252,6 +272,7 @@ fn row(name: &HostName, host: &HostReport) -> [String; 6] {
         host.migrated.len().to_string(),
         host.unchanged.to_string(),
         failed,
+        not_tried.to_string(),
         seconds(host.elapsed),
     ]
 }

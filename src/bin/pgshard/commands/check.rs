@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::args::Check;
 use crate::commands::relocate;
-use crate::context;
+use crate::context::{self, FoundMap};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
@@ -51,15 +51,17 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// Compares the config, the map and the hosts, and names every difference.
 pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let migrations = context::migrations(&config)?;
-    let folder = config.cluster.migrations.as_ref().map(|_| &migrations);
+    // A folder that cannot be used is a finding like any other; the shards are compared with each other then.
+    let (migrations, unusable) = context::usable_migrations(&config);
+    let folder = config.cluster.migrations.as_ref().filter(|_| unusable.is_none()).map(|_| &migrations);
     let mut looks = 0;
     let (map, survey, findings) = loop {
         looks += 1;
-        let (map, damaged) = context::map_or_last(&config).await?;
+        let FoundMap { map, lost } = context::map_or_last(&config).await?;
         let survey = context::survey_with_clocks(&config).await;
         let mut findings = schema::check(&map, &survey, &context::cluster(&config), folder);
-        findings.extend(damaged.map(|error| Finding::damaged_map(error.to_string())));
+        findings.extend(lost.map(|lost| Finding::damaged_map(lost.error.to_string())));
+        findings.extend(unusable.iter().flat_map(context::mistakes).map(Finding::unusable_migrations));
         findings.extend(schema::identities(context::all_hosts(&config)).await.findings());
         let hosts = config.hosts.values().map(|host| (&host.name, &host.connect));
         findings.extend(schema::exposed(hosts, &config.path));
@@ -73,8 +75,9 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         tokio::time::sleep(BETWEEN_LOOKS).await;
     };
     let (findings, largest) = deeper(args, &config, &survey, findings).await;
-    // A notice is no fault.
-    let ok = findings.iter().all(|finding| finding.severity == Severity::Notice);
+    // Without --fail-on a notice is no fault.
+    let fails = Severity::from(args.fail_on);
+    let ok = findings.iter().all(|finding| finding.severity < fails.min(Severity::Warning));
     match output.format() {
         Format::Json => {
             let text = |(shard, id): (ShardId, i64)| (shard.to_string(), id.to_string());
@@ -93,7 +96,8 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
             }
         }
     }
-    Ok(if ok { Exit::Done } else { Exit::Failed })
+    let failed = findings.iter().any(|finding| finding.severity >= fails);
+    Ok(if failed { Exit::Failed } else { Exit::Done })
 }
 
 /// Adds what takes longer to find: about the sources of IDs always, about definitions and rows if they are asked for.

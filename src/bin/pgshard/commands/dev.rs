@@ -53,7 +53,12 @@ pub(crate) async fn up(directory: PathBuf, hosts: usize, shards: ShardCount, out
             "{name} asks for a password, which {config} does not name: write url = \"{url}\" below [hosts.{name}]"
         ));
     }
-    output.hint(format_args!("next: pgshard --config {config} bootstrap"));
+    for (name, url) in up.hosts.iter().filter(|(name, _)| up.absent.contains(name)) {
+        output.hint(format_args!("{config} does not name {name}: pgshard --config {config} host add {name} '{url}'"));
+    }
+    if up.absent.is_empty() {
+        output.hint(format_args!("next: pgshard --config {config} bootstrap"));
+    }
     Ok(Exit::Done)
 }
 

@@ -39,6 +39,11 @@ impl Decoded {
         }
     }
 
+    /// The shard that it carries.
+    pub(super) fn shard(&self) -> u16 {
+        self.shard
+    }
+
     /// The same as names and values.
     pub(super) fn pairs(&self) -> Vec<(&'static str, String)> {
         vec![

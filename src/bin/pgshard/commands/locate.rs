@@ -1,9 +1,13 @@
 //! `pgshard locate`: where a key or an ID is, by the map.
 
+mod many;
+
 use std::path::Path;
 
 use pgshard::ShardId;
+use pgshard::config::Config;
 use pgshard::id::Id;
+use pgshard::map::ShardMap;
 use serde::Serialize;
 
 use super::id::Decoded;
@@ -12,6 +16,8 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 
+pub(crate) use many::{Lines, run as run_many};
+
 /// What is looked for.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
@@ -19,6 +25,8 @@ pub(crate) enum Target {
     Key(String),
     /// An ID.
     Id(i64),
+    /// A shard.
+    Shard(ShardId),
 }
 
 /// IDs of the first minute after the epoch, when no cluster was there yet: up to 503 thousand million.
@@ -39,39 +47,14 @@ struct Located {
 enum What {
     Key { key: String, shard: u16 },
     Id(Decoded),
+    Shard { shard: u16 },
 }
 
 /// Says where it is.
 pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
-    let shards = config.cluster.shards;
-    let shard: ShardId = match &target {
-        Target::Key(key) => config.cluster.key.shard_of_text(key, shards).map_err(Failure::usage)?,
-        Target::Id(id) if (0..TICKETS_END).contains(id) => {
-            let error =
-                format!("{id} is no ID of a shard: there is no time in it. Is it a ticket, or a serial number?");
-            return Err(Failure::usage(error).hint(format!("if it is a key, `pgshard locate --key {id}` finds it")));
-        }
-        Target::Id(id) => Id::decode(*id).shard(),
-    };
-    let Some(placement) = map.placement(shard) else {
-        let last = shards.get() - 1;
-        let error = format!("the ID is of shard {shard}, but the cluster has {shards} shards, 0 to {last}");
-        return Err(Failure::usage(error)
-            .hint("it is not an ID of this cluster, or it lost digits on the way (a double keeps 53 bits)"));
-    };
-    let what = match target {
-        Target::Key(key) => What::Key { key, shard: shard.get() },
-        Target::Id(id) => What::Id(Decoded::new(id, Some(config.cluster.epoch))),
-    };
-    let located = Located {
-        what,
-        schema: config.cluster.prefix.schema(shard),
-        host: placement.host.to_string(),
-        epoch: placement.epoch.get(),
-        map_version: map.version().get(),
-    };
+    let located = located(target, &config, &map)?;
     match output.format() {
         Format::Json => output.object(located)?,
         Format::Text => output.pairs(&located.pairs())?,
@@ -79,11 +62,64 @@ pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) 
     Ok(Exit::Done)
 }
 
+/// The shard of a key or an ID.
+///
+/// # Errors
+/// With [`Exit::Usage`] where it is none of this cluster.
+pub(crate) fn shard_of(target: &Target, config: &Config) -> Result<ShardId, Failure> {
+    let shards = config.cluster.shards;
+    let shard = match target {
+        Target::Key(key) => config.cluster.key.shard_of_text(key, shards).map_err(Failure::usage)?,
+        Target::Id(id) if (0..TICKETS_END).contains(id) => {
+            let error =
+                format!("{id} is no ID of a shard: there is no time in it. Is it a ticket, or a serial number?");
+            return Err(Failure::usage(error).hint(format!("if it is a key, `pgshard locate --key {id}` finds it")));
+        }
+        Target::Id(id) => Id::decode(*id).shard(),
+        Target::Shard(shard) => *shard,
+    };
+    if shards.contains(shard) {
+        return Ok(shard);
+    }
+    let last = shards.get() - 1;
+    if let Target::Shard(_) = target {
+        return Err(Failure::usage(format!("there is no shard {shard}: the cluster has {shards}, 0 to {last}")));
+    }
+    let error = format!("the ID is of shard {shard}, but the cluster has {shards} shards, 0 to {last}");
+    Err(Failure::usage(error)
+        .hint("it is not an ID of this cluster, or it lost digits on the way (a double keeps 53 bits)"))
+}
+
+fn located(target: Target, config: &Config, map: &ShardMap) -> Result<Located, Failure> {
+    let shard = shard_of(&target, config)?;
+    let place = map.placement(shard).ok_or_else(|| Failure::usage(format!("the map has no shard {shard}")))?;
+    let what = match target {
+        Target::Key(key) => What::Key { key, shard: shard.get() },
+        Target::Id(id) => What::Id(Decoded::new(id, Some(config.cluster.epoch))),
+        Target::Shard(shard) => What::Shard { shard: shard.get() },
+    };
+    Ok(Located {
+        what,
+        schema: config.cluster.prefix.schema(shard),
+        host: place.host.to_string(),
+        epoch: place.epoch.get(),
+        map_version: map.version().get(),
+    })
+}
+
 impl Located {
+    fn shard(&self) -> u16 {
+        match &self.what {
+            What::Key { shard, .. } | What::Shard { shard } => *shard,
+            What::Id(decoded) => decoded.shard(),
+        }
+    }
+
     fn pairs(&self) -> Vec<(&'static str, String)> {
         let mut pairs = match &self.what {
             What::Key { key, shard } => vec![("key", key.clone()), ("shard", shard.to_string())],
             What::Id(decoded) => decoded.pairs(),
+            What::Shard { shard } => vec![("shard", shard.to_string())],
         };
         pairs.extend([
             ("schema", self.schema.clone()),

@@ -11,17 +11,17 @@ use pgshard::ShardId;
 use pgshard::config::{Config, ConfigStore};
 use pgshard::map::{Change, HostName, Placement, ShardMap, print_shards};
 use pgshard::schema;
-use pgshard::store::{MapStore, PublishError};
+use pgshard::store::{MapStore, PublishError, StoreError};
 use serde::Serialize;
 
 use self::cells::Picture;
 use super::measure::weigh;
 use crate::args::MapShow;
 use crate::confirm::{Consent, confirm};
-use crate::context;
+use crate::context::{self, FoundMap, Instead, LostMap};
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Align, Format, Output};
+use crate::output::{Align, Format, Output, counted};
 
 #[derive(Serialize)]
 struct Shown {
@@ -90,24 +90,31 @@ pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &O
 /// Publishes the map as the hosts have it, after showing what changes and asking.
 pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let (map, damaged) = context::map_or_last(&config).await?;
-    if let Some(damaged) = &damaged {
-        output.warning(damaged);
-        output.note(format_args!("this is version {} of the history, with what the hosts say", map.version()));
+    let FoundMap { map, lost } = context::map_or_last(&config).await?;
+    if let Some(lost) = &lost {
+        output.warning(&lost.error);
+        output.note(match lost.instead {
+            Instead::History => format!("this is version {} of the history, with what the hosts say", map.version()),
+            Instead::Hosts => format!("this is what the hosts say: {}", counted_by_host(&map)),
+        });
     }
     let rebuilt = rebuilt(&config, &map, output).await;
     print_changes(&map, &rebuilt, output)?;
-    if damaged.is_none() && rebuilt.version() == map.version() {
+    if lost.is_none() && rebuilt.version() == map.version() {
         return Ok(Exit::Done);
     }
-    let question = match damaged {
-        Some(_) => "replace the damaged map by this?".to_owned(),
+    let question = match &lost {
+        Some(LostMap { instead: Instead::History, .. }) => "replace the damaged map by this?".to_owned(),
+        Some(LostMap { instead: Instead::Hosts, .. }) => "keep this as the map?".to_owned(),
         None => format!("publish this as map version {}?", rebuilt.version()),
     };
     if !confirm(&question, consent, output).await? {
         return Err(Failure::new(Exit::Failed, "the map stays as it is"));
     }
-    if let (Some(_), ConfigStore::Postgres(store)) = (&damaged, context::store(&config)) {
+    if let (Some(lost), ConfigStore::Postgres(store)) = (&lost, context::store(&config)) {
+        if matches!(lost.error, StoreError::NotInstalled { .. }) {
+            store.install(&rebuilt).await?;
+        }
         let mended = store.mend(&rebuilt).await?;
         output.note(format_args!("published map version {}", mended.version()));
         return Ok(Exit::Done);
@@ -120,6 +127,12 @@ pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Ou
     })?;
     output.note(format_args!("published map version {}", rebuilt.version()));
     Ok(Exit::Done)
+}
+
+/// `db1 16 shards, db2 32 shards`.
+fn counted_by_host(map: &ShardMap) -> String {
+    let host = |host: &HostName| format!("{host} {}", counted(map.shards_on(host).count(), "shard"));
+    map.hosts().iter().map(host).collect::<Vec<_>>().join(", ")
 }
 
 /// The map as the hosts have it. What cannot be learned from them is said.

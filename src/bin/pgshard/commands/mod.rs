@@ -7,6 +7,8 @@ mod completions;
 mod conformance;
 mod demo;
 mod dev;
+mod explain;
+mod exporter;
 mod host;
 mod id;
 mod init;
@@ -18,6 +20,7 @@ mod map_versions;
 mod measure;
 mod migrate;
 mod moves;
+mod psql;
 mod rebalance;
 mod recover;
 mod relocate;
@@ -30,8 +33,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::init::Overwrite;
-use self::locate::Target;
+use self::locate::{Lines, Target};
 use self::moves::Verb;
+use self::relocate::Detail;
 use pgshard::mover::{DesiredState, Leases};
 use pgshard::schema::migrate::{Resolution, Which};
 
@@ -58,10 +62,21 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         }
         Command::Migrate { command } => run_migrate(command, config, output).await,
         Command::Locate(args) => {
+            let many = args.keys.map(|file| (Lines::Keys, file)).or(args.ids.map(|file| (Lines::Ids, file)));
+            if let Some((lines, file)) = many {
+                return locate::run_many(lines, file, config, output).await;
+            }
             let target = args.key.map(Target::Key).or(args.id.map(Target::Id));
             let target = target.ok_or_else(|| Failure::usage("locate what? --key or --id"))?;
             locate::run(target, config, output).await
         }
+        Command::Psql(args) => {
+            let target = args.key.map(Target::Key).or(args.id.map(Target::Id)).or(args.shard.map(Target::Shard));
+            let target = target.ok_or_else(|| Failure::usage("where? --key, --id or --shard"))?;
+            psql::run(&target, &args.args, config, output).await
+        }
+        Command::Explain(args) => explain::run(args.code.as_deref(), output),
+        Command::Exporter(args) => exporter::run(&args, config, output).await,
         Command::Id { command } => match command {
             IdCommand::Decode(args) => id::decode(&args, config, output),
             IdCommand::Encode(args) => id::encode(args, config, output),
@@ -85,7 +100,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
                 shards: args.shards,
                 target: args.to,
                 mode: args.mode.map(Into::into),
-                only_plan: args.plan,
+                only_plan: args.plan.then_some(if args.sql { Detail::Sql } else { Detail::Steps }),
                 consent: Consent::from_flag(args.yes),
                 options: args.pace.options().fence_at(fence_at).back(back).replica_identity(identity),
             };
@@ -124,7 +139,7 @@ async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Ar
         }
         MigrateCommand::Backfill(args) => migrate::backfill(&args, config, output).await,
         MigrateCommand::Plan(args) => {
-            let detail = if args.sql { migrate::Detail::Sql } else { migrate::Detail::FirstLine };
+            let detail = if args.sql { Detail::Sql } else { Detail::Steps };
             migrate::plan(&args.target, detail, config, output).await
         }
         MigrateCommand::Up(args) => {
@@ -154,7 +169,7 @@ async fn run_map(command: MapCommand, config: Option<&Path>, output: &Arc<Output
         },
         MapCommand::History(args) => map_versions::history(args.count.into(), config, output).await,
         MapCommand::Import(args) => map_carry::import(&args.from, Consent::from_flag(args.yes), config, output).await,
-        MapCommand::Export(_) => map_carry::export(config, output).await,
+        MapCommand::Export(args) => map_carry::export(args.format, config, output).await,
         MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
     }
 }
@@ -165,7 +180,11 @@ async fn run_moves(
     output: &Arc<Output>,
 ) -> Result<Exit, Failure> {
     match command {
-        None | Some(MovesCommand::List(_)) => moves::list(config, output).await,
+        None => moves::list(moves::Which::Open, config, output).await,
+        Some(MovesCommand::List(args)) => {
+            let which = if args.all { moves::Which::All } else { moves::Which::Open };
+            moves::list(which, config, output).await
+        }
         Some(MovesCommand::Show(args)) => moves::show(args.id.as_deref(), config, output).await,
         Some(MovesCommand::Watch(args)) => moves::watch(args.id.as_deref(), config, output).await,
         Some(MovesCommand::Pause(args)) => moves::want(DesiredState::Pause, args.id.as_deref(), config, output).await,
@@ -178,9 +197,8 @@ async fn run_moves(
             moves::act(Verb::Resume, args.id.as_deref(), Consent::Given, options, config, output).await
         }
         Some(MovesCommand::Abort(args)) => {
-            let options = args.pace.options();
-            let verb = Verb::Abort { patience: args.patience.duration() };
-            moves::act(verb, args.id.as_deref(), Consent::Given, options, config, output).await
+            let (id, verb) = (args.id.clone(), Verb::Abort { patience: args.patience.duration() });
+            moves::act(verb, id.as_deref(), Consent::Given, args.options(), config, output).await
         }
         Some(MovesCommand::Rollback(args)) => {
             let (consent, options) = (Consent::from_flag(args.yes), args.pace.options());
@@ -197,6 +215,9 @@ async fn run_moves(
         }
         Some(MovesCommand::Complete(args)) => {
             let (consent, options) = (Consent::from_flag(args.yes), args.options());
+            if args.all {
+                return moves::complete_all(consent, options, config, output).await;
+            }
             moves::act(Verb::Complete, args.id.as_deref(), consent, options, config, output).await
         }
         Some(MovesCommand::Repair(args)) => moves::repair(args, config, output).await,
@@ -220,6 +241,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
         Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,
+        Command::Psql(_) | Command::Exporter(_) => return Interrupt::Handled,
         Command::Host { command: HostCommand::Add(_) | HostCommand::Accept(_) } => {
             Some("run the same command again: it does what is left")
         }
@@ -237,6 +259,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Dev { command: DevCommand::Status(_) }
         | Command::Init(_)
         | Command::Check(_)
+        | Command::Explain(_)
         | Command::Migrate { .. }
         | Command::Locate(_)
         | Command::Id { .. }

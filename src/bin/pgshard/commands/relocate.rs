@@ -1,12 +1,13 @@
 //! `pgshard move`: shards to another host.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pgshard::config::Config;
 use pgshard::map::{RangesError, parse_shards, print_shards};
-use pgshard::mover::{LentIdentity, Mode, Mover, Observer, Options, Plan, Request, Statement};
+use pgshard::mover::{LentIdentity, Mode, Mover, Observer, Options, Plan, Request, ShardPlan, Statement};
 use pgshard::{ShardCount, ShardId};
 use serde::Serialize;
 
@@ -22,9 +23,19 @@ pub(crate) struct Asked {
     pub(crate) shards: String,
     pub(crate) target: String,
     pub(crate) mode: Option<Mode>,
-    pub(crate) only_plan: bool,
+    /// Say what would be done, in this detail, and stop.
+    pub(crate) only_plan: Option<Detail>,
     pub(crate) consent: Consent,
     pub(crate) options: Options,
+}
+
+/// How much of a plan is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// What fits a screen.
+    Steps,
+    /// Every statement too.
+    Sql,
 }
 
 /// Moves shards, after showing what will be done.
@@ -37,8 +48,8 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
     let watcher = moves::Watcher::new(output.clone());
     let mover = mover(&config, asked.options, watcher.observer());
     let plan = mover.plan(&request).await.map_err(moves::failure)?;
-    if asked.only_plan {
-        show_in_full(&plan, output)?;
+    if let Some(detail) = asked.only_plan {
+        show_plan(&plan, detail, output)?;
         return Ok(Exit::Done);
     }
     if !plan.already_there.is_empty() {
@@ -139,43 +150,118 @@ impl<'a> LentIdentityReport<'a> {
     }
 }
 
-/// Everything that would run.
-fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
-    let sql = |list: &'_ [Statement]| list.iter().map(|s| s.sql.clone()).collect::<Vec<_>>();
+/// What would be done; JSON has all of it.
+fn show_plan(plan: &Plan, detail: Detail, output: &Output) -> Result<(), Failure> {
     if output.format() == Format::Json {
-        let shards = plan.shards.iter().map(|shard| PlannedShard {
-            shard: shard.shard,
-            source: shard.source.as_str(),
-            epoch: shard.epoch.get(),
-            tables: shard.tables,
-            bytes: shard.bytes,
-            closed_for_ms: shard.closed_for().as_millis(),
-            steps: shard.steps(&plan.target, plan.mode),
-            statements_before_data: shard.before_data.iter().map(|s| s.sql.as_str()).collect(),
-            statements_after_data: shard.after_data.iter().map(|s| s.sql.as_str()).collect(),
-            lent_identities: shard.lent.iter().map(LentIdentityReport::of).collect(),
-            warnings: &shard.warnings,
-        });
-        let (target, mode) = (plan.target.as_str(), plan.mode.as_str());
-        let (already_there, warnings) = (&plan.already_there, &plan.warnings);
-        output.object(PlanReport { target, mode, shards: shards.collect(), already_there, warnings })?;
-        return Ok(());
+        return show_as_object(plan, output);
     }
-    let columns = [
-        ("shard", Align::Right),
+    match detail {
+        Detail::Steps => show_steps(plan, output)?,
+        Detail::Sql => show_in_full(plan, output)?,
+    }
+    if plan.shards.is_empty() {
+        output.note("nothing to do");
+    }
+    Ok(())
+}
+
+fn show_as_object(plan: &Plan, output: &Output) -> Result<(), Failure> {
+    let shards = plan.shards.iter().map(|shard| PlannedShard {
+        shard: shard.shard,
+        source: shard.source.as_str(),
+        epoch: shard.epoch.get(),
+        tables: shard.tables,
+        bytes: shard.bytes,
+        closed_for_ms: shard.closed_for().as_millis(),
+        steps: shard.steps(&plan.target, plan.mode),
+        statements_before_data: shard.before_data.iter().map(|s| s.sql.as_str()).collect(),
+        statements_after_data: shard.after_data.iter().map(|s| s.sql.as_str()).collect(),
+        lent_identities: shard.lent.iter().map(LentIdentityReport::of).collect(),
+        warnings: &shard.warnings,
+    });
+    let (target, mode) = (plan.target.as_str(), plan.mode.as_str());
+    let (already_there, warnings) = (&plan.already_there, &plan.warnings);
+    output.object(PlanReport { target, mode, shards: shards.collect(), already_there, warnings })?;
+    Ok(())
+}
+
+/// The columns of a plan's table; the first one is given.
+fn columns(first: (&'static str, Align)) -> [(&'static str, Align); 6] {
+    [
+        first,
         ("from", Align::Left),
         ("to", Align::Left),
         ("tables", Align::Right),
         ("bytes", Align::Right),
         ("closed for about", Align::Right),
-    ];
+    ]
+}
+
+fn closed(plan: &Plan, longest: Duration) -> String {
+    if plan.mode == Mode::Blocking { guess(longest) } else { "milliseconds".to_owned() }
+}
+
+/// A line for each source, the steps of one shard, which are those of the others too, and the warnings, each once.
+fn show_steps(plan: &Plan, output: &Output) -> Result<(), Failure> {
+    let mut sources: BTreeMap<&str, Vec<&ShardPlan>> = BTreeMap::new();
+    for shard in &plan.shards {
+        sources.entry(shard.source.as_str()).or_default().push(shard);
+    }
+    let rows = sources.iter().map(|(source, shards)| {
+        let tables: usize = shards.iter().map(|shard| shard.tables).sum();
+        let bytes: i64 = shards.iter().map(|shard| shard.bytes).sum();
+        let longest = shards.iter().map(|shard| shard.closed_for()).max().unwrap_or_default();
+        let list = print_shards(shards.iter().map(|shard| shard.shard));
+        [
+            list,
+            (*source).to_owned(),
+            plan.target.to_string(),
+            tables.to_string(),
+            bytes.to_string(),
+            closed(plan, longest),
+        ]
+    });
+    output.table(&columns(("shards", Align::Left)), rows)?;
+    for warning in &plan.warnings {
+        output.data(format_args!("warning: {warning}"))?;
+    }
+    // The shard with the most steps stands for all.
+    let steps = |shard: &&ShardPlan| shard.steps(&plan.target, plan.mode).len();
+    if let Some(shard) = plan.shards.iter().rev().max_by_key(steps) {
+        let others = match plan.shards.len() - 1 {
+            0 => String::new(),
+            others => format!(" (and the like for {})", counted(others, "other")),
+        };
+        output.data(format_args!("\nshard {}{others}:", shard.shard))?;
+        for (at, step) in shard.steps(&plan.target, plan.mode).iter().enumerate() {
+            output.data(format_args!("  {}. {step}", at + 1))?;
+        }
+    }
+    let mut warnings: BTreeMap<&str, Vec<ShardId>> = BTreeMap::new();
+    for shard in &plan.shards {
+        for warning in &shard.warnings {
+            warnings.entry(warning).or_default().push(shard.shard);
+        }
+    }
+    for (warning, shards) in warnings {
+        let name = if shards.len() == 1 { "shard" } else { "shards" };
+        output.data(format_args!("warning: {name} {}: {warning}", print_shards(shards)))?;
+    }
+    if !plan.shards.is_empty() {
+        output.hint("--plan --sql prints every statement");
+    }
+    Ok(())
+}
+
+/// Everything that would run.
+fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
+    let sql = |list: &'_ [Statement]| list.iter().map(|s| s.sql.clone()).collect::<Vec<_>>();
     let rows = plan.shards.iter().map(|shard| {
-        let closed = if plan.mode == Mode::Blocking { guess(shard.closed_for()) } else { "milliseconds".to_owned() };
         let bytes = shard.bytes.to_string();
         let (source, target) = (shard.source.to_string(), plan.target.to_string());
-        [shard.shard.to_string(), source, target, shard.tables.to_string(), bytes, closed]
+        [shard.shard.to_string(), source, target, shard.tables.to_string(), bytes, closed(plan, shard.closed_for())]
     });
-    output.table(&columns, rows)?;
+    output.table(&columns(("shard", Align::Right)), rows)?;
     for warning in &plan.warnings {
         output.data(format_args!("warning: {warning}"))?;
     }
@@ -195,9 +281,6 @@ fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
         for warning in &shard.warnings {
             output.data(format_args!("  warning: {warning}"))?;
         }
-    }
-    if plan.shards.is_empty() {
-        output.note("nothing to do");
     }
     Ok(())
 }

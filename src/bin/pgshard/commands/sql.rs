@@ -9,20 +9,22 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use pgshard::ShardId;
-use pgshard::map::HostName;
+use pgshard::map::{HostName, print_shards};
 use pgshard::router::{Error, Router};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
 
-use self::shape::{Shape, json};
+use self::shape::Shape;
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::{Failure, chain};
-use crate::output::{Format, Output};
+use crate::output::{Format, Output, counted, seconds};
 
 /// How many shards of one host are asked at a time.
 const WIDTH: usize = 8;
@@ -56,14 +58,14 @@ pub(crate) async fn run(
     let bar = output.progress("sql".to_owned(), "shards", shards.len() as u64);
     let mut answers = job.ask(&by_host);
     let mut table: Vec<(ShardId, Vec<Row>)> = Vec::new();
-    let mut rows_total = 0;
+    let (mut rows_total, started) = (0, Instant::now());
     let mut failed: Vec<(ShardId, Trouble)> = Vec::new();
     while let Some((shard, answer)) = answers.next().await {
         bar.inc(1);
         let host = placed(&shard);
         let host = host.as_ref().map_or("", HostName::as_str);
         match (answer, output.format()) {
-            (Ok(rows), Format::Json) => output.object(ShardRows { shard, host, rows: json(&rows)? })?,
+            (Ok(rows), Format::Json) => output.object(ShardRows { shard, host, rows: shape.json(&rows)? })?,
             (Ok(rows), Format::Text) => {
                 rows_total += rows.len();
                 if rows_total > TABLE_ROWS_MAX {
@@ -87,13 +89,19 @@ pub(crate) async fn run(
     if output.format() == Format::Text {
         table.sort_by_key(|(shard, _)| *shard);
         shape.print(&table, output)?;
+        if !table.is_empty() {
+            let took = seconds(started.elapsed());
+            let (rows, answered) = (counted(rows_total, "row"), counted(table.len(), "shard"));
+            output.note(format_args!("{rows} of {answered} in {took}{}", shape.totals(&table)));
+        }
     }
-    tell(&mut failed, output);
-    Ok(match failed.len() {
+    let exit = match failed.len() {
         0 => Exit::Done,
         all if all == shards.len() => Exit::Failed,
         _ => Exit::Partly,
-    })
+    };
+    tell(failed, placed, output);
+    Ok(exit)
 }
 
 /// The query without a semicolon behind it.
@@ -102,14 +110,22 @@ pub(crate) async fn run(
 /// When it is no query. The server would refuse it too, with a less helpful message.
 fn readable(query: &str) -> Result<&str, Failure> {
     let query = query.trim().trim_end_matches(';').trim_end();
-    let start = without_comments(query).trim_start_matches('(').trim_start();
-    let word: String = start.chars().take_while(char::is_ascii_alphabetic).collect::<String>().to_ascii_uppercase();
-    if ["SELECT", "WITH", "VALUES", "TABLE"].contains(&word.as_str()) {
+    let word = first_word(query);
+    if ["SELECT", "WITH", "VALUES", "TABLE", EXPLAIN].contains(&word.as_str()) {
         return Ok(query);
     }
-    Err(Failure::usage("only SELECT, WITH, VALUES and TABLE can be run on many shards from here").hint(
+    let error = "only SELECT, WITH, VALUES, TABLE and EXPLAIN of one of these can be run on many shards from here";
+    Err(Failure::usage(error).hint(
         "what changes tables is a migration (`pgshard migrate up`), what changes rows belongs in the application",
     ))
+}
+
+/// The word that the server's plan of a query is asked for with. Such a statement cannot be wrapped.
+const EXPLAIN: &str = "EXPLAIN";
+
+fn first_word(query: &str) -> String {
+    let start = without_comments(query).trim_start_matches('(').trim_start();
+    start.chars().take_while(char::is_ascii_alphabetic).collect::<String>().to_ascii_uppercase()
 }
 
 fn without_comments(mut text: &str) -> &str {
@@ -129,13 +145,23 @@ fn without_comments(mut text: &str) -> &str {
 /// # Errors
 /// When the query is wrong. So that is said once, not once a shard.
 async fn shape(router: &Router, by_host: &BTreeMap<HostName, Vec<ShardId>>, query: &str) -> Result<Shape, Failure> {
+    if first_word(query) == EXPLAIN {
+        return Ok(Shape::of_a_plan());
+    }
     let question = Shape::question(query);
     let mut last = None;
     for shard in by_host.values().filter_map(|shards| shards.first()) {
         match read_only(router, *shard, &question).await {
             Ok(rows) => return Ok(Shape::of(&rows)),
             Err(error) if is_host_down(&error) => last = Some(error),
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                let hint = unqualified(&error, query);
+                let failure = Failure::from(error);
+                return Err(match hint {
+                    Some(hint) => failure.hint(hint),
+                    None => failure,
+                });
+            }
         }
     }
     Err(last.map_or_else(|| Failure::usage("there are no shards in the list"), Failure::from))
@@ -172,20 +198,74 @@ impl Trouble {
     }
 }
 
-/// The errors, the first of them one by one.
-fn tell(failed: &mut [(ShardId, Trouble)], output: &Output) {
+/// What to write instead, where a table is missing because the query does not say that it is a shard's.
+fn unqualified(error: &Error, query: &str) -> Option<&'static str> {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    let is_missing = |error: &tokio_postgres::Error| {
+        error.code().is_some_and(|code| [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_FUNCTION].contains(code))
+    };
+    while let Some(error) = cause {
+        if error.downcast_ref::<tokio_postgres::Error>().is_some_and(is_missing) {
+            return (!query.contains("{shard}.")).then_some(
+                "write {shard}. before the names of a shard's tables and functions, as in SELECT count(*) FROM \
+                 {shard}.users",
+            );
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// The errors: of a host that could not be reached once, and others with the same cause together.
+fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option<HostName>, output: &Output) {
     failed.sort_by_key(|(shard, _)| *shard);
-    let (errors, not_asked): (Vec<_>, Vec<_>) =
-        failed.iter().partition(|(_, trouble)| matches!(trouble, Trouble::Error(_)));
-    for (_, trouble) in errors.iter().take(ERRORS_SHOWN_MAX) {
-        output.error(&trouble.words());
+    let mut down: BTreeMap<Option<HostName>, (Vec<ShardId>, Option<Box<Error>>)> = BTreeMap::new();
+    let mut causes: Vec<(Vec<String>, Vec<ShardId>)> = Vec::new();
+    for (shard, trouble) in failed {
+        match trouble {
+            Trouble::Error(error) if !is_host_down(&error) => {
+                let words = chain(error.as_ref());
+                // The first line names the shard, the cause does not.
+                let same = |(known, _): &&mut (Vec<String>, Vec<ShardId>)| words.len() > 1 && known[1..] == words[1..];
+                match causes.iter_mut().find(same) {
+                    Some((_, shards)) => shards.push(shard),
+                    None => causes.push((words, vec![shard])),
+                }
+            }
+            trouble => {
+                let (shards, why) = down.entry(placed(&shard)).or_default();
+                shards.push(shard);
+                if let Trouble::Error(error) = trouble {
+                    why.get_or_insert(error);
+                }
+            }
+        }
     }
-    let more = errors.len().saturating_sub(ERRORS_SHOWN_MAX);
+    for (host, (shards, why)) in down {
+        let host = host.as_ref().map_or("?", HostName::as_str);
+        let causes = why.as_ref().map(|error| chain(error.as_ref())).unwrap_or_default();
+        let cause: String = causes.iter().skip(1).map(|cause| format!(": {cause}")).collect();
+        let remedy = match why.as_deref() {
+            Some(Error::Connect { source, .. }) => source.remedy(),
+            _ => "see what `pgshard check` says of it",
+        };
+        let list = print_shards(shards.iter().copied());
+        let words =
+            format!("host {host} is out of reach{cause}; {} not asked ({list})", counted(shards.len(), "shard"));
+        output.error_with_remedy(words, remedy);
+    }
+    for (mut words, shards) in causes.iter().take(ERRORS_SHOWN_MAX).cloned() {
+        if let (Some(first), [_, others @ ..]) = (words.first_mut(), shards.as_slice())
+            && !others.is_empty()
+        {
+            let list = print_shards(others.iter().copied());
+            first.push_str(&format!("; the same on {} ({list})", counted(others.len(), "other shard")));
+        }
+        output.error(&words);
+    }
+    let more: usize = causes.iter().skip(ERRORS_SHOWN_MAX).map(|(_, shards)| shards.len()).sum();
     if more > 0 {
-        output.note(format_args!("… and {more} more shards failed"));
-    }
-    if !not_asked.is_empty() {
-        output.note(format_args!("{} more shards on the same hosts were not asked", not_asked.len()));
+        output.note(format_args!("… and {} failed with something else", counted(more, "more shard")));
     }
 }
 
@@ -239,10 +319,16 @@ mod tests {
 
     #[test]
     fn what_can_be_run() {
-        for good in ["SELECT 1", " select 1 ; ", "-- why\n/* not */ (TABLE x)", "with a as (values (1)) table a"] {
+        for good in [
+            "SELECT 1",
+            " select 1 ; ",
+            "explain select 1",
+            "-- why\n/* not */ (TABLE x)",
+            "with a as (values (1)) table a",
+        ] {
             assert!(readable(good).is_ok(), "{good}");
         }
-        for bad in ["", "DELETE FROM x", "-- SELECT", "/* SELECT 1", "EXPLAIN SELECT 1", "selected"] {
+        for bad in ["", "DELETE FROM x", "-- SELECT", "/* SELECT 1", "CREATE TABLE x ()", "selected"] {
             assert!(readable(bad).is_err(), "{bad}");
         }
         assert_eq!(readable("SELECT ';' ;;").unwrap(), "SELECT ';'");

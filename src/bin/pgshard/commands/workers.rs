@@ -146,6 +146,9 @@ pub(crate) async fn status(args: &WorkersStatus, config: Option<&Path>, output: 
                 })
             });
             output.table(&columns, rows)?;
+            if spaces.is_empty() {
+                output.note(format_args!("no worker number was ever leased on {host}"));
+            }
         }
     }
     Ok(Exit::Done)

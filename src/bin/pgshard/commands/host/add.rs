@@ -39,6 +39,7 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
     };
     let added = wanted.hosts.get(&host.name).ok_or_else(|| Failure::usage("the config does not take the host"))?;
 
+    let map = context::map(&config).await?;
     let missing = check(added, &config, output).await?;
     let (server, bootstrapped) = install(&wanted, &host.name).await?;
     if there.is_none() {
@@ -53,7 +54,9 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
         Format::Json => output.object(Added { host: name, version, bootstrapped, missing })?,
         Format::Text => output.data(format_args!("{name} (PostgreSQL {version}) is in {}", config.path.display()))?,
     }
-    output.hint("it has no shards yet: `pgshard rebalance --plan` shows what it would get");
+    if map.shards_on(&host.name).next().is_none() {
+        output.hint("it has no shards yet: `pgshard rebalance --plan` shows what it would get");
+    }
     Ok(Exit::Done)
 }
 

@@ -45,7 +45,7 @@ enum ListedHost {
 pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let answers = join_all(config.hosts.values().map(status)).await;
-    let answers: Vec<(String, Result<HostStatus, String>)> =
+    let answers: Vec<(String, Result<HostStatus, Silent>)> =
         config.hosts.keys().map(ToString::to_string).zip(answers).collect();
     match output.format() {
         Format::Json => {
@@ -70,21 +70,29 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
     }
     let silent = answers.iter().filter_map(|(name, answer)| Some((name, answer.as_ref().err()?)));
     let mut exit = Exit::Done;
-    for (name, error) in silent {
-        output.error_with_remedy(format_args!("host {name}: {error}"), "start it, or correct its url in the config");
+    for (name, Silent { error, remedy }) in silent {
+        output.error_with_remedy(format_args!("host {name}: {error}"), remedy);
         exit = Exit::Failed;
     }
     Ok(exit)
 }
 
-async fn status(host: &HostConfig) -> Result<HostStatus, String> {
-    let connection = host.connect.connect("pgshard host").await.map_err(|error| chain(&error).join(": "))?;
-    schema::host_status(connection.client()).await.map_err(|error| chain(&error).join(": "))
+/// Why a host did not say how it is.
+struct Silent {
+    error: String,
+    remedy: &'static str,
 }
 
-fn listed(answer: &Result<HostStatus, String>) -> ListedHost {
+async fn status(host: &HostConfig) -> Result<HostStatus, Silent> {
+    let connection = host.connect.connect("pgshard host").await;
+    let connection = connection.map_err(|error| Silent { error: chain(&error).join(": "), remedy: error.remedy() })?;
+    let answer = schema::host_status(connection.client()).await;
+    answer.map_err(|error| Silent { error: chain(&error).join(": "), remedy: "see what its log says" })
+}
+
+fn listed(answer: &Result<HostStatus, Silent>) -> ListedHost {
     match answer {
-        Err(error) => ListedHost::Silent { error: error.clone() },
+        Err(silent) => ListedHost::Silent { error: silent.error.clone() },
         Ok(facts) => ListedHost::Answered {
             version: version(facts.version),
             in_recovery: facts.in_recovery,
@@ -102,7 +110,7 @@ fn listed(answer: &Result<HostStatus, String>) -> ListedHost {
     }
 }
 
-fn row(name: &str, answer: &Result<HostStatus, String>) -> [String; 10] {
+fn row(name: &str, answer: &Result<HostStatus, Silent>) -> [String; 10] {
     let none = || "-".to_owned();
     let Ok(facts) = answer else {
         let [version, shards, bytes, connections, wal, level, kept, standbys, lag] = std::array::from_fn(|_| none());

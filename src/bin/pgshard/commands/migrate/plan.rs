@@ -5,12 +5,13 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::schema::migrate::{HostPlan, Pace, Plan, Request, Which};
+use pgshard::schema::migrate::{HostPlan, Pace, Plan, Which};
 use pgshard::schema::{self, Migration, Migrations, Survey};
 use serde::Serialize;
 
 use super::{How, request};
 use crate::args::MigrateTarget;
+use crate::commands::relocate::Detail;
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::{Failure, chain};
@@ -49,18 +50,9 @@ struct PlannedFile<'a> {
     name: &'a str,
     directive: Option<&'static str>,
     first_line: &'a str,
-    /// What runs in one of the shards, if that was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sql: Option<String>,
-}
-
-/// How much is said of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Detail {
-    /// Its first line.
-    FirstLine,
-    /// All of its SQL, as it runs in the first of the shards that lack it.
-    Sql,
+    /// How many statements it has.
+    statements: usize,
+    sql: &'a str,
 }
 
 /// Says what `up` would do.
@@ -81,15 +73,10 @@ pub(crate) async fn plan(
         }
     }
     warn_of_rollbacks(&plan, &survey, output);
-    let mut planned = planned(&plan, &request.migrations, &survey);
-    if detail == Detail::Sql {
-        for file in &mut planned.migrations {
-            file.sql = sql(file.name, &plan, &request);
-        }
-    }
+    let planned = planned(&plan, &request.migrations, &survey);
     match output.format() {
         Format::Json => output.object(&planned)?,
-        Format::Text => show(&planned, &plan, output)?,
+        Format::Text => show(&planned, &plan, &request.migrations, detail, output)?,
     }
     Ok(match (planned.refused, planned.silent_hosts.is_empty()) {
         (true, _) => Exit::Refused,
@@ -129,7 +116,8 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
         name: one.name(),
         directive: one.directive(),
         first_line: one.first_line(),
-        sql: None,
+        statements: one.first_lines().len(),
+        sql: one.sql(),
     };
     let files = migrations.of_hosts().chain(migrations.iter()).filter(|one| used.contains(one.name())).map(file);
     Planned {
@@ -141,15 +129,25 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
     }
 }
 
-/// The SQL of a file in the first shard that lacks it.
-fn sql(name: &str, plan: &Plan, request: &Request) -> Option<String> {
-    let migrations = &request.migrations;
-    let file = migrations.of_hosts().chain(migrations.iter()).find(|one| one.name() == name)?;
-    let groups = plan.hosts.values().flat_map(|host| host.groups(migrations));
-    let shards = groups.filter(|group| group.lacking.contains(&name)).flat_map(|group| group.shards);
-    // One that runs once per host names no shard.
-    let shard = shards.min().or_else(|| ShardId::new(0))?;
-    Some(file.render(&request.cluster.schema_prefix.schema(shard), shard))
+/// A file: the beginning of each statement, or all of it.
+fn show_file(file: &Migration, detail: Detail, output: &Output) -> Result<(), Failure> {
+    const SHOWN_MAX: usize = 8;
+    let directive = file.directive().map(|directive| format!(" ({directive})")).unwrap_or_default();
+    let name = file.name();
+    match (detail, file.first_lines()) {
+        (Detail::Sql, _) => output.data(format_args!("{name}{directive}:\n{}", file.sql()))?,
+        (Detail::Steps, [only]) => output.data(format_args!("{name}{directive}: {only}"))?,
+        (Detail::Steps, lines) => {
+            output.data(format_args!("{name}{directive}: {} statements", lines.len()))?;
+            for line in lines.iter().take(SHOWN_MAX) {
+                output.data(format_args!("  {line}"))?;
+            }
+            if lines.len() > SHOWN_MAX {
+                output.data(format_args!("  … and {} more: --sql shows all", lines.len() - SHOWN_MAX))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The moves that cannot be taken back once the plan has run, with their shards.
@@ -168,7 +166,13 @@ pub(super) fn warn_of_rollbacks(plan: &Plan, survey: &Survey, output: &Output) {
     }
 }
 
-fn show(planned: &Planned<'_>, plan: &Plan, output: &Output) -> Result<(), Failure> {
+fn show(
+    planned: &Planned<'_>,
+    plan: &Plan,
+    migrations: &Migrations,
+    detail: Detail,
+    output: &Output,
+) -> Result<(), Failure> {
     for (name, host) in &planned.hosts {
         if let Some(fault) = plan.hosts.get(*name).and_then(|host| host.fault.as_ref()) {
             output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
@@ -189,12 +193,9 @@ fn show(planned: &Planned<'_>, plan: &Plan, output: &Output) -> Result<(), Failu
             output.note(format_args!("{name}: {} have all", host.unchanged));
         }
     }
-    for file in &planned.migrations {
-        let directive = file.directive.map(|directive| format!(" ({directive})")).unwrap_or_default();
-        match &file.sql {
-            Some(sql) => output.data(format_args!("{}{directive}:\n{}", file.name, sql.trim_end()))?,
-            None => output.data(format_args!("{}{directive}: {}", file.name, file.first_line))?,
-        }
+    let files: BTreeSet<&str> = planned.migrations.iter().map(|file| file.name).collect();
+    for one in migrations.of_hosts().chain(migrations.iter()).filter(|one| files.contains(one.name())) {
+        show_file(one, detail, output)?;
     }
     if planned.migrations.is_empty() && !planned.refused {
         output.note("nothing to do");

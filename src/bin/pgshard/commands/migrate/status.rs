@@ -53,7 +53,13 @@ struct MigrationStatus {
 pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
-    let migrations = context::migrations(&config)?;
+    // What a shard has is known by its host, whatever is wrong in the folder.
+    let (migrations, unusable) = context::usable_migrations(&config);
+    for mistake in unusable.iter().flat_map(context::mistakes) {
+        output.error_with_remedy(mistake, "correct it: until then no migration runs");
+    }
+    let mistaken: BTreeSet<&str> =
+        unusable.iter().flat_map(|error| &error.mistakes).filter_map(|one| one.file().strip_suffix(".sql")).collect();
     let survey = context::survey(&config).await;
     for (host, facts) in &survey {
         if let Err(error) = facts {
@@ -61,7 +67,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
         }
     }
     let status = Status {
-        migrations: statuses(&migrations, &map, &survey),
+        migrations: statuses(&migrations, &mistaken, &map, &survey),
         once_per_host: once_per_host(&migrations, &survey),
         unserved: print_shards(unserved(&map, &survey)),
         silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(host, _)| host.to_string()).collect(),
@@ -109,7 +115,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
             }
         }
     }
-    Ok(if status.is_complete() { Exit::Done } else { Exit::Partly })
+    Ok(if status.is_complete() && unusable.is_none() { Exit::Done } else { Exit::Partly })
 }
 
 impl Status {
@@ -154,8 +160,14 @@ fn attempts(survey: &Survey) -> BTreeMap<ShardId, &Attempt> {
         .collect()
 }
 
-/// Every migration that is in the folder or was run, in the order of the names. pgshard's own are left out.
-fn statuses(migrations: &Migrations, map: &ShardMap, survey: &Survey) -> Vec<MigrationStatus> {
+/// Every migration that is in the folder or was run, in the order of the names. pgshard's own are left out. `mistaken`
+/// are the files that are in the folder and cannot be used.
+fn statuses(
+    migrations: &Migrations,
+    mistaken: &BTreeSet<&str>,
+    map: &ShardMap,
+    survey: &Survey,
+) -> Vec<MigrationStatus> {
     let recorded = recorded(survey);
     let expected: BTreeMap<&str, &str> = migrations.iter().map(|file| (file.name(), file.checksum())).collect();
     let ran = recorded.values().copied().flatten().map(|migration| migration.name.as_str());
@@ -182,7 +194,7 @@ fn statuses(migrations: &Migrations, map: &ShardMap, survey: &Survey) -> Vec<Mig
             message: failed.first().map(|(_, attempt)| {
                 attempt.message.clone().unwrap_or_else(|| "it was begun, and its outcome is unknown".to_owned())
             }),
-            in_folder: checksum.is_some(),
+            in_folder: checksum.is_some() || mistaken.contains(name),
         }
     };
     names.into_iter().map(status).collect()

@@ -8,7 +8,7 @@ use pgshard::mover::{Asked, Heard, MoveId, Mover, Observer, Options, Worker};
 use serde::Serialize;
 
 use super::super::relocate::mover;
-use super::{failure, the_move, unheard};
+use super::{Fits, failure, find, unheard};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -36,7 +36,7 @@ pub(crate) async fn stop(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
-    let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
+    let id = find(&mover, id, Fits::Open).await?;
     let Heard { found: entries, unknown: silent, .. } = mover.list(Some(id)).await;
     if entries.is_empty() && silent.is_empty() {
         return Err(failure(pgshard::mover::Error::NoSuchMove { id }));

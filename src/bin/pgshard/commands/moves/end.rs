@@ -13,7 +13,7 @@ use super::watch::MoveEvent;
 use super::{Verb, chain, millis};
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Align, Format, Output, seconds};
+use crate::output::{Align, Format, Output, counted, seconds};
 
 #[derive(Serialize)]
 pub(super) struct Done {
@@ -44,9 +44,9 @@ pub(crate) const DIFFERS: &str =
 pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Result<Exit, Failure> {
     show(report, elapsed, output)?;
     tell_audits(report, output);
-    for (shard, error) in report.failed.iter().filter(|(_, error)| !matches!(error, Error::AtWork { .. })) {
-        output.error_with_remedy(chain(error), &remedy(verb, *shard, error, report.id));
-    }
+    let failed = report.failed.iter().filter(|(_, error)| !matches!(error, Error::AtWork { .. }));
+    let told = failed.map(|(shard, error)| (*shard, chain(error), remedy(verb, *shard, error, report.id)));
+    tell_by_cause(told, output);
     for (who, (shard, error)) in at_work(report) {
         let shards = if who.1.contains(['-', ',']) { "shards" } else { "shard" };
         let words = format!("{shards} {} of the move {} were left alone: {} works on them", who.1, report.id, who.0);
@@ -62,6 +62,42 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
         hint_at_old_copies(verb, report, output);
     }
     Ok(exit(verb, report))
+}
+
+/// Says what shards failed with and what to do, those with the same cause and remedy together: a host that dies takes
+/// the same from many.
+pub(crate) fn tell_by_cause(failed: impl IntoIterator<Item = (ShardId, String, String)>, output: &Output) {
+    let mut causes: Vec<((String, String), Vec<ShardId>)> = Vec::new();
+    for (shard, words, remedy) in failed {
+        let remedy = remedy.replace(&format!("moves repair {shard} "), "moves repair SHARD ");
+        let cause = (without_shard(&words, shard), remedy);
+        match causes.iter_mut().find(|(known, _)| *known == cause) {
+            Some((_, shards)) => shards.push(shard),
+            None => causes.push((cause, vec![shard])),
+        }
+    }
+    for ((words, remedy), shards) in causes {
+        match shards.as_slice() {
+            [only] => {
+                let remedy = remedy.replace("moves repair SHARD ", &format!("moves repair {only} "));
+                output.error_with_remedy(format_args!("shard {only}: {words}"), &remedy);
+            }
+            several => {
+                let (count, list) = (several.len(), print_shards(several.iter().copied()));
+                output.error_with_remedy(format_args!("{count} shards ({list}): {words}"), &remedy);
+            }
+        }
+    }
+}
+
+/// An error's words without the shard at their beginning, which is said before them. That a shard of a group stays
+/// where it is says nothing: what the group failed with comes after it.
+fn without_shard(words: &str, shard: ShardId) -> String {
+    let mut rest = words;
+    for start in [format!("shard {shard} is left where it is: "), format!("shard {shard}: ")] {
+        rest = rest.strip_prefix(&start).unwrap_or(rest);
+    }
+    rest.to_owned()
 }
 
 /// The shards that got where they should: an object, or a table.
@@ -184,7 +220,7 @@ fn print_count(report: &Report) -> String {
     match (report.done.len(), report.failed.len()) {
         (1, 0) => "1 shard".to_owned(),
         (done, 0) => format!("{done} shards"),
-        (done, failed) => format!("{done} shards done, {failed} not"),
+        (done, failed) => format!("{done} of {} done", counted(done + failed, "shard")),
     }
 }
 

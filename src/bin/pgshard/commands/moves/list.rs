@@ -12,17 +12,29 @@ use serde::Serialize;
 
 use super::super::relocate::mover;
 use super::audit::{self, ShownAudit};
-use super::{failure, the_move, unheard};
+use super::{Fits, failure, find, unheard};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, size};
 
-/// Every move that is neither completed nor aborted.
-pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+/// Which moves are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Those that are neither completed nor aborted.
+    Open,
+    /// All that the journals have.
+    All,
+}
+
+/// The moves that the hosts know.
+pub(crate) async fn list(which: Which, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
-    let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
+    let Heard { found: entries, unknown: silent, .. } = match which {
+        Which::Open => mover.list(None).await,
+        Which::All => mover.list_all().await,
+    };
     let reverse_streams = mover.reverse_streams(entries.iter()).await;
     let moves = grouped(&entries);
     let listed = |entries| Listed::of(entries, &reverse_streams);
@@ -50,7 +62,10 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
         });
         output.table(&columns, rows)?;
         if moves.is_empty() && silent.is_empty() {
-            output.note("no move is open, none waits for `complete`");
+            output.note(match which {
+                Which::Open => "no move is open, none waits for `complete`",
+                Which::All => "nothing was ever moved",
+            });
         }
     }
     Ok(unheard(&silent, output))
@@ -60,7 +75,7 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
 pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
-    let id = the_move(&mover, id, |_| true).await?;
+    let id = find(&mover, id, Fits::Any).await?;
     let Heard { found: entries, unknown: silent, .. } = mover.list(Some(id)).await;
     if entries.is_empty() && silent.is_empty() {
         return Err(failure(Error::NoSuchMove { id }));

@@ -2,7 +2,9 @@
 
 mod ask;
 mod audit;
+mod complete;
 mod end;
+mod find;
 mod list;
 mod progress;
 mod repair;
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Asked, Error, Heard, MoveId, Mover, Observer, Options, Phase};
+use pgshard::mover::{Asked, Error, Mover, Observer, Options, Phase};
 use serde::Serialize;
 
 use super::relocate::mover;
@@ -26,9 +28,12 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
+use find::{Fits, find, named};
+
 pub(crate) use ask::stop;
-pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell};
-pub(crate) use list::{list, show};
+pub(crate) use complete::complete_all;
+pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell, tell_by_cause};
+pub(crate) use list::{Which, list, show};
 pub(crate) use progress::{shown, watch};
 pub(crate) use repair::repair;
 pub(crate) use requests::want;
@@ -64,11 +69,11 @@ pub(crate) async fn act(
     let config = context::config(config)?;
     let watcher = Watcher::new(output.clone());
     let mover = mover(&config, options, watcher.observer());
-    let fits = |phase: Phase| match verb {
-        Verb::Resume | Verb::Abort { .. } => !phase.is_ended(),
-        Verb::Rollback | Verb::Audit | Verb::Complete => phase == Phase::Kept,
+    let fits = match verb {
+        Verb::Resume | Verb::Abort { .. } => Fits::Open,
+        Verb::Rollback | Verb::Audit | Verb::Complete => Fits::Kept,
     };
-    let id = the_move(&mover, id, fits).await?;
+    let id = find(&mover, id, fits).await?;
     let started = Instant::now();
     let report = match verb {
         Verb::Resume => shown(&mover, || Some(id), output, until_done(&mover, mover.resume(id))).await,
@@ -111,7 +116,10 @@ pub(crate) async fn feed(
     let config = context::config(config)?;
     let watcher = Watcher::new(output.clone());
     let mover = mover(&config, options, watcher.observer());
-    let id = id.map(parsed).transpose()?;
+    let id = match id {
+        Some(id) => Some(named(&mover, id).await?),
+        None => None,
+    };
     until_done(&mover, mover.feed(id)).await;
     Ok(Exit::Done)
 }
@@ -172,42 +180,16 @@ pub(crate) async fn until_done<T>(mover: &Mover, work: impl Future<Output = T>) 
     }
 }
 
-/// The move of this ID, or the only one that fits when there is no ID.
-async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool) -> Result<MoveId, Failure> {
-    if let Some(id) = id {
-        return parsed(id);
-    }
-    let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
-    if let Some((host, error)) = silent.into_iter().next() {
-        let error = format!("host {host} may have a move too: {}", chain(&error));
-        return Err(Failure::new(Exit::Failed, error).hint("name the move, see `pgshard moves list`"));
-    }
-    let mut ids: Vec<MoveId> = entries.iter().filter(|entry| fits(entry.phase)).map(|entry| entry.id).collect();
-    ids.dedup();
-    match ids.as_slice() {
-        [only] => Ok(*only),
-        [] => Err(Failure::usage("no move fits").hint(
-            "see `pgshard moves list`; for a shard that no host serves, or two do, `pgshard moves repair SHARD \
-             --plan`",
-        )),
-        several => {
-            let list: Vec<String> = several.iter().map(ToString::to_string).collect();
-            Err(Failure::usage(format!("there are {} moves: name one of {}", several.len(), list.join(", "))))
-        }
-    }
-}
-
-fn parsed(id: &str) -> Result<MoveId, Failure> {
-    id.parse().map_err(|_| Failure::usage(format!("{id:?} is not the ID of a move")).hint("see `pgshard moves list`"))
-}
-
 fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {
     for (host, error) in silent {
         let remedy = match error {
             Error::Superseded { shard, .. } => format!("`pgshard moves repair {shard} --plan` says what can be done"),
-            _ => "start it or correct the config, then look again".to_owned(),
+            Error::Connect { source, .. } => format!("{}; then look again", source.remedy()),
+            _ => "see what `pgshard check` says of it, then look again".to_owned(),
         };
-        output.error_with_remedy(format_args!("host {host}: {}", chain(error)), &remedy);
+        let (words, name) = (chain(error), format!("host {host}"));
+        let words = if words.starts_with(&name) { words } else { format!("{name}: {words}") };
+        output.error_with_remedy(words, &remedy);
     }
     if silent.is_empty() { Exit::Done } else { Exit::Failed }
 }

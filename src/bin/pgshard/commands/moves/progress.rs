@@ -14,7 +14,7 @@ use pgshard::mover::{
 use serde::Serialize;
 
 use super::super::relocate::mover;
-use super::{chain, failure, the_move};
+use super::{Fits, chain, failure, find};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -30,7 +30,7 @@ const LOOKS: usize = 30;
 pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
-    let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
+    let id = find(&mover, id, Fits::Open).await?;
     let board = output.is_board().then(|| output.board());
     let mut meter = Meter::default();
     let mut told = Printed::default();

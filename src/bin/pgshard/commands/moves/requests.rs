@@ -7,7 +7,7 @@ use pgshard::mover::{DesiredState, Heard, Observer, Options};
 use serde::Serialize;
 
 use super::super::relocate::mover;
-use super::{failure, the_move, unheard};
+use super::{Fits, failure, find, unheard};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -29,7 +29,7 @@ pub(crate) async fn want(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
-    let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
+    let id = find(&mover, id, Fits::Open).await?;
     let Heard { found: shards, unknown: silent, .. } = mover.want(id, desired).await.map_err(failure)?;
     if shards.is_empty() && silent.is_empty() {
         return Err(Failure::new(Exit::Refused, format!("every shard of the move {id} has ended")));

@@ -346,8 +346,12 @@ impl<'a> Run<'a> {
             self.output.note(format_args!("moved {moved}, {bytes}, in {took}; the longest pause was {pause} ms"));
         }
         let interrupted = self.stop.is_asked() || !told_all;
-        for failed in self.failed.iter().filter(|failed| failed.exit != Exit::Interrupted) {
-            self.output.error_with_remedy(format_args!("shard {}: {}", failed.shard, failed.message), &failed.remedy);
+        let failed = self.failed.iter().filter(|failed| failed.exit != Exit::Interrupted);
+        let told = failed.map(|failed| (failed.shard, failed.message.clone(), failed.remedy.clone()));
+        moves::tell_by_cause(told, self.output);
+        if !self.failed.is_empty() {
+            let all = self.failed.len() + self.moved.len();
+            self.output.note(format_args!("{} of {} moved", self.moved.len(), counted(all, "shard")));
         }
         if interrupted {
             let how =

@@ -1,5 +1,7 @@
 //! A query whose columns are known, wrapped so that the server gives JSON or text whatever their types are.
 
+use std::collections::BTreeMap;
+
 use pgshard::ShardId;
 use pgshard::pg::quote_ident;
 use serde_json::value::RawValue;
@@ -12,6 +14,16 @@ use crate::output::{Align, Format, Output};
 /// The columns that the query gives, by name and type.
 pub(super) struct Shape {
     columns: Vec<(String, Type)>,
+    wrapped: Wrapped,
+}
+
+/// Whether the server makes JSON or text of the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrapped {
+    /// The query stands in another.
+    Yes,
+    /// The query is an EXPLAIN, which can stand in no other: lines of text.
+    No,
 }
 
 impl Shape {
@@ -24,11 +36,19 @@ impl Shape {
     pub(super) fn of(rows: &[Row]) -> Shape {
         let columns = rows.first().map(Row::columns).unwrap_or_default();
         let columns = columns.iter().map(|column| (column.name().to_owned(), column.type_().clone()));
-        Shape { columns: columns.collect() }
+        Shape { columns: columns.collect(), wrapped: Wrapped::Yes }
+    }
+
+    /// The shape of a plan: a column of text.
+    pub(super) fn of_a_plan() -> Shape {
+        Shape { columns: vec![("QUERY PLAN".to_owned(), Type::TEXT)], wrapped: Wrapped::No }
     }
 
     /// The query, wrapped: one row a shard with a JSON array in it, or rows of text.
     pub(super) fn sql(&self, query: &str, format: Format) -> String {
+        if self.wrapped == Wrapped::No {
+            return query.to_owned();
+        }
         // By position, since names can be there twice.
         let positions: Vec<String> = (1..=self.columns.len()).map(|n| quote_ident(&n.to_string())).collect();
         let value = |(position, (name, column_type)): (&String, &(String, Type))| {
@@ -69,6 +89,34 @@ impl Shape {
         }
         Ok(output.table(&columns, lines)?)
     }
+
+    /// The sums over all shards of what aggregates have counted or added up on each; nothing where there are none, or
+    /// where a shard has several rows. Of other numbers the sum would tell nothing.
+    pub(super) fn totals(&self, table: &[(ShardId, Vec<Row>)]) -> String {
+        if table.len() < 2 || table.iter().any(|(_, rows)| rows.len() != 1) {
+            return String::new();
+        }
+        let total = |index: usize| -> Option<i128> {
+            let values =
+                table.iter().flat_map(|(_, rows)| rows).map(|row| row.try_get::<_, Option<&str>>(index).ok()?);
+            values.map(|value| value.unwrap_or("0").parse::<i128>().ok()).sum()
+        };
+        let summed = |name: &str| ["count", "sum"].contains(&name);
+        let totals = self.columns.iter().enumerate().filter(|(_, (name, _))| summed(name));
+        totals.filter_map(|(at, (name, _))| Some(format!("; {name} of all: {}", total(at)?))).collect()
+    }
+
+    /// The rows as a JSON array on one line.
+    pub(super) fn json(&self, rows: &[Row]) -> Result<Box<RawValue>, Failure> {
+        if self.wrapped == Wrapped::Yes {
+            return json(rows);
+        }
+        let lines: Vec<BTreeMap<&str, &str>> = rows
+            .iter()
+            .map(|row| Ok(BTreeMap::from([("QUERY PLAN", row.try_get::<_, &str>(0)?)])))
+            .collect::<Result<_, tokio_postgres::Error>>()?;
+        Ok(serde_json::value::to_raw_value(&lines)?)
+    }
 }
 
 /// A bigint, which may be an ID.
@@ -89,7 +137,7 @@ fn is_int8(column_type: &Type) -> Option<Int8> {
 }
 
 /// The array that the server made, on one line.
-pub(super) fn json(rows: &[Row]) -> Result<Box<RawValue>, Failure> {
+fn json(rows: &[Row]) -> Result<Box<RawValue>, Failure> {
     let text = rows.first().map(|row| row.try_get::<_, String>(0)).transpose()?;
     // A line end inside a string is written as \n, so the real ones stand only between values.
     let line = text.unwrap_or_else(|| "[]".to_owned()).replace(['\n', '\r'], "");
@@ -104,7 +152,7 @@ mod tests {
     fn every_bigint_is_a_string() {
         let column = |name: &str, column_type: Type| (name.to_owned(), column_type);
         let columns = vec![column("id", Type::INT8), column("ids", Type::INT8_ARRAY), column("n\"", Type::INT4)];
-        let shape = Shape { columns };
+        let shape = Shape { columns, wrapped: Wrapped::Yes };
         assert_eq!(
             shape.sql("TABLE x", Format::Json),
             "SELECT coalesce(pg_catalog.json_agg(t), '[]')::pg_catalog.text FROM (SELECT \

@@ -1,0 +1,154 @@
+//! `pgshard explain`: what a code means, and what to do, as docs/operating.md has it.
+//!
+//! The document is the one source: its tables are read here, and `tests/tidy.rs` compares them with the code, in both
+//! directions.
+
+use serde::Serialize;
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output};
+
+const MANUAL: &str = include_str!("../../../../docs/operating.md");
+
+/// A table of the document: below which heading, and what its first cells are.
+struct Section {
+    heading: &'static str,
+    kind: &'static str,
+}
+
+const SECTIONS: [Section; 5] = [
+    Section { heading: "## Exit codes", kind: "exit code" },
+    Section { heading: "## The phases of a move", kind: "phase" },
+    Section { heading: "## What `pgshard check` finds", kind: "finding" },
+    Section { heading: "## SQLSTATEs of ours", kind: "SQLSTATE" },
+    Section { heading: "## Errors of the router", kind: "error" },
+];
+
+/// What the document says of a code: the heads of the columns, and the cells.
+#[derive(Serialize)]
+struct Explained {
+    code: String,
+    /// `exit code`, `phase`, `finding`, `SQLSTATE` or `error`.
+    kind: &'static str,
+    /// Of a finding.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    severity: Option<String>,
+    means: String,
+    r#do: String,
+}
+
+/// Says what a code means, and what to do; without one, which codes there are.
+pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> {
+    let all = all();
+    let Some(code) = code else {
+        match output.format() {
+            Format::Json => all.iter().try_for_each(|one| output.object(one))?,
+            Format::Text => {
+                let rows = all.iter().map(|one| [one.code.clone(), one.kind.to_owned()]);
+                output.table(&[("code", Align::Left), ("what it is", Align::Left)], rows)?;
+            }
+        }
+        return Ok(Exit::Done);
+    };
+    let found: Vec<&Explained> = all.iter().filter(|one| one.code.eq_ignore_ascii_case(code)).collect();
+    if found.is_empty() {
+        let alike = |one: &&Explained| strsim::osa_distance(&one.code, code);
+        let nearest = all.iter().min_by_key(alike).filter(|one| alike(one) <= 3);
+        return Err(Failure::usage(format!("nothing of ours has the code {code:?}")).hint(match nearest {
+            Some(nearest) => format!("did you mean {}? `pgshard explain` lists all", nearest.code),
+            None => "`pgshard explain` lists all".to_owned(),
+        }));
+    }
+    for (at, one) in found.into_iter().enumerate() {
+        match output.format() {
+            Format::Json => output.object(one)?,
+            Format::Text => {
+                let severity = one.severity.as_ref().map(|severity| format!(", {severity}")).unwrap_or_default();
+                let space = if at > 0 { "\n" } else { "" };
+                output.data(format_args!("{space}{} ({}{severity})\n", one.code, one.kind))?;
+                output.data(format_args!("means:  {}", one.means))?;
+                if !one.r#do.is_empty() {
+                    output.data(format_args!("remedy: {}", one.r#do))?;
+                }
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Every row of the tables.
+fn all() -> Vec<Explained> {
+    SECTIONS.iter().flat_map(of_section).collect()
+}
+
+fn of_section(section: &Section) -> Vec<Explained> {
+    let lines = MANUAL.lines().skip_while(|line| *line != section.heading).skip(1);
+    let lines = lines.take_while(|line| !line.starts_with("## "));
+    let mut rows = lines.filter(|line| line.starts_with("| ")).map(cells);
+    let head = rows.next().unwrap_or_default();
+    let column = |names: &[&str]| head.iter().position(|name| names.contains(&name.as_str()));
+    let (severity, means, remedy) =
+        (column(&["severity"]), column(&["means", "what it means"]), column(&["do", "type"]));
+    rows.filter(|row| row.first().is_some_and(|code| !code.starts_with("---")))
+        .map(|row| {
+            let cell = |at: Option<usize>| at.and_then(|at| row.get(at)).map(|text| plain(text)).unwrap_or_default();
+            Explained {
+                code: row.first().map(|code| code.trim_matches('`').to_owned()).unwrap_or_default(),
+                kind: section.kind,
+                severity: severity.map(|at| cell(Some(at))),
+                means: cell(means),
+                r#do: cell(remedy),
+            }
+        })
+        .collect()
+}
+
+fn cells(row: &str) -> Vec<String> {
+    let row = row.trim().trim_start_matches('|').trim_end_matches('|');
+    row.split(" | ").map(|cell| cell.trim().to_owned()).collect()
+}
+
+/// A cell without its links: `[text](other.md#part)` gives `text (docs/other.md#part)`. Bold is not.
+fn plain(cell: &str) -> String {
+    let mut text = String::new();
+    let mut rest = cell;
+    while let Some((before, link)) = rest.split_once('[') {
+        let Some((words, target, after)) = link
+            .split_once("](")
+            .and_then(|(words, target)| target.split_once(')').map(|(target, after)| (words, target, after)))
+        else {
+            break;
+        };
+        let place = match target.split_once('#') {
+            Some(("", part)) => format!("docs/operating.md#{part}"),
+            _ => format!("docs/{target}"),
+        };
+        text.push_str(&format!("{before}{words} ({place})"));
+        rest = after;
+    }
+    (text + rest).replace("**", "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_table_is_read() {
+        let all = all();
+        for section in &SECTIONS {
+            let of_kind: Vec<_> = all.iter().filter(|one| one.kind == section.kind).collect();
+            assert!(!of_kind.is_empty(), "{}", section.heading);
+            assert!(of_kind.iter().all(|one| !one.code.is_empty() && !one.means.is_empty()), "{}", section.heading);
+            assert!(of_kind.iter().any(|one| !one.r#do.is_empty()), "{}", section.heading);
+        }
+        assert!(all.iter().filter(|one| one.kind == "finding").all(|one| one.severity.is_some()));
+    }
+
+    #[test]
+    fn links_are_places() {
+        assert_eq!(plain("[above](#a-host), **now**"), "above (docs/operating.md#a-host), now");
+        assert_eq!(plain("see [it](high-availability.md#x); [a]"), "see it (docs/high-availability.md#x); [a]");
+    }
+}

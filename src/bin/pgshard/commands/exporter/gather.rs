@@ -1,0 +1,109 @@
+//! One scrape: every host is asked at the same time, each within the bound.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use pgshard::config::{Config, HostConfig};
+use pgshard::map::HostName;
+use pgshard::mover::{Entry, Observer, Options};
+use pgshard::pg::ConnectError;
+use pgshard::schema::{self, FactsError, Finding, HostFacts, HostLoad, Survey};
+use pgshard::store::MapStore;
+
+use crate::commands::relocate::mover;
+use crate::context;
+
+/// What a scrape has found.
+pub(super) struct Gathered {
+    /// Whether the config and the map could be read; without them nothing else is there.
+    pub(super) is_configured: bool,
+    pub(super) map_version: Option<u64>,
+    pub(super) hosts: BTreeMap<String, Host>,
+    pub(super) findings: Vec<Finding>,
+    /// Every shard of every move that the hosts remember.
+    pub(super) entries: Vec<Entry>,
+    pub(super) took: Duration,
+}
+
+/// One host of the config.
+pub(super) struct Host {
+    /// Whether it answered within the bound.
+    pub(super) is_up: bool,
+    /// How many shards it says that it serves.
+    pub(super) shards: Option<usize>,
+    pub(super) load: Option<HostLoad>,
+}
+
+/// Asks config, map and hosts.
+pub(super) async fn gather(path: &Path, bound: Duration) -> Gathered {
+    let began = Instant::now();
+    let mut gathered = Gathered {
+        is_configured: false,
+        map_version: None,
+        hosts: BTreeMap::new(),
+        findings: Vec::new(),
+        entries: Vec::new(),
+        took: Duration::ZERO,
+    };
+    match context::config(Some(path)) {
+        Ok(config) => of_config(&config, bound, &mut gathered).await,
+        Err(failure) => tracing::warn!(error = failure.words(), "the config cannot be used"),
+    }
+    gathered.took = began.elapsed();
+    gathered
+}
+
+async fn of_config(config: &Config, bound: Duration, gathered: &mut Gathered) {
+    let hosts = join_all(config.hosts.values().map(|host| ask(host, bound)));
+    let map_store = config.map_store();
+    let map = tokio::time::timeout(bound, map_store.load());
+    let mover = mover(config, Options::default(), Observer::silent());
+    let moves = tokio::time::timeout(bound, mover.list_all());
+    let (answers, map, moves) = tokio::join!(hosts, map, moves);
+    let mut survey = Survey::new();
+    for (name, facts, load) in answers {
+        let control = facts.as_ref().ok().and_then(|facts| facts.control.as_ref());
+        let shards = control.map(|control| control.shards.values().filter(|row| row.state.is_owner()).count());
+        gathered.hosts.insert(name.to_string(), Host { is_up: facts.is_ok(), shards, load });
+        survey.insert(name, facts);
+    }
+    if let Ok(heard) = moves {
+        gathered.entries = heard.found;
+    }
+    match map {
+        Ok(Ok(map)) => {
+            let (migrations, unusable) = context::usable_migrations(config);
+            let folder = config.cluster.migrations.as_ref().filter(|_| unusable.is_none()).map(|_| &migrations);
+            gathered.is_configured = true;
+            gathered.map_version = Some(map.version().get());
+            gathered.findings = schema::check(&map, &survey, &context::cluster(config), folder);
+            gathered.findings.extend(unusable.iter().flat_map(context::mistakes).map(Finding::unusable_migrations));
+        }
+        Ok(Err(error)) => gathered.findings.push(Finding::damaged_map(error.to_string())),
+        Err(_) => gathered.findings.push(Finding::damaged_map("its database did not answer in time".to_owned())),
+    }
+}
+
+/// What a host says of itself; an error where it takes longer than the bound.
+async fn ask(host: &HostConfig, bound: Duration) -> (HostName, Result<HostFacts, FactsError>, Option<HostLoad>) {
+    let name = host.name.clone();
+    let facts = async {
+        let mut survey = schema::survey_with_clocks([(name.clone(), host.connect.clone())]).await;
+        survey.remove(&name)
+    };
+    let load = async {
+        let connection = host.connect.connect("pgshard exporter").await.ok()?;
+        schema::host_load(connection.client()).await.ok()
+    };
+    let both = tokio::time::timeout(bound, async { tokio::join!(facts, load) }).await;
+    let late = || {
+        let source = ConnectError::TimedOut { to: host.connect.to_string(), timeout_ms: bound.as_millis() };
+        Err(FactsError::Unreachable { source })
+    };
+    match both {
+        Ok((facts, load)) => (name, facts.unwrap_or_else(late), load),
+        Err(_) => (name, late(), None),
+    }
+}

@@ -1,0 +1,136 @@
+//! `pgshard exporter`: what `check`, the journals and the hosts say, for Prometheus.
+//!
+//! It has no state but the last answer. The hosts are asked once for a scrape, however many come at the same time, and
+//! no more often than the floor allows.
+
+mod gather;
+mod text;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::CONTENT_TYPE;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::sync::{Mutex, Semaphore};
+
+use self::gather::gather;
+use crate::args::Exporter;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// How many connections are answered at a time; the others wait.
+const CONNECTIONS_MAX: usize = 64;
+
+/// How long a client may take to send its request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is kept between scrapes.
+struct Shared {
+    config: PathBuf,
+    floor: Duration,
+    bound: Duration,
+    last: Mutex<Option<(Instant, Bytes)>>,
+}
+
+/// Answers scrapes until Ctrl-C.
+pub(crate) async fn run(args: &Exporter, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    // A mistake in the config is told now, and again by each scrape once somebody has edited it.
+    let config = context::config(config)?.path;
+    let listener = TcpListener::bind(args.listen).await.map_err(|error| {
+        Failure::new(Exit::Failed, format!("cannot listen on {}: {error}", args.listen))
+            .hint("another process may have the port: choose one with --listen")
+    })?;
+    let (floor, bound) = (Duration::from_secs(args.floor_s), Duration::from_secs(args.timeout_s));
+    let shared = Arc::new(Shared { config, floor, bound, last: Mutex::default() });
+    let address = listener.local_addr()?;
+    if !address.ip().is_loopback() {
+        output.warning(format_args!("{address} can be asked by others: the answer names hosts and shards"));
+    }
+    output.data(format_args!("listening on http://{address}/metrics"))?;
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        tokio::select! {
+            accepted = accept(&listener, &places) => {
+                if let Some((stream, place)) = accepted {
+                    let shared = shared.clone();
+                    tokio::spawn(async move {
+                        answer(stream, &shared).await;
+                        drop(place);
+                    });
+                }
+            }
+            _ = tokio::signal::ctrl_c() => return Ok(Exit::Done),
+        }
+    }
+}
+
+type Place = tokio::sync::OwnedSemaphorePermit;
+
+/// The next connection, once there is a place for it.
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Option<(tokio::net::TcpStream, Place)> {
+    let place = places.clone().acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, _)) => Some((stream, place)),
+        Err(error) => {
+            // Too many open files, for the most part: it passes.
+            tracing::warn!(%error, "a connection was not accepted");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            None
+        }
+    }
+}
+
+async fn answer(stream: tokio::net::TcpStream, shared: &Shared) {
+    let peer = stream.peer_addr().ok();
+    let service = service_fn(async |request: Request<Incoming>| Ok::<_, Infallible>(respond(&request, shared).await));
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    // The scrape has its own bound; a client that does not take its answer has as much again.
+    let limit = shared.bound + HEADER_TIMEOUT * 2;
+    if let Ok(Err(error)) = tokio::time::timeout(limit, served).await {
+        tracing::debug!(peer = ?peer.as_ref().map(SocketAddr::to_string), %error, "a client was not answered");
+    }
+}
+
+async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<Bytes>> {
+    let (status, kind, body) = match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, text::CONTENT_TYPE, shared.scrape().await),
+        (&Method::GET | &Method::HEAD, "/") => (StatusCode::OK, "text/plain", Bytes::from_static(b"see /metrics\n")),
+        (&Method::GET | &Method::HEAD, _) => {
+            (StatusCode::NOT_FOUND, "text/plain", Bytes::from_static(b"there is only /metrics\n"))
+        }
+        _ => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", Bytes::from_static(b"only GET\n")),
+    };
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+}
+
+impl Shared {
+    /// The answer to a scrape: the last one, while it is young; else a new one, for all who ask meanwhile.
+    async fn scrape(&self) -> Bytes {
+        let mut last = self.last.lock().await;
+        if let Some((at, text)) = &*last
+            && at.elapsed() < self.floor
+        {
+            return text.clone();
+        }
+        let text = Bytes::from(text::written(&gather(&self.config, self.bound).await));
+        *last = Some((Instant::now(), text.clone()));
+        text
+    }
+}

@@ -1,0 +1,112 @@
+//! Which move is meant: by its ID, by how its ID begins, or because it is the only one.
+
+use pgshard::map::HostName;
+use pgshard::mover::{Error, Heard, MoveId, Mover, Phase};
+
+use super::chain;
+use crate::exit::Exit;
+use crate::failure::Failure;
+
+/// Which moves a command is for, where none is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fits {
+    /// Those that have not ended.
+    Open,
+    /// Those whose old copies are kept.
+    Kept,
+    /// Those that are open or kept.
+    Any,
+}
+
+impl Fits {
+    fn takes(self, phase: Phase) -> bool {
+        match self {
+            Fits::Open => !phase.is_ended(),
+            Fits::Kept => phase == Phase::Kept,
+            Fits::Any => true,
+        }
+    }
+
+    const fn none(self) -> &'static str {
+        match self {
+            Fits::Open => "no move is open",
+            Fits::Kept => "no move has old copies that are kept",
+            Fits::Any => "no move is open, and none has old copies that are kept",
+        }
+    }
+}
+
+/// The fewest characters by which a move can be named.
+const PREFIX_MIN: usize = 4;
+
+const LIST: &str = "see `pgshard moves list --all`";
+
+/// The move of this ID, or the only one that fits when there is no ID.
+///
+/// # Errors
+/// With [`Exit::Usage`] when there is no such move, or several are meant; with [`Exit::Failed`] when a host that does
+/// not answer may have another.
+pub(super) async fn find(mover: &Mover, id: Option<&str>, fits: Fits) -> Result<MoveId, Failure> {
+    if let Some(id) = id {
+        return named(mover, id).await;
+    }
+    let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
+    may_have_more(&silent)?;
+    let mut ids: Vec<MoveId> = entries.iter().filter(|entry| fits.takes(entry.phase)).map(|entry| entry.id).collect();
+    ids.dedup();
+    match ids.as_slice() {
+        [only] => Ok(*only),
+        [] => Err(Failure::usage(fits.none()).hint(
+            "see `pgshard moves list --all`; for a shard that no host serves, or two do, `pgshard moves repair SHARD \
+             --plan`",
+        )),
+        several => Err(Failure::usage(format!("there are {} moves", several.len())).hint(one_of(several))),
+    }
+}
+
+/// The move whose ID this is, or the only one whose ID begins so, whether it has ended or not.
+///
+/// # Errors
+/// As [`find`].
+pub(super) async fn named(mover: &Mover, text: &str) -> Result<MoveId, Failure> {
+    if let Ok(id) = text.parse() {
+        return Ok(id);
+    }
+    let prefix = text.trim().to_ascii_lowercase();
+    if prefix.is_empty() || !prefix.chars().all(|c| c.is_ascii_hexdigit() || c == '-') {
+        return Err(Failure::usage(format!("{text:?} is not the ID of a move")).hint(LIST));
+    }
+    if prefix.len() < PREFIX_MIN {
+        let error = format!("{text:?} is too little of an ID: {PREFIX_MIN} characters are needed");
+        return Err(Failure::usage(error).hint(LIST));
+    }
+    let Heard { found: entries, unknown: silent, .. } = mover.list_all().await;
+    may_have_more(&silent)?;
+    let mut ids: Vec<MoveId> =
+        entries.iter().map(|entry| entry.id).filter(|id| id.to_string().starts_with(&prefix)).collect();
+    ids.dedup();
+    match ids.as_slice() {
+        [only] => Ok(*only),
+        [] => Err(Failure::usage(format!("no move's ID begins with {prefix}")).hint(LIST)),
+        several => {
+            let error = format!("the IDs of {} moves begin with {prefix}", several.len());
+            Err(Failure::usage(error).hint(one_of(several)))
+        }
+    }
+}
+
+/// A host that does not answer may have another move that is meant.
+fn may_have_more(silent: &[(HostName, Error)]) -> Result<(), Failure> {
+    let Some((host, error)) = silent.first() else { return Ok(()) };
+    let error = format!("host {host} may have a move too: {}", chain(error));
+    Err(Failure::new(Exit::Failed, error).hint("name the move by its whole ID, see `pgshard moves list`"))
+}
+
+/// The newest of several moves, to choose from.
+fn one_of(ids: &[MoveId]) -> String {
+    const SHOWN_MAX: usize = 8;
+    let newest: Vec<String> = ids.iter().rev().take(SHOWN_MAX).map(ToString::to_string).collect();
+    let more = ids.len().saturating_sub(SHOWN_MAX);
+    let more = if more > 0 { format!(" (and {more} older)") } else { String::new() };
+    format!("name one of {}{more}", newest.join(", "))
+}
