@@ -280,14 +280,9 @@ class _Reader:
             return KeyKind.INTEGER
 
     def migrations(self, cluster: _Section) -> Path | None:
+        # Only what runs migrations looks into the folder: applications have the config and not the folder.
         name = cluster.text("migrations")
-        if name is None:
-            return None
-        folder = self.folder / name
-        if not folder.is_dir():
-            what = "is not a folder" if folder.exists() else "does not exist"
-            cluster.add("migrations", f"the folder {folder} {what}: leave migrations out if you have none")
-        return folder
+        return None if name is None else self.folder / name
 
     def hosts(self, section: _Section, prepare: str) -> dict[str, Host]:
         hosts: dict[str, Host] = {}

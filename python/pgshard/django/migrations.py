@@ -82,7 +82,9 @@ def migrations_of(label: str) -> list[str]:
 
 
 def present(folder: Path) -> dict[str, Path]:
-    """The files that exist, by their names without the number."""
+    """The files that are there, by their names without the number. Raises `CannotMake` where the folder is not there."""
+    if not folder.is_dir():
+        raise CannotMake(f"there is no folder {folder}: make it, or correct migrations in [cluster] of the config")
     found = {}
     for path in sorted(folder.iterdir()):
         parts = NUMBERED.fullmatch(path.name)

@@ -113,7 +113,10 @@ class Command(BaseCommand):
                 f'{path}: [cluster] has no migrations: add migrations = "migrations", and make that folder'
             )
         labels = [app] if app is not None else migrations.sharded_apps()
-        present = migrations.present(folder)
+        try:
+            present = migrations.present(folder)
+        except migrations.CannotMake as error:
+            raise CommandError(str(error)) from None
         missing: list[str] = []
         for label in labels:
             for one in [name] if name is not None else migrations.migrations_of(label):

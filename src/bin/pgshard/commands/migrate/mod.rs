@@ -16,7 +16,7 @@ use pgshard::schema::migrate::{Canary, Pace, Request, Which};
 
 pub(crate) use backfill::backfill;
 pub(crate) use new::new;
-pub(crate) use plan::{Detail, plan};
+pub(crate) use plan::plan;
 pub(crate) use resolve::{plan_resolving, resolve};
 pub(crate) use status::status;
 pub(crate) use wait::wait;
