@@ -20,8 +20,8 @@ pub struct Cluster {
     pub prefix: SchemaPrefix,
     /// How a key becomes a shard. Default integers.
     pub key: KeyKind,
-    /// The folder of the application's shard migrations, if it has any: absolute, or from the working directory. It need
-    /// not be there for what runs no migrations.
+    /// The folder of the application's shard migrations, if it has any: absolute, or from the working directory. It
+    /// need not be there for what runs no migrations.
     pub migrations: Option<PathBuf>,
 }
 

@@ -3,7 +3,7 @@
 //! Invariant: a migration means the same on every host, whatever the settings of hosts, databases and roles are, and
 //! whatever the files and shards before it have left in the session.
 
-use super::facts::chain;
+use super::facts::{FactsError, chain};
 use super::fault::HostFault;
 use crate::pg::{ConnectOptions, Connection};
 
@@ -42,9 +42,10 @@ pub(super) const RESET: &str = concat!(
 
 /// Opens such a session.
 pub(super) async fn open(connect: &ConnectOptions, application_name: &str) -> Result<Connection, HostFault> {
-    let unread = |reason| HostFault::Unread { reason };
-    let session = connect.connect(application_name).await.map_err(|error| unread(chain(&error)))?;
-    session.batch_execute(SETTINGS).await.map_err(|error| unread(chain(&error)))?;
+    let session = connect.connect(application_name).await;
+    let session = session.map_err(|source| HostFault::unread(&FactsError::Unreachable { source }))?;
+    let settled = session.batch_execute(SETTINGS).await;
+    settled.map_err(|error| HostFault::Unread { reason: chain(&error) })?;
     Ok(session)
 }
 

@@ -150,9 +150,14 @@ mod tests {
 
     #[test]
     fn who_has_the_lock_is_named() {
-        let locks = "1: FLOCK  ADVISORY  WRITE 11 08:01:7 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 12 08:01:7 0 EOF\n2: POSIX  \
-                     ADVISORY  WRITE 13 08:01:7 0 EOF\n3: FLOCK  ADVISORY  WRITE 14 08:01:77 0 EOF\n";
-        assert_eq!(locked_by(locks, 7).collect::<Vec<_>>(), [11]);
+        let locks = [
+            "1: FLOCK  ADVISORY  WRITE 11 08:01:7 0 EOF",
+            "1: -> FLOCK  ADVISORY  WRITE 12 08:01:7 0 EOF",
+            "2: POSIX  ADVISORY  WRITE 13 08:01:7 0 EOF",
+            "3: FLOCK  ADVISORY  WRITE 14 08:01:77 0 EOF",
+        ]
+        .join("\n");
+        assert_eq!(locked_by(&locks, 7).collect::<Vec<_>>(), [11]);
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pgshard.toml");

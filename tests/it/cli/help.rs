@@ -31,8 +31,8 @@ fn help_of_every_command() {
     }
 }
 
-/// On a narrow terminal and a wide one: paragraphs are filled, nothing sticks out, every command has examples, and those
-/// are not broken.
+/// On a narrow terminal and a wide one: paragraphs are filled, nothing sticks out, every command has examples, and
+/// those are not broken.
 #[test]
 fn help_at_every_width() {
     let folder = folder();
@@ -73,7 +73,8 @@ fn continued<'a>(line: &str, next: &'a str) -> Option<&'a str> {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let word = next.split_whitespace().next()?;
     let heading = line.trim_end().ends_with(':') || line.starts_with("Usage:") || next.starts_with("Usage:");
-    if line.trim().is_empty() || heading || word == "-" {
+    // What is possible, and the default, have lines of their own on a long page.
+    if line.trim().is_empty() || heading || word == "-" || word.starts_with('[') {
         return None;
     }
     // Prose stands at the margin, what an option means is far to the right of its name, or begins on the next line.

@@ -1,5 +1,5 @@
-//! The commands for whoever looks after a cluster: psql on the right host, many keys at once, what a code means, metrics,
-//! the map for others.
+//! The commands for whoever looks after a cluster: psql on the right host, many keys at once, what a code means,
+//! metrics, the map for others.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -15,8 +15,8 @@ use crate::values;
 #[derive(Debug, ArgGroup)]
 #[group(required = true, multiple = false)]
 #[command(after_help = "\
-No database is asked: the answer is the config's shard map. With --keys and --ids each line of the file, or of stdin, is \
-answered as it comes: with --json by an object, else by itself, shard, schema and host, with tabs between them. A line \
+No database is asked: the answer is the config's shard map. With --keys and --ids each line of the file, or of stdin, \
+is answered as it comes: with --json by an object, else by itself, shard, schema and host, with tabs between them. A line \
 that is wrong is named, and the exit code is 8, or 1 if no line was right.
 
 Examples:
@@ -45,8 +45,8 @@ pub(crate) struct Locate {
 #[command(group = clap::ArgGroup::new("target").required(true).args(["key", "id", "shard"]))]
 #[command(after_help = "\
 The hosts are asked which of them serves the shard. psql gets the config's role and TLS files by its environment, and \
-the password by a file that only you can read and that is gone afterwards; nothing of it is in an argument. Transactions \
-that you leave open there are in the way of moves. The exit code is psql's.
+the password by a file that only you can read and that is gone afterwards; nothing of it is in an argument. \
+Transactions that you leave open there are in the way of moves. The exit code is psql's.
 
 Examples:
   pgshard psql --key 31341

@@ -109,8 +109,8 @@ pub(crate) struct MapImport {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 It is the map of this moment: a proxy that is told of it knows nothing of later moves, until it is told again. pgdog \
-is databases and sharded_schemas of a pgdog.toml, by each shard's schema; env is lines for a shell; both name addresses, \
-and no password. --json is --format json.
+is databases and sharded_schemas of a pgdog.toml, by each shard's schema; env is lines for a shell; both name \
+addresses, and no password. --json is --format json.
 
 Examples:
   pgshard map export > map.toml

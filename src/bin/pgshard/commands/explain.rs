@@ -91,10 +91,10 @@ fn of_section(section: &Section) -> Vec<Explained> {
     let (severity, means, remedy) =
         (column(&["severity"]), column(&["means", "what it means"]), column(&["do", "type"]));
     rows.filter(|row| row.first().is_some_and(|code| !code.starts_with("---")))
-        .map(|row| {
-            let cell = |at: Option<usize>| at.and_then(|at| row.get(at)).map(|text| plain(text)).unwrap_or_default();
+        .map(|cells| {
+            let cell = |at: Option<usize>| at.and_then(|at| cells.get(at)).map(|text| plain(text)).unwrap_or_default();
             Explained {
-                code: row.first().map(|code| code.trim_matches('`').to_owned()).unwrap_or_default(),
+                code: cells.first().map(|code| code.trim_matches('`').to_owned()).unwrap_or_default(),
                 kind: section.kind,
                 severity: severity.map(|at| cell(Some(at))),
                 means: cell(means),
@@ -109,7 +109,7 @@ fn cells(row: &str) -> Vec<String> {
     row.split(" | ").map(|cell| cell.trim().to_owned()).collect()
 }
 
-/// A cell without its links: `[text](other.md#part)` gives `text (docs/other.md#part)`. Bold is not.
+/// A cell without its links: `[text](keys.md#part)` gives `text (docs/keys.md#part)`. Bold is not.
 fn plain(cell: &str) -> String {
     let mut text = String::new();
     let mut rest = cell;

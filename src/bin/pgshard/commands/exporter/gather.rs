@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::HostName;
-use pgshard::mover::{Entry, Observer, Options};
+use pgshard::mover::{Entry, Hosts, Mover, Observer, Options};
 use pgshard::pg::ConnectError;
 use pgshard::schema::{self, FactsError, Finding, HostFacts, HostLoad, Survey};
 use pgshard::store::MapStore;
 
-use crate::commands::relocate::mover;
 use crate::context;
 
 /// What a scrape has found.
@@ -56,21 +56,17 @@ pub(super) async fn gather(path: &Path, bound: Duration) -> Gathered {
 }
 
 async fn of_config(config: &Config, bound: Duration, gathered: &mut Gathered) {
-    let hosts = join_all(config.hosts.values().map(|host| ask(host, bound)));
+    let hosts = join_all(config.hosts.values().map(|host| ask(config, host, bound)));
     let map_store = config.map_store();
     let map = tokio::time::timeout(bound, map_store.load());
-    let mover = mover(config, Options::default(), Observer::silent());
-    let moves = tokio::time::timeout(bound, mover.list_all());
-    let (answers, map, moves) = tokio::join!(hosts, map, moves);
+    let (answers, map) = tokio::join!(hosts, map);
     let mut survey = Survey::new();
-    for (name, facts, load) in answers {
+    for Answer { name, facts, load, entries } in answers {
+        gathered.entries.extend(entries);
         let control = facts.as_ref().ok().and_then(|facts| facts.control.as_ref());
         let shards = control.map(|control| control.shards.values().filter(|row| row.state.is_owner()).count());
         gathered.hosts.insert(name.to_string(), Host { is_up: facts.is_ok(), shards, load });
         survey.insert(name, facts);
-    }
-    if let Ok(heard) = moves {
-        gathered.entries = heard.found;
     }
     match map {
         Ok(Ok(map)) => {
@@ -86,24 +82,36 @@ async fn of_config(config: &Config, bound: Duration, gathered: &mut Gathered) {
     }
 }
 
-/// What a host says of itself; an error where it takes longer than the bound.
-async fn ask(host: &HostConfig, bound: Duration) -> (HostName, Result<HostFacts, FactsError>, Option<HostLoad>) {
-    let name = host.name.clone();
+/// What a host says of itself.
+struct Answer {
+    name: HostName,
+    facts: Result<HostFacts, FactsError>,
+    load: Option<HostLoad>,
+    entries: Vec<Entry>,
+}
+
+/// Asks one host. Where it takes longer than the bound, it is as one that is out of reach, and no other waits for it.
+async fn ask(config: &Config, host: &HostConfig, bound: Duration) -> Answer {
+    let (name, connect) = (host.name.clone(), &host.connect);
     let facts = async {
-        let mut survey = schema::survey_with_clocks([(name.clone(), host.connect.clone())]).await;
+        let mut survey = schema::survey_with_clocks([(name.clone(), connect.clone())]).await;
         survey.remove(&name)
     };
     let load = async {
-        let connection = host.connect.connect("pgshard exporter").await.ok()?;
+        let connection = connect.connect("pgshard exporter").await.ok()?;
         schema::host_load(connection.client()).await.ok()
     };
-    let both = tokio::time::timeout(bound, async { tokio::join!(facts, load) }).await;
+    // A mover of all hosts would wait for those that say nothing.
+    let only = Hosts::new([(name.clone(), connect.clone())]);
+    let (prefix, store) = (config.cluster.prefix.clone(), Arc::new(config.map_store()));
+    let mover = Mover::new(only, prefix, store, Options::default(), Observer::silent());
+    let all = tokio::time::timeout(bound, async { tokio::join!(facts, load, mover.list_all()) }).await;
     let late = || {
-        let source = ConnectError::TimedOut { to: host.connect.to_string(), timeout_ms: bound.as_millis() };
+        let source = ConnectError::TimedOut { to: connect.to_string(), timeout_ms: bound.as_millis() };
         Err(FactsError::Unreachable { source })
     };
-    match both {
-        Ok((facts, load)) => (name, facts.unwrap_or_else(late), load),
-        Err(_) => (name, late(), None),
+    match all {
+        Ok((facts, load, heard)) => Answer { name, facts: facts.unwrap_or_else(late), load, entries: heard.found },
+        Err(_) => Answer { name, facts: late(), load: None, entries: Vec::new() },
     }
 }

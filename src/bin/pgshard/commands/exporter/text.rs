@@ -111,7 +111,7 @@ fn moves(page: &mut Page, gathered: &Gathered) {
         page.sample(&format!("{pause}_bucket"), &[("le", &bound.to_string())], below as f64);
     }
     page.sample(&format!("{pause}_bucket"), &[("le", "+Inf")], pauses.len() as f64);
-    page.sample(&format!("{pause}_sum"), &[], pauses.iter().sum());
+    page.sample(&format!("{pause}_sum"), &[], pauses.iter().fold(0.0, |sum, pause| sum + pause));
     page.sample(&format!("{pause}_count"), &[], pauses.len() as f64);
 }
 
