@@ -3,6 +3,7 @@
 //! After an intended change: `INSTA_UPDATE=always cargo test --test it cli`, and read the difference.
 
 mod config;
+mod contract;
 mod help;
 mod ids;
 mod remedies;
@@ -29,7 +30,11 @@ fn pgshard(folder: &Path, args: &[&str]) -> Run {
     let output = command.args(args).current_dir(folder).stdin(Stdio::null()).output().expect("the command was built");
     let text = |bytes| String::from_utf8(bytes).expect("the command writes UTF-8");
     let exit = output.status.code().expect("the command ends by itself");
-    Run { exit, stdout: text(output.stdout), stderr: text(output.stderr) }
+    let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+    if args.contains(&"--json") {
+        crate::support::contract::keeps(args, &stdout, &stderr);
+    }
+    Run { exit, stdout, stderr: crate::support::readable(&stderr) }
 }
 
 impl Run {

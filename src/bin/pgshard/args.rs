@@ -20,7 +20,7 @@ use crate::exit::Exit;
 
 pub(crate) use balance::{By, Doing, Drain, Measure, Rebalance};
 pub(crate) use cluster::{Bench, Bootstrap, Check, Explain, Exporter, Init, Sql};
-pub(crate) use dev::{Completions, ConformanceCommand, ConformanceServe, Demo, DevCommand, Man};
+pub(crate) use dev::{Completions, ConformanceCommand, ConformanceServe, Demo, DevCommand, JsonSchema, Man};
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate, Psql};
 pub(crate) use map::{MapCommand, MapFormat, MapShow};
@@ -80,7 +80,7 @@ pub(crate) struct Global {
     /// The config file [default: $PGSHARD_CONFIG, else pgshard.toml in this folder]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub(crate) config: Option<PathBuf>,
-    /// Write data as JSON, one object a line, for scripts
+    /// Write data, and on stderr errors and notes, as JSON, one object a line, for scripts
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
     /// When to use colour; auto heeds NO_COLOR
@@ -164,5 +164,6 @@ pub(crate) enum Command {
         command: ConformanceCommand,
     },
     Completions(Completions),
+    JsonSchema(JsonSchema),
     Man(Man),
 }

@@ -26,8 +26,17 @@ use exit::Exit;
 use output::Output;
 
 fn main() -> ExitCode {
-    // This prints help and mistakes itself, and then exits with 0 or 2.
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(mistake) if mistake.use_stderr() && std::env::args_os().any(|word| word == "--json") => {
+            let text = mistake.render().to_string();
+            let first = text.split("\n\n").next().unwrap_or_default();
+            output::refused(first.trim_start_matches("error: ").trim());
+            return Exit::Usage.into();
+        }
+        // This prints help and mistakes itself, and then exits with 0 or 2.
+        Err(help) => help.exit(),
+    };
     let output = Arc::new(Output::new(&args.global));
     logging::start(&args.global, &output);
     let runtime = match tokio::runtime::Runtime::new() {

@@ -8,6 +8,7 @@ use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{Color, Global};
@@ -44,12 +45,37 @@ pub(crate) enum Align {
     Right,
 }
 
-#[derive(Serialize)]
-struct Versioned<T> {
+/// An object as it is printed.
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Versioned<T> {
+    #[schemars(range(min = 1, max = 1))]
     schema_version: u32,
     #[serde(flatten)]
     object: T,
 }
+
+/// What is said on stderr with `--json`.
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Said<'a> {
+    /// `error`, `warning`, `note` or `hint`.
+    level: &'static str,
+    message: &'a str,
+    /// Of an error: its cause, the cause of that, and so on.
+    causes: &'a [String],
+    /// What to do.
+    remedy: Option<&'a str>,
+    /// Of the error that ends the command.
+    exit_code: Option<u8>,
+}
+
+impl<'a> Said<'a> {
+    fn new(level: &'static str, message: &'a str) -> Said<'a> {
+        Said { level, message, causes: &[], remedy: None, exit_code: None }
+    }
+}
+
+/// What comes before the remedy in an error that has one in its words.
+const REMEDY: &str = "\n  remedy: ";
 
 impl Output {
     /// Printing as the global flags say.
@@ -133,14 +159,13 @@ impl Output {
     ///
     /// # Errors
     /// As [`Output::data`].
-    pub(crate) fn object(&self, object: impl Serialize) -> Result<(), OutputError> {
-        let line = serde_json::to_string(&Versioned { schema_version: 1, object });
-        self.data(line.expect("our objects have text for keys"))
+    pub(crate) fn object(&self, object: impl Serialize + JsonSchema) -> Result<(), OutputError> {
+        self.data(line(object))
     }
 
     /// What happens while a command works, as [`Output::object`]; nothing in text. The work goes on if nobody reads it
     /// any more.
-    pub(crate) fn event(&self, event: impl Serialize) {
+    pub(crate) fn event(&self, event: impl Serialize + JsonSchema) {
         if self.format == Format::Json {
             self.object(event).ok();
         }
@@ -173,26 +198,42 @@ impl Output {
 
     /// Talk, unless `--quiet`.
     pub(crate) fn note(&self, text: impl Display) {
-        if !self.quiet {
-            self.talk.line(printable(&text.to_string()));
+        match self.format {
+            _ if self.quiet => {}
+            Format::Text => self.talk.line(printable(&text.to_string())),
+            Format::Json => self.say(Said::new("note", &text.to_string())),
         }
     }
 
     /// Advice after a blank line, unless `--quiet`.
     pub(crate) fn hint(&self, text: impl Display) {
-        if !self.quiet {
-            self.talk.hint(text);
+        match self.format {
+            _ if self.quiet => {}
+            Format::Text => self.talk.line(format_args!("\n{HINT}hint:{HINT:#} {}", printable(&text.to_string()))),
+            Format::Json => self.say(Said::new("hint", &text.to_string())),
         }
+    }
+
+    /// An object on stderr.
+    fn say(&self, said: Said<'_>) {
+        self.talk.line(printable(&line(said)));
     }
 
     /// Something that is off but does not stop the command.
     pub(crate) fn warning(&self, text: impl Display) {
+        if self.format == Format::Json {
+            return self.say(Said::new("warning", &text.to_string()));
+        }
         self.talk.line(format_args!("{WARNING}warning:{WARNING:#} {}", printable(&text.to_string())));
     }
 
     /// What went wrong, the causes below it.
     pub(crate) fn error(&self, chain: &[String]) {
         let [error, causes @ ..] = chain else { return };
+        if self.format == Format::Json {
+            let (message, remedy) = with_remedy(error);
+            return self.say(Said { causes, remedy, ..Said::new("error", message) });
+        }
         self.talk.line(format_args!("{ERROR}error:{ERROR:#} {}", printable(error)));
         for cause in causes {
             self.talk.line(format_args!("  {ERROR}caused by:{ERROR:#} {}", printable(cause)));
@@ -201,6 +242,10 @@ impl Output {
 
     /// Something that went wrong and what to do about it, while the command goes on.
     pub(crate) fn error_with_remedy(&self, text: impl Display, remedy: &str) {
+        if self.format == Format::Json {
+            let remedy = (!remedy.is_empty()).then_some(remedy);
+            return self.say(Said { remedy, ..Said::new("error", &text.to_string()) });
+        }
         self.talk.line(format_args!("{ERROR}error:{ERROR:#} {}", printable(&text.to_string())));
         self.remedy(remedy);
     }
@@ -224,6 +269,15 @@ impl Output {
             return Exit::Done;
         }
         self.talk.bars.clear().ok();
+        if self.format == Format::Json {
+            for chain in failure.chains() {
+                let [error, causes @ ..] = chain.as_slice() else { continue };
+                let (message, own) = with_remedy(error);
+                let (remedy, exit_code) = (own.or(failure.advice()), Some(failure.exit().code()));
+                self.say(Said { causes, remedy, exit_code, ..Said::new("error", message) });
+            }
+            return failure.exit();
+        }
         for (index, chain) in failure.chains().enumerate() {
             if index > 0 {
                 self.talk.line("");
@@ -239,6 +293,11 @@ impl Output {
     /// Says that Ctrl-C was heard, and how to go on.
     pub(crate) fn interrupted(&self, how_to_go_on: Option<&str>) -> Exit {
         self.talk.bars.clear().ok();
+        if self.format == Format::Json {
+            let exit_code = Some(Exit::Interrupted.code());
+            self.say(Said { remedy: how_to_go_on, exit_code, ..Said::new("error", "interrupted") });
+            return Exit::Interrupted;
+        }
         self.talk.line(format_args!("{ERROR}interrupted{ERROR:#}"));
         if let Some(advice) = how_to_go_on {
             self.remedy(advice);
@@ -292,10 +351,6 @@ impl Talk {
         self.write(format_args!("{text}\n"));
     }
 
-    fn hint(&self, text: impl Display) {
-        self.line(format_args!("\n{HINT}hint:{HINT:#} {}", printable(&text.to_string())));
-    }
-
     fn write(&self, text: impl Display) {
         let mut stderr = AutoStream::new(io::stderr().lock(), self.colour);
         // There is nobody left to tell that stderr cannot be written.
@@ -311,6 +366,25 @@ impl Write for Talk {
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().lock().flush()
     }
+}
+
+/// An object on one line, with `"schema_version": 1` put first.
+fn line(object: impl Serialize) -> String {
+    serde_json::to_string(&Versioned { schema_version: 1, object }).expect("our objects have text for keys")
+}
+
+/// An error's words, and the remedy that stands in them.
+fn with_remedy(words: &str) -> (&str, Option<&str>) {
+    words.split_once(REMEDY).map_or((words, None), |(message, remedy)| (message, Some(remedy)))
+}
+
+/// Says what is wrong with the command line, where JSON was asked for, and nothing else is known.
+pub(crate) fn refused(mistake: &str) {
+    let exit_code = Some(Exit::Usage.code());
+    let remedy = Some("`--help` says what the command takes");
+    let said = line(Said { remedy, exit_code, ..Said::new("error", mistake) });
+    // There is nobody left to tell that stderr cannot be written.
+    writeln!(io::stderr().lock(), "{said}").ok();
 }
 
 /// A duration for people: `0.84 s`, `3 min 20 s`.

@@ -230,7 +230,9 @@ impl World {
 
     pub(crate) async fn run_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Ran {
         let child = self.command(args, environment).spawn().expect("the command was built");
-        Ran::of(child).await
+        let ran = Ran::of(child).await;
+        super::contract::keeps(args, &ran.stdout, "");
+        ran
     }
 
     /// Everything that the hosts and the file say about moves and shards, and every schema: it is equal before and
@@ -293,7 +295,7 @@ impl Ran {
         let ended = tokio::time::timeout(Duration::from_secs(120), child.wait_with_output()).await;
         let output = ended.expect("a command ends").unwrap();
         let text = |bytes| String::from_utf8(bytes).expect("the command writes UTF-8");
-        Ran { status: output.status, stdout: text(output.stdout), stderr: text(output.stderr) }
+        Ran { status: output.status, stdout: text(output.stdout), stderr: super::readable(&text(output.stderr)) }
     }
 
     /// For a command that did not end.

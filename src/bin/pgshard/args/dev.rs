@@ -135,6 +135,24 @@ pub(crate) struct Completions {
     pub(crate) shell: Shell,
 }
 
+/// Print the JSON Schema of what a command prints with --json
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+stderr is the schema of errors and notes. What may change and what does not is in docs/json/README.md.
+
+Examples:
+  pgshard json-schema
+  pgshard json-schema moves list
+  pgshard json-schema --out schemas")]
+pub(crate) struct JsonSchema {
+    /// The command, such as moves list [default: list those that print JSON]
+    #[arg(value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+    /// Write the schemas of all commands into this folder
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    pub(crate) out: Option<PathBuf>,
+}
+
 /// Print the manual page, or write those of all commands
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use pgshard::ShardId;
 use pgshard::pg::ConnectOptions;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::runs::{FanOut, HostRun, Pace};
@@ -19,8 +20,8 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::{Align, Format, Output};
 
-#[derive(Serialize)]
-struct Report {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Report {
     /// The seconds that each of the two parts of a host's run takes.
     seconds: u64,
     /// The most calls in flight.

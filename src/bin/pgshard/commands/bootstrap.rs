@@ -11,6 +11,7 @@ use pgshard::config::Config;
 use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::schema::bootstrap::{Event, Host, HostReport, Report, Request};
 use pgshard::schema::{self, HostFault, ShardFault};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::context;
@@ -73,9 +74,9 @@ pub(super) struct Watcher<'a> {
     bars: Mutex<BTreeMap<HostName, ProgressBar>>,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum BootstrapEvent<'a> {
+pub(crate) enum BootstrapEvent<'a> {
     Planned {
         host: &'a str,
         to_do: usize,
@@ -87,6 +88,7 @@ enum BootstrapEvent<'a> {
     },
     ShardFailed {
         host: &'a str,
+        #[schemars(with = "u16")]
         shard: ShardId,
         message: String,
         remedy: String,
@@ -105,8 +107,8 @@ enum BootstrapEvent<'a> {
 }
 
 /// One host in the last event.
-#[derive(Serialize)]
-struct HostDone {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct HostDone {
     created: usize,
     migrated: usize,
     unchanged: usize,
@@ -120,8 +122,9 @@ struct HostDone {
     elapsed_ms: u128,
 }
 
-#[derive(Serialize)]
-struct ShardFailed {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShardFailed {
+    #[schemars(with = "u16")]
     shard: ShardId,
     message: String,
 }

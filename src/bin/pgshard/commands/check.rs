@@ -9,6 +9,7 @@ use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::mover::{Observer, Options};
 use pgshard::schema::{self, Finding, HostFacts, Migrations, Severity, Shelf, Survey};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::Check;
@@ -18,8 +19,8 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 
-#[derive(Serialize)]
-struct Report<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Report<'a> {
     ok: bool,
     findings: Vec<Found<'a>>,
     /// The largest ID in each shard's rows, if they were read. The IDs are texts, since not every reader of JSON has
@@ -29,12 +30,13 @@ struct Report<'a> {
 }
 
 /// One finding, about shards, a host or the cluster.
-#[derive(Serialize)]
-struct Found<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Found<'a> {
     severity: &'static str,
     code: &'a str,
     host: Option<&'a str>,
     /// If it is about exactly one.
+    #[schemars(with = "Option<u16>")]
     shard: Option<ShardId>,
     /// All that it is about, such as `3-4,17`.
     shards: Option<String>,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pgshard::ShardCount;
 use pgshard::dev::{self, ConfigState, ServerState, UpOptions};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::confirm::{Consent, confirm};
@@ -12,14 +13,14 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
-#[derive(Serialize)]
-struct UpReport {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct UpReport {
     config: PathBuf,
     hosts: BTreeMap<String, UpHost>,
 }
 
-#[derive(Serialize)]
-struct UpHost {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct UpHost {
     url: String,
 }
 
@@ -62,8 +63,8 @@ pub(crate) async fn up(directory: PathBuf, hosts: usize, shards: ShardCount, out
     Ok(Exit::Done)
 }
 
-#[derive(Serialize)]
-struct DownReport {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct DownReport {
     removed: Vec<String>,
 }
 
@@ -95,13 +96,13 @@ pub(crate) async fn down(directory: PathBuf, consent: Consent, output: &Output) 
     Ok(Exit::Done)
 }
 
-#[derive(Serialize)]
-struct StatusReport {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct StatusReport {
     hosts: BTreeMap<String, StatusHost>,
 }
 
-#[derive(Serialize)]
-struct StatusHost {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct StatusHost {
     running: bool,
     pid: Option<u32>,
     major: u32,

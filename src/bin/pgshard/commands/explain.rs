@@ -3,6 +3,7 @@
 //! The document is the one source: its tables are read here, and `tests/tidy.rs` compares them with the code, in both
 //! directions.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::exit::Exit;
@@ -26,8 +27,8 @@ const SECTIONS: [Section; 5] = [
 ];
 
 /// What the document says of a code: the heads of the columns, and the cells.
-#[derive(Serialize)]
-struct Explained {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Explained {
     code: String,
     /// `exit code`, `phase`, `finding`, `SQLSTATE` or `error`.
     kind: &'static str,

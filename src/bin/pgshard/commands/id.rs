@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::id::{Epoch, Id, IdRange, MS_MAX, RangeError};
 use pgshard::idgen::scheme::{self, Field, Scheme};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{IdDecode, IdEncode};
@@ -16,8 +17,8 @@ use crate::output::{Align, Format, Output};
 use crate::values;
 
 /// An ID and what it carries, as JSON has it.
-#[derive(Serialize)]
-pub(super) struct Decoded {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Decoded {
     id: String,
     ms: u64,
     /// `null` where the epoch is not known.
@@ -65,8 +66,8 @@ impl Decoded {
 }
 
 /// An ID of another kind, as JSON has it: every field under its name.
-#[derive(Serialize)]
-struct OtherDecoded {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct OtherDecoded {
     scheme: &'static str,
     id: String,
     #[serde(flatten)]
@@ -174,8 +175,8 @@ pub(crate) fn encode(args: IdEncode, config: Option<&Path>, output: &Output) -> 
     Ok(Exit::Done)
 }
 
-#[derive(Serialize)]
-struct Range {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Range {
     from: String,
     to: String,
     min: String,

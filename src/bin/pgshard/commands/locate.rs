@@ -8,6 +8,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::id::Id;
 use pgshard::map::ShardMap;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::id::Decoded;
@@ -16,7 +17,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 
-pub(crate) use many::{Lines, run as run_many};
+pub(crate) use many::{Lines, Wrong, run as run_many};
 
 /// What is looked for.
 #[derive(Clone, Debug)]
@@ -32,8 +33,8 @@ pub(crate) enum Target {
 /// IDs of the first minute after the epoch, when no cluster was there yet: up to 503 thousand million.
 const TICKETS_END: i64 = 60_000 << 23;
 
-#[derive(Serialize)]
-struct Located {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Located {
     #[serde(flatten)]
     what: What,
     schema: String,
@@ -42,9 +43,9 @@ struct Located {
     map_version: u64,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 #[serde(untagged)]
-enum What {
+pub(crate) enum What {
     Key { key: String, shard: u16 },
     Id(Decoded),
     Shard { shard: u16 },

@@ -12,6 +12,7 @@ use pgshard::config::{Config, ConfigStore};
 use pgshard::map::{Change, HostName, Placement, ShardMap, print_shards};
 use pgshard::schema;
 use pgshard::store::{MapStore, PublishError, StoreError};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::cells::Picture;
@@ -23,15 +24,15 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted};
 
-#[derive(Serialize)]
-struct Shown {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Shown {
     version: u64,
     shards: u16,
     hosts: BTreeMap<String, HostShown>,
 }
 
-#[derive(Serialize)]
-struct HostShown {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct HostShown {
     ranges: String,
     count: usize,
 }
@@ -145,22 +146,23 @@ async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> ShardMap {
     rebuilt.map
 }
 
-#[derive(Serialize)]
-struct Changes {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Changes {
     from_version: u64,
     to_version: u64,
     changes: Vec<OneChange>,
 }
 
-#[derive(Serialize)]
-struct OneChange {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct OneChange {
+    #[schemars(with = "u16")]
     shard: ShardId,
     from: Place,
     to: Place,
 }
 
-#[derive(Serialize)]
-struct Place {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Place {
     host: String,
     epoch: u32,
 }

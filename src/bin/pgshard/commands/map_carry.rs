@@ -7,6 +7,7 @@ use pgshard::config::{Config, ConfigStore, HostConfig};
 use pgshard::map::{Changes, HostName, ShardEpoch, ShardMap, print_shards};
 use pgshard::store::postgres::Installed;
 use pgshard::store::{StoreError, publish_merged};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::map::print_changes;
@@ -86,8 +87,8 @@ pub(crate) async fn import(
     Ok(Exit::Done)
 }
 
-#[derive(Serialize)]
-struct Exported {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Exported {
     version: u64,
     shards: u16,
     schema_prefix: String,
@@ -96,8 +97,8 @@ struct Exported {
     epochs: BTreeMap<String, u32>,
 }
 
-#[derive(Serialize)]
-struct ExportedHost {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ExportedHost {
     /// As ranges.
     shards: String,
     /// In the order in which they are tried.

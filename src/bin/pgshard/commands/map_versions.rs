@@ -5,6 +5,7 @@ use std::path::Path;
 use pgshard::config::{Config, ConfigStore};
 use pgshard::map::{MapVersion, ShardMap};
 use pgshard::store::PostgresStore;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::map::{grouped, place, print_changes};
@@ -13,13 +14,13 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
-#[derive(Serialize)]
-struct History {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct History {
     versions: Vec<Version>,
 }
 
-#[derive(Serialize)]
-struct Version {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Version {
     version: u64,
     published_at: String,
     role: String,

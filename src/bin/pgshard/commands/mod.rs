@@ -24,6 +24,7 @@ mod psql;
 mod rebalance;
 mod recover;
 mod relocate;
+mod schemas;
 mod sql;
 mod tickets;
 mod workers;
@@ -126,6 +127,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         },
         Command::Conformance { command: ConformanceCommand::Serve(args) } => conformance::serve(args, output).await,
         Command::Completions(args) => completions::run(args.shell, output),
+        Command::JsonSchema(args) => schemas::run(&args.command, args.out.as_deref(), output),
         Command::Man(args) => man::run(args.out.as_deref(), output),
     }
 }
@@ -272,6 +274,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Demo(_)
         | Command::Conformance { .. }
         | Command::Completions(_)
+        | Command::JsonSchema(_)
         | Command::Man(_) => None,
     };
     Interrupt::Ends { how_to_go_on }

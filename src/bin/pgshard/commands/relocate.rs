@@ -9,6 +9,7 @@ use pgshard::config::Config;
 use pgshard::map::{RangesError, parse_shards, print_shards};
 use pgshard::mover::{LentIdentity, Mode, Mover, Observer, Options, Plan, Request, ShardPlan, Statement};
 use pgshard::{ShardCount, ShardId};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::moves;
@@ -113,17 +114,18 @@ fn show(plan: &Plan, output: &Output) {
     }
 }
 
-#[derive(Serialize)]
-struct PlanReport<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct PlanReport<'a> {
     target: &'a str,
     mode: &'static str,
     shards: Vec<PlannedShard<'a>>,
-    already_there: &'a [ShardId],
+    already_there: String,
     warnings: &'a [String],
 }
 
-#[derive(Serialize)]
-struct PlannedShard<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct PlannedShard<'a> {
+    #[schemars(with = "u16")]
     shard: ShardId,
     source: &'a str,
     epoch: u32,
@@ -138,8 +140,8 @@ struct PlannedShard<'a> {
 }
 
 /// A replica identity that a table gets for the time of the move; `index` is null for FULL.
-#[derive(Serialize)]
-struct LentIdentityReport<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct LentIdentityReport<'a> {
     table: &'a str,
     index: Option<&'a str>,
 }
@@ -180,8 +182,8 @@ fn show_as_object(plan: &Plan, output: &Output) -> Result<(), Failure> {
         warnings: &shard.warnings,
     });
     let (target, mode) = (plan.target.as_str(), plan.mode.as_str());
-    let (already_there, warnings) = (&plan.already_there, &plan.warnings);
-    output.object(PlanReport { target, mode, shards: shards.collect(), already_there, warnings })?;
+    let already_there = print_shards(plan.already_there.iter().copied());
+    output.object(PlanReport { target, mode, shards: shards.collect(), already_there, warnings: &plan.warnings })?;
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::router::{Error, Router};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_postgres::Row;
@@ -167,15 +168,18 @@ async fn shape(router: &Router, by_host: &BTreeMap<HostName, Vec<ShardId>>, quer
     Err(last.map_or_else(|| Failure::usage("there are no shards in the list"), Failure::from))
 }
 
-#[derive(Serialize)]
-struct ShardRows<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShardRows<'a> {
+    #[schemars(with = "u16")]
     shard: ShardId,
     host: &'a str,
+    #[schemars(with = "Vec<serde_json::Value>")]
     rows: Box<RawValue>,
 }
 
-#[derive(Serialize)]
-struct ShardFailed<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShardFailed<'a> {
+    #[schemars(with = "u16")]
     shard: ShardId,
     host: &'a str,
     error: String,

@@ -7,6 +7,7 @@ use pgshard::config::Config;
 use pgshard::idgen::tickets::{self, Create, Options, Role, TicketHost, TicketName};
 use pgshard::idgen::{BATCH_MAX, IdSource, Tickets};
 use pgshard::map::HostName;
+use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -16,16 +17,16 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::{Align, Format, Output};
 
-#[derive(Serialize)]
-struct CreatedHost {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct CreatedHost {
     residue: u32,
     stride: u32,
     run: u32,
     state: &'static str,
 }
 
-#[derive(Serialize)]
-struct CreatedSeries<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct CreatedSeries<'a> {
     name: &'a str,
     hosts: BTreeMap<String, CreatedHost>,
 }
@@ -85,20 +86,20 @@ fn failure(error: tickets::Error) -> Failure {
     }
 }
 
-#[derive(Serialize)]
-struct Status {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Status {
     hosts: BTreeMap<String, HostSays>,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 #[serde(untagged)]
-enum HostSays {
+pub(crate) enum HostSays {
     Names { names: BTreeMap<String, Name> },
     Error { error: String },
 }
 
-#[derive(Serialize)]
-struct Name {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Name {
     stride: u32,
     run: u32,
     /// `null` where the host gives none of this name.
@@ -163,8 +164,8 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
     Ok(exit)
 }
 
-#[derive(Serialize)]
-struct Taken {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Taken {
     name: String,
     tickets: Vec<String>,
 }

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use pgshard::idgen::WorkerLeases;
 use pgshard::idgen::lease::{self, Elsewhere, Freed, Installed};
 use pgshard::pg::ConnectOptions;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{WorkersHold, WorkersInstall, WorkersRelease, WorkersStatus};
@@ -16,8 +17,8 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
-#[derive(Serialize)]
-struct InstalledOn<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct InstalledOn<'a> {
     host: &'a str,
     state: &'static str,
 }
@@ -40,8 +41,8 @@ pub(crate) async fn install(args: &WorkersInstall, config: Option<&Path>, output
     Ok(Exit::Done)
 }
 
-#[derive(Serialize)]
-struct HeldOn<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct HeldOn<'a> {
     host: &'a str,
     /// No number is granted before.
     until: String,
@@ -69,8 +70,8 @@ fn not_installed(error: lease::Error, host: &str) -> Failure {
     }
 }
 
-#[derive(Serialize)]
-struct ReleasedOn<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ReleasedOn<'a> {
     host: &'a str,
     space: &'a str,
     workers: BTreeMap<u16, &'static str>,
@@ -99,14 +100,14 @@ pub(crate) async fn release(args: &WorkersRelease, config: Option<&Path>, output
     Ok(Exit::Done)
 }
 
-#[derive(Serialize)]
-struct Status<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Status<'a> {
     host: &'a str,
     spaces: BTreeMap<String, BTreeMap<u16, Worker>>,
 }
 
-#[derive(Serialize)]
-struct Worker {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Worker {
     held: bool,
     /// How long the number is kept for its holder; `null` when it is free.
     left_ms: Option<u64>,

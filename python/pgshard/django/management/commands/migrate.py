@@ -53,6 +53,20 @@ def _files() -> list[str]:
     return [f"{name} has no file yet: run `manage.py shards makesql`" for name in missing]
 
 
+def _errors(stderr: str) -> str:
+    """The errors among what a command says, a JSON object a line."""
+    said = []
+    for line in stderr.splitlines():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            said.append(line)
+        else:
+            if one.get("level") == "error":
+                said.append(": ".join([one["message"], *one.get("causes", ())]))
+    return "; ".join(said)
+
+
 def _shards() -> list[str]:
     """What the shards have not run, according to the command."""
     command = shutil.which(os.environ.get("PGSHARD", "pgshard"))
@@ -63,8 +77,8 @@ def _shards() -> list[str]:
     try:
         said = json.loads(done.stdout)
     except ValueError:
-        return [f"pgshard migrate status failed: {done.stderr.strip()}"]
-    lacking = []
+        return [f"pgshard migrate status failed: {_errors(done.stderr)}"]
+    lacking = list(said.get("mistakes", ()))
     for one in said.get("migrations", ()):
         for what in ("pending", "changed", "failed"):
             if one.get(what):

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pgshard::ShardId;
 use pgshard::pg::{ConnectOptions, Connection};
 use pgshard::router::{Router, Sql};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio_postgres::Statement;
@@ -42,8 +43,8 @@ pub(super) struct Pace {
 }
 
 /// What was measured of a host.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct HostRun {
+#[derive(Clone, Copy, Debug, JsonSchema, Serialize)]
+pub(crate) struct HostRun {
     /// Opening a connection, at the median.
     pub(super) connect_ms: f64,
     pub(super) by_hand: Way,
@@ -55,8 +56,8 @@ pub(super) struct HostRun {
 }
 
 /// One way to ask.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Way {
+#[derive(Clone, Copy, Debug, JsonSchema, Serialize)]
+pub(crate) struct Way {
     /// Of one call at a time.
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
@@ -65,8 +66,8 @@ pub(super) struct Way {
 }
 
 /// One call over many shards, beside a loop.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct FanOut {
+#[derive(Clone, Copy, Debug, JsonSchema, Serialize)]
+pub(crate) struct FanOut {
     pub(super) shards: usize,
     pub(super) by_hand_ms: f64,
     pub(super) router_ms: f64,

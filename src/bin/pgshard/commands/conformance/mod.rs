@@ -15,6 +15,7 @@ use pgshard::ShardCount;
 use pgshard::config::Config;
 use pgshard::dev::{Binaries, Cluster, ClusterOptions};
 use pgshard::pg::Connection;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -87,15 +88,15 @@ fn old_map() -> Vec<(&'static str, u32)> {
     (0..SHARDS).map(|shard| (if shard < SHARDS / 2 { "db1" } else { "db2" }, 1)).collect()
 }
 
-#[derive(Serialize)]
-struct Report {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Report {
     passed: usize,
     failed: usize,
     scenes: Vec<Outcome>,
 }
 
-#[derive(Serialize)]
-struct Outcome {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Outcome {
     scene: &'static str,
     /// What a client must do there.
     must: &'static str,

@@ -15,6 +15,7 @@ use pgshard::ShardCount;
 use pgshard::config::Config;
 use pgshard::dev::{Access, Binaries, Cluster, ClusterOptions, ServerOptions};
 use pgshard::schema::{self, Migrations};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::audit::Audit;
@@ -127,9 +128,9 @@ pub(super) async fn create(config: &Config) -> Result<(usize, Duration), Failure
 }
 
 /// The last line of `--json`, and the table.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 #[serde(tag = "event", rename = "done")]
-struct Summary {
+pub(crate) struct Summary {
     rows_acknowledged: usize,
     rows_lost: usize,
     rows_duplicated: usize,
@@ -143,8 +144,8 @@ struct Summary {
     complaints: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct Pauses {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Pauses {
     p50: f64,
     p99: f64,
     max: f64,

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use pgshard::pg::Record;
 use pgshard::schema;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::confirm::{Consent, confirm};
@@ -12,8 +13,8 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::{Format, Output};
 
-#[derive(Serialize)]
-struct Accepted<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Accepted<'a> {
     host: &'a str,
     generation: u32,
     system_identifier: String,

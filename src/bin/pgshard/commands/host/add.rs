@@ -7,6 +7,7 @@ use pgshard::config::{Config, HostConfig, NewHost};
 use pgshard::map::HostName;
 use pgshard::pg::{ConnectOptions, Password};
 use pgshard::schema::{self, HostFault, Surroundings, bootstrap};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::bootstrap::hosts;
@@ -17,8 +18,8 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::{Format, Output};
 
-#[derive(Serialize)]
-struct Added<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Added<'a> {
     host: &'a str,
     version: String,
     /// Whether its control schema was made now.

@@ -6,6 +6,7 @@ use std::path::Path;
 use futures_util::future::join_all;
 use pgshard::config::HostConfig;
 use pgshard::schema::{self, HostStatus};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::version;
@@ -14,14 +15,14 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::{Align, Format, Output, size};
 
-#[derive(Serialize)]
-struct Listed {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Listed {
     hosts: BTreeMap<String, ListedHost>,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 #[serde(untagged)]
-enum ListedHost {
+pub(crate) enum ListedHost {
     Answered {
         version: String,
         in_recovery: bool,

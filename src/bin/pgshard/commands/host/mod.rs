@@ -5,10 +5,10 @@ mod add;
 mod list;
 mod remove;
 
-pub(crate) use accept::accept;
-pub(crate) use add::add;
-pub(crate) use list::list;
-pub(crate) use remove::remove;
+pub(crate) use accept::{Accepted, accept};
+pub(crate) use add::{Added, add};
+pub(crate) use list::{Listed, list};
+pub(crate) use remove::{Removed, remove};
 
 use pgshard::config::{ConfigError, EditError};
 

@@ -7,6 +7,7 @@ use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Heard, Observer, Options, Phase};
 use pgshard::schema::{self, HostFacts, ShardState};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::moves::chain;
@@ -18,8 +19,8 @@ use crate::exit::Exit;
 use crate::failure::{self, Failure};
 use crate::output::{Format, Output};
 
-#[derive(Serialize)]
-struct Removed<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Removed<'a> {
     host: &'a str,
     /// What stays on its server.
     left: Vec<String>,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use pgshard::config::Config;
 use pgshard::map::ShardMap;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{Located, Target, located};
@@ -29,8 +30,8 @@ pub(crate) enum Lines {
 const LINE_MAX: u64 = 64 << 10;
 
 /// A line that is none of the cluster's keys or IDs.
-#[derive(Serialize)]
-struct Wrong<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Wrong<'a> {
     line: u64,
     error: &'a str,
 }

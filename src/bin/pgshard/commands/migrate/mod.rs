@@ -15,11 +15,11 @@ use pgshard::schema;
 use pgshard::schema::migrate::{Canary, Pace, Request, Which};
 
 pub(crate) use backfill::backfill;
-pub(crate) use new::new;
-pub(crate) use plan::plan;
-pub(crate) use resolve::{plan_resolving, resolve};
-pub(crate) use status::status;
-pub(crate) use wait::wait;
+pub(crate) use new::{NewFile, new};
+pub(crate) use plan::{Planned as PlannedUp, plan};
+pub(crate) use resolve::{Planned as PlannedResolve, plan_resolving, resolve};
+pub(crate) use status::{Status, status};
+pub(crate) use wait::{Waited, wait};
 
 use super::bootstrap::{Watcher, exit, tell};
 use crate::args::MigrateTarget;

@@ -4,6 +4,9 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
 
+use schemars::JsonSchema;
+use serde::Serialize;
+
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -23,6 +26,12 @@ const TEMPLATE: &str = "\
 --
 -- ALTER TABLE {shard}.photos ADD COLUMN caption text;
 ";
+
+/// What was written.
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct NewFile<'a> {
+    file: &'a Path,
+}
 
 /// Writes the file of the next migration, and says its name.
 pub(crate) fn new(name: &str, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
@@ -48,7 +57,7 @@ pub(crate) fn new(name: &str, config: Option<&Path>, output: &Output) -> Result<
     let written = OpenOptions::new().write(true).create_new(true).open(&path);
     written.and_then(|mut file| file.write_all(TEMPLATE.as_bytes())).map_err(failed)?;
     match output.format() {
-        Format::Json => output.object(serde_json::json!({ "file": path }))?,
+        Format::Json => output.object(NewFile { file: &path })?,
         Format::Text => output.data(path.display())?,
     }
     Ok(Exit::Done)

@@ -7,6 +7,7 @@ use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::schema::migrate::{HostPlan, Pace, Plan, Which};
 use pgshard::schema::{self, Migration, Migrations, Survey};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{How, request};
@@ -17,8 +18,8 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::{Format, Output};
 
-#[derive(Serialize)]
-struct Planned<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Planned<'a> {
     refused: bool,
     hosts: BTreeMap<&'a str, PlannedHost<'a>>,
     /// The migrations that run somewhere.
@@ -28,8 +29,8 @@ struct Planned<'a> {
     silent_hosts: Vec<&'a str>,
 }
 
-#[derive(Serialize)]
-struct PlannedHost<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct PlannedHost<'a> {
     once: Vec<&'a str>,
     groups: Vec<Group<'a>>,
     unchanged: usize,
@@ -38,15 +39,15 @@ struct PlannedHost<'a> {
     fault: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Group<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Group<'a> {
     shards: String,
     count: usize,
     migrations: Vec<&'a str>,
 }
 
-#[derive(Serialize)]
-struct PlannedFile<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct PlannedFile<'a> {
     name: &'a str,
     directive: Option<&'static str>,
     first_line: &'a str,

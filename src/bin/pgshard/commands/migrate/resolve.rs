@@ -7,6 +7,7 @@ use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
 use pgshard::schema;
 use pgshard::schema::migrate::{HostResolving, Pace, Request, Resolution, ResolveError, Which};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{How, request};
@@ -17,14 +18,14 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::{Format, Output};
 
-#[derive(Serialize)]
-struct Planned<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Planned<'a> {
     hosts: BTreeMap<&'a str, PlannedHost>,
     silent_hosts: Vec<&'a str>,
 }
 
-#[derive(Serialize)]
-struct PlannedHost {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct PlannedHost {
     /// Whether it is the host's own record, of a migration that runs once per host.
     once: bool,
     /// The shards whose record would be written, as ranges.

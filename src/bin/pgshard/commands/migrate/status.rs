@@ -6,6 +6,7 @@ use std::path::Path;
 use pgshard::ShardId;
 use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::schema::{Attempt, ControlFacts, Migration, Migrations, RecordedMigration, Survey};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::context;
@@ -13,28 +14,30 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::{Align, Format, Output};
 
-#[derive(Serialize)]
-struct Status {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Status {
     migrations: Vec<MigrationStatus>,
     /// Those that run once per host.
     once_per_host: Vec<OnceStatus>,
     /// The shards that no host says it serves, as ranges.
     unserved: String,
+    /// What is wrong with the folder of migrations.
+    mistakes: Vec<String>,
     /// The hosts that do not answer: their shards are in no list.
     silent_hosts: Vec<String>,
 }
 
 /// A once-per-host migration, and the hosts that have it.
-#[derive(Serialize)]
-struct OnceStatus {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct OnceStatus {
     name: String,
     applied: Vec<String>,
     pending: Vec<String>,
 }
 
 /// One migration, and the shards by what they have of it.
-#[derive(Serialize)]
-struct MigrationStatus {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct MigrationStatus {
     name: String,
     applied: usize,
     /// The shards that lack it, as ranges.
@@ -55,7 +58,8 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
     let map = context::map(&config).await?;
     // What a shard has is known by its host, whatever is wrong in the folder.
     let (migrations, unusable) = context::usable_migrations(&config);
-    for mistake in unusable.iter().flat_map(context::mistakes) {
+    let mistakes: Vec<String> = unusable.iter().flat_map(context::mistakes).collect();
+    for mistake in &mistakes {
         output.error_with_remedy(mistake, "correct it: until then no migration runs");
     }
     let mistaken: BTreeSet<&str> =
@@ -70,6 +74,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
         migrations: statuses(&migrations, &mistaken, &map, &survey),
         once_per_host: once_per_host(&migrations, &survey),
         unserved: print_shards(unserved(&map, &survey)),
+        mistakes,
         silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(host, _)| host.to_string()).collect(),
     };
     match output.format() {

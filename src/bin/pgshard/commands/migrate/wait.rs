@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pgshard::map::print_shards;
 use pgshard::router::Migrated;
 use pgshard::schema::{Migration, Migrations};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::context;
@@ -17,15 +18,15 @@ use crate::output::{Format, Output};
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-#[derive(Serialize)]
-struct Waited {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Waited {
     done: bool,
     migrations: Vec<Shown>,
 }
 
 /// How far a migration is.
-#[derive(Serialize)]
-struct Shown {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Shown {
     name: String,
     done: bool,
     /// In how many shards it has run.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pgshard::mover::{Asked, Heard, MoveId, Mover, Observer, Options, Worker};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -17,8 +18,8 @@ use crate::output::{Format, Output, seconds};
 /// Between two looks whether a mover has ended.
 const EVERY: Duration = Duration::from_millis(200);
 
-#[derive(Serialize)]
-struct Requested {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Requested {
     r#move: String,
     asked: &'static str,
     /// Who was at work.

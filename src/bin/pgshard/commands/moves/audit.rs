@@ -1,16 +1,48 @@
 //! What became of audits, for people and programs.
 
 use pgshard::mover::{Audit, AuditDifference, AuditState, LeftOut};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// An audit as JSON.
-#[derive(Serialize)]
-pub(super) struct ShownAudit {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShownAudit {
     /// `under way`, `audited`, `differs` or `not audited`; null where there is nothing to audit yet.
     state: Option<&'static str>,
     ended_at: Option<String>,
+    #[schemars(with = "Vec<ShownDifference>")]
     differences: Vec<AuditDifference>,
+    #[schemars(with = "Vec<ShownLeftOut>")]
     left_out: Vec<LeftOut>,
+}
+
+/// How an [`AuditDifference`] is written.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is wanted: the library writes it")]
+struct ShownDifference {
+    /// `table photos`, `sequence photos_id_seq`, `definitions`.
+    what: String,
+    how: String,
+    /// Of a table: the rows, ten at most, by their keys.
+    rows: Option<Vec<ShownRow>>,
+}
+
+/// A row that is not the same on both sides.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is wanted: the library writes it")]
+struct ShownRow {
+    key: String,
+    /// Its hash at the source; null: it is not there.
+    source: Option<String>,
+    target: Option<String>,
+}
+
+/// How a [`LeftOut`] is written.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is wanted: the library writes it")]
+struct ShownLeftOut {
+    what: String,
+    why: String,
 }
 
 impl ShownAudit {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{AuditState, Error, MoveId, Phase, Plan, Report, Rival};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::audit::{self, ShownAudit};
@@ -15,8 +16,8 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, seconds};
 
-#[derive(Serialize)]
-pub(super) struct Done {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Done {
     r#move: String,
     shards: String,
     source: String,
@@ -30,8 +31,9 @@ pub(super) struct Done {
     failed: Vec<FailedShard>,
 }
 
-#[derive(Serialize)]
-struct FailedShard {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct FailedShard {
+    #[schemars(with = "u16")]
     shard: ShardId,
     message: String,
 }

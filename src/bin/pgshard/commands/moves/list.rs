@@ -8,6 +8,7 @@ use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{
     DesiredState, Entry, Error, Heard, MoveId, Observer, Options, Phase, ReverseReplication, StreamProgress,
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -134,13 +135,13 @@ fn grouped(entries: &[Entry]) -> Vec<Vec<&Entry>> {
     moves.into_values().collect()
 }
 
-#[derive(Serialize)]
-struct ListReport {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ListReport {
     moves: Vec<Listed>,
 }
 
-#[derive(Serialize)]
-struct Listed {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Listed {
     r#move: String,
     shards: String,
     source: String,
@@ -229,14 +230,15 @@ impl Listed {
     }
 }
 
-#[derive(Serialize)]
-struct ShowReport<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShowReport<'a> {
     r#move: String,
     shards: Vec<ShownShard<'a>>,
 }
 
-#[derive(Serialize)]
-struct ShownShard<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShownShard<'a> {
+    #[schemars(with = "u16")]
     shard: ShardId,
     source: &'a str,
     target: &'a str,

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Asked, Error, Mover, Observer, Options, Phase};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::relocate::mover;
@@ -30,14 +31,14 @@ use crate::output::{Align, Format, Output};
 
 use find::{Fits, find, named};
 
-pub(crate) use ask::stop;
+pub(crate) use ask::{Requested as AskedToStop, stop};
 pub(crate) use complete::complete_all;
 pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell, tell_by_cause};
-pub(crate) use list::{Which, list, show};
-pub(crate) use progress::{shown, watch};
-pub(crate) use repair::repair;
-pub(crate) use requests::want;
-pub(crate) use watch::Watcher;
+pub(crate) use list::{ListReport, ShowReport, Which, list, show};
+pub(crate) use progress::{Line, shown, watch};
+pub(crate) use repair::{Shown as Repaired, repair};
+pub(crate) use requests::{Requested as Wanted, want};
+pub(crate) use watch::{MoveEvent, Watcher};
 
 /// What to do with a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,21 +125,22 @@ pub(crate) async fn feed(
     Ok(Exit::Done)
 }
 
-#[derive(Serialize)]
-struct GcReport {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct GcReport {
     cleaned: Vec<CleanedThing>,
     failed: Vec<FailedHost>,
 }
 
-#[derive(Serialize)]
-struct CleanedThing {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct CleanedThing {
     host: String,
+    #[schemars(with = "u16")]
     shard: ShardId,
     what: String,
 }
 
-#[derive(Serialize)]
-struct FailedHost {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct FailedHost {
     host: String,
     message: String,
 }

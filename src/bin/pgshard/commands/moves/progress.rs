@@ -11,6 +11,7 @@ use pgshard::ShardId;
 use pgshard::mover::{
     DesiredState, Mode, MoveId, Mover, Observer, Options, Phase, Progress, ShardProgress, StreamProgress,
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -344,10 +345,11 @@ fn remarks_without_age(shard: &ShardProgress) -> Vec<String> {
     remarks(shard).into_iter().map(cut).collect()
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Line<'a> {
+pub(crate) enum Line<'a> {
     Shard {
+        #[schemars(with = "u16")]
         shard: ShardId,
         source: &'a str,
         target: &'a str,

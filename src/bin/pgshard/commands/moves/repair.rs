@@ -9,6 +9,7 @@ use pgshard::config::Config;
 use pgshard::map::HostName;
 use pgshard::mover::{Observer, Options, Repair, RepairPlan, RepairWay};
 use pgshard::schema::{self, Severity};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::relocate::{mover, shards};
@@ -20,8 +21,9 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 
-#[derive(Serialize)]
-struct Shown<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Shown<'a> {
+    #[schemars(with = "u16")]
     shard: ShardId,
     hosts: Vec<ShownHost<'a>>,
     /// `fine`, `do`, `choose` or `nothing`.
@@ -30,14 +32,14 @@ struct Shown<'a> {
     done: bool,
 }
 
-#[derive(Serialize)]
-struct ShownHost<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShownHost<'a> {
     host: &'a str,
     says: &'a str,
 }
 
-#[derive(Serialize)]
-struct ShownWay<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShownWay<'a> {
     give_up: Vec<&'a str>,
     host: &'a str,
     steps: &'a [String],

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use pgshard::map::print_shards;
 use pgshard::mover::{DesiredState, Heard, Observer, Options};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -13,8 +14,8 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 
-#[derive(Serialize)]
-struct Requested {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Requested {
     r#move: String,
     shards: String,
     desired: &'static str,

@@ -13,6 +13,7 @@ use pgshard::ShardId;
 use pgshard::map::print_shards;
 use pgshard::mover::{AuditState, Error, Mode, MoveId, Mover, Report, Request};
 use pgshard::rebalance::{Constraint, Group, Pace, Problem, Wave, plan, waves};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::measure::words;
@@ -62,8 +63,8 @@ struct Failed {
 }
 
 /// The last event.
-#[derive(Serialize)]
-pub(super) struct Done {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Done {
     moved: usize,
     /// Shards of moves that were open before, finished first.
     finished: usize,
@@ -77,8 +78,9 @@ pub(super) struct Done {
     failed: Vec<FailedShard>,
 }
 
-#[derive(Serialize)]
-struct FailedShard {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct FailedShard {
+    #[schemars(with = "u16")]
     shard: ShardId,
     message: String,
 }

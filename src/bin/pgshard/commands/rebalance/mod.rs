@@ -19,6 +19,8 @@ use pgshard::mover::{Entry, Heard, Mover};
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
 use self::execute::{Run, Stop};
+pub(crate) use self::show::Planned;
+pub(crate) use self::watch::RebalanceEvent;
 use self::watch::Watcher;
 use super::measure::{Weighed, weigh};
 use super::moves;

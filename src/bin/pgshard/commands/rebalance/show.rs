@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use pgshard::ShardId;
 use pgshard::map::HostName;
 use pgshard::rebalance::{Amount, HostLoad, Plan};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::measure::shown;
@@ -13,8 +14,8 @@ use crate::args::By;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, size};
 
-#[derive(Serialize)]
-struct Planned<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Planned<'a> {
     event: &'static str,
     by: &'static str,
     hosts: BTreeMap<&'a str, PlannedHost>,
@@ -26,22 +27,23 @@ struct Planned<'a> {
     unmet: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct PlannedHost {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct PlannedHost {
     share: f64,
     before: PlannedAmount,
     after: PlannedAmount,
 }
 
-#[derive(Serialize)]
-struct PlannedAmount {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct PlannedAmount {
     shards: u32,
     weight: u64,
     bytes: u64,
 }
 
-#[derive(Serialize)]
-struct PlannedMove<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct PlannedMove<'a> {
+    #[schemars(with = "u16")]
     shard: ShardId,
     source: &'a str,
     target: &'a str,

@@ -5,25 +5,50 @@ use std::sync::{Arc, Mutex, PoisonError};
 use indicatif::ProgressBar;
 use pgshard::ShardId;
 use pgshard::mover::{Event, Observer, Phase};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::moves::millis;
 use crate::output::Output;
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub(super) enum RebalanceEvent {
-    Wave { wave: usize, waves: usize, groups: Vec<WaveGroup> },
-    Started { r#move: String, shards: usize },
-    FenceRetried { shard: ShardId, attempt: u32, reason: String },
-    Opened { shard: ShardId, host: String, pause_ms: f64 },
-    Asked { asked: &'static str, by: String },
-    Failed { shard: ShardId, message: String },
+pub(crate) enum RebalanceEvent {
+    Wave {
+        wave: usize,
+        waves: usize,
+        groups: Vec<WaveGroup>,
+    },
+    Started {
+        r#move: String,
+        shards: usize,
+    },
+    FenceRetried {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        attempt: u32,
+        reason: String,
+    },
+    Opened {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        host: String,
+        pause_ms: f64,
+    },
+    Asked {
+        asked: &'static str,
+        by: String,
+    },
+    Failed {
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        message: String,
+    },
     Done(super::execute::Done),
 }
 
-#[derive(Serialize)]
-pub(super) struct WaveGroup {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct WaveGroup {
     pub(super) source: String,
     pub(super) target: String,
     pub(super) shards: String,

@@ -1,0 +1,155 @@
+//! The JSON Schema of what each command prints with `--json`: docs/json/README.md has the promise about it.
+//!
+//! Invariant: a type that is printed has a schema (`Output::object` asks for it), and stands in the list below; the tests
+//! compare `docs/json/` with it, and what commands print with `docs/json/`.
+
+use std::fs;
+use std::path::Path;
+
+use schemars::generate::{SchemaGenerator, SchemaSettings};
+use schemars::{JsonSchema, Schema};
+use serde_json::{Map, Value, json};
+
+use super::{
+    bench, bootstrap, check, conformance, demo, dev, explain, host, id, locate, map, map_carry, map_versions, migrate,
+    moves, rebalance, relocate, sql, tickets, workers,
+};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Format, Output, Said, Versioned};
+
+/// A command, and what it prints: one of these, a line each.
+struct Printed {
+    command: &'static str,
+    kinds: Vec<fn(&mut SchemaGenerator) -> Schema>,
+}
+
+fn kind<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<Versioned<T>>()
+}
+
+macro_rules! printed {
+    ($($command:literal: $($kind:ty),+;)*) => {
+        vec![$(Printed { command: $command, kinds: vec![$(kind::<$kind>),+] }),*]
+    };
+}
+
+/// What stderr has of every command: errors, warnings, notes and hints.
+const STDERR: &str = "stderr";
+
+fn all() -> Vec<Printed> {
+    printed! {
+        "bench": bench::Report;
+        "bootstrap": bootstrap::BootstrapEvent<'static>;
+        "check": check::Report<'static>;
+        "conformance serve": conformance::Report;
+        "demo": demo::Summary;
+        "dev down": dev::DownReport;
+        "dev status": dev::StatusReport;
+        "dev up": dev::UpReport;
+        "drain": rebalance::Planned<'static>, rebalance::RebalanceEvent;
+        "explain": explain::Explained;
+        "host accept": host::Accepted<'static>;
+        "host add": host::Added<'static>;
+        "host list": host::Listed;
+        "host remove": host::Removed<'static>;
+        "id decode": id::Decoded, id::OtherDecoded;
+        "id encode": id::Decoded;
+        "id range": id::Range;
+        "locate": locate::Located, locate::Wrong<'static>;
+        "map diff": map::Changes;
+        "map export": map_carry::Exported;
+        "map history": map_versions::History;
+        "map import": map::Changes;
+        "map rebuild": map::Changes;
+        "map show": map::Shown;
+        "migrate new": migrate::NewFile<'static>;
+        "migrate plan": migrate::PlannedUp<'static>;
+        "migrate resolve": bootstrap::BootstrapEvent<'static>, migrate::PlannedResolve<'static>;
+        "migrate retry": bootstrap::BootstrapEvent<'static>;
+        "migrate status": migrate::Status;
+        "migrate up": bootstrap::BootstrapEvent<'static>;
+        "migrate wait": migrate::Waited;
+        "move": moves::MoveEvent, relocate::PlanReport<'static>;
+        "moves abort": moves::MoveEvent;
+        "moves audit": moves::MoveEvent;
+        "moves complete": moves::MoveEvent;
+        "moves continue": moves::Wanted;
+        "moves feed": moves::MoveEvent;
+        "moves gc": moves::GcReport;
+        "moves list": moves::ListReport;
+        "moves pause": moves::Wanted;
+        "moves repair": moves::Repaired<'static>;
+        "moves resume": moves::MoveEvent;
+        "moves rollback": moves::MoveEvent;
+        "moves show": moves::ShowReport<'static>;
+        "moves stop": moves::AskedToStop;
+        "moves watch": moves::Line<'static>;
+        "rebalance": rebalance::Planned<'static>, rebalance::RebalanceEvent;
+        "sql": sql::ShardRows<'static>, sql::ShardFailed<'static>;
+        "stderr": Said<'static>;
+        "tickets create": tickets::CreatedSeries<'static>;
+        "tickets next": tickets::Taken;
+        "tickets status": tickets::Status;
+        "workers hold": workers::HeldOn<'static>;
+        "workers install": workers::InstalledOn<'static>;
+        "workers release": workers::ReleasedOn<'static>;
+        "workers status": workers::Status<'static>;
+    }
+}
+
+impl Printed {
+    fn schema(&self) -> Value {
+        let mut generator = SchemaSettings::draft2020_12().into_generator();
+        let kinds: Vec<Schema> = self.kinds.iter().map(|kind| kind(&mut generator)).collect();
+        let title = match self.command {
+            STDERR => "What a command says on stderr with --json, a line each".to_owned(),
+            command => format!("What `pgshard {command} --json` prints, a line each"),
+        };
+        let mut root = Map::new();
+        root.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
+        root.insert("title".to_owned(), json!(title));
+        root.insert("anyOf".to_owned(), json!(kinds));
+        let definitions = generator.take_definitions(true);
+        if !definitions.is_empty() {
+            root.insert("$defs".to_owned(), Value::Object(definitions));
+        }
+        Value::Object(root)
+    }
+
+    fn text(&self) -> String {
+        serde_json::to_string_pretty(&self.schema()).expect("a schema has text for keys") + "\n"
+    }
+}
+
+/// Prints the schema of a command, or writes those of all; without either, says which there are.
+pub(crate) fn run(command: &[String], out: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let all = all();
+    if let Some(folder) = out {
+        let failed = |error| Failure::new(Exit::Failed, format!("cannot write to {}: {error}", folder.display()));
+        fs::create_dir_all(folder).map_err(failed)?;
+        for printed in &all {
+            let name = format!("{}.json", printed.command.replace(' ', "-"));
+            fs::write(folder.join(name), printed.text()).map_err(failed)?;
+        }
+        output.note(format_args!("wrote {} schemas to {}", all.len(), folder.display()));
+        return Ok(Exit::Done);
+    }
+    if command.is_empty() {
+        let names: Vec<&str> = all.iter().map(|printed| printed.command).collect();
+        output.data(names.join("\n"))?;
+        return Ok(Exit::Done);
+    }
+    let name = command.join(" ");
+    match all.iter().find(|printed| printed.command == name) {
+        Some(printed) if output.format() == Format::Json => {
+            output.data(serde_json::to_string(&printed.schema())?)?;
+        }
+        Some(printed) => output.raw(printed.text().as_bytes())?,
+        None => {
+            return Err(Failure::usage(format!("`pgshard {name}` prints no JSON"))
+                .hint("`pgshard json-schema` lists the commands that do"));
+        }
+    }
+    Ok(Exit::Done)
+}
