@@ -8,9 +8,9 @@ mod cancel;
 mod connect;
 mod conninfo;
 mod identity;
-mod lookout;
 #[cfg(feature = "ops")]
 mod libpq;
+mod lookout;
 mod options;
 mod password;
 mod quote;
@@ -21,15 +21,14 @@ pub mod state;
 mod template;
 mod tls;
 
-pub(crate) use connect::SearchPath;
 pub use connect::{ConnectError, Connection};
 #[cfg(feature = "dev")]
 pub(crate) use conninfo::put_key;
 pub use identity::{Identity, Impostor, Record, Server};
-pub(crate) use identity::{Seen, record};
-pub(crate) use lookout::Lookout;
+pub(crate) use identity::record;
 #[cfg(feature = "ops")]
 pub use libpq::LibpqEnvironment;
+pub(crate) use lookout::Lookout;
 pub use options::{ConnectOptions, OptionsError};
 pub use password::{Password, PasswordError};
 pub use quote::{quote_ident, quote_literal};

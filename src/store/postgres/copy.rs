@@ -44,8 +44,7 @@ impl Copy {
     /// every map.
     pub(super) async fn write(&self, map: &Arc<ShardMap>, from: &ConnectOptions) -> Result<(), StoreError> {
         let (path, map) = (self.path.clone(), map.clone());
-        let head =
-            format!("# The map as {from} had it, for when that cannot be asked. Every new map replaces it.\n\n");
+        let head = format!("# The map as {from} had it, for when that cannot be asked. Every new map replaces it.\n\n");
         blocking(move || write(&path, &(head + &print_map(&map)))).await
     }
 }

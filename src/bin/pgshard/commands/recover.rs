@@ -8,6 +8,7 @@ use pgshard::config::Config;
 use pgshard::idgen::tickets::{self, TicketHost};
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Observer, Options, RecoveryPlan, Repair, RepairWay};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::moves;
@@ -19,8 +20,8 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::{Format, Output, counted};
 
-#[derive(Serialize)]
-struct Shown<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Shown<'a> {
     host: &'a str,
     server: Option<Server>,
     moves: Vec<Move>,
@@ -33,8 +34,8 @@ struct Shown<'a> {
     done: bool,
 }
 
-#[derive(Serialize)]
-struct Server {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Server {
     /// A text, since not every reader of JSON has integers of 64 bits.
     system_identifier: String,
     timeline: i64,
@@ -42,8 +43,9 @@ struct Server {
     last_id_at: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Move {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Move {
+    #[schemars(with = "u16")]
     shard: ShardId,
     id: Option<String>,
     from: Option<String>,
@@ -51,32 +53,35 @@ struct Move {
     epoch: String,
 }
 
-#[derive(Serialize)]
-struct ShownRepair<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShownRepair<'a> {
+    #[schemars(with = "u16")]
     shard: ShardId,
     host: &'a str,
     steps: &'a [String],
     at_risk: &'a [String],
 }
 
-#[derive(Serialize)]
-struct Clock<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Clock<'a> {
     host: &'a str,
+    #[schemars(with = "u16")]
     shard: ShardId,
     after: String,
     id: String,
     why: &'a str,
 }
 
-#[derive(Serialize)]
-struct Elsewhere<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Elsewhere<'a> {
+    #[schemars(with = "u16")]
     shard: ShardId,
     says: &'a str,
     command: &'a str,
 }
 
-#[derive(Serialize)]
-struct ShownDecision<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShownDecision<'a> {
     shards: String,
     what: &'a str,
     commands: &'a [String],

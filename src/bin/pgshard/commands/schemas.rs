@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     bench, bootstrap, check, conformance, demo, dev, explain, host, id, locate, map, map_carry, map_versions, migrate,
-    moves, rebalance, relocate, sql, tickets, workers,
+    moves, rebalance, recover, relocate, sql, tickets, workers,
 };
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -63,6 +63,7 @@ fn all() -> Vec<Printed> {
         "map import": map::Changes;
         "map rebuild": map::Changes;
         "map show": map::Shown;
+        "migrate backfill": migrate::BackfillEvent<'static>, migrate::Backfills;
         "migrate new": migrate::NewFile<'static>;
         "migrate plan": migrate::PlannedUp<'static>;
         "migrate resolve": bootstrap::BootstrapEvent<'static>, migrate::PlannedResolve<'static>;
@@ -86,6 +87,7 @@ fn all() -> Vec<Printed> {
         "moves stop": moves::AskedToStop;
         "moves watch": moves::Line<'static>;
         "rebalance": rebalance::Planned<'static>, rebalance::RebalanceEvent;
+        "recover": recover::Shown<'static>;
         "sql": sql::ShardRows<'static>, sql::ShardFailed<'static>;
         "stderr": Said<'static>;
         "tickets create": tickets::CreatedSeries<'static>;

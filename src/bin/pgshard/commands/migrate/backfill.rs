@@ -9,6 +9,7 @@ use pgshard::map::{RangesError, parse_shards, print_shards};
 use pgshard::schema;
 use pgshard::schema::HostFault;
 use pgshard::schema::backfill::{Backfill, BackfillFault, Event, Progress, Report, Request};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::MigrateBackfill;
@@ -17,31 +18,56 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, size};
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum BackfillEvent<'a> {
-    Planned { host: &'a str, to_do: usize, unchanged: usize },
-    Throttled { host: &'a str, lag_bytes: u64 },
-    ShardDone { host: &'a str, shard: ShardId, rows: u64 },
-    ShardFailed { host: &'a str, shard: ShardId, message: String, remedy: &'static str },
-    Done { finished: usize, unchanged: usize, rows: u64, failed: Vec<ShardFailed>, silent_hosts: Vec<String> },
+pub(crate) enum BackfillEvent<'a> {
+    Planned {
+        host: &'a str,
+        to_do: usize,
+        unchanged: usize,
+    },
+    Throttled {
+        host: &'a str,
+        lag_bytes: u64,
+    },
+    ShardDone {
+        host: &'a str,
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        rows: u64,
+    },
+    ShardFailed {
+        host: &'a str,
+        #[schemars(with = "u16")]
+        shard: ShardId,
+        message: String,
+        remedy: &'static str,
+    },
+    Done {
+        finished: usize,
+        unchanged: usize,
+        rows: u64,
+        failed: Vec<ShardFailed>,
+        silent_hosts: Vec<String>,
+    },
 }
 
-#[derive(Serialize)]
-struct ShardFailed {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct ShardFailed {
+    #[schemars(with = "u16")]
     shard: ShardId,
     message: String,
 }
 
 /// How far backfills are.
-#[derive(Serialize)]
-struct Status {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Backfills {
     backfills: BTreeMap<String, BackfillStatus>,
     silent_hosts: Vec<String>,
 }
 
-#[derive(Default, Serialize)]
-struct BackfillStatus {
+#[derive(Default, JsonSchema, Serialize)]
+pub(crate) struct BackfillStatus {
     /// The shards in which it is finished, as ranges.
     finished: String,
     /// The shards in which it was begun and is not finished.
@@ -52,8 +78,9 @@ struct BackfillStatus {
     batches: u64,
 }
 
-#[derive(Serialize)]
-struct UnderWay {
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct UnderWay {
+    #[schemars(with = "u16")]
     shard: ShardId,
     host: String,
     done_to: Option<String>,
@@ -200,7 +227,7 @@ async fn status(name: Option<&str>, config: &Config, output: &Output) -> Result<
         && shards.len() == usize::from(config.cluster.shards.get())
         && backfills.values().all(|one| one.under_way.is_empty() && one.not_begun.is_empty());
     match output.format() {
-        Format::Json => output.object(&Status { backfills, silent_hosts: silent })?,
+        Format::Json => output.object(&Backfills { backfills, silent_hosts: silent })?,
         Format::Text => show(&backfills, output)?,
     }
     Ok(if complete { Exit::Done } else { Exit::Partly })

@@ -14,7 +14,7 @@ use pgshard::map::{RangesError, parse_shards};
 use pgshard::schema;
 use pgshard::schema::migrate::{Canary, Pace, Request, Which};
 
-pub(crate) use backfill::backfill;
+pub(crate) use backfill::{BackfillEvent, Backfills, backfill};
 pub(crate) use new::{NewFile, new};
 pub(crate) use plan::{Planned as PlannedUp, plan};
 pub(crate) use resolve::{Planned as PlannedResolve, plan_resolving, resolve};
