@@ -239,6 +239,9 @@ pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option
         OptionsError::Missing { key: "host" } => ("the url names no host".to_owned(), form()),
         OptionsError::Missing { key: "user" } => ("the url names no user".to_owned(), form()),
         OptionsError::Missing { .. } => ("the url names no database".to_owned(), form()),
+        OptionsError::AtInHost => {
+            ("the host of the url holds an @".to_owned(), "write %40 for an @ in user or password".to_owned())
+        }
         OptionsError::SslMode { mode } => {
             let modes = ["disable", "prefer", "require", "verify-ca", "verify-full"];
             let hint = similar(&mode, modes).unwrap_or_else(|| format!("known are {}", modes.join(", ")));

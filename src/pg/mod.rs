@@ -4,6 +4,8 @@
 //! Invariant: no password leaves this module (not in `Debug`, errors or logs), and every name or text that
 //! goes into SQL goes through [`quote_ident`] or [`quote_literal`].
 
+#[cfg(feature = "ops")]
+mod activity;
 mod cancel;
 mod connect;
 mod conninfo;
@@ -21,6 +23,8 @@ pub mod state;
 mod template;
 mod tls;
 
+#[cfg(feature = "ops")]
+pub(crate) use activity::shown;
 pub use connect::{ConnectError, Connection};
 #[cfg(feature = "dev")]
 pub(crate) use conninfo::put_key;

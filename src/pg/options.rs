@@ -41,6 +41,10 @@ pub enum OptionsError {
         /// What the parser says.
         reason: String,
     },
+    /// The host holds an `@`: user or password do, and it is not escaped there. The text is not repeated, as it holds a
+    /// part of the password.
+    #[error("the host holds an @: write %40 for an @ in user or password")]
+    AtInHost,
     /// `sslmode` is none that libpq knows.
     #[error("sslmode {mode:?} is none of disable, prefer, require, verify-ca, verify-full")]
     SslMode {
@@ -276,6 +280,14 @@ impl ConnectOptions {
         let Own { mut tls, mode, attributes, passfile } = own;
         tls.settle(mode.as_deref())?;
         let mut config = driver_config(&rest)?;
+        // What follows an unescaped `@` of a password is taken for the host, by libpq too, and would be shown as one.
+        if config
+            .get_hosts()
+            .iter()
+            .any(|host| matches!(host, Host::Tcp(name) if name.trim_start_matches('@').contains('@')))
+        {
+            return Err(OptionsError::AtInHost);
+        }
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(OptionsError::Missing { key: "host" });
         }
@@ -589,6 +601,17 @@ mod tests {
         }
         // To libpq a password ends before a slash, and there is no user without one.
         assert!(ConnectOptions::parse("postgres://app:pa/ss@h/db?sslmode=require").is_err());
+    }
+
+    #[test]
+    fn a_password_with_an_at_is_not_shown_as_a_host() {
+        for text in ["postgres://app:p@ssw0rd@h/db", "postgres://app:p@ssw0rd@h1,h2/db?sslmode=require"] {
+            let error = ConnectOptions::parse(text).unwrap_err();
+            let shown = format!("{error} {error:?}");
+            assert!(shown.contains("write %40") && !shown.contains("ssw0rd"), "{shown}");
+        }
+        let options = ConnectOptions::parse("postgres://app:p%40ssw0rd@h/db").unwrap();
+        assert_eq!(options.to_string(), "app@h:5432/db");
     }
 
     #[test]

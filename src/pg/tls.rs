@@ -1,6 +1,7 @@
 //! TLS as libpq means it, on rustls.
 //! <https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-PROTECTION>
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -70,6 +71,12 @@ pub enum TlsError {
         path: PathBuf,
         /// Why not.
         reason: String,
+    },
+    /// Others than its owner may read the key.
+    #[error("the private key {} can be read by others: chmod 600, or 640 where root owns it", path.display())]
+    OpenKey {
+        /// The file.
+        path: PathBuf,
     },
     /// `sslcert` without `sslkey`, or the other way round.
     #[error("sslcert and sslkey go together")]
@@ -150,6 +157,7 @@ impl TlsOptions {
             (None, None) => config.with_no_client_auth(),
             (Some(cert), Some(key)) => {
                 let chain = certificates("sslcert", cert)?;
+                refuse_open(key)?;
                 let key = PrivateKeyDer::from_pem_file(key).map_err(|error| pem("sslkey", key, &error))?;
                 config.with_client_auth_cert(chain, key).map_err(TlsError::Rustls)?
             }
@@ -182,6 +190,16 @@ impl TlsOptions {
 
 fn standard_root_cert() -> Option<PathBuf> {
     std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".postgresql/root.crt"))
+}
+
+/// Refuses what libpq refuses: a key that others may read, or, where root owns it, more than read by its group.
+fn refuse_open(path: &Path) -> Result<(), TlsError> {
+    let Ok(facts) = std::fs::metadata(path) else { return Ok(()) };
+    let forbidden = if facts.uid() == 0 { 0o037 } else { 0o077 };
+    match facts.is_file() && facts.mode() & forbidden == 0 {
+        true => Ok(()),
+        false => Err(TlsError::OpenKey { path: path.to_owned() }),
+    }
 }
 
 fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

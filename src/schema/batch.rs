@@ -11,8 +11,9 @@ use tokio_postgres::error::{ErrorPosition, SqlState};
 use uuid::Uuid;
 
 use super::apart;
-use super::control::{Cluster, LOCK_SPACE};
+use super::control::Cluster;
 use super::fault::ShardFault;
+use super::lock;
 use super::migrations::{Migrations, Pending};
 use super::own::OWN;
 use super::session::{RESET, settle};
@@ -23,10 +24,6 @@ use crate::shard::ShardId;
 /// How often a shard is tried when it fails for a temporary reason, such as a deadlock over something that shards
 /// share.
 const TRIES: usize = 3;
-
-/// The key of the lock that every transaction here shares. A session that gets it exclusively knows that no such
-/// transaction is under way, not even one whose client has gone away in the middle of a message.
-pub(super) const LOCK_WORK: i32 = 3;
 
 /// What the SQL is composed from.
 #[derive(Clone, Copy)]
@@ -44,9 +41,9 @@ pub(super) type Placed = (ShardId, ShardEpoch);
 /// makes the others durable with it.
 pub(super) const LOCAL: &str = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
 
-/// `BEGIN`, and the lock that shows that work is under way.
+/// `BEGIN`, and the lock that tells of the work, also of one whose client has gone away in the middle of a message.
 pub(super) fn begin_work() -> String {
-    format!("BEGIN; {LOCAL} SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK});\n")
+    format!("BEGIN; {LOCAL} {};\n", lock::AT_WORK)
 }
 
 impl Recipe<'_> {

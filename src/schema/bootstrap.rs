@@ -15,28 +15,25 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
-use tokio_postgres::SimpleQueryMessage;
 
 use super::apart;
-use super::batch::{Alone, LOCK_WORK, Placed, Recipe, run_alone, run_many};
-use super::control::{Cluster, ControlError, LOCK_SPACE, install, pending};
+use super::batch::{Alone, Placed, Recipe, run_alone, run_many};
+use super::control::{Cluster, ControlError, install_for, pending};
 use super::facts::{FactsError, HostFacts, chain, host_facts};
 use super::fault::{HostFault, ShardFault};
 use super::known::{self, Record};
+use super::lock;
 use super::migrate::{OnHost, Pace, run_once};
 use super::migrations::{Migrations, Pending};
 use super::plan::{HostPlan, Knowledge, plan};
+use super::rights::{self, Users};
 use super::session;
 use crate::map::{HostName, ShardEpoch, print_ranges};
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 
-/// How long a bootstrap, or a migration, waits for another one on the same host, and how often it tries.
+/// How long a bootstrap, or a migration, waits for another one on the same host.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
-const BETWEEN_TRIES: Duration = Duration::from_millis(50);
-
-/// The key, beside [`LOCK_SPACE`], of the lock that a bootstrap holds on every host that it has read.
-const LOCK_BOOTSTRAP: i32 = 2;
 
 /// The most shards in one transaction. More gains nothing, and a failure then costs more shards' work.
 const BATCH_MAX: usize = 64;
@@ -177,6 +174,8 @@ pub struct HostReport {
     pub unchanged: usize,
     /// The shards that were left as they were, each with the reason.
     pub failed: BTreeMap<ShardId, ShardFault>,
+    /// The roles that may ask here from now on where shards are: those that may use a shard's schema.
+    pub admitted: BTreeSet<String>,
     /// Why the host was left as it was, or half done.
     pub fault: Option<HostFault>,
     /// How long it took.
@@ -203,7 +202,8 @@ impl Report {
 impl HostReport {
     /// Whether anything was written.
     pub fn changed(&self) -> bool {
-        !(self.control.is_empty() && self.once.is_empty() && self.created.is_empty() && self.migrated.is_empty())
+        let done = [self.created.is_empty(), self.migrated.is_empty(), self.admitted.is_empty()];
+        !(self.control.is_empty() && self.once.is_empty() && done.iter().all(|none| *none))
     }
 
     pub(super) fn left(fault: HostFault) -> HostReport {
@@ -240,12 +240,16 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
         || hosts.iter().zip(&read).filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name));
     let written_to = chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
     let knowledge = Knowledge::of(asked, &request.vouched, &request.lost).with_drift(written_to, &request.migrations);
+    let routers = routers(read.iter().flatten().map(|(_, facts)| facts));
     let reports = chosen().map(|(host, read)| async {
         let report = match read {
             Err(fault) => HostReport::left(fault.clone()),
             Ok((_, facts)) => match plan(host, facts, &knowledge, &request.cluster, &request.migrations) {
                 Err(refusals) => HostReport::left(HostFault::Refused(refusals)),
-                Ok(plan) => Job { host, request, plan, observer, lock_slots: facts.server.lock_slots }.run().await,
+                Ok(plan) => {
+                    let lock_slots = facts.server.lock_slots;
+                    Job { host, request, plan, routers: &routers, observer, lock_slots }.run().await
+                }
             },
         };
         (host.name.clone(), report)
@@ -263,8 +267,13 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
     Report { hosts: reports, ..Report::default() }
 }
 
-/// Brings the records of all hosts up to date, including those that were not to be written to, and releases the locks.
-/// If something is wrong with a host, it is left alone, and its records are ignored.
+/// The roles that may use a shard of any of these hosts, or may ask there.
+fn routers<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> BTreeSet<String> {
+    facts.filter_map(|facts| facts.control.as_ref()).flat_map(|one| one.routers.elsewhere().cloned()).collect()
+}
+
+/// Brings the records of all hosts up to date, also of those that were not to be written to, lets the routers' roles ask
+/// there, and ends the locks. A host with something wrong is left alone, and its records are ignored.
 async fn settle<'a>(
     request: &Request,
     sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,
@@ -282,18 +291,32 @@ async fn settle<'a>(
             false => Ok(facts.clone()),
         };
         let Ok(facts) = facts else { continue };
-        if let (Ok([]), Some(control)) = (pending(&facts, &request.cluster, &host.name).as_deref(), facts.control) {
-            good.push((host, session, control));
+        if let Ok([]) = pending(&facts, &request.cluster, &host.name).as_deref() {
+            good.push((host, session, facts));
         }
     }
     let named = |host: &&HostName| request.hosts.iter().any(|named| named.name == **host);
     let forgotten: BTreeSet<HostName> = request.lost.iter().filter(|host| !named(host)).cloned().collect();
-    let record = known::record(good.iter().map(|(host, _, control)| (&host.name, control)), &forgotten);
-    for (host, session, control) in &good {
-        if control.known != record
-            && let (Err(fault), Some(report)) = (write_record(session, &record).await, reports.get_mut(&host.name))
-        {
-            report.fault = Some(fault);
+    let controls = good.iter().filter_map(|(host, _, facts)| Some((&host.name, facts.control.as_ref()?)));
+    let record = known::record(controls, &forgotten);
+    let routers = routers(good.iter().map(|(_, _, facts)| facts));
+    for (host, session, facts) in &good {
+        let Some(control) = &facts.control else { continue };
+        let is_open = control.routers.lacking.is_empty() && routers.is_subset(&control.routers.all);
+        if control.known == record && is_open {
+            continue;
+        }
+        let outcome = async {
+            let admitted = rights::admit(session, Users::OfShards, &routers).await;
+            let admitted = admitted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;
+            write_record(session, &record).await.map(|()| admitted)
+        };
+        let outcome = outcome.await;
+        if let Some(report) = reports.get_mut(&host.name) {
+            match outcome {
+                Ok(admitted) => report.admitted.extend(admitted),
+                Err(fault) => report.fault = Some(fault),
+            }
         }
     }
 }
@@ -323,69 +346,18 @@ async fn open(host: &Host) -> Result<Connection, HostFault> {
 /// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. It is a transaction's lock,
 /// since a session's could outlive us behind a pooler.
 ///
-/// A bootstrap that was killed has lost this lock, but the server may still be processing its last message. The second
-/// lock shows that; rolling back to the savepoint releases it.
-///
-/// Both locks are tried again and again instead of waited for. A statement that waits for a lock has a snapshot, and a
-/// CREATE INDEX CONCURRENTLY of the lock's holder would wait for that.
+/// A bootstrap that was killed has lost this lock, but the server may still be at its last message: that is looked for.
 pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
-    match take_locks(&session).await {
+    let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
+    let locked = async {
+        session.batch_execute(begin).await?;
+        lock::own(&session, Instant::now() + LOCK_PATIENCE).await
+    };
+    match locked.await {
         Ok(true) => Ok(session),
-        Ok(false) => Err(HostFault::Busy { processes: at_work(&session).await.unwrap_or_default() }),
+        Ok(false) => Err(HostFault::Busy { processes: lock::holders(&session).await.unwrap_or_default() }),
         Err(error) => Err(HostFault::Unread { reason: chain(&error) }),
     }
-}
-
-/// Returns false if somebody else has one of the locks. The transaction is open in that case too.
-async fn take_locks(session: &Connection) -> Result<bool, tokio_postgres::Error> {
-    let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
-    session.batch_execute(begin).await?;
-    let until = Instant::now() + LOCK_PATIENCE;
-    let own = format!("SELECT pg_catalog.pg_try_advisory_xact_lock({LOCK_SPACE}, {LOCK_BOOTSTRAP})");
-    let work = format!("SELECT pg_catalog.pg_try_advisory_xact_lock({LOCK_SPACE}, {LOCK_WORK})");
-    if !try_until(session, &own, until).await? {
-        return Ok(false);
-    }
-    session.batch_execute("SAVEPOINT work").await?;
-    let is_free = try_until(session, &work, until).await?;
-    session.batch_execute("ROLLBACK TO SAVEPOINT work").await?;
-    Ok(is_free)
-}
-
-/// By a simple query: an extended one leaves a portal in the transaction, which has a snapshot.
-async fn try_until(session: &Connection, sql: &str, until: Instant) -> Result<bool, tokio_postgres::Error> {
-    loop {
-        if is_true(&session.simple_query(sql).await?) {
-            return Ok(true);
-        }
-        if Instant::now() >= until {
-            return Ok(false);
-        }
-        tokio::time::sleep(BETWEEN_TRIES).await;
-    }
-}
-
-/// Whether a simple query that gives one boolean has given true.
-pub(super) fn is_true(messages: &[SimpleQueryMessage]) -> bool {
-    messages
-        .iter()
-        .any(|message| matches!(message, SimpleQueryMessage::Row(row) if row.try_get(0).ok().flatten() == Some("t")))
-}
-
-/// The server processes that hold the host's lock, or still work for a bootstrap that has lost it. Locks: none.
-async fn at_work(session: &Connection) -> Result<Vec<String>, tokio_postgres::Error> {
-    let sql = format!(
-        "SELECT DISTINCT pg_catalog.format('process %s (%s, since %s)', a.pid,
-             COALESCE(NULLIF(a.application_name, ''), a.usename::pg_catalog.text, '?'),
-             pg_catalog.to_char(COALESCE(a.xact_start, a.backend_start), 'YYYY-MM-DD HH24:MI:SS TZ'))
-         FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
-         WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {LOCK_SPACE}::pg_catalog.oid
-             AND l.objid IN ({LOCK_BOOTSTRAP}::pg_catalog.oid, {LOCK_WORK}::pg_catalog.oid)
-             AND l.pid <> pg_catalog.pg_backend_pid()
-             AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
-         ORDER BY 1"
-    );
-    session.query(&sql, &[]).await?.iter().map(|row| row.try_get(0)).collect()
 }
 
 /// What the host says, read on the session that holds its lock. The next message closes the cursor that the last query
@@ -409,6 +381,8 @@ struct Job<'a> {
     host: &'a Host,
     request: &'a Request,
     plan: HostPlan,
+    /// The roles of the routers of all hosts.
+    routers: &'a BTreeSet<String>,
     observer: Observer<'a>,
     lock_slots: i64,
 }
@@ -452,7 +426,7 @@ impl Job<'_> {
         let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
         let mut first = open(self.host).await?;
         if !is_whole {
-            let installed = install(&mut first, &self.request.cluster, &self.host.name).await;
+            let installed = install_for(&mut first, &self.request.cluster, &self.host.name, self.routers).await;
             let versions = installed.map_err(|error| match error {
                 ControlError::Refused(refusals) => HostFault::Refused(refusals),
                 other => HostFault::Control { reason: chain(&other) },

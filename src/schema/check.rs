@@ -55,6 +55,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
     orphans::check(&mut findings, survey, &cluster.schema_prefix);
     settings::check(&mut findings, survey);
     exposed::check(&mut findings, survey);
+    exposed::lacking(&mut findings, survey);
     findings.without_consequences();
     findings.sorted()
 }
@@ -168,6 +169,16 @@ fn check_host(findings: &mut Findings, host: &HostName, facts: &HostFacts, clust
                 let what = format!("of its control schema: {}", damage.what);
                 let remedy = damage.by_hand.unwrap_or_else(|| MEND.to_owned());
                 findings.add(Severity::Error, "control_damaged", Some(host), what, remedy);
+            }
+            for role in facts.control.iter().flat_map(|control| &control.routers.lacking) {
+                let what = format!(
+                    "the role {role} may use shards here, and may not ask where they are: its statements fail while a \
+                     shard moves"
+                );
+                let role = super::rights::shell_word(role);
+                let remedy =
+                    format!("run `pgshard bootstrap`, or what `pgshard rights --for router --role {role}` prints");
+                findings.add(Severity::Error, "rights_missing", Some(host), what, remedy);
             }
         }
     }

@@ -3,11 +3,16 @@
 //! Invariant: a host that recorded another N, epoch, prefix or name is never written to. A control migration is
 //! run once, whole, and its text never changes afterwards; a change is the next number.
 
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
 use sha2::{Digest, Sha256};
 use tokio_postgres::Client;
 
 use super::damage::damages;
 use super::facts::{ControlFacts, FactsError, HostFacts, host_facts, installed, shape as read_shape};
+use super::lock;
+use super::rights::{self, Users};
 use super::shape;
 use crate::id::Epoch;
 use crate::map::{HostName, print_shards};
@@ -33,7 +38,7 @@ struct Step {
     sql: &'static str,
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") },
     Step {
         version: 2,
@@ -46,6 +51,7 @@ const STEPS: [Step; 8] = [
     Step { version: 6, name: "known", sql: include_str!("../../migrations/control/0006_known.sql") },
     Step { version: 7, name: "repair", sql: include_str!("../../migrations/control/0007_repair.sql") },
     Step { version: 8, name: "lent_identity", sql: include_str!("../../migrations/control/0008_lent_identity.sql") },
+    Step { version: 9, name: "rights", sql: include_str!("../../migrations/control/0009_rights.sql") },
 ];
 
 /// The migrations of the control schema: version and text.
@@ -71,7 +77,9 @@ const SERVER_VERSION_MIN: i32 = 130_000;
 
 /// Keys of advisory locks: the bytes "pgsh", and a number. Nobody else uses them by accident.
 pub(super) const LOCK_SPACE: i32 = 0x7067_7368;
-const LOCK_CONTROL: i32 = 1;
+
+/// How long an installation waits for another one.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The first key of the locks of migrations that run without a transaction: `migr`. The second is the shard. Whoever
 /// holds it shared keeps the shard from being fenced, without a transaction number that a slot would wait for.
@@ -261,6 +269,9 @@ pub enum ControlError {
     /// The host cannot be read.
     #[error("the host cannot be read")]
     Facts(#[source] FactsError),
+    /// Another installation has held the lock for ten seconds.
+    #[error("another process has been installing the control schema for ten seconds")]
+    Busy,
     /// A statement failed.
     #[error("cannot {doing}")]
     Sql {
@@ -358,10 +369,23 @@ pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> 
 /// # Cancel safety
 /// All or nothing: it is one transaction.
 pub async fn install(client: &mut Client, cluster: &Cluster, host: &HostName) -> Result<Vec<i32>, ControlError> {
+    install_for(client, cluster, host, &BTreeSet::new()).await
+}
+
+/// [`install`], and lets these roles ask there, as well as those that may use a shard of the host. In one transaction:
+/// what was PUBLIC's once is a router's at every moment.
+pub(super) async fn install_for(
+    client: &mut Client,
+    cluster: &Cluster,
+    host: &HostName,
+    routers: &BTreeSet<String>,
+) -> Result<Vec<i32>, ControlError> {
     let sql = |doing| move |source| ControlError::Sql { doing, source };
     let transaction = client.transaction().await.map_err(sql("begin a transaction"))?;
-    let lock = format!("SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_CONTROL})");
-    transaction.batch_execute(&lock).await.map_err(sql("get the lock on the control schema"))?;
+    let locked = lock::control(transaction.client(), Instant::now() + LOCK_PATIENCE).await;
+    if !locked.map_err(sql("get the lock on the control schema"))? {
+        return Err(ControlError::Busy);
+    }
     let facts = host_facts(transaction.client()).await.map_err(ControlError::Facts)?;
     let mut versions = pending(&facts, cluster, host).map_err(ControlError::Refused)?;
     for step in STEPS.iter().filter(|step| versions.contains(&step.version)) {
@@ -379,6 +403,8 @@ pub async fn install(client: &mut Client, cluster: &Cluster, host: &HostName) ->
     }
     versions.sort_unstable();
     versions.dedup();
+    let admitted = rights::admit(transaction.client(), Users::OfShards, routers).await;
+    admitted.map_err(sql("let the roles of routers ask"))?;
     if facts.control.is_none() {
         let record = "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name, key_kind)
             VALUES ($1, $2, $3, $4, $5)";
@@ -441,6 +467,7 @@ pub(super) mod tests {
             has_pgshard: true,
             is_superuser: false,
             public_may_create: false,
+            may_replicate: true,
             lock_slots: 6400,
         };
         HostFacts {

@@ -10,18 +10,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 use super::control::{checksum, steps};
+use super::rights::{FUNCTIONS, TABLES};
 use super::script::statements;
+use crate::pg::quote_ident;
+
+/// The control migration that takes from PUBLIC what routers use.
+const RIGHTS: i32 = 9;
 
 /// What is installed, as [`INSTALLED`] gives it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(super) struct Installed {
     functions: BTreeMap<String, Function>,
-    /// Tables that others than their owner may read.
-    readable: BTreeSet<String>,
+    /// Tables that anybody may read or write.
+    open: BTreeSet<String>,
     /// Indexes that are valid.
     indexes: BTreeSet<String>,
-    /// Whether others than its owner may use the schema.
+    /// Whether anybody may use the schema.
     usable: bool,
+    /// Whether anybody may use the schema of a shard: then what routers need is given to PUBLIC, too.
+    everybody: bool,
 }
 
 /// A function, with everything that affects what it does.
@@ -35,8 +42,6 @@ struct Function {
     guarded: bool,
     /// Whether anybody may call it.
     public: bool,
-    /// Whether others than its owner may call it: whoever takes rights from PUBLIC gives them to the routers' role.
-    others: bool,
 }
 
 /// Reads [`Installed`]. Locks: none.
@@ -47,16 +52,16 @@ SELECT pg_catalog.json_build_object(
             'definer', prosecdef,
             'guarded', coalesce(proconfig = ARRAY['search_path=pg_catalog, pg_temp'], false),
             'public', EXISTS (SELECT FROM pg_catalog.aclexplode(coalesce(proacl, pg_catalog.acldefault('f', proowner)))
-                              WHERE grantee = 0 AND privilege_type = 'EXECUTE'),
-            'others', EXISTS (SELECT FROM pg_catalog.aclexplode(coalesce(proacl, pg_catalog.acldefault('f', proowner)))
-                              WHERE grantee <> proowner AND privilege_type = 'EXECUTE')))
+                              WHERE grantee = 0 AND privilege_type = 'EXECUTE')))
         FROM pg_catalog.pg_proc WHERE pronamespace = n.oid), '{}'),
-    'readable', coalesce((SELECT pg_catalog.json_agg(relname) FROM pg_catalog.pg_class
-        WHERE relnamespace = n.oid AND EXISTS (SELECT FROM pg_catalog.aclexplode(relacl)
-                                               WHERE grantee <> relowner AND privilege_type = 'SELECT')), '[]'),
+    'open', coalesce((SELECT pg_catalog.json_agg(relname) FROM pg_catalog.pg_class
+        WHERE relnamespace = n.oid AND EXISTS (SELECT FROM pg_catalog.aclexplode(relacl) WHERE grantee = 0)), '[]'),
     'indexes', coalesce((SELECT pg_catalog.json_agg(c.relname) FROM pg_catalog.pg_class c
         JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid WHERE c.relnamespace = n.oid AND i.indisvalid), '[]'),
-    'usable', EXISTS (SELECT FROM pg_catalog.aclexplode(nspacl) WHERE grantee <> nspowner AND privilege_type = 'USAGE')
+    'usable', EXISTS (SELECT FROM pg_catalog.aclexplode(nspacl) WHERE grantee = 0),
+    'everybody', EXISTS (SELECT FROM pg_catalog.pg_namespace o, pg_catalog.aclexplode(o.nspacl) AS a
+                         WHERE a.grantee = 0 AND a.privilege_type = 'USAGE'
+                             AND o.nspname IN (SELECT s.schema_name FROM pgshard.shard s))
     )::text
 FROM pg_catalog.pg_namespace n WHERE nspname = 'pgshard'";
 
@@ -92,15 +97,27 @@ pub(super) fn damages(installed: &Installed) -> Vec<Damage> {
             let (what, mend) = (format!("its index {name} is gone"), sql.to_owned());
             found.push(Damage { version, what, mend, by_hand: None });
         }
-        let read = name_after(sql, "GRANT SELECT ON pgshard.").filter(|name| !installed.readable.contains(*name));
-        if let Some(name) = read {
-            let what = format!("nobody but its owner may read its table {name}, as routers must");
-            found.push(Damage { version, what, mend: sql.to_owned(), by_hand: None });
-        }
-        if sql.starts_with("GRANT USAGE ON SCHEMA") && !installed.usable {
-            let what = "nobody but its owner may use the schema, as routers must".to_owned();
-            found.push(Damage { version, what, mend: sql.to_owned(), by_hand: None });
-        }
+    }
+    found.extend(exposed(installed));
+    found
+}
+
+/// What lies open to PUBLIC. What routers need is given to it where shards are.
+fn exposed(installed: &Installed) -> Vec<Damage> {
+    let for_routers = |name: &str| installed.everybody && TABLES.contains(&name);
+    let mut found = Vec::new();
+    for name in installed.open.iter().filter(|name| !for_routers(name)) {
+        let mend = format!("REVOKE ALL ON pgshard.{} FROM PUBLIC", quote_ident(name));
+        found.push(Damage {
+            version: RIGHTS,
+            what: format!("its table {name} is open to everybody"),
+            mend,
+            by_hand: None,
+        });
+    }
+    if installed.usable && !installed.everybody {
+        let mend = "REVOKE ALL ON SCHEMA pgshard FROM PUBLIC".to_owned();
+        found.push(Damage { version: RIGHTS, what: "everybody may use the schema".to_owned(), mend, by_hand: None });
     }
     found
 }
@@ -109,16 +126,18 @@ fn of_function(installed: &Installed, name: &str, expected: &Expected) -> Option
     let body = checksum(expected.body);
     let definer = header(expected.sql).contains("SECURITY DEFINER");
     let guarded = header(expected.sql).contains("SET search_path = pg_catalog, pg_temp");
+    let for_routers = FUNCTIONS.iter().any(|(one, _)| *one == name);
     let what = match installed.functions.get(name) {
         None => format!("its function {name} is gone"),
         Some(there) if there.body != body || there.definer != definer || there.guarded != guarded => {
             format!("its function {name} was altered")
         }
-        Some(there) if expected.public == Some(true) && !there.others => {
-            format!("nobody but its owner may call its function {name}, as routers must")
+        Some(there) if expected.public == Some(true) && !there.public => {
+            format!("not everybody may call its function {name}, as a signpost's readers must")
         }
-        Some(there) if expected.public == Some(false) && there.public => {
-            format!("anybody may call its function {name}, which is for its owner only")
+        Some(there) if expected.public == Some(false) && there.public && !(for_routers && installed.everybody) => {
+            let whom = if for_routers { "for the roles of routers" } else { "for its owner" };
+            format!("anybody may call its function {name}, which is {whom} only")
         }
         Some(_) => return None,
     };

@@ -1,5 +1,5 @@
-//! Finds what is exposed: roles that may do more than they need, connections that others can read, files with passwords
-//! in them.
+//! What lies open: roles that may more than they need, or less; locks that are a stranger's; connections that others can
+//! read; files with passwords in them.
 //!
 //! Throwaway servers are left out of the findings about roles: nobody keeps rows there.
 
@@ -9,8 +9,10 @@ use std::path::Path;
 
 use super::facts::{HostFacts, Survey};
 use super::finding::{Finding, Findings, Severity};
+use super::lock::Foreign;
+use super::rights::shell_word;
 use crate::map::HostName;
-use crate::pg::{ConnectOptions, Password, SslMode, THROWAWAY};
+use crate::pg::{ConnectOptions, Password, SslMode, THROWAWAY, quote_ident};
 
 /// Roles whose rights are too wide.
 pub(super) fn check(findings: &mut Findings, survey: &Survey) {
@@ -32,6 +34,42 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
                 .to_owned();
             let remedy = "REVOKE CREATE ON SCHEMA public FROM PUBLIC".to_owned();
             findings.add(Severity::Warning, "public_create", Some(host), what, remedy);
+        }
+    }
+}
+
+/// What the config's role lacks on a host, once it has a control schema.
+pub(super) fn lacking(findings: &mut Findings, survey: &Survey) {
+    for (host, facts) in survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?))) {
+        let Some(control) = &facts.control else { continue };
+        let server = &facts.server;
+        let advise = |purpose: &str| {
+            format!(
+                "what `pgshard rights --for {purpose} --role {}` prints, by an administrator",
+                shell_word(&server.role)
+            )
+        };
+        if !server.may_create {
+            let what =
+                format!("the role {} may not create schemas: no shard can be moved here, or from here", server.role);
+            findings.add(Severity::Error, "rights_missing", Some(host), what, advise("owner"));
+        }
+        if !server.may_replicate && facts.settings.get("wal_level").is_some_and(|level| level == "logical") {
+            let what = format!(
+                "the role {} has no REPLICATION: shards are closed while they are copied from here, and cannot be \
+                 taken back without a copy",
+                server.role
+            );
+            findings.add(Severity::Notice, "rights_missing", Some(host), what, advise("mover"));
+        }
+        for Foreign { pid, role, what } in &control.foreign_locks {
+            let what = format!("process {pid} of the role {role}, which has no rights here, holds the lock of {what}");
+            let remedy = format!(
+                "as an administrator: SELECT pg_terminate_backend({pid}), and keep such roles out: REVOKE CONNECT ON \
+                 DATABASE {} FROM PUBLIC",
+                quote_ident(&server.database)
+            );
+            findings.add(Severity::Error, "foreign_lock", Some(host), what, remedy);
         }
     }
 }

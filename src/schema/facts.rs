@@ -16,7 +16,9 @@ use super::clock::{self, ClockFacts};
 use super::control::LOCK_MOVERS;
 use super::damage::{INSTALLED, Installed};
 use super::known::Record;
+use super::lock::{self, Foreign};
 use super::made::MadeSet;
+use super::rights::{self, Routers, Users};
 use super::shape::{SHAPE, Shape};
 use crate::map::{HostName, RangeItem, ShardEpoch, parse_ranges};
 use crate::pg::{ConnectError, ConnectOptions};
@@ -72,6 +74,8 @@ pub struct ServerFacts {
     pub is_superuser: bool,
     /// Whether every role may create objects in the schema `public`.
     pub public_may_create: bool,
+    /// Whether the role may make replication slots.
+    pub may_replicate: bool,
     /// How many locks on objects the server has room for, all connections together.
     pub lock_slots: i64,
 }
@@ -118,6 +122,10 @@ pub struct ControlFacts {
     pub(super) installed: Option<Installed>,
     /// What its tables are made of.
     pub(super) shape: Option<Shape>,
+    /// The roles of routers.
+    pub(super) routers: Routers,
+    /// Locks of ours that are a stranger's.
+    pub(super) foreign_locks: Vec<Foreign>,
 }
 
 /// How a shard that left can be taken back.
@@ -338,7 +346,8 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
                                  'lc_ctype', datctype) FROM pg_database WHERE datname = current_database())::text,
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
        EXISTS (SELECT FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
-               WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE')";
+               WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE'),
+       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user)";
 
 /// What control schemas have since version 6. It is not compared between hosts, since it may be from another moment
 /// than the rest.
@@ -498,6 +507,7 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         has_pgshard: owner.is_some(),
         is_superuser: get(&row, 16)?,
         public_may_create: get(&row, 17)?,
+        may_replicate: get(&row, 18)?,
         lock_slots: get(&row, 7)?,
     };
     let (owns_control, bootstrapped, has_record): (bool, bool, bool) = (get(&row, 6)?, get(&row, 8)?, get(&row, 9)?);
@@ -527,6 +537,8 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         }
         control.installed = Some(installed(client).await?);
         control.shape = Some(shape(client).await?);
+        control.foreign_locks = lock::foreign(client).await.map_err(failed)?;
+        control.routers = rights::routers(client, &Users::OfShards, &BTreeSet::new()).await.map_err(failed)?;
         Some(control)
     } else {
         None

@@ -7,6 +7,7 @@
 #[path = "../../tests/it/support/versions.rs"]
 mod versions;
 
+mod activity;
 mod catalog;
 mod chunk;
 mod decoded;

@@ -87,6 +87,7 @@ impl World {
         let certificate = params.signed_by(&key, &self.issuers[issuer]).unwrap();
         let write = |kind: &str, text: String| write(&self.cluster, &format!("{role}{issuer}.{kind}"), &text);
         let (certificate, key) = (write("crt", certificate.pem()), write("key", key.serialize_pem()));
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
         format!("sslcert={} sslkey={}", certificate.display(), key.display())
     }
 }
@@ -201,6 +202,11 @@ async fn client_certificates() {
         let outcome = world.connect("localhost", &format!("{full} {half}")).await;
         assert!(matches!(outcome, Err(ConnectError::Tls { .. })), "{half}: {outcome:?}");
     }
+    // As libpq has it: a key that others can read is no key.
+    let file = key.strip_prefix("sslkey=").unwrap();
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let outcome = world.connect("localhost", &format!("{full} {app}")).await;
+    assert!(matches!(outcome, Err(ConnectError::Tls { .. })), "{outcome:?}");
 }
 
 /// `channel_binding=require` accepts only a server that proves that it knows the password over this very TLS

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::support::{World, lines};
 
 /// What is done to a host, and what `check` says about it.
-const DAMAGES: [(&str, &str); 10] = [
+const DAMAGES: [(&str, &str); 11] = [
     ("DROP FUNCTION pgshard.look", "its function look is gone"),
     ("DROP FUNCTION pgshard.fence, pgshard.migrated", "its function fence is gone"),
     (
@@ -18,15 +18,19 @@ const DAMAGES: [(&str, &str); 10] = [
     ("ALTER FUNCTION pgshard.look(integer) RESET search_path", "its function look was altered"),
     ("ALTER FUNCTION pgshard.open_incoming SECURITY DEFINER", "its function open_incoming was altered"),
     (
-        "REVOKE ALL ON FUNCTION pgshard.finish_open FROM PUBLIC",
-        "nobody but its owner may call its function finish_open, as routers must",
+        "REVOKE ALL ON FUNCTION pgshard.signpost_rows FROM PUBLIC",
+        "not everybody may call its function signpost_rows, as a signpost's readers must",
+    ),
+    (
+        "GRANT EXECUTE ON FUNCTION pgshard.finish_open TO PUBLIC",
+        "anybody may call its function finish_open, which is for the roles of routers only",
     ),
     (
         "GRANT EXECUTE ON FUNCTION pgshard.decide TO PUBLIC",
         "anybody may call its function decide, which is for its owner only",
     ),
-    ("REVOKE SELECT ON pgshard.shard FROM PUBLIC", "nobody but its owner may read its table shard, as routers must"),
-    ("REVOKE USAGE ON SCHEMA pgshard FROM PUBLIC", "nobody but its owner may use the schema, as routers must"),
+    ("GRANT SELECT ON pgshard.shard TO PUBLIC", "its table shard is open to everybody"),
+    ("GRANT USAGE ON SCHEMA pgshard TO PUBLIC", "everybody may use the schema"),
     ("DROP INDEX pgshard.move_one_per_shard", "its index move_one_per_shard is gone"),
 ];
 

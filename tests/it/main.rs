@@ -25,6 +25,7 @@ mod races;
 mod recover;
 mod remembered;
 mod restored;
+mod rights;
 mod router;
 mod rows;
 mod store;

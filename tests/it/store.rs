@@ -17,7 +17,7 @@ use pgshard::store::{MapStore, MapWatch, PostgresStore, PublishError, StoreError
 use pgshard::{ShardCount, ShardId};
 
 use self::contract::{first_map, place, store_contract};
-use crate::support::{TestCluster, World, other};
+use crate::support::{TestCluster, World, lines, other};
 
 /// Polls that do not happen within a test: what a watch sees came by a notification.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -123,6 +123,17 @@ on_each_version! {
             store.publish(MapVersion::FIRST, &other).await,
             Err(PublishError::Store(StoreError::NoMap { .. }))
         ));
+    }
+
+    /// What the commit before made is brought up to date by the next publication.
+    async fn a_function_of_before(version) {
+        let (cluster, store) = installed(version).await;
+        let client = cluster.app(0).await;
+        let setting = "SELECT coalesce(proconfig[1], '') FROM pg_proc WHERE proname = 'publish'";
+        assert_eq!(lines(&client, setting).await, "search_path=pg_catalog, pg_temp\n");
+        client.batch_execute("ALTER FUNCTION pgshard_map.publish RESET search_path").await.unwrap();
+        publish_merged(&store, &moved(1)).await.unwrap();
+        assert_eq!(lines(&client, setting).await, "search_path=pg_catalog, pg_temp\n");
     }
 
     /// Who published, when and why; the newest thousand.

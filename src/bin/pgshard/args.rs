@@ -19,7 +19,7 @@ use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
 use crate::exit::Exit;
 
 pub(crate) use balance::{By, Doing, Drain, Measure, Rebalance};
-pub(crate) use cluster::{Bench, Bootstrap, Check, Explain, Exporter, Init, Sql};
+pub(crate) use cluster::{Bench, Bootstrap, Check, Explain, Exporter, Init, Rights, Sql};
 pub(crate) use dev::{Completions, ConformanceCommand, ConformanceServe, Demo, DevCommand, JsonSchema, Man};
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate, Psql};
@@ -108,6 +108,7 @@ pub(crate) enum Command {
     Check(Check),
     Explain(Explain),
     Bootstrap(Bootstrap),
+    Rights(Rights),
     /// Run the application's shard migrations, or see which shards have them
     Migrate {
         #[command(subcommand)]

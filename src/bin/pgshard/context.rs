@@ -96,9 +96,21 @@ pub(crate) async fn map_or_last(config: &Config) -> Result<FoundMap, Failure> {
 
 /// The store of the config's map. What it publishes is recorded with this command line as the reason.
 pub(crate) fn store(config: &Config) -> ConfigStore {
-    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let words = std::env::args_os().skip(1).map(|word| open_word(&word.to_string_lossy()));
     let line: Vec<String> = std::iter::once("pgshard".to_owned()).chain(words).collect();
     config.map_store().with_reason(&line.join(" "))
+}
+
+/// A word of the command line, for a table that others can read: a connection string, which may hold a password, and a
+/// statement are left out.
+fn open_word(word: &str) -> String {
+    let is_open = |c: char| c.is_ascii_alphanumeric() || "-_.,/+@%:".contains(c);
+    let assigned = word.split_once('=').filter(|(name, _)| name.starts_with("--"));
+    match assigned {
+        Some((name, value)) => format!("{name}={}", open_word(value)),
+        None if word.contains("://") || !word.chars().all(is_open) => "…".to_owned(),
+        None => word.to_owned(),
+    }
 }
 
 /// What every host of the config says, all asked at the same time; each has its connection's timeout to answer.
@@ -256,4 +268,25 @@ pub(crate) fn epoch_if_known(flag: Option<Epoch>, config_flag: Option<&Path>) ->
         return Ok(None);
     }
     Ok(Some(config(config_flag)?.cluster.epoch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_secret_is_written_down_as_a_reason() {
+        for (word, shown) in [
+            ("0-255,300", "0-255,300"),
+            ("--to=db2", "--to=db2"),
+            ("postgres://app:hunter2@h/db", "…"),
+            ("host=h password=hunter2", "…"),
+            ("password=hunter2", "…"),
+            ("--from=postgres://app:hunter2@h/db", "--from=…"),
+            ("SELECT 'x'", "…"),
+            ("../etc/pgshard.toml", "../etc/pgshard.toml"),
+        ] {
+            assert_eq!(open_word(word), shown);
+        }
+    }
 }

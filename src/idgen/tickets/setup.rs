@@ -13,7 +13,11 @@ use super::{Error, Layout, RUN_MAX, STRIDE_MAX, TicketHost, TicketName};
 use crate::map::HostName;
 use crate::pg::Connection;
 
-const VERSION_1: &str = include_str!("../../../migrations/tickets/0001_tickets.sql");
+/// The scripts that make each version from the one before it.
+const VERSIONS: [&str; 2] = [
+    include_str!("../../../migrations/tickets/0001_tickets.sql"),
+    include_str!("../../../migrations/tickets/0002_search_path.sql"),
+];
 /// The lock's key is the bytes "pgsh" and a number.
 const LOCK: &str = "SET lock_timeout = '10s'; SELECT pg_advisory_lock(1885827944, 1000)";
 
@@ -381,8 +385,15 @@ async fn claim(connection: &mut Connection, host: &HostName, request: &Create, p
     let installed = is_installed(connection, host).await?;
     let transaction = connection.transaction().await.map_err(&sql)?;
     transaction.batch_execute("SET LOCAL synchronous_commit = on").await.map_err(&sql)?;
-    if !installed {
-        transaction.batch_execute(VERSION_1).await.map_err(Error::sql(host, "make the schema pgshard_tickets"))?;
+    let version: i32 = match installed {
+        false => 0,
+        true => {
+            let row = transaction.query_one("SELECT version FROM pgshard_tickets.version", &[]).await;
+            row.and_then(|row| row.try_get(0)).map_err(&sql)?
+        }
+    };
+    for script in VERSIONS.iter().skip(usize::try_from(version).unwrap_or(0)) {
+        transaction.batch_execute(script).await.map_err(Error::sql(host, "make the schema pgshard_tickets"))?;
     }
     let name = request.name.as_str();
     let text =

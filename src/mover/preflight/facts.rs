@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::pg::shown;
 use crate::schema::catalog::{self, Facts};
 use jiff::Timestamp;
 use tokio_postgres::types::Type;
@@ -187,7 +188,8 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
     if !present.get::<_, bool>(0)? {
         return Ok(Err(not_bootstrapped()));
     }
-    let sql = "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
+    let sql = format!(
+        "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
             d.datcollate::text || '/' || d.datctype::text || coalesce(' ICU ' || l.icu, ''),
             has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
             (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, schema_prefix, key_kind)
@@ -206,7 +208,7 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
                 AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE coalesce(sync_state, 'hidden') IN ('sync',
                     'quorum', 'hidden')),
             ARRAY(SELECT format('backend %s has a transaction that has written and is %s s old: %s', pid,
-                      round(extract(epoch FROM clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?'))
+                      round(extract(epoch FROM clock_timestamp() - xact_start))::text, coalesce({query}, '?'))
                   FROM pg_stat_activity
                   WHERE backend_xid IS NOT NULL AND xact_start < clock_timestamp() - interval '2 s'
                   AND pid <> pg_backend_pid()
@@ -223,9 +225,11 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         CROSS JOIN LATERAL (SELECT CASE WHEN to_jsonb(d) ->> 'datlocprovider' = 'i'
             THEN coalesce(to_jsonb(d) ->> 'daticulocale', to_jsonb(d) ->> 'datlocale') END AS icu) AS l
         JOIN pg_roles o ON o.oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard')
-        WHERE d.datname = current_database()";
+        WHERE d.datname = current_database()",
+        query = shown("query"),
+    );
     let asked = Timestamp::now();
-    let row = session.row(what, sql, &[]).await?;
+    let row = session.row(what, &sql, &[]).await?;
     // The host's clock was read about halfway between the question and the answer.
     let here = (asked.as_millisecond() + Timestamp::now().as_millisecond()) as f64 / 2e3;
     let Some(cluster) = row.get::<_, Option<String>>(6)? else { return Ok(Err(not_bootstrapped())) };
@@ -291,11 +295,14 @@ pub(crate) async fn given_away(
 ///
 /// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.
 pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, Error> {
-    let sql = "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, ', '
+    let sql = format!(
+        "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, ', '
             ORDER BY relation),
-            coalesce(max(seconds), 0), max(query)
-        FROM pgshard.barrier($1) GROUP BY pid ORDER BY pid";
-    let rows = session.typed_rows("looking for locks", sql, &[(&schema, Type::OID)]).await?;
+            coalesce(max(seconds), 0), max({query})
+        FROM pgshard.barrier($1) GROUP BY pid ORDER BY pid",
+        query = shown("query"),
+    );
+    let rows = session.typed_rows("looking for locks", &sql, &[(&schema, Type::OID)]).await?;
     let lock = |row: &AnsweredRow| {
         Ok(Lock {
             pid: row.get(0)?,

@@ -18,6 +18,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::Phase;
 use crate::mover::step::ShardMove;
 use crate::schema::control::LOCK_MIGRATION;
+use crate::schema::lock;
 
 /// Why there is no fence, for people.
 pub(crate) const HELD: &str = "a migration, or another transaction, holds the shard";
@@ -35,14 +36,18 @@ impl ShardMove<'_> {
     /// or another transaction, holds the shard: then nothing is fenced.
     ///
     /// Locks: as pgshard.fence says, none on any table of the shard. Also the lock of the shard's migrations, for which
-    /// it does not wait. All for this one transaction.
+    /// it does not wait, and which it does without if a role has it that may do nothing here. All for this one
+    /// transaction.
     pub(crate) async fn swap(&self, source: &Session, token: Uuid) -> Result<Option<Swapped>, Error> {
         self.at("before swap")?;
         let began = Instant::now();
         // The fence needs a row of `held`, so without that lock nothing is fenced.
-        let sql = "WITH held AS MATERIALIZED (SELECT $1::integer AS shard WHERE pg_try_advisory_xact_lock($6, $1))
+        let sql = format!(
+            "WITH held AS MATERIALIZED (SELECT $1::integer AS shard WHERE pg_try_advisory_xact_lock($6, $1) OR NOT {held})
             SELECT fence.attempt, fence.left_oid
-            FROM held CROSS JOIN LATERAL pgshard.fence(held.shard, $2, $3, $4, $5) AS fence";
+            FROM held CROSS JOIN LATERAL pgshard.fence(held.shard, $2, $3, $4, $5) AS fence",
+            held = lock::held("$6::integer::oid", "$1::integer::oid"),
+        );
         let (shard, deadline) = (self.hold.shard.as_i32(), self.options.leases.fence_ms());
         let params: [(&(dyn ToSql + Sync), Type); 6] = [
             (&shard, Type::INT4),
@@ -52,7 +57,7 @@ impl ShardMove<'_> {
             (&deadline, Type::INT4),
             (&LOCK_MIGRATION, Type::INT4),
         ];
-        let rows = match source.typed_rows("fencing the shard", sql, &params).await {
+        let rows = match source.typed_rows("fencing the shard", &sql, &params).await {
             Ok(rows) => rows,
             Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
                 return Ok(None);

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
-use crate::pg::{quote_ident, quote_literal};
+use crate::pg::{quote_ident, quote_literal, shown};
 
 /// How long it tries, while the shard is open, to lock the target's tables.
 const HOLD_WITHIN: Duration = Duration::from_secs(10);
@@ -152,12 +152,13 @@ async fn locked(target: &Session, what: &'static str, sql: &str) -> Result<bool,
 async fn in_the_way(target: &Session, table: &str) -> Result<String, Error> {
     let what = "looking for locks";
     let sql = format!(
-        "SELECT string_agg(DISTINCT format('backend %s: %s', l.pid, coalesce(left(a.query, 200), '?')), '; ')
+        "SELECT string_agg(DISTINCT format('backend %s: %s', l.pid, coalesce({query}, '?')), '; ')
          FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
-         WHERE l.relation = to_regclass({}) AND l.granted AND l.pid <> pg_backend_pid()
+         WHERE l.relation = to_regclass({table}) AND l.granted AND l.pid <> pg_backend_pid()
              AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
              AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')",
-        quote_literal(table)
+        query = shown("a.query"),
+        table = quote_literal(table),
     );
     let row = target.row(what, &sql, &[]).await?;
     let who: Option<String> = row.get(0)?;

@@ -19,6 +19,7 @@ use crate::mover::step::{ShardMove, at_open};
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Facts, Namespace, Persistence, Relation, RelationKind, Stamp, preamble};
 use crate::schema::fingerprint::fingerprint;
+use crate::schema::rights::{self, Users};
 
 /// What the target was built from, kept for as long as the mover lives.
 pub(crate) struct Blueprint {
@@ -169,7 +170,17 @@ impl ShardMove<'_> {
              WHERE shard_id = $1";
         self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
         self.forget_chunks().await?;
+        self.admit_routers(what, &self.names.incoming()).await?;
         self.target.batch(what, "COMMIT").await
+    }
+
+    /// Lets the roles ask at the target that may use the shard: their routers follow it there.
+    ///
+    /// Locks: where a role may not yet, SHARE ROW EXCLUSIVE on pgshard.control_migration, until the end of the step's
+    /// transaction.
+    async fn admit_routers(&self, what: &'static str, schema: &str) -> Result<(), Error> {
+        let admitted = rights::admit(self.target.client.client(), Users::Of(schema), &BTreeSet::new()).await;
+        admitted.map(drop).map_err(|error| self.target.failed(what, error))
     }
 
     /// Locks: as pgshard.build_signpost says; ACCESS EXCLUSIVE on the views of an earlier signpost, which nobody uses.

@@ -15,7 +15,7 @@ use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::Options;
-use crate::pg::quote_ident;
+use crate::pg::{quote_ident, shown};
 use crate::shard::ShardId;
 
 /// The name of a move's publication and slot, on its source.
@@ -201,19 +201,22 @@ pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patie
     let what = "waiting for transactions that are older than the publication";
     let until = Instant::now() + patience;
     // A transaction keeps the lock on a table that it has changed to its end; a prepared one has no process.
-    let sql = "SELECT l.virtualtransaction, min(format('%s on %s: %s', coalesce('backend ' || l.pid,
+    let sql = format!(
+        "SELECT l.virtualtransaction, min(format('%s on %s: %s', coalesce('backend ' || l.pid,
                 'a prepared transaction'),
-                c.oid::regclass, coalesce(left(a.query, 100), '?')))
+                c.oid::regclass, coalesce({query}, '?')))
             FROM pg_locks l JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON a.pid = l.pid
             WHERE l.locktype = 'relation' AND l.granted AND l.mode NOT IN ('AccessShareLock', 'RowShareLock',
                 'SIReadLock')
                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
                 AND c.relnamespace = ANY ($1) AND c.relkind = 'r' AND l.pid IS DISTINCT FROM pg_backend_pid()
-            GROUP BY 1 ORDER BY 1";
+            GROUP BY 1 ORDER BY 1",
+        query = shown("a.query"),
+    );
     let mut older: Option<HashSet<String>> = None;
     loop {
         let mut there = Vec::new();
-        for row in source.rows(what, sql, &[&schemas]).await? {
+        for row in source.rows(what, &sql, &[&schemas]).await? {
             let (transaction, words): (String, String) = (row.get(0)?, row.get(1)?);
             if older.as_ref().is_none_or(|older| older.contains(&transaction)) {
                 there.push((transaction, words));
@@ -235,12 +238,15 @@ pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patie
 
 /// The transactions that the creation of a slot waits for: the oldest ones that have written.
 pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
-    let sql = "SELECT format('backend %s, whose transaction is %s s old: %s', pid, round(extract(epoch FROM
-                clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?')), xact_start
+    let sql = format!(
+        "SELECT format('backend %s, whose transaction is %s s old: %s', pid, round(extract(epoch FROM
+                clock_timestamp() - xact_start))::text, coalesce({query}, '?')), xact_start
             FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
         UNION ALL SELECT format('the prepared transaction %L', gid), prepared FROM pg_prepared_xacts
-        ORDER BY 2 NULLS LAST LIMIT 3";
-    let rows = source.rows("looking for who holds the slot up", sql, &[]).await?;
+        ORDER BY 2 NULLS LAST LIMIT 3",
+        query = shown("query"),
+    );
+    let rows = source.rows("looking for who holds the slot up", &sql, &[]).await?;
     let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
     Ok(if names.is_empty() { "transactions that have ended meanwhile".to_owned() } else { names.join("; ") })
 }

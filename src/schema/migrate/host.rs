@@ -19,7 +19,7 @@ use super::steps::{Step, record, steps, together};
 use super::transaction::{self, Outcome};
 use super::{NO_PANIC, Pace, run_once};
 use crate::map::HostName;
-use crate::pg::{ConnectOptions, Connection, quote_literal};
+use crate::pg::{ConnectOptions, Connection, quote_literal, shown};
 use crate::schema::bootstrap::{Event, HostReport, Observer};
 use crate::schema::control::Cluster;
 use crate::schema::facts::{chain, open_move};
@@ -285,16 +285,19 @@ impl<'a> OnHost<'a> {
 
     /// Who is in the way: the oldest transaction that holds a lock on one of the shard's relations.
     async fn holder(&self, client: &Client, shard: ShardId) -> Result<Option<String>, tokio_postgres::Error> {
-        let sql = "SELECT pg_catalog.format('process %s (%s) has been in a transaction for %s s: %s', a.pid,
+        let sql = format!(
+            "SELECT pg_catalog.format('process %s (%s) has been in a transaction for %s s: %s', a.pid,
                 coalesce(nullif(a.application_name, ''), a.usename::text, '?'), pg_catalog.date_part('epoch',
                     pg_catalog.clock_timestamp() - a.xact_start)::int8,
-                pg_catalog.left(a.query, 100))
+                {})
             FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
             WHERE n.nspname = $1 AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
-            ORDER BY a.xact_start LIMIT 1";
+            ORDER BY a.xact_start LIMIT 1",
+            shown("a.query")
+        );
         let schema = self.cluster.schema_prefix.schema(shard);
-        let rows = client.query_typed(sql, &[(&schema, Type::TEXT)]).await?;
+        let rows = client.query_typed(&sql, &[(&schema, Type::TEXT)]).await?;
         rows.first().map(|row| row.try_get(0)).transpose()
     }
 }

@@ -26,9 +26,10 @@ use tokio::sync::Semaphore;
 
 use super::bootstrap::{Event, HostReport, Observer, Report, flush, lock, read};
 use super::control::Cluster;
-use super::facts::Survey;
+use super::facts::{Survey, chain};
 use super::fault::{HostFault, ShardFault};
 use super::migrations::Migrations;
+use super::rights::{self, Users};
 use super::session;
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection};
@@ -191,8 +192,8 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
     }
     for work in works {
         let mut of_host = work.report.into_inner().expect(NO_PANIC);
-        if let (None, Some(session), true) = (&of_host.fault, sessions.get(work.host), of_host.changed()) {
-            of_host.fault = flush(session).await.err();
+        if let (None, Some(session)) = (&of_host.fault, sessions.get(work.host)) {
+            of_host.fault = finish(session, &mut of_host).await.err();
         }
         of_host.migrated.sort_unstable();
         report.hosts.insert(work.host.clone(), of_host);
@@ -205,6 +206,13 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
         observer(Event::HostDone { host: name, report: of_host });
     }
     report
+}
+
+/// Lets the roles ask that a file has let use a shard, and makes what was done last.
+async fn finish(session: &Connection, of_host: &mut HostReport) -> Result<(), HostFault> {
+    let admitted = rights::admit(session, Users::OfShards, &BTreeSet::new()).await;
+    of_host.admitted = admitted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;
+    if of_host.changed() { flush(session).await } else { Ok(()) }
 }
 
 /// The hosts' sessions, what each host says, and why others say nothing. Hosts that are written to are locked by their

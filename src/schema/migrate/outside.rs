@@ -19,10 +19,9 @@ use tokio_postgres::types::Type;
 use super::steps::{Step, record};
 use super::transaction::{HOLD, Outcome, begin, judge};
 use crate::pg::{quote_ident, quote_literal};
-use crate::schema::batch::LOCK_WORK;
-use crate::schema::bootstrap::is_true;
 use crate::schema::control::{LOCK_MIGRATION, LOCK_SPACE};
 use crate::schema::fault::ShardFault;
+use crate::schema::lock::{WORK, is_true};
 use crate::schema::script::Repeatable;
 use crate::schema::session::settle;
 use crate::shard::ShardId;
@@ -71,16 +70,15 @@ impl Alone<'_> {
         }
         settle(client).await?;
         // The server's process holds this lock for as long as it runs the statement, even if nobody waits for its end
-        // any longer.
+        // any longer. It is tried, not waited for: none of ours has it alone, and a stranger who does must not hold
+        // up the work.
         let work = format!(
-            "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_advisory_lock_shared({LOCK_SPACE}, {LOCK_WORK})",
+            "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_try_advisory_lock_shared({LOCK_SPACE}, {WORK})",
             self.patience.as_millis().max(1)
         );
         client.batch_execute(&work).await?;
         let outcome = self.attempt(client).await;
-        client
-            .batch_execute(&format!("SELECT pg_catalog.pg_advisory_unlock_shared({LOCK_SPACE}, {LOCK_WORK})"))
-            .await?;
+        client.batch_execute(&format!("SELECT pg_catalog.pg_advisory_unlock_shared({LOCK_SPACE}, {WORK})")).await?;
         let outcome = outcome?;
         if !matches!(outcome, Outcome::Done) {
             guard.batch_execute("ROLLBACK").await?;

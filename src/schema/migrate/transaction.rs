@@ -9,9 +9,9 @@ use tokio_postgres::Client;
 
 use super::steps::Step;
 use crate::pg::state;
-use crate::schema::batch::{LOCK_WORK, line, passes, wants_commit, words};
-use crate::schema::control::LOCK_SPACE;
+use crate::schema::batch::{line, passes, wants_commit, words};
 use crate::schema::fault::ShardFault;
+use crate::schema::lock;
 use crate::schema::session::{DISCARD, RESET, SETTINGS};
 use crate::shard::ShardId;
 
@@ -78,7 +78,7 @@ pub(in crate::schema) async fn run(
 
 /// The beginning of every transaction of a migration.
 pub(super) fn begin(lock_timeout: Duration) -> String {
-    format!("BEGIN; {} SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK})", local(lock_timeout))
+    format!("BEGIN; {} {}", local(lock_timeout), lock::AT_WORK)
 }
 
 /// The settings of every transaction of a migration. Commits do not wait for the disk; the last one of the host does,

@@ -16,6 +16,14 @@ use crate::store::{MapSender, MapWatch, StoreError};
 /// interval.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 
+/// So many notifications in a row may bring nothing: a map that was read just before its own comes is no reason to wait.
+const IDLE_NOTICES: u32 = 4;
+
+/// How long the next one after those is left alone; twice as long with each more, up to the other, and to the poll
+/// interval.
+const NOTICE_FIRST: Duration = Duration::from_millis(50);
+const NOTICE_MAX: Duration = Duration::from_secs(5);
+
 /// What a watch remembers between two looks.
 struct Follower {
     store: PostgresStore,
@@ -27,11 +35,14 @@ struct Follower {
     seen: Option<Uuid>,
     /// How many looks in a row have failed.
     failures: u32,
+    /// How many notifications in a row brought nothing, about.
+    idle_notices: u32,
 }
 
 /// Reads the map, or its copy, and follows it in a task that ends with the last reader.
 pub(super) async fn begin(store: PostgresStore) -> Result<MapWatch, StoreError> {
-    let mut follower = Follower { store, heard: Arc::default(), session: None, seen: None, failures: 0 };
+    let mut follower =
+        Follower { store, heard: Arc::default(), session: None, seen: None, failures: 0, idle_notices: 0 };
     let (map, stale) = match follower.look().await {
         Ok(Some(map)) => (Arc::new(map), None),
         Ok(None) => unreachable!("a first look gives the map or an error"),
@@ -56,20 +67,21 @@ pub(super) async fn begin(store: PostgresStore) -> Result<MapWatch, StoreError> 
 impl Follower {
     async fn follow(mut self, sender: MapSender) {
         loop {
-            tokio::select! {
+            let heard = tokio::select! {
                 // Not while the database fails: the end of a connection is heard too, and there would be no pause.
-                () = self.heard.notified(), if self.failures == 0 => {}
-                () = sender.refresh_wanted() => {}
-                () = tokio::time::sleep(self.wait()) => {}
+                () = self.heard_of_news(), if self.failures == 0 => true,
+                () = sender.refresh_wanted() => false,
+                () = tokio::time::sleep(self.wait()) => false,
                 () = sender.closed() => return,
-            }
+            };
             let looked = tokio::select! {
                 looked = self.look() => looked,
                 () = sender.closed() => return,
             };
-            let database = &self.store.connect;
+            let database = Arc::clone(&self.store.connect);
             match looked {
                 Ok(news) => {
+                    self.judge(heard, news.is_some());
                     if std::mem::take(&mut self.failures) > 0 {
                         tracing::info!("the map is followed again in {database}");
                     }
@@ -92,6 +104,22 @@ impl Follower {
                     sender.failed(error);
                 }
             }
+        }
+    }
+
+    /// Waits for a notification, and after some that brought nothing for a while longer.
+    async fn heard_of_news(&self) {
+        tokio::time::sleep(pause(self.idle_notices).min(self.store.poll_interval)).await;
+        self.heard.notified().await;
+    }
+
+    /// Whoever may connect may notify, as often as he likes. Nobody's look is put off for longer than the poll interval
+    /// by that, and what is published comes by that interval, or by a router that meets a signpost.
+    fn judge(&mut self, heard: bool, brought: bool) {
+        match (heard, brought) {
+            (_, true) => self.idle_notices = 0,
+            (true, false) => self.idle_notices = self.idle_notices.saturating_add(1),
+            (false, false) => self.idle_notices = self.idle_notices.saturating_sub(1),
         }
     }
 
@@ -130,5 +158,31 @@ impl Follower {
             failures => RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(interval),
         };
         wait.mul_f64(0.75 + fastrand::f64() / 2.0)
+    }
+}
+
+/// How long no notification is heeded after so many that brought nothing.
+fn pause(idle_notices: u32) -> Duration {
+    match idle_notices.checked_sub(IDLE_NOTICES) {
+        None => Duration::ZERO,
+        Some(more) => NOTICE_FIRST.saturating_mul(1 << more.min(16)).min(NOTICE_MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_storm_of_notifications_costs_little() {
+        let pauses = [0, 3, 4, 5, 6, 20, u32::MAX].map(|idle| pause(idle).as_millis());
+        assert_eq!(pauses, [0, 0, 50, 100, 200, 5000, 5000]);
+        // An hour of them: fewer looks than by the poll interval alone.
+        let (mut looks, mut time) = (0, Duration::ZERO);
+        while time < Duration::from_secs(3600) {
+            time += pause(looks).max(Duration::from_micros(100));
+            looks += 1;
+        }
+        assert!(looks < 740, "{looks}");
     }
 }

@@ -1,4 +1,4 @@
-//! Who may do what: the owner everything, others only look and end what is over.
+//! Who may do what: the owner everything, a router only look and end what is over, anybody else nothing.
 
 use std::time::Duration;
 
@@ -13,17 +13,46 @@ async fn as_role(cluster: &TestCluster, role: &str) -> Client {
     connect(&format!("host=127.0.0.1 port={} dbname=app user='{role}'", cluster.server(0).port())).await
 }
 
+/// Lets a role ask, as bootstrap does for those that may use a shard.
+async fn grant(owner: &Client, role: &str) {
+    for part in pgshard::schema::rights(pgshard::schema::Purpose::Router, role) {
+        for statement in part.statements.iter().filter(|one| one.starts_with("GRANT")) {
+            owner.batch_execute(statement).await.unwrap();
+        }
+    }
+}
+
 on_each_version! {
-    /// A role without any rights can run no step of a move and see no secret, but it may look, and end a fence whose
-    /// deadline has passed.
-    async fn a_stranger(version) {
+    /// A role that may connect, and nothing else, gets at nothing. A router's role takes no step of a move and reads no
+    /// secret; it may look, and end a fence whose deadline has passed.
+    async fn a_stranger_and_a_router(version) {
         let cluster = host(version).await;
-        cluster.superuser(0).await.batch_execute("CREATE ROLE stranger LOGIN").await.unwrap();
+        cluster.superuser(0).await.batch_execute("CREATE ROLE stranger LOGIN; CREATE ROLE web LOGIN").await.unwrap();
         let client = cluster.app(0).await;
         small_shard(&client, SHARD).await;
+        grant(&client, "web").await;
         let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
         let stranger = as_role(&cluster, "stranger").await;
         let u = "'00000000-0000-0000-0000-000000000000'";
+        for sql in [
+            "SELECT * FROM pgshard.cluster".to_owned(),
+            "SELECT lease FROM pgshard.shard".to_owned(),
+            "SELECT * FROM pgshard.identity".to_owned(),
+            "SELECT pgshard.look(7)".to_owned(),
+            "SELECT pgshard.expire_fence(7)".to_owned(),
+            format!("SELECT pgshard.finish_open(7, {u})"),
+            "SELECT pgshard.migrated('0001_tables')".to_owned(),
+            "SELECT pgshard.commit_durably()".to_owned(),
+            "SELECT pgshard.signpost_raise(7)".to_owned(),
+            "SELECT * FROM pgshard.signpost_rows(7) AS t (n integer)".to_owned(),
+            "DO 'BEGIN LOCK TABLE pgshard.cluster IN ACCESS SHARE MODE; END'".to_owned(),
+        ] {
+            assert_eq!(code(&stranger.batch_execute(&sql).await.unwrap_err()), "42501", "{sql}");
+        }
+        let web = as_role(&cluster, "web").await;
+        assert_eq!(code(&web.batch_execute("SELECT lease FROM pgshard.shard").await.unwrap_err()), "42501");
+        let lock = "DO 'BEGIN LOCK TABLE pgshard.cluster IN ROW SHARE MODE; END'";
+        assert_eq!(code(&web.batch_execute(lock).await.unwrap_err()), "42501");
         for call in [
             format!("pgshard.build_signpost(7, {u})"),
             format!("pgshard.fence(7, {u}, {u}, {u}, 1)"),
@@ -36,25 +65,24 @@ on_each_version! {
             format!("pgshard.open(7, {u}, 1, {u})"),
             "pgshard.open_incoming(null)".to_owned(),
         ] {
-            assert_eq!(code(&stranger.batch_execute(&format!("SELECT {call}")).await.unwrap_err()), "42501", "{call}");
+            assert_eq!(code(&web.batch_execute(&format!("SELECT {call}")).await.unwrap_err()), "42501", "{call}");
         }
         for table in ["move", "incoming", "ledger", "marker", "known_host"] {
-            let error = stranger.batch_execute(&format!("SELECT * FROM pgshard.{table}")).await.unwrap_err();
+            let error = web.batch_execute(&format!("SELECT * FROM pgshard.{table}")).await.unwrap_err();
             assert_eq!(code(&error), "42501", "{table}");
         }
         for table in
             ["cluster", "shard", "move", "incoming", "ledger", "marker", "shard_migration", "control_migration"]
         {
-            let error = stranger.batch_execute(&format!("DELETE FROM pgshard.{table}")).await.unwrap_err();
+            let error = web.batch_execute(&format!("DELETE FROM pgshard.{table}")).await.unwrap_err();
             assert_eq!(code(&error), "42501", "{table}");
         }
         let functions = "SELECT DISTINCT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'pgshard'::regnamespace
-            AND has_function_privilege('stranger', p.oid, 'EXECUTE') ORDER BY 1";
+            AND has_function_privilege('web', p.oid, 'EXECUTE') ORDER BY 1";
         let functions: Vec<String> = client.query(functions, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
         assert_eq!(
             functions,
             [
-                "commit_durably",
                 "expire_fence",
                 "finish_open",
                 "look",
@@ -67,13 +95,13 @@ on_each_version! {
 
         fence.swap().await.unwrap();
         let looked = "SELECT state, epoch, peer, open_token IS NULL FROM pgshard.look(7)";
-        let row = stranger.query_one(looked, &[]).await.unwrap();
+        let row = web.query_one(looked, &[]).await.unwrap();
         assert_eq!((row.get(0), row.get(1), row.get(2), row.get(3)), ("fenced", EPOCH, "db2", true));
-        assert!(!expire(&stranger, SHARD).await.unwrap());
+        assert!(!expire(&web, SHARD).await.unwrap());
         fence.heartbeat(Duration::ZERO).await.unwrap();
-        assert!(expire(&stranger, SHARD).await.unwrap());
+        assert!(expire(&web, SHARD).await.unwrap());
         assert_eq!(state(&client, SHARD).await, "serving 3");
-        assert_eq!(code(&stranger.batch_execute("SELECT * FROM shard_0007.t").await.unwrap_err()), "42501");
+        assert_eq!(code(&web.batch_execute("SELECT * FROM shard_0007.t").await.unwrap_err()), "42501");
     }
 
     /// Nothing that a caller can set misleads the functions that run as their owner.
@@ -83,6 +111,7 @@ on_each_version! {
         superuser.batch_execute("CREATE ROLE stranger LOGIN; CREATE SCHEMA evil AUTHORIZATION stranger").await.unwrap();
         let client = cluster.app(0).await;
         small_shard(&client, SHARD).await;
+        grant(&client, "stranger").await;
         let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
         let stranger = as_role(&cluster, "stranger").await;
         stranger
@@ -95,7 +124,7 @@ on_each_version! {
             CREATE FUNCTION evil.format(text, VARIADIC text[]) RETURNS text LANGUAGE sql AS $$
             SELECT 'DROP SCHEMA pgshard CASCADE' $$;
             CREATE TEMP TABLE pg_namespace (oid oid, nspname name);
-            CREATE TEMP TABLE shard AS SELECT * FROM pgshard.shard;
+            CREATE TEMP TABLE shard AS SELECT * FROM pgshard.cluster;
             SET search_path = evil, pg_temp, pg_catalog;
             SET plpgsql.extra_errors = 'all'; SET plpgsql.extra_warnings = 'all'",
             )
@@ -133,6 +162,7 @@ on_each_version! {
             ))
             .await
             .unwrap();
+        grant(&client, "clerk").await;
         let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
         fence.swap_for(Duration::ZERO).await.unwrap();
         let clerk = as_role(&cluster, "clerk").await;
@@ -162,6 +192,7 @@ on_each_version! {
         owner.batch_execute(&format!("CREATE SCHEMA {s}; CREATE TABLE {s}.t (n integer)")).await.unwrap();
         let client = cluster.app(0).await;
         serve(&client, SHARD).await;
+        grant(&client, "the Owner").await;
         let mut fence = Fence::claim(as_role(&cluster, "a \"Mover").await, SHARD).await;
         assert_eq!(code(&fence.build_signpost().await.unwrap_err()), "SH002");
         superuser.batch_execute("GRANT \"the Owner\" TO app").await.unwrap();

@@ -1,4 +1,4 @@
-//! `pgshard init`, `check`, `explain`, `exporter`, `bootstrap`, `sql` and `bench`.
+//! `pgshard init`, `check`, `explain`, `exporter`, `bootstrap`, `rights`, `sql` and `bench`.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use clap::{Args as ArgGroup, ValueEnum};
 use pgshard::ShardCount;
 use pgshard::map::HostName;
-use pgshard::schema::Severity;
 use pgshard::schema::bootstrap::Request;
+use pgshard::schema::{Purpose, Severity};
 
 use crate::values;
 
@@ -197,4 +197,50 @@ pub(crate) struct Bench {
     /// Calls in flight, each on a connection of its own; not more than the host's pool_size
     #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) connections: u16,
+}
+
+/// Print the SQL that gives a role the least that it needs
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Prints only: no config is read, no host is asked. Running the SQL again changes nothing. `pgshard check`
+says which role lacks something.
+
+Examples:
+  pgshard rights --for owner --role app
+  pgshard rights --for router --role web
+  pgshard rights --for router --role web --migration > migrations/0002_web.sql")]
+pub(crate) struct Rights {
+    /// What the role is for
+    #[arg(long = "for", value_name = "PURPOSE")]
+    pub(crate) purpose: RightsFor,
+    /// The role
+    #[arg(long, value_name = "ROLE")]
+    pub(crate) role: String,
+    /// Print what it needs of each shard, as a shard migration, so that shards to come have it too
+    #[arg(long)]
+    pub(crate) migration: bool,
+}
+
+/// What a role is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RightsFor {
+    /// Owns the control schema and the shards: the role of the config
+    Owner,
+    /// The same, and moves shards while they are open
+    Mover,
+    /// Reads and writes rows, through a router
+    Router,
+    /// Reads rows, through a router
+    Reader,
+}
+
+impl From<RightsFor> for Purpose {
+    fn from(purpose: RightsFor) -> Purpose {
+        match purpose {
+            RightsFor::Owner => Purpose::Owner,
+            RightsFor::Mover => Purpose::Mover,
+            RightsFor::Router => Purpose::Router,
+            RightsFor::Reader => Purpose::Reader,
+        }
+    }
 }

@@ -24,6 +24,7 @@ mod psql;
 mod rebalance;
 mod recover;
 mod relocate;
+mod rights;
 mod schemas;
 mod sql;
 mod tickets;
@@ -60,6 +61,10 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         Command::Check(args) => check::run(&args, config, output).await,
         Command::Bootstrap(args) => {
             bootstrap::run(&args.hosts, &args.assume_empty, &args.lost, args.jobs, config, output).await
+        }
+        Command::Rights(args) => {
+            let printed = if args.migration { rights::As::Migration } else { rights::As::Statements };
+            rights::run(args.purpose.into(), &args.role, printed, output)
         }
         Command::Migrate { command } => run_migrate(command, config, output).await,
         Command::Locate(args) => {
@@ -262,6 +267,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Init(_)
         | Command::Check(_)
         | Command::Explain(_)
+        | Command::Rights(_)
         | Command::Migrate { .. }
         | Command::Locate(_)
         | Command::Id { .. }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     bench, bootstrap, check, conformance, demo, dev, explain, host, id, locate, map, map_carry, map_versions, migrate,
-    moves, rebalance, recover, relocate, sql, tickets, workers,
+    moves, rebalance, recover, relocate, rights, sql, tickets, workers,
 };
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -88,6 +88,7 @@ fn all() -> Vec<Printed> {
         "moves watch": moves::Line<'static>;
         "rebalance": rebalance::Planned<'static>, rebalance::RebalanceEvent;
         "recover": recover::Shown<'static>;
+        "rights": rights::Answer<'static>;
         "sql": sql::ShardRows<'static>, sql::ShardFailed<'static>;
         "stderr": Said<'static>;
         "tickets create": tickets::CreatedSeries<'static>;

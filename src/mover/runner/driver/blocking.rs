@@ -14,6 +14,7 @@ use crate::mover::runner::driver::Driver;
 use crate::mover::step::HELD;
 use crate::mover::step::Outcome;
 use crate::schema::control::LOCK_MIGRATION;
+use crate::schema::lock;
 
 /// If a shard's tables are altered more often than this while it is moved, the move gives up.
 const REBUILDS_MAX: u32 = 3;
@@ -39,12 +40,15 @@ impl Driver<'_> {
     async fn after_migrations(&self) -> Result<(), Error> {
         let (shard, until) = (self.work.hold.shard, Instant::now() + MIGRATION_PATIENCE);
         let what = "waiting for a migration of the shard to end";
-        let sql = "SELECT pg_try_advisory_xact_lock($2, $1) FROM pgshard.shard WHERE shard_id = $1
-            FOR NO KEY UPDATE NOWAIT";
+        let sql = format!(
+            "SELECT pg_try_advisory_xact_lock($2, $1) OR NOT {held} FROM pgshard.shard WHERE shard_id = $1
+            FOR NO KEY UPDATE NOWAIT",
+            held = lock::held("$2::integer::oid", "$1::integer::oid"),
+        );
         let mut told = false;
         loop {
             let unavailable = Some(&SqlState::LOCK_NOT_AVAILABLE);
-            match self.work.source.rows(what, sql, &[&shard.as_i32(), &LOCK_MIGRATION]).await {
+            match self.work.source.rows(what, &sql, &[&shard.as_i32(), &LOCK_MIGRATION]).await {
                 Ok(rows) => match rows.first() {
                     Some(row) if !row.get::<_, bool>(0)? => {}
                     _ => return Ok(()),

@@ -1,0 +1,59 @@
+//! `pgshard rights`.
+
+use pgshard::schema::{Grants, Purpose, rights, shard_migration};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Format, Output};
+
+/// Which SQL is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum As {
+    /// For the hosts as they are.
+    Statements,
+    /// A shard migration.
+    Migration,
+}
+
+#[derive(JsonSchema, Serialize)]
+struct Part {
+    by: &'static str,
+    statements: Vec<String>,
+}
+
+#[derive(JsonSchema, Serialize)]
+pub(super) struct Answer<'a> {
+    role: &'a str,
+    parts: Vec<Part>,
+    /// The text of a shard migration; `null` for a role that owns the shards.
+    migration: Option<String>,
+}
+
+pub(super) fn run(purpose: Purpose, role: &str, printed: As, output: &Output) -> Result<Exit, Failure> {
+    if role.is_empty() || role.contains('\0') {
+        return Err(Failure::usage("--role: a role has a name, without NUL"));
+    }
+    let (parts, migration) = (rights(purpose, role), shard_migration(purpose, role));
+    match (output.format(), printed) {
+        (Format::Json, _) => {
+            let parts = parts.into_iter().map(|Grants { by, statements, .. }| Part { by, statements }).collect();
+            output.object(Answer { role, parts, migration })?;
+        }
+        (Format::Text, As::Migration) => {
+            let none = || Failure::usage("--migration: this role owns the shards, and needs no grant there");
+            output.raw(migration.ok_or_else(none)?.as_bytes())?;
+        }
+        (Format::Text, As::Statements) => output.raw(text(&parts).as_bytes())?,
+    }
+    Ok(Exit::Done)
+}
+
+fn text(parts: &[Grants]) -> String {
+    let part = |part: &Grants| {
+        let statements: Vec<String> = part.statements.iter().map(|statement| format!("{statement};\n")).collect();
+        format!("-- By {}.\n{}", part.by, statements.concat())
+    };
+    parts.iter().map(part).collect::<Vec<_>>().join("\n")
+}

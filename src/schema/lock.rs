@@ -1,0 +1,206 @@
+//! The locks that keep commands apart, on one host.
+//!
+//! Anybody who may connect can take an advisory lock, and keep it. So what must stop somebody else is a lock on
+//! `pgshard.cluster`, which only its owner can take; and of an advisory lock it is asked whose it is: one that a role
+//! without rights holds is passed over.
+//!
+//! None of them gives a transaction a number or a snapshot: CREATE INDEX CONCURRENTLY and a new slot wait for those.
+
+use std::time::{Duration, Instant};
+
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use super::control::{LOCK_MIGRATION, LOCK_SPACE};
+
+/// The first key of the lock of a shard's ID clock: `pgid`. The second is the shard.
+const IDS: i32 = 0x7067_6964;
+
+/// How often a lock that is not free is tried.
+const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
+/// The keys, beside [`LOCK_SPACE`], of advisory locks: one that installs the control schema; a bootstrap, or a migration,
+/// that has read the host; and its work on the host.
+pub(super) const CONTROL: i32 = 1;
+pub(super) const BOOTSTRAP: i32 = 2;
+pub(super) const WORK: i32 = 3;
+
+/// The lock of a bootstrap on a host that has a control schema. It conflicts with itself, and with nothing that reads or
+/// writes rows.
+const OWN: &str = "LOCK TABLE pgshard.cluster IN SHARE UPDATE EXCLUSIVE MODE NOWAIT";
+
+/// Tells of the work, until the end of its transaction; conflicts with none of these.
+pub(super) const AT_WORK: &str = "LOCK TABLE pgshard.cluster IN ROW SHARE MODE";
+
+/// Whether somebody who may act for the owner of the control schema holds the advisory lock of these keys, as an
+/// expression. Before there is a control schema: who may act for the current role.
+///
+/// It is read after the lock was tried. Whoever takes the lock first and then looks whether it may go on, as a migration
+/// does, is seen here, or sees what was committed before this was asked.
+pub(crate) fn held(space: &str, key: &str) -> String {
+    format!("EXISTS ({} AND l.classid = {space} AND l.objid = {key})", ours())
+}
+
+/// Advisory locks with two keys, of this database, in other sessions, that are held by a role which may act for us.
+fn ours() -> String {
+    "SELECT FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+         AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+         AND coalesce(pg_catalog.pg_has_role(a.usesysid, coalesce(
+             (SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'pgshard'),
+             (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER)), 'MEMBER'), true)"
+        .to_owned()
+}
+
+fn of_ours(key: i32) -> String {
+    held(&format!("{LOCK_SPACE}::pg_catalog.oid"), &format!("{key}::pg_catalog.oid"))
+}
+
+/// Takes the lock on the control schema, in a transaction.
+///
+/// Locks: SHARE ROW EXCLUSIVE on pgshard.control_migration, which only its owner writes; an advisory lock where that is
+/// not there yet.
+pub(super) async fn control(client: &Client, until: Instant) -> Result<bool, tokio_postgres::Error> {
+    if is_true(&client.simple_query(&may_write("control_migration")).await?) {
+        let sql = "LOCK TABLE pgshard.control_migration IN SHARE ROW EXCLUSIVE MODE NOWAIT";
+        return try_table(client, sql, until).await;
+    }
+    try_advisory(client, CONTROL, until).await
+}
+
+/// Takes the lock of a bootstrap, or of a migration, in a transaction, and looks whether one that was killed is still at
+/// its last message. False: somebody else has one of the locks. The transaction is open then, too.
+pub(super) async fn own(client: &Client, until: Instant) -> Result<bool, tokio_postgres::Error> {
+    if !try_advisory(client, BOOTSTRAP, until).await? {
+        return Ok(false);
+    }
+    if !is_true(&client.simple_query(&may_write("cluster")).await?) {
+        return Ok(true);
+    }
+    if !try_table(client, OWN, until).await? {
+        return Ok(false);
+    }
+    let at_work = format!(
+        "SELECT NOT {} AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+             WHERE n.nspname = 'pgshard' AND c.relname = 'cluster' AND l.mode = 'RowShareLock'
+                 AND l.pid <> pg_catalog.pg_backend_pid())",
+        of_ours(WORK)
+    );
+    until_true(client, &at_work, until).await
+}
+
+/// Whether the role may lock a table of the control schema. False where it is not there.
+fn may_write(table: &str) -> String {
+    format!(
+        "SELECT coalesce((SELECT pg_catalog.has_table_privilege(c.oid, 'UPDATE') FROM pg_catalog.pg_class c
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+             WHERE n.nspname = 'pgshard' AND c.relname = '{table}'), false)"
+    )
+}
+
+async fn try_advisory(client: &Client, key: i32, until: Instant) -> Result<bool, tokio_postgres::Error> {
+    let sql =
+        format!("SELECT pg_catalog.pg_try_advisory_xact_lock({LOCK_SPACE}, {key}) OR NOT {held}", held = of_ours(key));
+    until_true(client, &sql, until).await
+}
+
+/// Tried again and again: a statement that waits for a lock may have a snapshot, and the CREATE INDEX CONCURRENTLY of the
+/// one who has the lock would wait for us.
+async fn try_table(client: &Client, sql: &str, until: Instant) -> Result<bool, tokio_postgres::Error> {
+    loop {
+        client.batch_execute("SAVEPOINT lock").await?;
+        match client.batch_execute(sql).await {
+            Ok(()) => return client.batch_execute("RELEASE SAVEPOINT lock").await.map(|()| true),
+            Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                client.batch_execute("ROLLBACK TO SAVEPOINT lock; RELEASE SAVEPOINT lock").await?;
+            }
+            Err(error) => return Err(error),
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        tokio::time::sleep(BETWEEN_TRIES).await;
+    }
+}
+
+/// By a simple query: an extended one leaves a portal in the transaction, and that has a snapshot.
+async fn until_true(client: &Client, sql: &str, until: Instant) -> Result<bool, tokio_postgres::Error> {
+    loop {
+        if is_true(&client.simple_query(sql).await?) {
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        tokio::time::sleep(BETWEEN_TRIES).await;
+    }
+}
+
+/// Whether a simple query that gives one boolean has given true.
+pub(super) fn is_true(messages: &[SimpleQueryMessage]) -> bool {
+    messages
+        .iter()
+        .any(|message| matches!(message, SimpleQueryMessage::Row(row) if row.try_get(0).ok().flatten() == Some("t")))
+}
+
+/// The server processes that hold the host's lock, or are still at the work of one that has lost it. Locks: none.
+pub(super) async fn holders(client: &Client) -> Result<Vec<String>, tokio_postgres::Error> {
+    let sql = format!(
+        "SELECT DISTINCT pg_catalog.format('process %s (%s, since %s)', a.pid,
+             COALESCE(NULLIF(a.application_name, ''), a.usename::pg_catalog.text, '?'),
+             pg_catalog.to_char(COALESCE(a.xact_start, a.backend_start), 'YYYY-MM-DD HH24:MI:SS TZ'))
+         FROM (SELECT l.pid FROM pg_catalog.pg_locks l WHERE EXISTS ({ours}
+                   AND l.classid = {LOCK_SPACE}::pg_catalog.oid
+                   AND l.objid IN ({BOOTSTRAP}::pg_catalog.oid, {WORK}::pg_catalog.oid))
+               UNION SELECT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+               JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+               WHERE n.nspname = 'pgshard' AND c.relname = 'cluster' AND l.granted
+                   AND l.mode IN ('RowShareLock', 'ShareUpdateExclusiveLock')) AS held
+         JOIN pg_catalog.pg_stat_activity a USING (pid)
+         WHERE a.pid <> pg_catalog.pg_backend_pid()
+         ORDER BY 1",
+        ours = ours()
+    );
+    client.query(&sql, &[]).await?.iter().map(|row| row.try_get(0)).collect()
+}
+
+/// A lock of ours that somebody holds who has no business with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Foreign {
+    /// The server's process.
+    pub(super) pid: i32,
+    /// Its role.
+    pub(super) role: String,
+    /// What the lock keeps others from.
+    pub(super) what: &'static str,
+}
+
+/// The locks that roles hold which may neither act for the owner of the control schema nor use the shard. Locks: none.
+pub(super) async fn foreign(client: &Client) -> Result<Vec<Foreign>, tokio_postgres::Error> {
+    let sql = format!(
+        "SELECT DISTINCT a.pid, coalesce(a.usename::pg_catalog.text, '?'), l.classid::pg_catalog.int8
+         FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+         LEFT JOIN pgshard.shard s ON s.shard_id = l.objid::pg_catalog.int8
+         LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name
+         WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+             AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+             AND NOT pg_catalog.pg_has_role(a.usesysid,
+                 (SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'pgshard'), 'MEMBER')
+             AND CASE WHEN l.classid = {IDS}::pg_catalog.oid
+                 THEN n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(a.usesysid, n.oid, 'USAGE')
+                 ELSE l.classid IN ({LOCK_SPACE}::pg_catalog.oid, {LOCK_MIGRATION}::pg_catalog.oid) END
+         ORDER BY 1, 3 LIMIT 100"
+    );
+    let rows = client.query(&sql, &[]).await?;
+    let found = rows.iter().map(|row| {
+        let class: i64 = row.try_get(2)?;
+        let what = match class {
+            _ if class == i64::from(IDS) => "a shard's ID clock, where INSERTs that use next_id() fail",
+            _ if class == i64::from(LOCK_MIGRATION) => "a shard's migrations, which may wait for it",
+            _ => "commands like these, which do without it",
+        };
+        Ok(Foreign { pid: row.try_get(0)?, role: row.try_get(1)?, what })
+    });
+    found.collect()
+}

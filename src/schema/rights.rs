@@ -1,0 +1,303 @@
+//! What each role needs, and which roles are let ask where shards are.
+//!
+//! A role that may use the schema of a shard is taken for a router's. The catalogs are the only record of that: a role
+//! that may ask on one host is let ask on the others as well, so that a host without shards answers too.
+//!
+//! Invariant: of its own accord this gives a role no more than to ask, and to end what is over. Rights on shards are an
+//! application's to give, by its migrations.
+
+use std::collections::BTreeSet;
+
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use crate::pg::{quote_ident, quote_literal};
+
+/// What a role is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Purpose {
+    /// Owns the control schema and the shards: the role of the config.
+    Owner,
+    /// The same, and moves shards while they are open.
+    Mover,
+    /// Reads and writes rows, through a router.
+    Router,
+    /// Reads rows, through a router.
+    Reader,
+}
+
+/// Statements that go together. Running them again changes nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Grants {
+    /// Who runs them, and where.
+    pub by: &'static str,
+    /// The statements, without a semicolon at their ends.
+    pub statements: Vec<String>,
+}
+
+/// The least that a role needs, for every host, in the order in which the parts are run.
+pub fn rights(purpose: Purpose, role: &str) -> Vec<Grants> {
+    let administrator = |statements| Grants { by: "an administrator, in the database of each host", statements };
+    let owner = |statements| Grants {
+        by: "the role that owns the control schema, in the database of each host, after `pgshard bootstrap`",
+        statements,
+    };
+    let mut first = vec![create(role)];
+    match purpose {
+        Purpose::Owner => {
+            first.push(on_database(role, "CONNECT, CREATE"));
+            vec![administrator(first)]
+        }
+        Purpose::Mover => {
+            first.extend([on_database(role, "CONNECT, CREATE"), replication(role), bypass_policies(role)]);
+            vec![administrator(first)]
+        }
+        Purpose::Router | Purpose::Reader => {
+            first.push(on_database(role, "CONNECT"));
+            let mut then = of_router(role);
+            then.push(on_shards(purpose, role));
+            vec![administrator(first), owner(then)]
+        }
+    }
+}
+
+/// What the role needs of each shard, as the text of a shard migration, so that shards to come have it too. `None`: the
+/// role needs none, for it owns them.
+pub fn shard_migration(purpose: Purpose, role: &str) -> Option<String> {
+    let grantee = quote_ident(role).replace("{shard}", "{{shard}}");
+    let grants =
+        of_shard(purpose).iter().map(|(right, what)| format!("GRANT {right} ON {what} {{shard}} TO {grantee};\n"));
+    let text: String = grants.collect();
+    (!text.is_empty()).then_some(text)
+}
+
+/// What a role needs of a shard: the right, and on what.
+fn of_shard(purpose: Purpose) -> &'static [(&'static str, &'static str)] {
+    match purpose {
+        Purpose::Owner | Purpose::Mover => &[],
+        Purpose::Router => &[
+            ("USAGE", "SCHEMA"),
+            ("SELECT, INSERT, UPDATE, DELETE", "ALL TABLES IN SCHEMA"),
+            // For next_id(), and for identity columns.
+            ("USAGE", "ALL SEQUENCES IN SCHEMA"),
+        ],
+        Purpose::Reader => &[("USAGE", "SCHEMA"), ("SELECT", "ALL TABLES IN SCHEMA")],
+    }
+}
+
+fn on_shards(purpose: Purpose, role: &str) -> String {
+    let mut body = "DECLARE\n    shard text;\nBEGIN\n    FOR shard IN SELECT s.schema_name FROM pgshard.shard s WHERE \
+                    s.state = 'serving' ORDER BY s.shard_id LOOP\n"
+        .to_owned();
+    for (right, what) in of_shard(purpose) {
+        let grant = quote_literal(&format!("GRANT {right} ON {what} %I TO %I"));
+        let role = quote_literal(role);
+        body.push_str(&format!("        EXECUTE pg_catalog.format({grant}, shard, {role});\n"));
+    }
+    body.push_str("    END LOOP;\nEND");
+    do_block(&body)
+}
+
+fn create(role: &str) -> String {
+    let (name, text) = (quote_ident(role), quote_literal(role));
+    do_block(&format!(
+        "BEGIN\n    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = {text}) THEN\n        CREATE ROLE \
+         {name} LOGIN;\n    END IF;\nEND"
+    ))
+}
+
+/// The name of the database is the server's to say: hosts have different ones.
+fn on_database(role: &str, rights: &str) -> String {
+    let role = quote_literal(role);
+    do_block(&format!(
+        "BEGIN\n    EXECUTE pg_catalog.format('GRANT {rights} ON DATABASE %I TO %I', pg_catalog.current_database(), \
+         {role});\nEND"
+    ))
+}
+
+/// For the slot and the stream of an online move.
+fn replication(role: &str) -> String {
+    format!("ALTER ROLE {} REPLICATION", quote_ident(role))
+}
+
+/// Where row level security holds for the owner too, who must copy all rows.
+fn bypass_policies(role: &str) -> String {
+    let name = quote_ident(role);
+    do_block(&format!(
+        "BEGIN\n    IF EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace\n\
+        {pad}WHERE c.relforcerowsecurity AND n.nspname ~ '[0-9]{{4}}$') THEN\n        ALTER ROLE {name} BYPASSRLS;\n    \
+         END IF;\nEND",
+        pad = " ".repeat(15),
+    ))
+}
+
+/// A body that may hold a role's name, whatever that is.
+fn do_block(body: &str) -> String {
+    let tag = "$rights$";
+    if body.contains(tag) { format!("DO {}", quote_literal(body)) } else { format!("DO {tag} {body} {tag}") }
+}
+
+/// A word as a shell takes it, whatever is in it.
+pub(super) fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+    match !word.is_empty() && !word.starts_with('-') && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+/// The tables that routers read.
+pub(super) const TABLES: [&str; 2] = ["cluster", "identity"];
+
+/// The functions that routers call, with the types of their arguments.
+pub(super) const FUNCTIONS: [(&str, &str); 4] =
+    [("look", "integer"), ("expire_fence", "integer"), ("finish_open", "integer, uuid"), ("migrated", "text")];
+
+/// PUBLIC, where it stands among the names of roles. No role can have this name.
+const PUBLIC: &str = "public";
+
+/// The statements that give a role what a router needs of the control schema. Running them again changes nothing.
+pub(super) fn of_router(role: &str) -> Vec<String> {
+    let grantee = if role == PUBLIC { "PUBLIC".to_owned() } else { quote_ident(role) };
+    let tables: Vec<String> = TABLES.iter().map(|table| format!("pgshard.{table}")).collect();
+    let functions: Vec<String> = FUNCTIONS.iter().map(|(name, takes)| format!("pgshard.{name}({takes})")).collect();
+    vec![
+        format!("GRANT USAGE ON SCHEMA pgshard TO {grantee}"),
+        format!("GRANT SELECT ON TABLE {} TO {grantee}", tables.join(", ")),
+        format!("GRANT EXECUTE ON FUNCTION {} TO {grantee}", functions.join(", ")),
+    ]
+}
+
+/// The roles of a host's routers, and what they lack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Routers {
+    /// All that may use the schema of a shard, or may ask already.
+    pub(super) all: BTreeSet<String>,
+    /// Those of them that lack something of what a router needs.
+    pub(super) lacking: BTreeSet<String>,
+}
+
+impl Routers {
+    /// Those that other hosts are to know. What is granted to PUBLIC goes along with the shards.
+    pub(super) fn elsewhere(&self) -> impl Iterator<Item = &String> {
+        self.all.iter().filter(|role| *role != PUBLIC)
+    }
+}
+
+/// Of which schemas the users are asked for.
+pub(crate) enum Users<'a> {
+    /// Those of all shards of the host.
+    OfShards,
+    /// This one.
+    Of(&'a str),
+}
+
+/// Names of roles, each with whether it lacks something. $1: a schema, or NULL for those of all shards; $2: other roles,
+/// of which those that are not there are left out.
+///
+/// What a role has by a group, or by PUBLIC, it does not lack. The predefined roles that may use every schema count as
+/// soon as they have members.
+///
+/// Locks: none.
+fn sql() -> String {
+    let names = |names: &[&str]| names.iter().map(|name| quote_literal(name)).collect::<Vec<_>>().join(", ");
+    let functions: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
+    format!(
+        "WITH routers AS (
+            SELECT CASE a.grantee WHEN 0 THEN '{PUBLIC}' ELSE r.rolname::text END AS role
+            FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL pg_catalog.aclexplode(
+                coalesce(n.nspacl, pg_catalog.acldefault('n', n.nspowner))) AS a
+            LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
+            WHERE a.privilege_type = 'USAGE'
+                AND a.grantee <> (SELECT k.nspowner FROM pg_catalog.pg_namespace k WHERE k.nspname = 'pgshard')
+                AND CASE WHEN $1::pg_catalog.text IS NOT NULL THEN n.nspname = $1
+                    ELSE n.nspname IN (SELECT s.schema_name FROM pgshard.shard s)
+                        OR n.nspname = 'pgshard' AND a.grantee <> 0 END
+            UNION SELECT r.rolname::text FROM pg_catalog.pg_roles r
+            WHERE r.rolname = ANY ($2::pg_catalog.text[])
+                OR r.rolname IN ('pg_read_all_data', 'pg_write_all_data')
+                    AND EXISTS (SELECT FROM pg_catalog.pg_auth_members m WHERE m.roleid = r.oid))
+        SELECT role, NOT pg_catalog.has_schema_privilege(role, n.oid, 'USAGE')
+            OR EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname IN ({tables})
+                       AND NOT pg_catalog.has_table_privilege(role, c.oid, 'SELECT'))
+            OR EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid AND p.proname IN ({functions})
+                       AND NOT pg_catalog.has_function_privilege(role, p.oid, 'EXECUTE'))
+        FROM routers CROSS JOIN pg_catalog.pg_namespace n WHERE n.nspname = 'pgshard' AND role IS NOT NULL",
+        tables = names(&TABLES),
+        functions = names(&functions),
+    )
+}
+
+/// Reads the routers' roles.
+pub(super) async fn routers(
+    client: &Client,
+    users: &Users<'_>,
+    others: &BTreeSet<String>,
+) -> Result<Routers, tokio_postgres::Error> {
+    let schema = match users {
+        Users::OfShards => None,
+        Users::Of(schema) => Some(*schema),
+    };
+    let others: Vec<&String> = others.iter().collect();
+    let rows = client.query_typed(&sql(), &[(&schema, Type::TEXT), (&others, Type::TEXT_ARRAY)]).await?;
+    let mut routers = Routers::default();
+    for row in rows {
+        let role: String = row.try_get(0)?;
+        if row.try_get(1)? {
+            routers.lacking.insert(role.clone());
+        }
+        routers.all.insert(role);
+    }
+    Ok(routers)
+}
+
+/// Gives what a router needs to the roles that may use these schemas, and to the others that are named and are there.
+/// Gives the names of those that lacked something. To be called in a transaction.
+///
+/// Locks: where a role lacks something, SHARE ROW EXCLUSIVE on pgshard.control_migration until the end of the
+/// transaction, since two at once would alter the same rows of catalogs, and one would fail; nobody else locks that.
+pub(crate) async fn admit(
+    client: &Client,
+    users: Users<'_>,
+    others: &BTreeSet<String>,
+) -> Result<BTreeSet<String>, tokio_postgres::Error> {
+    if routers(client, &users, others).await?.lacking.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    client.batch_execute("LOCK TABLE pgshard.control_migration IN SHARE ROW EXCLUSIVE MODE").await?;
+    let lacking = routers(client, &users, others).await?.lacking;
+    for statement in lacking.iter().flat_map(|role| of_router(role)) {
+        client.batch_execute(&statement).await?;
+    }
+    Ok(lacking)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_shell() {
+        let rows = [("web", "web"), ("-x", "'-x'"), ("", "''"), ("a b", "'a b'"), ("o'hara; rm", r"'o'\''hara; rm'")];
+        for (word, expected) in rows {
+            assert_eq!(shell_word(word), expected);
+        }
+    }
+
+    #[test]
+    fn a_migration_keeps_braces_of_a_name() {
+        let text = shard_migration(Purpose::Reader, "we{shard}b").unwrap();
+        let first = crate::pg::Template::new(&text).render("shard_0001");
+        assert_eq!(first.lines().next().unwrap(), r#"GRANT USAGE ON SCHEMA "shard_0001" TO "we{shard}b";"#);
+        assert_eq!(shard_migration(Purpose::Owner, "app"), None);
+    }
+
+    #[test]
+    fn a_name_ends_no_body() {
+        for statement in rights(Purpose::Router, "a $rights$ b").into_iter().flat_map(|part| part.statements) {
+            assert!(!statement.starts_with("DO $"), "{statement}");
+        }
+    }
+}
