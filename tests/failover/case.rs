@@ -4,20 +4,20 @@ use std::fmt;
 
 use fastrand::Rng;
 
-/// How far a move of shard 0 from db1 to db2 is when a host fails over.
+/// How far the move of shard 0 from db1 to db2 is when a host fails over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// There is none.
+    /// There is no move.
     Between,
-    /// At a failpoint of an online move.
+    /// It is at a failpoint of an online move.
     Online(&'static str),
-    /// At a failpoint of a blocking one.
+    /// It is at a failpoint of a blocking move.
     Blocking(&'static str),
     /// It waits before its fence.
     Held,
     /// It is kept, and its old copy is fed.
     Fed,
-    /// At a failpoint of the rollback of one that was kept.
+    /// It is at a failpoint of the rollback of a kept move.
     Rollback(&'static str),
 }
 
@@ -37,20 +37,20 @@ const ONLINE: [&str; 11] = [
 const BLOCKING: [&str; 5] = ["after prepare", "after swap", "after copied", "after decide", "after open"];
 const ROLLBACK: [&str; 6] = ["after claim", "after adopt", "after swap", "after drain", "after decide", "after open"];
 
-/// What the promoted standby has of what its primary acknowledged.
+/// How much of what its primary acknowledged the promoted standby has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gap {
     /// All of it: the standby is synchronous.
     None,
     /// All but the last moments.
     Moments,
-    /// It was cut off once the move was where it is.
+    /// It was cut off when the move had reached its phase.
     SincePhase,
     /// It was cut off before the move began.
     SinceBefore,
 }
 
-/// What becomes of the server that was the primary.
+/// What happens to the server that was the primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Former {
     Gone,
@@ -60,10 +60,10 @@ pub(crate) enum Former {
     StartedAgain,
 }
 
-/// What becomes of the mover.
+/// What happens to the mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mover {
-    /// It lives through the fail-over, and goes on.
+    /// It survives the fail-over, and goes on.
     Lives,
     Dies,
 }

@@ -1,4 +1,4 @@
-//! Fail-overs in the midst of moves, round after round. See `script/test-failover --help`.
+//! Fail-overs in the middle of moves, round after round. See `script/test-failover --help`.
 #![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
 
 mod case;
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         let text = case.to_string();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime can be made");
-        // Whoever panics is in a task of its own, so that the next round goes on.
+        // Each round is a task of its own, so that the next round runs even if one panics.
         let played = runtime.block_on(async { tokio::spawn(Round::play(case)).await });
         println!("{} {text}", if played.is_ok() { "ok    " } else { "FAILED" });
         if played.is_err() {

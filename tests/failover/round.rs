@@ -1,4 +1,5 @@
-//! A round: two hosts with a standby each, writers, a move, a fail-over in its midst, and what puts it right.
+//! A round: two hosts with a standby each, writers, a move, a fail-over in the middle of it, and the commands that
+//! repair it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -23,17 +24,17 @@ const fn standby(host: usize) -> usize {
 pub(crate) struct Round {
     case: Case,
     world: World,
-    /// What the promoted servers had as they were promoted, by the port of their former primaries.
+    /// The IDs that the promoted servers had at their promotion, by the port of their former primaries.
     had: BTreeMap<u16, BTreeSet<i64>>,
-    /// By the port of a former primary that of the server in its place.
+    /// The port of the server that replaced a former primary, by the port of the latter.
     later: BTreeMap<u16, u16>,
-    /// The shards about which there was an alarm.
+    /// The shards that an alarm was about.
     alarmed: BTreeSet<u16>,
     begun: Instant,
 }
 
 impl Round {
-    /// Plays a round, and fails with what is wrong. What it does is told on stderr.
+    /// Plays a round, and panics with what is wrong. It reports its steps on stderr.
     pub(crate) async fn play(case: Case) {
         let begun = Instant::now();
         let world = World::with_standbys(case.version, SHARDS).await;
@@ -84,7 +85,7 @@ impl Round {
         let wrong = disorder(&rows, &self.later);
         assert!(wrong.is_empty(), "{}\n{wrong:#?}", self.case);
         self.judge(&rows.concat().iter().map(|row| (row.id, row.port, row.shard)).collect::<Vec<_>>()).await;
-        // As any other shards.
+        // The shards can be moved as usual.
         let (shard, to) = if self.world.host_of(0) == 0 { ("0", "db2") } else { ("0", "db1") };
         self.world.run(&["move", shard, "--to", to, "--mode", "online", "--yes"]).await.ended(0);
         self.judge(&rows.concat().iter().map(|row| (row.id, row.port, row.shard)).collect::<Vec<_>>()).await;
@@ -98,7 +99,7 @@ impl Round {
         }
     }
 
-    /// Starts the move, and waits until it is where the case wants it. Gives the mover, if it is to live.
+    /// Starts the move, and waits until it has reached the case's phase. Returns the mover, if it is to live.
     async fn reach_the_phase(&self) -> Option<Child> {
         let (args, failpoint): (Vec<String>, _) = match self.case.phase {
             Phase::Between => return None,
@@ -148,7 +149,7 @@ impl Round {
         child
     }
 
-    /// The standby of a host takes its place. Gives the former primary, if it is frozen.
+    /// Promotes the standby of a host to take its place. Returns the former primary, if it is frozen.
     async fn fail_over(&mut self, host: usize) -> Option<Frozen> {
         let former = self.world.servers.server(host);
         let frozen = match self.case.former {
@@ -169,7 +170,7 @@ impl Round {
         frozen
     }
 
-    /// Lets a mover that has lived go on, to whatever end.
+    /// Lets a surviving mover run to its end, whatever that is.
     async fn go_on(&self, mut child: Child) {
         match self.case.phase {
             Phase::Fed => {
@@ -186,7 +187,7 @@ impl Round {
             }
             _ => {
                 let pid = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid as i32));
-                // It may have died of its own by now.
+                // It may have ended by itself.
                 if let Some(pid) = pid {
                     let _ = kill_process(pid, Signal::CONT);
                 }
@@ -206,7 +207,7 @@ impl Round {
         Some(open["move"].as_str()?.to_owned())
     }
 
-    /// Does what alarms have one do, until there is none.
+    /// Does what the alarms demand, until there are none.
     async fn settle(&mut self) {
         let mut last = Vec::new();
         for turn in 0..10 {
@@ -236,7 +237,7 @@ impl Round {
         panic!("{}\nno remedy helps: {last:#?}", self.case);
     }
 
-    /// The remedy of two primaries.
+    /// The remedy for two primaries: stop the former one.
     fn stop_former(&self) {
         for host in &self.case.hosts {
             let former = self.world.servers.server(*host);
@@ -264,8 +265,8 @@ impl Round {
         }
     }
 
-    /// Every acknowledged row is where its shard is served. Not so: what only a former primary had, and what was
-    /// written where there was an alarm, which may be in an old copy.
+    /// Every acknowledged row is where its shard is served, with two exceptions: rows that only a former primary had,
+    /// and rows written during an alarm, which may be in an old copy.
     async fn judge(&self, rows: &[(i64, u16, u16)]) {
         let (mut served, mut kept) = (BTreeSet::new(), BTreeSet::new());
         for host in 0..2 {
@@ -315,7 +316,7 @@ async fn until(client: &Client, sql: &str) {
     }
 }
 
-/// The IDs of a server: of the shards that it serves, and of whatever else it has of shards.
+/// The IDs on a server: those in the shards that it serves, and those in everything else that it has of shards.
 async fn ids(client: &Client) -> (BTreeSet<i64>, BTreeSet<i64>) {
     let (mut served, mut kept) = (BTreeSet::new(), BTreeSet::new());
     let sql = "SELECT n.nspname::text FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid

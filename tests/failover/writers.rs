@@ -1,4 +1,4 @@
-//! Applications that write all the time, and what was acknowledged to them.
+//! Applications that write all the time, and the rows that were acknowledged to them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Writers {
         Writers { stop, acknowledged, tasks }
     }
 
-    /// Waits until so many more rows are acknowledged.
+    /// Waits until `count` more rows are acknowledged.
     pub(crate) async fn more(&self, count: u64) {
         let (before, begun) = (self.acknowledged.load(Ordering::Relaxed), Instant::now());
         while self.acknowledged.load(Ordering::Relaxed) < before + count {
@@ -48,7 +48,7 @@ impl Writers {
         }
     }
 
-    /// Ends them. Each task's rows are in the order in which they were acknowledged to it.
+    /// Ends them. The rows of each task are in the order in which they were acknowledged.
     pub(crate) async fn end(self) -> Vec<Vec<Noted>> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Vec::new();
@@ -64,7 +64,7 @@ const INSERT: &str = "INSERT INTO {shard}.users (name) VALUES ('x') RETURNING id
 async fn write(router: Router, shard: u16, stop: Arc<AtomicBool>, acknowledged: Arc<AtomicU64>) -> Vec<Noted> {
     let mut rows = Vec::new();
     while !stop.load(Ordering::Relaxed) {
-        // A call that waits for a host that does not come back must not outlive the round.
+        // A call that waits for a host that never comes back must not outlive the round.
         let call = tokio::time::timeout(Duration::from_secs(20), router.by_key(shard).query_one(INSERT, &[])).await;
         if let Ok(Ok(row)) = call {
             let port = u16::try_from(row.get::<_, i32>(1)).expect("a port is a small number");
@@ -76,8 +76,8 @@ async fn write(router: Router, shard: u16, stop: Arc<AtomicBool>, acknowledged: 
     rows
 }
 
-/// What is wrong with the order in which servers have acknowledged: `later` has for each former primary the server that
-/// took its place. An ID that came twice is wrong, too.
+/// What is wrong with the order in which servers have acknowledged rows. `later` has, for each former primary, the
+/// server that took its place. An ID that came twice is wrong, too.
 pub(crate) fn disorder(all: &[Vec<Noted>], later: &BTreeMap<u16, u16>) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut ids = BTreeMap::new();

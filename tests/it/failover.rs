@@ -1,4 +1,4 @@
-//! A few rounds of fail-overs in the midst of moves: what `script/test-failover` plays for hours.
+//! A few rounds of fail-overs in the middle of moves, which `script/test-failover` plays for hours.
 
 #[path = "../failover/case.rs"]
 mod case;
@@ -13,7 +13,7 @@ use case::Case;
 use round::Round;
 
 on_each_version! {
-    /// No acknowledged row is lost but those that only a former primary had.
+    /// No acknowledged row is lost except those that only a former primary had.
     async fn rounds(version) {
         for seed in if version == 15 { [1, 2] } else { [3, 4] } {
             Round::play(Case::of(seed, version)).await;

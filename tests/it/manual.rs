@@ -1,13 +1,13 @@
-//! README and docs are true: what they tell a reader to type is typed, page by page.
+//! README and docs are true: each page's test runs the commands that the page tells a reader to type.
 //!
-//! A block in `sh` is run by bash, one after the other in an empty folder, with the command that was built. A block in
-//! `text` right after it says what is printed: its lines must come, in their order, with whatever numbers. Comments
-//! that no reader sees steer it, right before a block:
+//! The blocks in `sh` are run by bash, one after the other in an empty folder, with the command that was built. A block
+//! in `text` right after one shows its output: the lines must come in this order, with any numbers. HTML comments right
+//! before a block, which no reader sees, control the test:
 //!
-//! - `<!-- not run: it needs two machines -->`: the block is left alone, for this reason;
-//! - `<!-- first:` and lines of bash, up to `-->`: they are run before it.
+//! - `<!-- not run: it needs two machines -->`: the block is skipped, for this reason;
+//! - `<!-- first:` and lines of bash, up to `-->`: they are run before the block.
 //!
-//! Where a command would ask, it is answered with yes, and `ID` as an argument is the ID of the newest move.
+//! Questions of a command are answered with yes, and `ID` as an argument stands for the ID of the newest move.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What stands before the blocks of a page: commands that ask are answered, and `ID` is the newest move's.
+/// What comes before the blocks of a page: it answers questions, and replaces `ID` by the newest move's.
 const BEFORE: &str = r#"
 set -euo pipefail
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
@@ -68,14 +68,14 @@ fn blocks(page: &str) -> Vec<Block> {
             let (not_run, first) = (not_run.take(), std::mem::take(&mut first));
             blocks.push(Block { line: at + 1, language: language.to_owned(), text, not_run, first });
         } else if !bare.is_empty() {
-            // Prose between a comment and a block: the comment was for nothing.
+            // There is prose between a comment and a block, so the comment had no effect.
             assert!(not_run.is_none() && first.is_empty(), "line {}: a comment stands right before its block", at + 1);
         }
     }
     blocks
 }
 
-/// A line as it is compared: numbers, with what belongs to them, are one, and so are spaces.
+/// A line as it is compared: all numbers, with their units, are equal, and so are all spaces.
 fn shape(line: &str) -> String {
     let mut shape = String::new();
     for word in line.split_whitespace() {
@@ -96,7 +96,7 @@ fn shape(line: &str) -> String {
     shape
 }
 
-/// A page as a script, and what is to be printed: the number of the block that prints it, and the text block.
+/// A page as a script, and the expected output: the number of the block that prints it, and the text block.
 fn script(page: &str) -> (String, Vec<(usize, String)>) {
     let mut script = BEFORE.to_owned();
     let mut printed = Vec::new();
@@ -115,13 +115,13 @@ fn script(page: &str) -> (String, Vec<(usize, String)>) {
     (script, printed)
 }
 
-/// Plays a page in an empty folder, and takes down what servers it has left.
+/// Plays a page in an empty folder, and stops the servers that it has left.
 fn play(name: &str) {
     let page = fs::read_to_string(root().join(name)).unwrap();
     let (script, printed) = script(&page);
     let folder = tempfile::Builder::new().prefix("manual").tempdir().unwrap();
     let at = folder.path();
-    // The servers run as another user, who must be let through.
+    // The servers run as another user, who must be able to enter.
     fs::set_permissions(at, fs::Permissions::from_mode(0o755)).unwrap();
     let command = PathBuf::from(env!("CARGO_BIN_EXE_pgshard"));
     let path = format!("{}:{}", command.parent().unwrap().display(), std::env::var("PATH").unwrap());
@@ -174,8 +174,8 @@ pages! {
     operating: "docs/operating.md",
 }
 
-/// Every block that a reader could type is played by a test of its page, or says why not. `docs/django.md` is played by
-/// the Python package's `test_manual.py`, but for what stands outside of two sections.
+/// Every block that a reader could type is run by a test of its page, or has a reason why not. The Python package's
+/// `test_manual.py` runs two sections of `docs/django.md`; the rest of that page is run here.
 #[test]
 fn every_block_is_run_or_says_why_not() {
     let mut pages: Vec<PathBuf> = vec!["README.md".into(), "CONTRIBUTING.md".into(), "ARCHITECTURE.md".into()];

@@ -1,5 +1,5 @@
-//! `pgshard recover`: each way in which a host comes back from an earlier time, with writers before and after. In the end
-//! nobody contradicts anybody, no row is lost that the restore itself did not lose, and no ID comes twice.
+//! `pgshard recover`: each way in which a host comes back from an earlier time, with writers before and after. At the
+//! end no hosts contradict each other, only rows are lost that the restore itself lost, and no ID has come twice.
 
 mod bed;
 
@@ -12,9 +12,9 @@ use bed::{Bed, alarms, codes};
 /// How a host comes back.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// A base backup of a while ago, started as it is: the timeline that it had.
+    /// An old base backup, started as it is: it keeps its timeline.
     BaseBackup,
-    /// The same, recovered to its end: a new timeline.
+    /// The same, recovered to its end: it gets a new timeline.
     Recovered,
     /// A copy of its files, with its slots.
     Files,
@@ -35,14 +35,14 @@ fn restore(world: &World, way: Way) {
     });
 }
 
-/// Shards come, go, come back and are fed, while db1's backup grows old. Then it is restored.
+/// Shards leave, come, come back and are fed, while db1's backup gets old. Then it is restored.
 async fn comes_back(version: u32, way: Way) {
     let bed = Bed::new(World::new(&[version, version], 8).await).await;
     let world = &bed.world;
     world.run(&["bootstrap"]).await.ended(0);
     bed.write("before", 4).await;
     back_up(world, version, way);
-    // 0 goes, 1 goes and comes back, 4 comes; 5 comes, is written to and its old copy is fed. 2 and 3 stay.
+    // 0 leaves; 1 leaves and comes back; 4 comes; 5 comes, is written to, and its old copy is fed. 2 and 3 stay.
     world.run(&["move", "0,1", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
     world.run(&["move", "4", "--to", "db1", "--mode", "online", "--yes"]).await.ended(0);
     bed.write("between", 3).await;
@@ -53,7 +53,7 @@ async fn comes_back(version: u32, way: Way) {
     bed.feed(&fed, 1, 5, 0).await;
     restore(world, way);
 
-    // Whoever writes before anybody has looked: nothing of that may vanish either.
+    // Applications write before anybody has looked at the host: none of these rows may vanish either.
     bed.write_where_possible("blind", 2).await;
     let found = alarms(world).await;
     let codes = codes(&found);
@@ -71,7 +71,7 @@ async fn comes_back(version: u32, way: Way) {
     assert_eq!(decided, ["1", "4", "5"], "{planned:#}");
     assert_eq!(planned["done"], false);
 
-    // It dies in the middle, and the same command goes on.
+    // The command dies in the middle, and is then run again.
     world.run_until(&["recover", "db1", "--yes"], "after repair=kill").await.ended(-9);
     let left = world.run(&["recover", "db1", "--yes"]).await.ended(4).last();
     for decision in left["decisions"].as_array().unwrap() {
@@ -94,7 +94,7 @@ async fn comes_back(version: u32, way: Way) {
 }
 
 on_each_version! {
-    /// A base backup of a while ago, started as it is.
+    /// An old base backup, started as it is.
     async fn a_base_backup(version) {
         comes_back(version, Way::BaseBackup).await;
     }
@@ -104,12 +104,12 @@ on_each_version! {
         comes_back(version, Way::Recovered).await;
     }
 
-    /// A copy of the host's files, which has its slots, too.
+    /// A copy of the host's files, including its replication slots.
     async fn a_copy_of_files(version) {
         comes_back(version, Way::Files).await;
     }
 
-    /// A standby is promoted that lacks the last seconds: a shard went meanwhile, and one came.
+    /// The promoted standby lacks the last seconds, in which one shard left and one came.
     async fn a_standby_that_lacks_the_last_seconds(version) {
         let bed = Bed::new(World::with_standby(version, 4, 0).await).await;
         let world = &bed.world;
@@ -135,8 +135,8 @@ on_each_version! {
         bed.judge(2).await;
     }
 
-    /// An empty disk: nothing is made there by itself. What others have kept is taken back, and the rest is made anew by
-    /// word only.
+    /// An empty disk: no shard is created there by itself. What others have kept is taken back, and the rest is created
+    /// only when the operator says so.
     async fn an_empty_disk(version) {
         let bed = Bed::new(World::new(&[version, version], 4).await).await;
         let world = &bed.world;
@@ -165,7 +165,8 @@ on_each_version! {
     async fn another_cluster_under_its_name(version) {
         let world = World::with_spare(&[version, version, version], 4).await;
         world.run(&["bootstrap"]).await.ended(0);
-        // Throwaway servers of one version are copies of one template, and so of one system.
+        // Test servers of one version are copies of one template, so they share a system identifier; this one has
+        // another version.
         let other = World::new(&[other(version)], 4).await;
         let [own, strange] = [world.servers.server(0).port(), other.servers.server(0).port()];
         let config = std::fs::read_to_string(&world.config.path).unwrap();
@@ -178,8 +179,8 @@ on_each_version! {
         world.run(&["recover", "db9"]).await.ended(2);
     }
 
-    /// IDs that were made on another host by a clock that was ahead do not come again: the clock of the host that is
-    /// chosen goes on after them.
+    /// IDs that another host made with a clock that was ahead do not come again: the clock of the chosen host goes on
+    /// after them.
     async fn ids_of_a_later_time_are_passed(version) {
         let world = World::new(&[version, version], 2).await;
         tokio::task::block_in_place(|| world.servers.back_up(0));
@@ -204,7 +205,7 @@ on_each_version! {
         assert!(next().await > given);
         let again = world.run(&["recover", "db1", "--plan"]).await.ended(0).last();
         assert_eq!(again["clocks"], serde_json::json!([]), "{again:#}");
-        // The operator's word.
+        // The operator's margin.
         let before = next().await;
         world.run(&["recover", "db1", "--yes", "--margin-s", "7200"]).await.ended(0);
         assert!((next().await >> 23) - (before >> 23) > 3_000_000);

@@ -1,4 +1,4 @@
-//! `pgshard migrate backfill`: each row once, whoever is killed and wherever the shard moves.
+//! `pgshard migrate backfill`: it touches each row once, whichever process is killed and wherever the shard moves.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::support::{Ran, World, lines};
 const COLUMN: (&str, &str) = ("0002_n.sql", "ALTER TABLE {shard}.photos ADD COLUMN n int NOT NULL DEFAULT 0");
 const SQL: &str = "UPDATE {shard}.photos SET n = n + 1 WHERE id BETWEEN {low} AND {high}";
 
-/// Two hosts, and so many photos in each shard, none of which was counted.
+/// Two hosts, with `rows` photos in each shard, none of which has been counted.
 async fn world(version: u32, shards: u16, rows: usize) -> World {
     let world =
         World::with_tables(&[version, version], shards, &[("0001_tables.sql", crate::support::TABLES), COLUMN]).await;
@@ -57,7 +57,7 @@ impl World {
         self.run(&["migrate", "backfill", "--status", "--name", "count"]).await.last()["backfills"]["count"].clone()
     }
 
-    /// Waits until a backfill has run some ranges and is not through.
+    /// Waits until a backfill has run some ranges and is not finished.
     async fn in_the_middle(&self, ranges: u64) {
         let begun = Instant::now();
         loop {
@@ -76,8 +76,8 @@ fn once(shards: u16, rows: usize) -> Vec<String> {
 }
 
 on_each_version! {
-    /// Killed at any moment, interrupted, and with two operators at it at once: each row is touched once. Run again
-    /// there is nothing to do; an edited statement is refused.
+    /// It is killed at any moment, interrupted, and run by two operators at once: each row is touched once. A further
+    /// run has nothing to do; an edited statement is refused.
     async fn each_row_once(version) {
         let world = world(version, 6, 2000).await;
         let file = world.count_file();
@@ -106,11 +106,11 @@ on_each_version! {
         let edited = world.run(&small).await;
         assert!(edited.ended(4).stderr.contains("count was begun with another statement"), "{}", edited.stderr);
         assert_eq!(world.counted().await, once(6, 2000));
-        // Nothing of it is a difference between shards.
+        // The table of the progress does not count as a difference between shards.
         world.run(&["check", "--ddl"]).await.ended(0);
     }
 
-    /// Shards move online and blocking while they are gone through, and one is taken back: the record goes along, and
+    /// Shards move online and blocking while the backfill runs, and one is rolled back: the record moves along, and
     /// each row is touched once.
     async fn moves_in_the_middle(version) {
         let world = world(version, 6, 3000).await;
@@ -124,7 +124,7 @@ on_each_version! {
         let touched = world.backfill_status().await;
         assert!(touched["finished"].as_str() != Some("0-5"), "the moves were in its middle: {touched}");
         world.run(&["moves", "rollback", &back.ended(0).id(), "--yes"]).await.ended(0);
-        // Killed and gone on with, on the hosts where the shards are now.
+        // It is killed and run again, on the hosts where the shards are now.
         run.kill().await.unwrap();
         let at_kill = world.backfill_status().await;
         world.run(&World::counting(&file, &[])).await.ended(0);
@@ -132,8 +132,8 @@ on_each_version! {
         assert_eq!((world.host_of(0), world.host_of(1), world.host_of(3)), (1, 0, 0));
     }
 
-    /// What fails is named with its range, the others are done; once it is mended, the same command does the rest. What
-    /// cannot be gone through is refused with the reason. A locked row is waited for.
+    /// A shard that fails is named with its range, and the others are done; after the fault is repaired, the same
+    /// command does the rest. A table without usable ranges is refused with the reason. A locked row is waited for.
     async fn what_fails(version) {
         let world = world(version, 4, 300).await;
         let db1 = world.servers.app(0).await;
@@ -145,7 +145,7 @@ on_each_version! {
         holder.batch_execute("BEGIN; UPDATE shard_0000.photos SET title = 'held'").await.unwrap();
         let ran = world.run(&args).await;
         let failed = ran.ended(8).last()["failed"].clone();
-        let ended = format!("the move {moved} could be taken back and cannot any more (shards 3)");
+        let ended = format!("the move {moved} can no longer be rolled back (shards 3)");
         assert!(ran.stderr.contains(&ended), "{}", ran.stderr);
         let said = |at: usize| failed[at]["message"].as_str().unwrap().to_owned();
         assert!(said(0).starts_with("busy: canceling statement due to lock timeout"), "{failed}");
@@ -164,7 +164,7 @@ on_each_version! {
             let ran = world.run(&[&["migrate", "backfill", "--sql", SQL, "--name", "other"], more].concat()).await;
             assert!(ran.ended(1).stderr.contains(words), "{}", ran.stderr);
         }
-        // A host that is not the one of the config's name is not written to.
+        // A host whose name differs from the config's is not written to.
         db1.batch_execute("UPDATE pgshard.cluster SET host_name = 'db7'").await.unwrap();
         let more = ["migrate", "backfill", "--sql", SQL, "--name", "more", "--table", "photos"];
         let refused = world.run(&[&more[..], &["--only", "0-1"]].concat()).await;
@@ -174,7 +174,7 @@ on_each_version! {
         assert!(usage.ended(2).stderr.contains("it never says {shard}"), "{}", usage.stderr);
     }
 
-    /// A host is left in peace while its standby is behind.
+    /// Work on a host pauses while its standby is behind.
     async fn a_standby_that_falls_behind(version) {
         let world = World::with_standby(version, 2, 0).await;
         let superuser = world.servers.superuser(0).await;
@@ -190,7 +190,7 @@ on_each_version! {
         let run = world.command(&args, &[]).spawn().unwrap();
         let begun = Instant::now();
         let mut before = 0;
-        // It stands still, and is not through.
+        // It makes no progress, and is not finished.
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;
             let rows = world.backfill_status().await["rows"].as_u64().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Rows that were acknowledged, where and when, and whether they are still somewhere.
+//! Rows that were acknowledged, where and when; and whether each still exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -15,17 +15,17 @@ struct Noted {
     shard: u16,
     /// The server that took it.
     server: usize,
-    /// What it was written for.
+    /// The time of the test in which it was written.
     time: &'static str,
 }
 
-/// A world, and what it has acknowledged.
+/// A world, and the rows that it has acknowledged.
 pub(super) struct Bed {
     pub(super) world: World,
     noted: Mutex<BTreeMap<i64, Noted>>,
 }
 
-/// What `check` says is an alarm.
+/// The findings of `check` that are alarms.
 pub(super) async fn alarms(world: &World) -> Vec<Value> {
     let checked = world.run(&["check"]).await.last();
     let all = checked["findings"].as_array().unwrap().clone();
@@ -47,7 +47,7 @@ impl Bed {
         0..self.world.config.cluster.shards.get()
     }
 
-    /// Writes so many rows to each shard through a router; all are acknowledged.
+    /// Writes `rows` rows to each shard through a router; all are acknowledged.
     pub(super) async fn write(&self, time: &'static str, rows: usize) {
         let router = self.world.router().await;
         for shard in self.shards() {
@@ -66,7 +66,7 @@ impl Bed {
         }
     }
 
-    /// Writes wherever a server takes a row of a shard, as applications do that know of nothing.
+    /// Writes to every server that accepts a row of a shard, like applications that do not know of the restore.
     pub(super) async fn write_where_possible(&self, time: &'static str, rows: usize) {
         for server in 0..self.world.servers.servers().len() {
             let url = self.world.servers.server(server).url();
@@ -109,7 +109,7 @@ impl Bed {
         panic!("shard {shard} was moved");
     }
 
-    /// Feeds the old copy of a shard on one host until it has all that the other has.
+    /// Feeds the old copy of a shard on one host until it has all rows of the other host.
     pub(super) async fn feed(&self, id: &str, on: usize, shard: u16, from: usize) {
         let mut feed = self.world.command(&["moves", "feed", id], &[]).spawn().unwrap();
         let count = async |server: usize, schema: &str| {
@@ -120,11 +120,11 @@ impl Bed {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         feed.kill().await.unwrap();
-        // What the server flushes is what counts.
+        // Only what the server has flushed counts.
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 
-    /// Decides what a plan leaves to a human: gives up whoever came back, or else takes the first way.
+    /// Decides what a plan leaves to a human: gives up the host that came back, or takes the first command.
     pub(super) async fn decide(&self, decision: &Value) {
         let commands: Vec<&str> =
             decision["commands"].as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
@@ -137,9 +137,9 @@ impl Bed {
         self.world.run(&args).await.ended(0);
     }
 
-    /// That every row is somewhere but those that went with `lost`, the server that came back: what it took between its
-    /// backup and its end, and nobody else has. What was written before, or since it is back, is there; where the shard
-    /// is served, but for what was written while nobody had looked: that may be in an old copy.
+    /// Checks that every row exists, except those that were lost with `lost`, the server that came back: rows that it
+    /// took between its backup and its end and that no other host has. Rows from before or after are there, where the
+    /// shard is served; only rows written before anybody looked may be in an old copy.
     pub(super) async fn judge(&self, lost: usize) {
         let mut served: BTreeSet<i64> = BTreeSet::new();
         let mut kept: BTreeSet<i64> = BTreeSet::new();
@@ -160,7 +160,7 @@ impl Bed {
         let missing: Vec<_> = noted
             .iter()
             .filter(|(id, noted)| match noted.time {
-                // The restore has lost them, unless they were fed to a copy elsewhere.
+                // The restore has lost them, unless they were fed to a copy on another host.
                 "between" | "since" if of_old_primary(noted) && noted.shard != 5 => false,
                 "blind" => !served.contains(id) && !kept.contains(id),
                 _ => !served.contains(id),

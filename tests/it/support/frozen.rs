@@ -1,8 +1,8 @@
-//! A server that stands still.
+//! A server that is stopped like a frozen machine.
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A server and its backends, stopped; they go on when this is dropped.
+/// A server and its backends, all stopped; they continue when this is dropped.
 pub(crate) struct Frozen(Vec<Pid>);
 
 impl Frozen {

@@ -1,4 +1,4 @@
-//! `pgshard recover`: a host that came back from an earlier time is brought into service again.
+//! `pgshard recover`: brings a host that came back from an earlier time into service again.
 
 use std::path::Path;
 use std::time::Duration;
@@ -29,14 +29,14 @@ pub(crate) struct Shown<'a> {
     clocks: Vec<Clock<'a>>,
     elsewhere: Vec<Elsewhere<'a>>,
     decisions: Vec<ShownDecision<'a>>,
-    /// The names of which the host gives tickets.
+    /// The names for which the host gives tickets.
     tickets: &'a [String],
     done: bool,
 }
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Server {
-    /// A text, since not every reader of JSON has integers of 64 bits.
+    /// A text, because some readers of JSON have no 64-bit integers.
     system_identifier: String,
     timeline: i64,
     recorded_timeline: Option<i64>,
@@ -94,7 +94,7 @@ enum Done {
     Something,
 }
 
-/// Says what is known of the host, and does what is sure.
+/// Reports what is known of the host, and does what is certain.
 pub(crate) async fn run(args: Recover, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let host = context::host(&config, &args.host)?;
@@ -120,18 +120,18 @@ pub(crate) async fn run(args: Recover, config: Option<&Path>, output: &Output) -
     if !confirm(&question, Consent::from_flag(args.yes), output).await? {
         return Err(Failure::new(Exit::Failed, "nothing was changed"));
     }
-    let again = format!("run `pgshard recover {host} --plan` again: it says how far it is");
+    let again = format!("run `pgshard recover {host} --plan` again: it shows what is left");
     let left = mover.recover(&plan).await;
     let left = left.map_err(|error| Failure::new(Exit::Partly, chain(&error).join(": ")).hint(again))?;
     context::record(&identities, &config).await;
     if output.format() == Format::Text && !left.decisions.is_empty() {
         tell_decisions(&left, output)?;
     }
-    output.note(format_args!("what is sure of {host} is done"));
+    output.note(format_args!("everything that is certain about {host} is done"));
     end(&left, &tickets, Done::Something, output)
 }
 
-/// The names of which the host gives tickets: nothing tells which of them it gave before it was lost.
+/// The names for which the host gives tickets: nothing shows which of them it gave before it was lost.
 async fn tickets_of(config: &Config, host: &HostName) -> Vec<String> {
     let of_host = config.hosts.values().filter(|known| known.name == *host);
     let of_host: Vec<TicketHost> =
@@ -141,7 +141,7 @@ async fn tickets_of(config: &Config, host: &HostName) -> Vec<String> {
     names.filter(|status| status.residue.is_some()).map(|status| status.name.to_string()).collect()
 }
 
-/// What is known and what can be done, for people.
+/// What is known and what can be done, as text.
 fn tell(plan: &RecoveryPlan, output: &Output) -> Result<(), Failure> {
     let host = &plan.host;
     match plan.server {
@@ -167,10 +167,10 @@ fn tell(plan: &RecoveryPlan, output: &Output) -> Result<(), Failure> {
     }
     for raise in &plan.clocks {
         let (shard, on, after) = (raise.shard, &raise.host, raise.after);
-        output.data(format_args!("this is done: shard {shard} on {on} makes no ID before {after}: {}", raise.why))?;
+        output.data(format_args!("to do: shard {shard} on {on} makes no ID before {after}: {}", raise.why))?;
     }
     for repair in &plan.repairs {
-        output.data(format_args!("this is done with shard {}:", repair.shard))?;
+        output.data(format_args!("to do for shard {}:", repair.shard))?;
         for line in way(&repair.repair).into_iter().flat_map(|way| &way.steps) {
             output.data(format_args!("  {line}"))?;
         }
@@ -180,11 +180,11 @@ fn tell(plan: &RecoveryPlan, output: &Output) -> Result<(), Failure> {
     }
     for rows in &plan.elsewhere {
         output.data(format_args!("{host} serves shard {}, and other rows of it are kept:", rows.shard))?;
-        output.data(format_args!("  {}\n  if those are the ones that you want: {}", rows.says, rows.command))?;
+        output.data(format_args!("  {}\n  if you want those rows instead: {}", rows.says, rows.command))?;
     }
     tell_decisions(plan, output)?;
     if plan.has_nothing_to_do() && plan.decisions.is_empty() {
-        output.data("nothing to do: nobody contradicts it, and no ID can come twice")?;
+        output.data("nothing to do: no host contradicts it, and no ID can come twice")?;
     }
     Ok(())
 }
@@ -192,7 +192,7 @@ fn tell(plan: &RecoveryPlan, output: &Output) -> Result<(), Failure> {
 fn tell_decisions(plan: &RecoveryPlan, output: &Output) -> Result<(), Failure> {
     for decision in &plan.decisions {
         let shards = print_shards(decision.shards.iter().copied());
-        output.data(format_args!("you must decide, of shards {shards}: {}", decision.what))?;
+        output.data(format_args!("you must decide about shards {shards}: {}", decision.what))?;
         for (at, command) in decision.commands.iter().enumerate() {
             output.data(format_args!("  {}{command}", if at == 0 { "" } else { "or " }))?;
         }
@@ -220,7 +220,7 @@ fn end(plan: &RecoveryPlan, tickets: &[String], done: Done, output: &Output) -> 
     }
     let decided = plan.decisions.is_empty();
     if done == Done::Something && decided {
-        output.hint("`pgshard bootstrap` writes down what is so now, then `pgshard check`");
+        output.hint("`pgshard bootstrap` records the present state, then `pgshard check`");
     }
     Ok(match (done, decided) {
         (_, true) => Exit::Done,

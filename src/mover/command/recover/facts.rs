@@ -1,4 +1,4 @@
-//! What all hosts say of a host that has come back: rows, old copies, IDs, clocks.
+//! What all hosts say about a host that has come back: rows, old copies, IDs, clocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,31 +17,31 @@ use crate::pg::quote_ident;
 use crate::schema::{self, HostFacts, Survey};
 use crate::shard::ShardId;
 
-/// All that the judgement is made from.
+/// Everything that the judgement is based on.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub(super) host: HostName,
     pub(super) survey: Survey,
-    /// Which server the host is; `None` where its database has no control schema.
+    /// Which server the host is; `None` if its database has no control schema.
     pub(super) server: Option<ServerSaid>,
-    /// The shards that had to be looked at on all hosts.
+    /// The shards that all hosts were asked about.
     pub(super) looked: BTreeMap<ShardId, Looked>,
-    /// IDs that were seen somewhere.
+    /// The last IDs that were seen on any host.
     pub(super) ids: BTreeMap<ShardId, Vec<IdSeen>>,
-    /// Moves from the host or to it that are open, and that nobody works on.
+    /// Open moves from or to the host that nobody is working on.
     pub(super) open: Vec<OpenMove>,
 }
 
-/// What a repair says of a shard.
+/// What a repair says about a shard.
 #[derive(Debug)]
 pub(super) enum Looked {
     At {
-        /// With nobody given up.
+        /// The plan if no host is given up.
         sure: Box<RepairPlan>,
-        /// With the host given up.
+        /// The plan if the host is given up.
         without: Box<RepairPlan>,
     },
-    /// It could not be asked, and why.
+    /// The hosts could not be asked, and why.
     Not(String),
 }
 
@@ -54,10 +54,10 @@ pub(super) struct IdSeen {
     pub(super) unix_ms: i64,
 }
 
-/// Where an ID was seen.
+/// What an ID was seen in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SeenBy {
-    /// The schema's ID clock has come to it.
+    /// The schema's ID clock has reached it.
     Clock,
     /// A row has it.
     Row,
@@ -94,7 +94,7 @@ pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Er
     };
     let unclear = judge::contradictory(host, &survey);
     let mut looked = BTreeMap::new();
-    // One after the other: each asks all hosts.
+    // One after the other, because each question goes to all hosts.
     for shard in unclear.union(&judge::kept_elsewhere(host, &survey)) {
         let at = match repair::plan_with_and_without(context, *shard, host).await {
             Ok((sure, without)) => Looked::At { sure: Box::new(sure), without: Box::new(without) },
@@ -125,8 +125,8 @@ async fn open(context: &Context, host: &HostName) -> Vec<OpenMove> {
     .collect()
 }
 
-/// The last IDs of these shards, wherever something of them is: where they are served, in old copies, and in what moves
-/// were bringing.
+/// The last IDs of these shards, wherever something of them exists: where they are served, in old copies, and in what
+/// moves were bringing.
 async fn ids(
     context: &Context,
     survey: &Survey,
@@ -159,12 +159,12 @@ async fn ids(
     Ok(ids)
 }
 
-/// Schemas in one query. Each table takes a lock until its end.
+/// How many schemas are in one query. Each table takes a lock until the query ends.
 const SCHEMAS_AT_ONCE: usize = 16;
 
 /// The last IDs on one host.
 ///
-/// Locks: ACCESS SHARE on a table at a time, for one statement that reads the end of an index.
+/// Locks: ACCESS SHARE on one table at a time, for a statement that reads the end of an index.
 async fn on(
     context: &Context,
     host: &HostName,
@@ -201,7 +201,7 @@ async fn on(
     Ok(seen)
 }
 
-/// The last ID of the shard in a column. Those that are past 2^40 ms are negative, and later than the others.
+/// The last ID of the shard in a column. IDs past 2^40 ms are negative, and later than the others.
 async fn largest(
     session: &Session,
     shard: ShardId,
@@ -218,7 +218,8 @@ async fn largest(
     session.row(WHAT, &sql, &[]).await?.get(0)
 }
 
-/// How far the ID clocks of schemas are, in milliseconds since the epoch. CASE: a signpost has views of these names.
+/// How far the ID clocks of schemas are, in milliseconds since the epoch. The CASE is needed because a signpost has
+/// views with these names.
 const CLOCKS: &str = "
     SELECT s.shard, s.name, (CASE WHEN t.relkind = 'S' THEN pg_sequence_last_value(t.oid) END
         + CASE WHEN o.relkind = 'S' THEN pg_sequence_last_value(o.oid) END) >> 10
@@ -227,8 +228,8 @@ const CLOCKS: &str = "
     JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = 'id_ticket'
     JOIN pg_class o ON o.relnamespace = n.oid AND o.relname = 'id_offset'";
 
-/// Columns whose IDs come from next_id() and that an index orders: the others would have to be read as a whole, which
-/// `check --rows` does.
+/// Columns whose IDs come from next_id() and that an index orders. Other columns would have to be read as a whole,
+/// which `check --rows` does.
 const COLUMNS: &str = "
     SELECT s.shard, s.name, c.relname::text, a.attname::text
     FROM unnest($1::int4[], $2::text[]) AS s(shard, name)

@@ -1,7 +1,7 @@
-//! What has to be done with a host that has come back from an earlier time: a pure function of what all hosts say.
+//! What must be done with a host that has come back from an earlier time: a pure function of what all hosts say.
 //!
-//! Who serves a shard about which hosts contradict each other is the judgement of a [repair](crate::mover::Mover::plan_repair);
-//! nothing here decides that a second time.
+//! If hosts contradict each other about a shard, a [repair](crate::mover::Mover::plan_repair) judges which of them
+//! serves it; nothing here decides that again.
 //!
 //! Invariant: an ID clock is only raised, and never by more than a day beyond its host's clock without an operator's word.
 
@@ -21,13 +21,13 @@ use crate::mover::protocol::names::MoveId;
 use crate::schema::{ClockFacts, ControlFacts, HostFacts, ShardRow, ShardState, Survey, lost_on, restore};
 use crate::shard::ShardId;
 
-/// A clock that is behind the others by less is not worth a word: a server that comes back takes longer than that.
+/// A clock that is behind the others by less than this is ignored: a server takes longer than that to come back.
 const OFF_MS: i64 = 500;
 
-/// IDs run ahead of their clock by a burst of a second at most, and a lease.
+/// IDs run ahead of their clock by at most the burst of a second and a lease.
 const AHEAD_MS: i64 = 2_000;
 
-/// The bound of `resume_after()`: what is further ahead may be an ID of another system.
+/// The limit of `resume_after()`: an ID further ahead may come from another system.
 const DAY_MS: i64 = 86_400_000;
 
 /// Every row of a shard, with the host that has it.
@@ -50,7 +50,7 @@ fn rows(survey: &Survey) -> Rows<'_> {
     rows
 }
 
-/// The one host that serves the shard by its own word, if nobody knows of anything later.
+/// The one host that says it serves the shard, if no host knows of anything later.
 fn calm_owner<'a>(said: &[(&'a HostName, &'a ShardRow)]) -> Option<&'a HostName> {
     let mut owners = said.iter().filter(|(_, row)| row.state.is_owner());
     let (owner, own) = owners.next()?;
@@ -61,7 +61,7 @@ fn calm_owner<'a>(said: &[(&'a HostName, &'a ShardRow)]) -> Option<&'a HostName>
     calm.then_some(*owner)
 }
 
-/// The shards of which a host has something to say, or others that it had them.
+/// The shards about which the host says something, or about which others say that it had them.
 pub(super) fn concerned(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let names = |said: &[(&HostName, &ShardRow)]| {
         said.iter().any(|(by, row)| *by == host || (row.state == ShardState::Moved && row.peer.as_ref() == Some(host)))
@@ -70,21 +70,21 @@ pub(super) fn concerned(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     all.chain(lost_on(survey, host).into_iter().flat_map(|lost| lost.shards)).collect()
 }
 
-/// Of those, the ones of which it is not clear who serves them.
+/// Those of them for which it is not clear which host serves them.
 pub(super) fn contradictory(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let all = rows(survey);
     let clear = |shard: &ShardId| all.get(shard).is_some_and(|said| calm_owner(said).is_some());
     concerned(host, survey).into_iter().filter(|shard| !clear(shard)).collect()
 }
 
-/// The shards that a host serves, as everybody agrees.
+/// The shards that a host serves and no other host claims.
 pub(super) fn served(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let all = rows(survey);
     let served = all.iter().filter(|(_, said)| calm_owner(said) == Some(host));
     served.map(|(shard, _)| *shard).collect()
 }
 
-/// Of the shards that a host serves, those of which another has kept what it had.
+/// Those of the shards that a host serves of which another host has kept its rows.
 pub(super) fn kept_elsewhere(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let Some(Ok(HostFacts { control: Some(own), .. })) = survey.get(host) else { return BTreeSet::new() };
     let kept = |shard: &ShardId| {
@@ -96,7 +96,7 @@ pub(super) fn kept_elsewhere(host: &HostName, survey: &Survey) -> BTreeSet<Shard
     served(host, survey).into_iter().filter(kept).collect()
 }
 
-/// What is to be done. `margin`: how far ahead of the present IDs may have been made before the host was lost.
+/// What is to be done. `margin`: how far after the present IDs may have been made before the host was lost.
 pub(super) fn judge(facts: &Facts, margin: Option<Duration>) -> RecoveryPlan {
     let mut plan = RecoveryPlan {
         host: facts.host.clone(),
@@ -116,12 +116,12 @@ pub(super) fn judge(facts: &Facts, margin: Option<Duration>) -> RecoveryPlan {
             Looked::At { sure, .. } => match &sure.repair {
                 Repair::Do(_) => plan.repairs.push((**sure).clone()),
                 Repair::Choose(_) => plan.decisions.push(choice(sure)),
-                // What is nowhere is told at once, of all shards.
+                // `gone` reports the shards that no host has, all together.
                 Repair::Fine { .. } | Repair::Nothing => {}
             },
             Looked::Not(why) => plan.decisions.push(Decision {
                 shards: vec![*shard],
-                what: format!("it cannot be judged now: {why}"),
+                what: format!("this cannot be judged now: {why}"),
                 commands: vec![format!("pgshard recover {}", facts.host)],
             }),
         }
@@ -138,13 +138,13 @@ fn server(facts: &Facts) -> Option<RecoveredServer> {
         let (system, timeline, recorded) = (said.system, said.timeline, said.recorded);
         return Some(RecoveredServer { system, timeline, recorded, last_id: None });
     };
-    // A clock that is ahead says nothing of when its last ID was made.
+    // A clock that is ahead does not say when its last ID was made.
     let last = clock.ids_ahead_ms.values().filter(|ahead| **ahead <= 0).max();
     let last_id = last.and_then(|ahead| Timestamp::from_millisecond(clock.now.as_millisecond() + ahead).ok());
     Some(RecoveredServer { system: said.system, timeline: said.timeline, recorded: said.recorded, last_id })
 }
 
-/// What others say of later epochs than the host knows.
+/// Moves to later epochs than the host knows of, according to the others.
 fn lost_moves(facts: &Facts) -> Vec<LostMove> {
     let unclear = contradictory(&facts.host, &facts.survey);
     let mut lost = Vec::new();
@@ -169,7 +169,7 @@ fn lost_moves(facts: &Facts) -> Vec<LostMove> {
     lost
 }
 
-/// A shard of which one host or another has to be given up.
+/// A shard for which one host or another must be given up.
 fn choice(plan: &RepairPlan) -> Decision {
     let shard = plan.shard;
     let ways: &[_] = match &plan.repair {
@@ -183,12 +183,12 @@ fn choice(plan: &RepairPlan) -> Decision {
     };
     Decision {
         shards: vec![shard],
-        what: format!("somebody's rows have to be given up: {}", said.join("; ")),
+        what: format!("the rows of one host must be given up: {}", said.join("; ")),
         commands: ways.iter().map(command).collect(),
     }
 }
 
-/// Rows that another host has of a shard that this one serves.
+/// Rows of a shard that the host serves, which another host has as well.
 fn elsewhere(shard: ShardId, host: &HostName, without: &RepairPlan) -> Option<RowsElsewhere> {
     let Repair::Do(way) = &without.repair else { return None };
     let says = without.hosts.iter().find(|says| says.host == way.host)?;
@@ -196,7 +196,7 @@ fn elsewhere(shard: ShardId, host: &HostName, without: &RepairPlan) -> Option<Ro
     Some(RowsElsewhere { shard, says: format!("{} {}", says.host, says.says), command })
 }
 
-/// Shards that are nowhere any more.
+/// Shards that no host has any more.
 fn gone(facts: &Facts) -> Option<Decision> {
     let nothing = facts.looked.iter().filter(|(_, looked)| match looked {
         Looked::At { sure, .. } => matches!(sure.repair, Repair::Nothing),
@@ -212,7 +212,7 @@ fn gone(facts: &Facts) -> Option<Decision> {
     })
 }
 
-/// Moves that were under way, and that nobody works on: of shards that need no repair.
+/// Moves that were under way and that nobody is working on, for shards that need no repair.
 fn open_moves(facts: &Facts, plan: &RecoveryPlan) -> Vec<Decision> {
     let mut by_move: BTreeMap<MoveId, Vec<&OpenMove>> = BTreeMap::new();
     let repaired = |shard: ShardId| {
@@ -232,13 +232,14 @@ fn open_moves(facts: &Facts, plan: &RecoveryPlan) -> Vec<Decision> {
     by_move.into_iter().filter_map(decision).collect()
 }
 
-/// What an ID clock has to pass, and why.
+/// The time that an ID clock must pass, and why.
 struct Floor {
     unix_ms: i64,
     why: String,
 }
 
-/// Raises what may give an ID a second time: by what was seen of IDs elsewhere, by clocks, and by the operator's word.
+/// Raises the clocks that could give an ID a second time. The reasons are IDs that were seen elsewhere, clocks, and the
+/// operator's margin.
 fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
     let all = rows(&facts.survey);
     for shard in &concerned(&facts.host, &facts.survey) {
@@ -249,13 +250,13 @@ fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
         let (Some(row), Some(cluster)) = (control.shards.get(shard), &control.cluster) else { continue };
         let seen = facts.ids.get(shard).map_or(&[][..], Vec::as_slice);
         let own = |seen: &&IdSeen| (&seen.host, &seen.schema, seen.by) == (host, &row.schema, SeenBy::Clock);
-        // An ID clock that nobody can read is a finding of `check`.
+        // An ID clock that cannot be read is a finding of `check`.
         let Some(at) = seen.iter().find(own).map(|seen| seen.unix_ms) else { continue };
         let now = clock.now.as_millisecond();
         let margin = margin.filter(|_| *host == facts.host);
         let floors = [by_rows(seen, host, at), by_clocks(facts, host, clock), by_word(margin, now)];
         let Some(floor) = floors.into_iter().flatten().max_by_key(|floor| floor.unix_ms) else { continue };
-        // What was seen at its own millisecond may be later than its own.
+        // Several IDs may be made in one millisecond, and the one that was seen may be the later of them.
         if at > floor.unix_ms {
             continue;
         }
@@ -271,7 +272,7 @@ fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
                 shards: vec![*shard],
                 what: format!(
                     "its IDs would have to go on after {after}, far ahead of the clock of {host}: {}. If that is an ID \
-                     of the shard, the owner of its schema says so by this statement; if it is not, give that row \
+                     of the shard, the owner of its schema confirms it with this statement; if not, give that row \
                      another ID",
                     floor.why
                 ),
@@ -290,8 +291,8 @@ fn by_rows(seen: &[IdSeen], host: &HostName, at: i64) -> Option<Floor> {
     Some(Floor { unix_ms: last.unix_ms, why })
 }
 
-/// The host's clock is behind the others', and its former server's may not have been. Of two that differ nobody knows
-/// which is right: then ours decides.
+/// The clock of the host is behind the others', and the clock of its former server may not have been. If only two
+/// clocks differ, nobody knows which is right; then ours decides.
 fn by_clocks(facts: &Facts, host: &HostName, clock: &ClockFacts) -> Option<Floor> {
     let other = |(other, facts): (&HostName, &Result<HostFacts, _>)| {
         facts.as_ref().ok().filter(|_| other != host)?.clock.as_ref().map(|clock| (clock.ahead_ms, clock.within_ms))
@@ -315,7 +316,7 @@ fn by_word(margin: Option<Duration>, now: i64) -> Option<Floor> {
 }
 
 impl RecoveryPlan {
-    /// The shards that it is about, for the log.
+    /// The shards that the plan is about, for the log.
     pub(super) fn told(&self) -> String {
         let repaired = self.repairs.iter().map(|repair| repair.shard);
         print_shards(repaired.chain(self.clocks.iter().map(|raise| raise.shard)).collect::<BTreeSet<_>>())

@@ -1,8 +1,8 @@
-//! A host that has come back from an earlier time: restored, failed over to a standby that lacked the last seconds, or
-//! emptied.
+//! A host that has come back from an earlier time: it was restored, emptied, or failed over to a standby that lacked
+//! the last seconds.
 //!
-//! [`read`](facts::read) asks all hosts, [`judge`](judge::judge) says what is to be done, and a repair decides of each
-//! shard who serves it. Done twice, it does nothing the second time.
+//! [`read`](facts::read) asks all hosts, [`judge`](judge::judge) says what must be done, and a repair decides for each
+//! shard which host serves it. A second run does nothing.
 
 mod facts;
 mod judge;
@@ -30,16 +30,16 @@ pub(in crate::mover) async fn plan(
     Ok(judge::judge(&facts::read(context, host).await?, margin))
 }
 
-/// Does what a plan says can be done, and gives what is left. The clocks come first: whoever writes to the host already
-/// gets no ID a second time from then on.
+/// Does what a plan says can be done, and returns what is left. The clocks come first: from then on, applications that
+/// already write to the host get no ID a second time.
 pub(in crate::mover) async fn recover(context: &Context, plan: &RecoveryPlan) -> Result<RecoveryPlan, Error> {
-    tracing::info!(host = %plan.host, shards = plan.told(), "a host is brought back");
+    tracing::info!(host = %plan.host, shards = plan.told(), "bringing a host back into service");
     raise(context, &plan.clocks).await?;
     for repair in &plan.repairs {
         repair::repair(context, repair).await?;
         context.options.at("after repair")?;
     }
-    // A shard that was opened or taken back has a clock only now.
+    // A shard that was just opened or taken back has a clock only now.
     let left = self::plan(context, &plan.host, None).await?;
     if left.clocks.is_empty() {
         return Ok(left);

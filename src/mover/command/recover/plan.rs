@@ -1,4 +1,5 @@
-//! What is known of a host that has come back from an earlier time, and what would be done, for the operator who decides.
+//! What is known of a host that has come back from an earlier time, and what would be done: for the operator who
+//! decides.
 
 use jiff::Timestamp;
 
@@ -7,7 +8,7 @@ use crate::mover::command::repair::RepairPlan;
 use crate::mover::protocol::names::MoveId;
 use crate::shard::ShardId;
 
-/// What brings a host back into service that was restored, failed over or emptied, and what only a human can decide.
+/// What brings a host that was restored, failed over or emptied back into service, and what only a human can decide.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RecoveryPlan {
@@ -17,11 +18,11 @@ pub struct RecoveryPlan {
     pub server: Option<RecoveredServer>,
     /// The moves that others know of and the host does not, by shard.
     pub moves: Vec<LostMove>,
-    /// The shards about which hosts contradict each other and of which it is sure what is to be done.
+    /// The shards about which hosts contradict each other and for which it is certain what must be done.
     pub repairs: Vec<RepairPlan>,
-    /// The ID clocks that have to be raised, so that no ID is given a second time.
+    /// The ID clocks that must be raised, so that no ID is given a second time.
     pub clocks: Vec<ClockRaise>,
-    /// Shards that are served, and of which another host has rows that the one that serves them may have lost.
+    /// Shards of which another host has rows that the serving host may have lost.
     pub elsewhere: Vec<RowsElsewhere>,
     /// What only a human can decide.
     pub decisions: Vec<Decision>,
@@ -33,7 +34,7 @@ impl RecoveryPlan {
         self.has_nothing_to_do() && self.decisions.is_empty()
     }
 
-    /// Whether there is nothing that can be done without a decision.
+    /// Whether nothing can be done without a decision.
     pub fn has_nothing_to_do(&self) -> bool {
         self.repairs.is_empty() && self.clocks.is_empty()
     }
@@ -47,23 +48,23 @@ pub struct RecoveredServer {
     pub system: i64,
     /// The timeline that it writes.
     pub timeline: i64,
-    /// The highest timeline at which it has recorded itself. A lower one: it was promoted or restored since.
+    /// The highest timeline that it has recorded for itself. If it is lower, the server was promoted or restored since.
     pub recorded: Option<i64>,
-    /// When the last ID that it knows of was made, of all shards that it serves. `None` where it serves none.
+    /// When the last ID that it knows of was made, of all shards that it serves. `None` if it serves none.
     pub last_id: Option<Timestamp>,
 }
 
-/// A move that a host does not know of any more.
+/// A move that a host no longer knows of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LostMove {
     /// The shard.
     pub shard: ShardId,
-    /// The move, if anybody remembers it.
+    /// The move, if a host remembers it.
     pub id: Option<MoveId>,
-    /// Where it took the shard from, if anybody remembers it.
+    /// The host that it took the shard from, if a host remembers that.
     pub from: Option<HostName>,
-    /// Where it took the shard.
+    /// The host that it took the shard to.
     pub to: HostName,
     /// The epoch since which the shard is there.
     pub epoch: ShardEpoch,
@@ -77,11 +78,11 @@ pub struct ClockRaise {
     pub host: HostName,
     /// The shard.
     pub shard: ShardId,
-    /// All IDs that are made from then on are of a later time.
+    /// All IDs that are made after the raise have a later time than this.
     pub after: Timestamp,
-    /// The same as an ID, which `resume_after()` takes.
+    /// The same time as an ID, which is the argument of `resume_after()`.
     pub id: i64,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
@@ -91,9 +92,9 @@ pub struct ClockRaise {
 pub struct RowsElsewhere {
     /// The shard.
     pub shard: ShardId,
-    /// What that host says.
+    /// What that host says about them.
     pub says: String,
-    /// What has that host serve the shard, with the rows that it kept, and the other keep its own beside it.
+    /// The command that makes that host serve the shard with these rows, and the other keep its own beside it.
     pub command: String,
 }
 
@@ -103,8 +104,8 @@ pub struct RowsElsewhere {
 pub struct Decision {
     /// The shards that it is about.
     pub shards: Vec<ShardId>,
-    /// What is so.
+    /// The situation.
     pub what: String,
-    /// The ways out, as commands. Where there are several, one of them.
+    /// The commands that resolve it. If there are several, run one of them.
     pub commands: Vec<String>,
 }

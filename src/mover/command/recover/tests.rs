@@ -1,4 +1,4 @@
-//! The judgement, as tables.
+//! Tables that test the judgement.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::mover::protocol::state::Phase;
 use crate::schema::ClockFacts;
 use crate::schema::tables::{host, shard, survey_of};
 
-/// What a host is that has come back: db1, with two others. Clocks are in seconds ahead of ours, IDs of shard 0 in
+/// The facts about db1, which has come back, and two others. Clocks are in seconds ahead of ours, IDs of shard 0 in
 /// seconds ahead of db1's clock.
 fn facts(words: [&str; 3], clocks: [i64; 3], ids_ahead: i64) -> Facts {
     let [first, second, third] = words;
     let mut survey = survey_of(&[("db1", first), ("db2", second), ("db3", third)]);
     let mut looked = BTreeMap::new();
     for shard in contradictory(&host("db1"), &survey).union(&kept_elsewhere(&host("db1"), &survey)) {
-        // The same words, without the shard's number.
+        // The same text, without the shard's number.
         let of = |words: &str| {
             let number = format!("{shard} ");
             let said = words.split(", ").filter_map(|word| word.strip_prefix(&number));
@@ -53,14 +53,14 @@ fn what_is_repaired_and_what_is_asked() {
         (["0 serving 1", "", ""], ""),
         (["0 moved 2 db2", "0 serving 2", ""], ""),
         (["0 serving 3", "0 moved 3 db1", ""], ""),
-        // The source is from before the move: another has the shard.
+        // The source is from before the move: another host has the shard.
         (["0 serving 1", "0 serving 2", ""], "move 0 to db2 2; repair 0 for db2"),
         (
             ["0 serving 1, 1 serving 1", "0 serving 2", "1 serving 3"],
             "move 0 to db2 2; move 1 to db3 3; \
           repair 0 for db2; repair 1 for db3",
         ),
-        // It is from before the shard came and went, or came to it.
+        // The host is from before the shard came and went, or from before it came.
         (["0 serving 1", "0 moved 3 db1", ""], "move 0 to db1 3; decide 0: pgshard moves repair 0 --give-up db2"),
         (
             ["", "0 moved 2 db1", ""],
@@ -72,7 +72,7 @@ fn what_is_repaired_and_what_is_asked() {
             "move 0 to db1 2; decide 0: pgshard bootstrap --lost db1 | \
           pgshard moves repair 0 --plan",
         ),
-        // Its database is empty, and others know what was there.
+        // Its database is empty, and others know what it had.
         (
             ["empty", "3 knows db1 1, 4 knows db1 1", ""],
             "decide 3-4: pgshard bootstrap --lost db1 | \
@@ -104,7 +104,7 @@ fn who_serves_is_clear_or_not() {
         (["0 serving 3", "0 moved 3 db1", "0 moved 2 db2"], vec![0], vec![]),
         (["0 serving 3", "0 moved 3 db3", ""], vec![], vec![0]),
         (["0 fenced 1 db2", "0 incoming 2 db1", ""], vec![0], vec![]),
-        // Of others it has nothing to say.
+        // It has nothing to say about the shards of others.
         (["", "0 serving 1", "0 serving 1"], vec![], vec![]),
         (["down", "0 moved 2 db1", ""], vec![], vec![0]),
     ] {
@@ -116,7 +116,7 @@ fn who_serves_is_clear_or_not() {
     }
 }
 
-/// What an ID clock is raised to, in seconds from db1's present, or what is asked.
+/// The time an ID clock is raised to, in seconds from db1's present, or the question.
 fn raised(facts: &Facts, margin: Option<Duration>) -> String {
     let plan = judge(facts, margin);
     let now = facts.survey[&host("db1")].as_ref().unwrap().clock.as_ref().unwrap().now;
@@ -135,25 +135,25 @@ fn no_id_comes_twice() {
     let words = ["0 serving 1", "0 moved 1 db1", ""];
     for (clocks, ids_ahead, seen, margin, expected) in [
         ([0, 0, 0], -60, vec![], None, ""),
-        // What others have seen is of a later time than the host's last ID, be its clock as it may.
+        // IDs that others have seen are later than the host's last ID, whatever its clock says.
         ([0, 0, 0], -60, vec![("db2", -61)], None, ""),
         ([0, 0, 0], -60, vec![("db2", -30), ("db1", -40)], None, "db1 -30"),
         ([0, 0, 0], -60, vec![("db2", 40)], None, "db1 40"),
         ([0, 0, 0], 41, vec![("db2", 40)], None, ""),
-        // The last ID of its own rows is its clock's last; of another's nobody knows whether it was later.
+        // The last ID in its own rows is that of its clock; an ID in another host's rows may be later.
         ([0, 0, 0], -60, vec![("db1", -60)], None, ""),
         ([0, 0, 0], -60, vec![("db2", -60)], None, "db1 -60"),
-        // Its clock is behind: two others say so, or one other and ours.
+        // Its clock is behind, according to two others, or to one other and ours.
         ([-600, 0, 0], -60, vec![], None, "db1 602"),
         ([-600, 0, 0], 700, vec![], None, ""),
         ([0, 600, 600], -60, vec![], None, "db1 602"),
-        // One clock that is ahead does not count, be it ours.
+        // A single clock that is ahead does not count, even if it is ours.
         ([0, 600, 0], -60, vec![], None, ""),
         ([-600, -600, -600], -60, vec![], None, ""),
-        // The operator's word.
+        // The operator's margin.
         ([0, 0, 0], -60, vec![], Some(300), "db1 300"),
         ([0, 0, 0], 400, vec![], Some(300), ""),
-        // So far ahead only by a human.
+        // A raise this far ahead needs a human.
         ([0, 0, 0], -60, vec![("db2", 90_000)], None, "ask"),
     ] {
         let mut facts = facts(words, clocks, 0);
@@ -173,7 +173,7 @@ fn no_id_comes_twice() {
             ),
             _ => assert_eq!(said, expected, "{clocks:?} {ids_ahead} {:?}", facts.ids),
         }
-        // What was raised needs no more.
+        // After the raise nothing is left to do.
         if !expected.is_empty() && expected != "ask" {
             let last = judge(&facts, margin.map(Duration::from_secs)).clocks[0].after.as_millisecond() + 1;
             facts.ids.get_mut(&shard(0)).unwrap()[0].unix_ms = last;
