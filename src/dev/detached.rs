@@ -314,7 +314,7 @@ impl<'a> Detached<'a> {
         Ok(None)
     }
 
-    /// Whether it has settings. Without them it is what an interrupted `up` left, and the next one makes it anew.
+    /// Whether it has settings. Without them it was left by an interrupted `up`, and the next one replaces it.
     fn is_whole(&self) -> Result<bool, Error> {
         given::exists(&self.directory, SETTINGS).map_err(Error::io("read", &self.data().join(settings::FILE)))
     }

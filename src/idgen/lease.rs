@@ -109,7 +109,7 @@ pub enum Error {
     /// The table may have gone back in time, and numbers may be held of which it knows nothing.
     #[error(
         "no worker number is leased for {left_ms} ms more: the database of the leases was restarted, restored, \
-         promoted or made anew, and may have lost who holds one"
+         promoted or replaced, and may have lost who holds one"
     )]
     OnHold {
         /// How long until leases that may be lost have ended, in milliseconds.

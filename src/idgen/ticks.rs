@@ -107,7 +107,7 @@ impl<'a> Patience<'a> {
         Ok(())
     }
 
-    /// Notes that the wait was not in vain: the limit counts anew.
+    /// Notes that the wait was not in vain: the limit starts over.
     pub(super) fn rewarded(&mut self) {
         self.begun = None;
     }

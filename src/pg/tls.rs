@@ -132,7 +132,7 @@ impl TlsOptions {
         }
     }
 
-    /// A connector for these options. Reads the files anew, so that a renewed certificate needs no restart.
+    /// A connector for these options. Reads the files each time, so that a renewed certificate needs no restart.
     pub(super) fn connector(&self) -> Result<MakeRustlsConnect, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider.clone());

@@ -62,7 +62,7 @@ pub struct PositionError;
 const POSITION: &str =
     "SELECT pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.current_setting('wal_block_size')::pg_catalog.int8";
 
-/// How often a position is asked for anew because the shard moved meanwhile.
+/// How often a position is asked for again because the shard moved meanwhile.
 const MOVES_MAX: u32 = 8;
 
 impl<'r> Shard<'r> {

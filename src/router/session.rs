@@ -106,7 +106,7 @@ impl Failed {
         is_lost(&self.error) || connection.is_closed()
     }
 
-    /// Whether the same statement, prepared anew, may succeed: it was prepared before a migration of the application,
+    /// Whether the same statement, prepared again, may succeed: it was prepared before a migration of the application,
     /// or before its shard went away and came back.
     pub(super) fn may_be_outdated(&self) -> bool {
         let code = self.error.code().map(|code| code.code());

@@ -224,7 +224,7 @@ impl SqlCache {
     const PARTS: usize = 8;
     /// Texts that are remembered, in all. An application has a few hundred.
     const TEXTS_MAX: usize = 2048;
-    /// A longer text is read anew each time: it was put together by a program and does not come again.
+    /// A longer text is parsed each time: a program put it together, and it does not come again.
     const LENGTH_MAX: usize = 16 * 1024;
 
     pub(super) fn new() -> SqlCache {

@@ -85,7 +85,7 @@ impl<S: Clone> StatementCache<S> {
         }
     }
 
-    /// Forgets a statement, so that it is prepared anew when it is next run.
+    /// Forgets a statement, so that it is prepared again when it is next run.
     pub(super) fn forget(&mut self, outdated: Rendered<'_>) {
         if let Some(at) = self.find(outdated) {
             let entry = &mut self.entries[at];

@@ -7,7 +7,7 @@ use tokio_postgres::Client;
 pub struct HostLoad {
     /// The size of the database, in bytes.
     pub bytes: u64,
-    /// The rows inserted, updated and deleted since its statistics began: it only grows, until they begin anew.
+    /// The rows inserted, updated and deleted since its statistics began: it only grows, until they are reset.
     pub rows_written: u64,
     /// The version of its control schema; `None` before bootstrap.
     pub control_version: Option<u32>,

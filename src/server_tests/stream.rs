@@ -476,7 +476,7 @@ on_each_version!(
 
     /// A change of its key brings a row into a chunk that was copied before the change, out of one that was copied
     /// after it, and the stream does not have all of its values. It is read again, and judged by that from then on,
-    /// even by a follower that starts anew.
+    /// even by a new follower.
     async fn a_row_that_is_read_again(version) {
         let mut scene = Scene::new([version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
         scene.stream.copy(8192).await.unwrap();

@@ -179,7 +179,7 @@ pub enum StoreError {
         config: ShardCount,
     },
     /// The tables hold what no pgshard writes.
-    #[error("{to} keeps what is no map, `pgshard map rebuild` makes it anew: {what}")]
+    #[error("what {to} keeps is not a map, and `pgshard map rebuild` replaces it: {what}")]
     Damaged {
         /// `user@address/database`.
         to: String,

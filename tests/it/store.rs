@@ -115,7 +115,7 @@ on_each_version! {
         let client = cluster.app(0).await;
         client.batch_execute("UPDATE pgshard_map.map SET placement = '{\"db1\": \"0-30\"}'").await.unwrap();
         let error = store.load().await.unwrap_err().to_string();
-        let words = "keeps what is no map, `pgshard map rebuild` makes it anew: shard 31 has no host";
+        let words = "keeps is not a map, and `pgshard map rebuild` replaces it: shard 31 has no host";
         assert!(error.ends_with(words), "{error}");
         client.batch_execute("DELETE FROM pgshard_map.map").await.unwrap();
         assert!(matches!(store.watch().await, Err(StoreError::NoMap { .. })));

@@ -305,17 +305,17 @@ impl Output {
         Exit::Interrupted
     }
 
-    /// Whether what is shown on stderr can be drawn anew: on a terminal, unless `--quiet`.
+    /// Whether what is shown on stderr can be redrawn: on a terminal, unless `--quiet`.
     pub(crate) fn redraws(&self) -> bool {
         !self.talk.bars.is_hidden()
     }
 
-    /// Whether a command that only shows something may draw it anew instead of adding lines.
+    /// Whether a command that only shows something may redraw it instead of adding lines.
     pub(crate) fn is_board(&self) -> bool {
         self.format == Format::Text && self.redraws() && io::stdout().is_terminal()
     }
 
-    /// Lines on stderr that are drawn anew, only on a terminal: they are its message.
+    /// Lines on stderr that are redrawn, only on a terminal: they are the bar's message.
     pub(crate) fn board(&self) -> ProgressBar {
         let style = ProgressStyle::with_template("{msg}").expect("the template names indicatif's own keys");
         self.talk.bars.add(ProgressBar::new_spinner().with_style(style))

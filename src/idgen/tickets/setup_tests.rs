@@ -142,7 +142,7 @@ fn more_than_half_must_answer() {
     assert_eq!(planned(&one, &both_lost).len(), 4);
 }
 
-/// db1 was built anew: the others know that it gave tickets, and it does not.
+/// db1 was replaced by an empty one: the others know that it gave tickets, and it does not.
 #[test]
 fn a_host_that_has_forgotten_its_tickets_needs_a_start() {
     let mut known = hosts(&["db1", "db2", "db3"], 16, &[(1, "db1"), (2, "db2"), (3, "db3")]);

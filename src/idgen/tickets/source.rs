@@ -338,7 +338,7 @@ impl Inner {
         if let Some((connection, statement)) = session.open.take() {
             match self.ask(&connection, &statement, host, count).await {
                 Ok(row) => return self.accept(&mut session, (connection, statement), host, &row),
-                Err(error) => tracing::debug!(%error, "a connection for tickets is made anew"),
+                Err(error) => tracing::debug!(%error, "opening a new connection for tickets"),
             }
         }
         let (connection, statement) = self.open(host).await?;

@@ -210,7 +210,7 @@ impl ShardMove<'_> {
             (&last, Type::INT8_ARRAY),
             (&called, Type::BOOL_ARRAY),
         ];
-        opening.typed_rows("setting the sequences anew", sql, &params).await.map(drop)
+        opening.typed_rows("setting the sequences again", sql, &params).await.map(drop)
     }
 
     /// The difference between a schema of the source and what the target was built from, if any, or what lets its

@@ -82,7 +82,7 @@ on_each_version! {
         };
         let writes = atomic("VOLATILE", "INSERT INTO {s}.photos (title) VALUES ('inside') RETURNING id");
         if version < 14 {
-            // No function is bound there: PostgreSQL keeps a text, which looks its names up anew.
+            // No function is bound there: PostgreSQL keeps a text, and looks its names up each time.
             assert_eq!(code(&client.batch_execute(&writes).await.unwrap_err()), "42601");
             return;
         }

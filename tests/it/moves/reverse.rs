@@ -55,7 +55,7 @@ async fn none_where_none_is_wanted() {
     assert!(db1.query("SELECT FROM pgshard.back", &[]).await.unwrap().is_empty());
     let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
     assert!(refused.ended(4).stderr.contains("moved with --no-reverse-replication"), "{}", refused.stderr);
-    let remedy = format!("`pgshard move 0 --to db1` copies it anew; `pgshard moves complete {id}` drops");
+    let remedy = format!("`pgshard move 0 --to db1` copies it again; `pgshard moves complete {id}` drops");
     assert!(refused.stderr.contains(&remedy), "{}", refused.stderr);
     assert_eq!(world.state(1, 0).await, "serving");
     // The old copy exists, as it was at the switch.
@@ -179,7 +179,7 @@ on_each_version! {
         let words = format!("the move {id} can be taken back now and not after this (shards 0-1)");
         assert!(up.ended(0).stderr.contains(&words) && !up.stderr.contains(&blocking), "{}", up.stderr);
         let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
-        assert!(refused.ended(4).stderr.contains("`pgshard move 0 --to db1` copies it anew"), "{}", refused.stderr);
+        assert!(refused.ended(4).stderr.contains("`pgshard move 0 --to db1` copies it again"), "{}", refused.stderr);
         let planned = world.run(&["migrate", "plan"]).await;
         assert_eq!(planned.ended(0).last()["ends_rollbacks"], serde_json::json!({}));
     }

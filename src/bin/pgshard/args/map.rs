@@ -133,7 +133,7 @@ pub(crate) enum MapFormat {
     Env,
 }
 
-/// Make the map anew from what the hosts say, and publish it
+/// Rebuild the map from what the hosts say, and publish it
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 The hosts are the truth, the map is a hint. Shows what changes and asks. A host that does not answer \

@@ -1,4 +1,4 @@
-//! `pgshard map`: the shard map, shown, compared and made anew.
+//! `pgshard map`: the shard map, shown, compared and rebuilt.
 
 mod cells;
 mod svg;

@@ -53,7 +53,7 @@ pub(crate) async fn weigh(
             tokio::time::sleep(sample).await;
             let second = look(config, sizes).await?;
             let written = second.iter().map(|(shard, (host, now))| {
-                // A shard that came in between has a counter that began anew, as has a server whose statistics were
+                // A shard that came in between has a new counter, and so has a server whose statistics were
                 // reset.
                 let before = first.get(shard).filter(|(on, before)| on == host && before.writes <= now.writes);
                 (*shard, now.writes - before.map_or(0, |(_, before)| before.writes))

@@ -112,14 +112,14 @@ async fn check(host: &HostConfig, config: &Config, output: &Output) -> Result<Ve
         if there.encoding != new.encoding {
             let (ours, theirs) = (&new.encoding, &there.encoding);
             refusals.push(format!(
-                "{} has encoding {ours}, {} has {theirs}\n  remedy: create the database anew with ENCODING '{theirs}'",
+                "{} has encoding {ours}, {} has {theirs}\n  remedy: create the database again with ENCODING '{theirs}'",
                 host.name, other.name
             ));
         }
         if there.collation != new.collation {
             let (ours, theirs) = (&new.collation, &there.collation);
             refusals.push(format!(
-                "{} has collation {ours}, {} has {theirs}\n  remedy: create the database anew with that LC_COLLATE and \
+                "{} has collation {ours}, {} has {theirs}\n  remedy: create the database again with that LC_COLLATE and \
                  LC_CTYPE",
                 host.name, other.name
             ));

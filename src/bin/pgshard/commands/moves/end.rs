@@ -244,7 +244,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         Error::NotNow { .. } => format!("`pgshard moves show {id}` says how far it is"),
         // The report is of the rollback, which has an ID of its own.
         Error::NoRollback { id, host, .. } => format!(
-            "`pgshard move {shard} --to {host}` copies it anew; `pgshard moves complete {id}` drops the old copy"
+            "`pgshard move {shard} --to {host}` copies it again; `pgshard moves complete {id}` drops the old copy"
         ),
         Error::Refused { refusals } => {
             let each: Vec<String> = refusals.iter().map(|refusal| format!("{refusal}: {}", refusal.remedy)).collect();

@@ -1,6 +1,6 @@
 //! Runs a plan wave by wave, with one request to the mover for each group.
 //!
-//! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is planned anew around
+//! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is planned again around
 //! it. Anything worse ends the run after its wave; the next run asks the hosts again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -357,7 +357,7 @@ impl<'a> Run<'a> {
         }
         if interrupted {
             let how =
-                format!("it finishes what is open and plans the rest anew: {}", this_command(&mut std::env::args()));
+                format!("it finishes what is open and plans the rest again: {}", this_command(&mut std::env::args()));
             return Ok(self.output.interrupted(Some(&how)));
         }
         match self.kept.as_slice() {
