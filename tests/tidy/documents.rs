@@ -1,16 +1,16 @@
-//! Documents: the book has every page, anchors lead somewhere, and the table of guarantees names tests that exist.
+//! Documents: the book has every page, links to anchors work, and the table of guarantees names tests that exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{files, none_of, root, source};
 
-/// A heading as links name it: `## What is noticed` is `#what-is-noticed`.
+/// A heading as links name it: `## What is noticed` becomes `#what-is-noticed`.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// The anchors of a document. Headings in blocks of code are none.
+/// The anchors of a document. Lines in blocks of code are not headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     let mut all = BTreeSet::new();
@@ -41,7 +41,7 @@ fn anchors_lead_somewhere() {
                 path.clone()
             } else {
                 let folder = root().join(path).parent().unwrap().to_path_buf();
-                // What leads nowhere is told by another test.
+                // Another test reports links to files that do not exist.
                 let Ok(to) = folder.join(file).canonicalize() else { continue };
                 to.strip_prefix(root().canonicalize().unwrap()).unwrap().to_string_lossy().into_owned()
             };

@@ -1,5 +1,5 @@
-//! JSON is a contract: `docs/json/` has the schema of what each command prints. Every run of the other tests is compared
-//! with it, by [`keeps`]; here is whether the schemas are those of the types.
+//! JSON is a contract: `docs/json/` has the schema of what each command prints. [`keeps`] compares every run of the
+//! other tests with it; the tests here compare the schemas with the types.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::{alone, folder, pgshard};
 use crate::support::contract::{keeps, schemas};
 
-/// The schemas in `docs/json` are those of the types. After a change that is meant:
-/// `INSTA_UPDATE=always cargo test --test it cli::contract`, and read the difference: docs/json/README.md has the promise.
+/// The schemas in `docs/json` are those of the types. After an intended change, run `INSTA_UPDATE=always cargo test
+/// --test it cli::contract`, and read the difference: docs/json/README.md has the promise.
 #[test]
 fn schemas_are_of_the_types() {
     let folder = folder();
@@ -39,7 +39,7 @@ fn schemas_are_of_the_types() {
     assert_eq!(alone(&["json-schema", "man"]).exit, 2);
 }
 
-/// Errors are objects too: of the command line, of the config, with causes, remedy and exit code.
+/// Errors are objects too: those of the command line and of the config, with causes, remedy and exit code.
 #[test]
 fn errors_are_objects() {
     for (args, said, remedy) in [

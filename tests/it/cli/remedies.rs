@@ -1,5 +1,5 @@
-//! What the command says where something is wrong: the cause once, by its name, with what to do; and what does not
-//! depend on it goes on.
+//! What the command says when something is wrong: the cause is named once, with the remedy; and whatever does not
+//! depend on it still works.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn run(cluster: &TestCluster, args: &[&str]) -> Run {
     pgshard(cluster.directory(), args)
 }
 
-/// The codes of what `check` finds, each with its host.
+/// The codes of `check`'s findings, each with its host.
 fn found(run: &Run) -> Vec<(String, Option<String>)> {
     let findings = run.json().remove(0)["findings"].as_array().unwrap().clone();
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -34,7 +34,7 @@ fn one(code: &str, host: &str) -> (String, Option<String>) {
     (code.to_owned(), Some(host.to_owned()))
 }
 
-/// Who may not log in is not told to start the server.
+/// A user who may not log in is not told to start the server.
 #[test]
 fn a_refused_login_is_no_dead_host() {
     let cluster = cluster();
@@ -57,7 +57,7 @@ fn a_refused_login_is_no_dead_host() {
     assert!(told.stderr.contains("remedy: start it, or correct its url"), "{}", told.stderr);
 }
 
-/// What needs no migration looks into no folder; what does says what is wrong there, and goes on where it can.
+/// A command that needs no migrations reads no folder; one that does says what is wrong there, and goes on if it can.
 #[test]
 fn a_folder_of_migrations_that_cannot_be_used() {
     let cluster = cluster();
@@ -82,7 +82,7 @@ fn a_folder_of_migrations_that_cannot_be_used() {
     assert_eq!(found(&run(&cluster, &["check", "--json"])), [("migrations_unusable".to_owned(), None)]);
 }
 
-/// From one wrong setting no shard is told to be restored from a backup.
+/// After one wrong setting, `check` does not advise to restore shards from a backup.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_follows_from_one_cause_is_not_told() {
     let cluster = cluster();
@@ -102,7 +102,7 @@ async fn what_follows_from_one_cause_is_not_told() {
     assert!(up.stderr.contains("shards 1-7: not tried: 1 of the canary failed"), "{}", up.stderr);
     fs::remove_file(cluster.directory().join("migrations/0002_bad.sql")).unwrap();
 
-    // A pager and a dashboard want to know of different things.
+    // A pager and a dashboard need different findings.
     cluster.app(1).await.batch_execute("DROP SCHEMA shard_0005 CASCADE").await.unwrap();
     for (fail_on, exit) in [("notice", 1), ("warning", 1), ("error", 1), ("alarm", 0)] {
         let check = run(&cluster, &["check", "--fail-on", fail_on, "--json"]);
@@ -110,7 +110,7 @@ async fn what_follows_from_one_cause_is_not_told() {
     }
 }
 
-/// A query's mistake has its remedy, its counts are added up, and a plan can be asked for.
+/// A mistake in a query is reported with its remedy, counts are added up, and a plan can be asked for.
 #[test]
 fn queries_over_shards() {
     let cluster = cluster();
@@ -127,14 +127,14 @@ fn queries_over_shards() {
     assert!(told["rows"][0]["QUERY PLAN"].as_str().unwrap().contains("users_pkey"), "{told}");
     assert_eq!(run(&cluster, &["sql", "EXPLAIN ANALYZE DELETE FROM {shard}.users", "--shards", "3"]).exit, 1);
 
-    // A plan fits a screen, however many shards there are; every statement is there for who wants it.
+    // A plan fits a screen, however many shards there are, and every statement can be shown on demand.
     let steps = run(&cluster, &["move", "0-3", "--to", "db2", "--plan"]);
     assert!(steps.exit == 0 && steps.stdout.lines().count() < 24, "{steps:?}");
     assert!(steps.stdout.contains("0-3     db1   db2") && !steps.stdout.contains("CREATE TABLE"), "{steps:?}");
     let sql = run(&cluster, &["move", "0-3", "--to", "db2", "--plan", "--sql"]);
     assert_eq!(sql.stdout.matches("CREATE TABLE").count(), 4, "{}", sql.stdout);
 
-    // A host that has shards is not told to have none; another number is no slip of the finger.
+    // `host add` does not say of a host with shards that it has none; and db9 is not taken for a typo of db2.
     let url = cluster.server(1).url();
     let again = run(&cluster, &["host", "add", "db2", &url]);
     assert!(again.exit == 0 && !again.stderr.contains("no shards yet"), "{again:?}");
@@ -142,7 +142,7 @@ fn queries_over_shards() {
     assert!(told.stderr.contains("remedy: the hosts are db1, db2"), "{}", told.stderr);
 }
 
-/// Servers that run can be stopped wherever PostgreSQL's programs are; a wrong place for them is named.
+/// Running servers can be stopped wherever PostgreSQL's programs are; if the given place is wrong, the error names it.
 #[test]
 fn servers_without_programs() {
     let folder = folder();

@@ -1,5 +1,5 @@
-//! The commands for whoever looks after a cluster: psql on the right host, many keys at once, what a code means,
-//! metrics, the map for others.
+//! The commands for operators: psql on the right host, many keys at once, the meaning of a code, metrics, the map for
+//! other programs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,7 @@ fn run(cluster: &TestCluster, args: &[&str]) -> Run {
     pgshard(cluster.directory(), args)
 }
 
-/// The command in a folder, with this on its stdin.
+/// Runs the command in a folder, with this on its stdin.
 fn fed(folder: &Path, args: &[&str], stdin: &[u8]) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
     command.args(args).current_dir(folder).env_remove("PGSHARD_CONFIG");
@@ -41,7 +41,7 @@ fn fed(folder: &Path, args: &[&str], stdin: &[u8]) -> Run {
     Run { exit: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// Each line is answered by itself; one that is wrong costs no other, and one without an end no memory.
+/// Each line gets its own answer: a wrong line does not affect the others, and an endless one takes no memory.
 #[test]
 fn many_keys_and_ids() {
     let folder = folder();
@@ -86,7 +86,8 @@ fn codes_are_explained() {
     assert!(alone(&["explain"]).stdout.lines().count() > 80);
 }
 
-/// The shard is where the hosts say, not where the map does; psql's own password file, arguments and exit code.
+/// The shard is where the hosts say, even if the map disagrees; psql gets its own password file, its arguments, and
+/// passes on its exit code.
 #[tokio::test(flavor = "multi_thread")]
 async fn psql_where_the_shard_is() {
     let cluster = cluster();
@@ -110,7 +111,7 @@ async fn psql_where_the_shard_is() {
     assert!(moved.stderr.contains("on db2") && moved.stderr.contains("`pgshard map rebuild`"), "{}", moved.stderr);
 }
 
-/// No password is in an argument or in the environment, and the file that has it is closed, and gone at the end.
+/// No password is in an argument or in the environment; the file that contains it is private, and gone at the end.
 #[test]
 fn psql_gets_its_password_by_a_file() {
     use std::os::unix::fs::PermissionsExt;
@@ -141,7 +142,7 @@ fn psql_gets_its_password_by_a_file() {
     assert!(!Path::new(place.trim()).exists(), "{place}");
 }
 
-/// An exporter, which ends with this.
+/// An exporter, which ends when this is dropped.
 struct Exporter {
     child: Child,
     address: String,
@@ -174,7 +175,7 @@ impl Exporter {
         answer
     }
 
-    /// The samples of a scrape, each checked to be of a family that was announced.
+    /// The samples of a scrape. Checks that the family of each was announced.
     fn scrape(&self) -> BTreeMap<String, f64> {
         let answer = self.get("/metrics");
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -192,7 +193,8 @@ impl Exporter {
     }
 }
 
-/// What Prometheus gets: of hosts that answer, of one that is down, and of one that takes connections and says nothing.
+/// What Prometheus gets: from hosts that answer, from one that is down, and from one that accepts connections and never
+/// answers.
 #[test]
 fn exporter() {
     let cluster = cluster();
@@ -219,7 +221,7 @@ fn exporter() {
     is(&seen, "pgshard_move_pause_seconds_bucket{le=\"+Inf\"}", 2.0);
     is(&seen, "pgshard_map_version", 3.0);
     assert!(seen["pgshard_host_bytes{host=\"db1\"}"] > 1e6);
-    // The way back has a slot at the target.
+    // The reverse replication has a slot at the target.
     assert!(seen.keys().any(|name| name.starts_with("pgshard_slot_wal_kept_bytes{host=\"db2\",")), "{seen:#?}");
 
     cluster.server(0).stop(StopMode::Immediate).unwrap();
@@ -228,7 +230,7 @@ fn exporter() {
     is(&seen, "pgshard_host_up{host=\"db2\"}", 1.0);
     assert!(exporter.get("/other").starts_with("HTTP/1.1 404"));
 
-    // However often they come, the hosts are asked once in the floor's time.
+    // However often Prometheus asks, the hosts are asked at most once in the shortest time.
     let rare = Exporter::start(cluster.directory(), &["--floor-s", "3600"]);
     assert_eq!(rare.scrape(), rare.scrape());
     drop(silent);

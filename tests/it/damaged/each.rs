@@ -1,4 +1,4 @@
-//! Each thing of a cluster that can be broken is broken, named by `check`, and made good by the remedy that it names.
+//! Breaks each thing of a cluster that can break: `check` names it, and the remedy that it names repairs it.
 
 use serde_json::Value;
 
@@ -6,14 +6,14 @@ use crate::support::{World, lines};
 
 use super::found;
 
-/// What makes it good again.
+/// What repairs it.
 #[derive(Clone, Copy, Debug)]
 enum Remedy {
     /// The command that the remedy names.
     Command(&'static [&'static str]),
-    /// The statement that is the remedy, from this word on; as a superuser.
+    /// The statement in the remedy, from this word on; it is run as a superuser.
     Statement(&'static str),
-    /// The remedy is to restore something: this is what undoes the damage.
+    /// The remedy is to restore something: these statements undo the damage.
     Restore(&'static str),
 }
 
@@ -23,7 +23,7 @@ type Break = (&'static str, &'static str, &'static str, Remedy);
 const BOOTSTRAP: Remedy = Remedy::Command(&["bootstrap"]);
 const REBUILD: Remedy = Remedy::Command(&["map", "rebuild", "--yes"]);
 
-/// Tables and functions of the control schema: what they are made of. All at once.
+/// The definitions of the control schema's tables and functions. All are broken at once.
 const SHAPES: [Break; 20] = [
     ("ALTER TABLE pgshard.move DROP COLUMN rows", "control_damaged", "its column move.rows is gone", BOOTSTRAP),
     (
@@ -113,7 +113,8 @@ const SHAPES: [Break; 20] = [
     ),
 ];
 
-/// What the control schema holds, and schemas: one after the other. db1 serves the shards 0 to 3.
+/// The contents of the control schema, and the shards' schemas. One after the other is broken. db1 serves the shards 0
+/// to 3.
 const ROWS: [Break; 19] = [
     (
         "ALTER TABLE pgshard.chunk RENAME TO gone",
@@ -249,12 +250,12 @@ fn one<'a>(all: &'a [Value], (damage, code, words, _): &Break) -> &'a Value {
 }
 
 on_each_version! {
-    /// What the control schema is made of: twenty things are broken at once and named; then each is made good as the
-    /// finding says, and all is as bootstrap makes it.
+    /// The definitions of the control schema: twenty things are broken at once and named; then each is repaired as the
+    /// finding says, and everything is as bootstrap creates it.
     async fn what_the_control_schema_is_made_of(version) {
         let world = World::new(&[version], 4).await;
         let superuser = world.servers.superuser(0).await;
-        // All of it, but for the names and the order of constraints and columns.
+        // Everything, except the names and the order of constraints and columns.
         let all = "SELECT concat_ws(' ', a.attrelid::regclass, attname, format_type(atttypid, atttypmod), attnotnull,
                 pg_get_expr(adbin, adrelid))
             FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid LEFT JOIN pg_attrdef d ON adrelid = attrelid AND
@@ -269,7 +270,7 @@ on_each_version! {
             ORDER BY 1";
         let whole = lines(&superuser, all).await;
         for (at, (damage, ..)) in SHAPES.iter().enumerate() {
-            // The column that the first drops is needed by the third.
+            // The first drops a column that the third needs.
             if at == 2 {
                 world.run(&["bootstrap"]).await.ended(0);
             }
@@ -291,7 +292,8 @@ on_each_version! {
         assert!(world.run(&["bootstrap"]).await.ended(0).stderr.contains("nothing to do"));
     }
 
-    /// What the control schema says: one thing after the other is changed, named, and made good as the finding says.
+    /// The contents of the control schema: one thing after the other is changed, named, and repaired as the finding
+    /// says.
     async fn what_the_control_schema_says(version) {
         let world = World::new(&[version, version], 8).await;
         let superuser = world.servers.superuser(0).await;
@@ -300,7 +302,7 @@ on_each_version! {
         for broken in &ROWS {
             superuser.batch_execute(broken.0).await.unwrap_or_else(|error| panic!("{}: {error}", broken.0));
             let mut tries = 0;
-            // A remedy may leave another thing of the same kind to be done, as of two records.
+            // A remedy may leave another thing of the same kind to be done, for instance the second of two records.
             loop {
                 let all_found = found(&world).await;
                 if all_found.is_empty() {
@@ -312,7 +314,7 @@ on_each_version! {
                 match of_code {
                     Some(found) if tries > 1 => world.remedied(found, broken.3).await,
                     None if tries > 1 => {
-                        // The host's memory of the others follows with a bootstrap.
+                        // A bootstrap then restores what the host remembers of the others.
                         assert_eq!(all_found[0]["code"], "record_behind", "{}: {all_found:#?}", broken.0);
                         world.run(&["bootstrap"]).await.ended(0);
                     }

@@ -1,5 +1,5 @@
-//! A column is renamed while the application works, as docs/migrations.md says: old and new versions of it work beside
-//! each other over all steps, and none of their calls fails.
+//! A column is renamed while the application works, by the steps of docs/migrations.md: old and new versions of the
+//! application work side by side through all steps, and none of their calls fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +12,14 @@ use crate::support::{World, lines};
 
 const SHARDS: u16 = 4;
 
-/// A version of the application: how it writes a photo, and by which column it reads one.
+/// A version of the application: which columns it writes for a photo, and which one it reads.
 #[derive(Clone, Copy)]
 struct Version {
     insert: &'static str,
     select: &'static str,
 }
 
-/// Knows the old column only.
+/// Knows only the old column.
 const OLD: Version = Version {
     insert: "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id",
     select: "SELECT title FROM {shard}.photos WHERE id = $1",
@@ -34,7 +34,7 @@ const SWITCHED: Version = Version {
     insert: "INSERT INTO {shard}.photos (user_id, title, caption) VALUES ($1, $2, $2) RETURNING id",
     select: "SELECT caption FROM {shard}.photos WHERE id = $1",
 };
-/// Knows the new column only.
+/// Knows only the new column.
 const NEW: Version = Version {
     insert: "INSERT INTO {shard}.photos (user_id, caption) VALUES ($1, $2) RETURNING id",
     select: "SELECT caption FROM {shard}.photos WHERE id = $1",
@@ -58,7 +58,7 @@ impl Process {
                 let id: i64 = shard.query_one(version.insert, &[&1_i64, &text]).await.unwrap().get(0);
                 let read: String = shard.query_one(version.select, &[&id]).await.unwrap().get(0);
                 assert_eq!(read, text);
-                // Whoever has written it.
+                // Any photo, whichever process has written it.
                 let any = shard.query("SELECT id FROM {shard}.photos ORDER BY random() LIMIT 1", &[]).await.unwrap();
                 let id: i64 = any[0].get(0);
                 let read: String = shard.query_one(version.select, &[&id]).await.unwrap().get(0);
@@ -71,7 +71,7 @@ impl Process {
         Process { stop, task }
     }
 
-    /// Ends it; it had no error, and has made some calls.
+    /// Ends it. It must have made some calls, and no call may have failed.
     async fn end(self) {
         tokio::time::sleep(Duration::from_millis(300)).await;
         self.stop.store(true, Ordering::Relaxed);

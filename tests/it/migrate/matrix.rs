@@ -1,10 +1,11 @@
-//! Random runs of `migrate up`: files of every kind, killed and interrupted at random, beside moves and a second operator.
+//! Random runs of `migrate up`: files of every kind, killed and interrupted at random, while a shard moves and a second
+//! operator works.
 //!
-//! The oracle is a cluster in which nobody disturbed the same files: every shard has to be made as that one's are. What a
-//! run says with its exit code is compared with what the hosts have recorded. Sessions and what a killed run began have
-//! to be gone at the end.
+//! The oracle is a cluster that ran the same files undisturbed: every shard must have the same definitions as its
+//! shards. The exit code of a run is compared with what the hosts have recorded. At the end, sessions and everything
+//! that a killed run began must be gone.
 //!
-//! `PGSHARD_TEST_MATRIX=100` plays so many rounds, `PGSHARD_TEST_MATRIX_SEED=4711` begins with that one.
+//! `PGSHARD_TEST_MATRIX=100` plays that many rounds; `PGSHARD_TEST_MATRIX_SEED=4711` begins with that seed.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ const SHARDS: u16 = 6;
 const ALONE: &str = "-- pgshard: no-transaction\n";
 const ONCE: &str = "-- pgshard: once-per-host\n";
 
-/// A file of a random kind. What it makes has its number in its name.
+/// A file of a random kind. The names of what it creates contain its number.
 fn file(rng: &mut Rng, number: usize) -> (String, String) {
     let pause = format!("SELECT pg_catalog.pg_sleep(0.0{})", rng.u32(0..8));
     let sql = match rng.u32(0..9) {
@@ -50,7 +51,7 @@ enum Fate {
     None,
     Kill(u64),
     Interrupt(u64),
-    /// Another `migrate up`, which begins so many milliseconds later.
+    /// A second `migrate up`, which begins this many milliseconds later.
     Second(u64),
     /// A move of this shard to the other host.
     Move(u16, &'static str),
@@ -67,7 +68,7 @@ fn fate(rng: &mut Rng) -> Fate {
 }
 
 impl World {
-    /// Runs `migrate up` beside its fate, and gives the codes of the runs that were not killed.
+    /// Runs `migrate up` together with its fate, and returns the exit codes of the runs that were not killed.
     async fn up_beside(&self, fate: Fate) -> Vec<Ran> {
         let up = ["migrate", "up", "--jobs", "2", "--patience-s", "20"];
         let run = self.command(&up, &[]).spawn().unwrap();
@@ -77,7 +78,7 @@ impl World {
             Fate::Kill(after) | Fate::Interrupt(after) => {
                 tokio::time::sleep(Duration::from_millis(after)).await;
                 let signal = if matches!(fate, Fate::Kill(_)) { Signal::KILL } else { Signal::INT };
-                // It may have ended.
+                // It may have ended already.
                 let _ = kill_process(pid, signal);
                 vec![Ran::of(run).await]
             }
@@ -93,7 +94,8 @@ impl World {
                 let shard = shard.to_string();
                 let args = ["move", &shard, "--to", target, "--mode", mode, "--yes", "--fence-attempts", "200"];
                 let (first, moved) = tokio::join!(Ran::of(run), self.run(&args));
-                // What it was built from was altered meanwhile, or an index was half made: named, and nothing is lost.
+                // The definitions may be altered while the target is built, or an index may be half built: the move names
+                // it, and nothing is lost.
                 assert!([0, 1, 4, 5, 7].contains(&moved.code()), "{}{}", moved.stdout, moved.stderr);
                 if moved.code() == 7 {
                     self.run(&["moves", "resume", &moved.id(), "--yes"]).await;
@@ -103,7 +105,7 @@ impl World {
         }
     }
 
-    /// What each shard is made of, without its own name and number, on the host that serves it.
+    /// The definitions of each shard, without its own name and number, on the host that serves it.
     async fn definitions(&self) -> Vec<(String, String)> {
         let sql = "SELECT line FROM (
                 SELECT c.relname || '.' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod) || ' '
@@ -129,7 +131,7 @@ impl World {
             for line in lines(&client, served).await.lines() {
                 let (number, schema) = line.split_once(' ').unwrap();
                 let made = lines(&client, &sql.replace("SHARD", schema).replace("NUMBER", number)).await;
-                // Each function has its shard's number in it.
+                // Each function contains its shard's number.
                 let own = client.query_one("SELECT md5('SELECT ' || $1::text)", &[&number]).await.unwrap();
                 let own: String = own.get(0);
                 all.push((schema.to_owned(), made.replace(schema, "SHARD").replace(&own, "OWN")));
@@ -138,7 +140,7 @@ impl World {
         all
     }
 
-    /// Waits until no server process is at the work of a run that has ended.
+    /// Waits until no server process works for a run that has ended.
     async fn nobody_at_work(&self) {
         let begun = Instant::now();
         for client in self.all().await {
@@ -160,7 +162,7 @@ impl World {
     }
 }
 
-/// One round. Its story is in the panic, and what the seed says is the same each time.
+/// One round. If it panics, it tells the story; the same seed gives the same round.
 async fn round(version: u32, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let files: Vec<(String, String)> = (2..rng.usize(6..9)).map(|number| file(&mut rng, number)).collect();
@@ -187,7 +189,7 @@ async fn round(version: u32, seed: u64) {
             story += &format!("{fate:?} with {written} files: ");
             for ran in world.up_beside(fate).await {
                 story += &format!("{} ", ran.code());
-                // 1: nothing was done, as where another is at work; 8: some shards were left.
+                // 1: nothing was done, for instance because another run is at work; 8: some shards were left.
                 assert!([0, 1, 8, 130, -9].contains(&ran.code()), "{story}\n{}\n{}", ran.stdout, ran.stderr);
                 let all = usize::from(SHARDS) * (written + 1) - once(&files[..written]) * usize::from(SHARDS);
                 if ran.code() == 0 {
@@ -231,7 +233,7 @@ fn once(files: &[(String, String)]) -> usize {
     files.iter().filter(|(_, sql)| sql.starts_with(ONCE)).count()
 }
 
-/// How many files of the application the shards that are served have recorded, all together.
+/// How many of the application's files the served shards have recorded, all together.
 async fn recorded(world: &World) -> usize {
     let mut count = 0;
     for client in world.all().await {

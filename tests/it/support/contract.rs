@@ -1,4 +1,4 @@
-//! What commands print with `--json`, compared with the schemas in `docs/json/`.
+//! Compares what commands print with `--json` with the schemas in `docs/json/`.
 
 use std::collections::HashMap;
 use std::fs;
@@ -24,7 +24,7 @@ static KNOWN: LazyLock<HashMap<String, Value>> = LazyLock::new(|| {
     parsed.collect()
 });
 
-/// Checks that a run has printed what the schemas say. `args` are those of the command, as a shell has them.
+/// Checks that a run has printed what the schemas say. `args` are the command's arguments, as a shell has them.
 #[track_caller]
 pub(crate) fn keeps(args: &[&str], stdout: &str, stderr: &str) {
     static VALIDATORS: LazyLock<Mutex<HashMap<String, &'static Validator>>> = LazyLock::new(Mutex::default);
@@ -45,7 +45,7 @@ pub(crate) fn keeps(args: &[&str], stdout: &str, stderr: &str) {
         let name = command(args);
         stdout.lines().for_each(|line| check(&name, line));
     }
-    // What is logged is text.
+    // Log lines are text.
     stderr.lines().filter(|line| line.starts_with('{')).for_each(|line| check("stderr", line));
 }
 
