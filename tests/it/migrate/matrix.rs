@@ -94,8 +94,8 @@ impl World {
                 let shard = shard.to_string();
                 let args = ["move", &shard, "--to", target, "--mode", mode, "--yes", "--fence-attempts", "200"];
                 let (first, moved) = tokio::join!(Ran::of(run), self.run(&args));
-                // The definitions may be altered while the target is built, or an index may be half built: the move names
-                // it, and nothing is lost.
+                // The definitions may be altered while the target is built, or an index may be half built: the move
+                // names it, and nothing is lost.
                 assert!([0, 1, 4, 5, 7].contains(&moved.code()), "{}{}", moved.stdout, moved.stderr);
                 if moved.code() == 7 {
                     self.run(&["moves", "resume", &moved.id(), "--yes"]).await;

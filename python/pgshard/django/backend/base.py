@@ -441,7 +441,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             return
         host = f"the connection to host {self._place.host} was lost"
         if self._own is not None and cursor.stream is None:
-            raise ConnectionLost(f"{host} in a transaction: nothing of it has taken effect: {error}") from error
+            raise ConnectionLost(f"{host} in a transaction: nothing has taken effect: {error}") from error
         if cursor.stream is None:
             self._drop_shared()
         raise InDoubt(f"{host} while a statement was on its way, which may have taken effect: {error}") from error
