@@ -1,7 +1,7 @@
-//! What libpq's programs (`psql`, `pg_dump`) take from their environment to connect as we do.
+//! The environment in which libpq's programs (`psql`, `pg_dump`) connect as this process does.
 //!
-//! Invariant: no password is in it. It is where the config says, or in a file that only we can read, which is gone with
-//! the environment.
+//! Invariant: it contains no password. The password is where the config says, or in a file that only this user can read
+//! and that is removed with the environment.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,8 +13,8 @@ use super::options::ConnectOptions;
 use super::password::{Password, PasswordError, Wanted};
 use super::tls::{RootCert, SslMode};
 
-/// The environment of a libpq program that connects as some [`ConnectOptions`] do. It is kept until the program has
-/// ended: it may hold a file with the password.
+/// The environment of a libpq program that connects as some [`ConnectOptions`] do. Keep it until the program has ended:
+/// it may own a file with the password.
 #[derive(Debug)]
 pub struct LibpqEnvironment {
     variables: Vec<(&'static str, String)>,
@@ -42,9 +42,9 @@ impl LibpqEnvironment {
         "PGAPPNAME",
     ];
 
-    /// The variables to remove first: what is inherited and not set again would lead elsewhere.
+    /// The variables to remove first: an inherited one that is not set again would lead to another server.
     pub fn removed(&self) -> Vec<&'static str> {
-        // It would be taken instead of the file.
+        // libpq would take it instead of the file.
         let password = self.passfile.as_ref().map(|_| "PGPASSWORD");
         Self::ALL.into_iter().chain(password).collect()
     }
@@ -56,7 +56,8 @@ impl LibpqEnvironment {
 }
 
 impl ConnectOptions {
-    /// The environment with which a libpq program connects as these options do. Its `search_path` has these schemas.
+    /// The environment with which a libpq program connects as these options do, with these schemas in its
+    /// `search_path`.
     ///
     /// # Errors
     /// When the password cannot be read, or no file can be written for it.
@@ -115,7 +116,7 @@ impl ConnectOptions {
         variables.extend(self.tls.key.as_ref().map(|path| ("PGSSLKEY", text(path))));
     }
 
-    /// Names a password file that is there, or writes one.
+    /// The name of the password file: an existing one, or one that this writes.
     fn put_password(
         &self,
         variables: &mut Vec<(&'static str, String)>,
@@ -133,7 +134,7 @@ impl ConnectOptions {
         };
         let Some(secret) = secret else { return Ok(None) };
         let escaped = secret.replace('\\', "\\\\").replace(':', "\\:");
-        // Only its owner may read it, from its first moment on.
+        // Only its owner may read it, from the moment it is created.
         let written = NamedTempFile::new().and_then(|mut file| writeln!(file, "*:*:*:*:{escaped}").map(|()| file));
         let file = written.map_err(|source| PasswordError::File { path: std::env::temp_dir(), source })?;
         variables.push(name(file.path()));
@@ -141,7 +142,7 @@ impl ConnectOptions {
     }
 }
 
-/// A value within `options`, where a blank ends it and a backslash says that the next character is meant.
+/// A value inside `options`, where a blank would end it and a backslash quotes the next character.
 fn escaped(text: &str) -> String {
     let special = |c: char| c == '\\' || c.is_ascii_whitespace();
     text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()

@@ -1,13 +1,13 @@
-//! What a host's database has to bear, for dashboards: its size, what is written, and what slots of ours keep.
+//! The load of a host's database, for dashboards: its size, the rows written, and what pgshard's slots keep.
 
 use tokio_postgres::Client;
 
-/// What a host's database has to bear.
+/// The load of a host's database.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostLoad {
     /// The size of the database, in bytes.
     pub bytes: u64,
-    /// The rows inserted, updated and deleted since its statistics began: it only grows, until they are reset.
+    /// The rows inserted, updated and deleted since its statistics began. It only grows, until they are reset.
     pub rows_written: u64,
     /// The version of its control schema; `None` before bootstrap.
     pub control_version: Option<u32>,
@@ -15,12 +15,12 @@ pub struct HostLoad {
     pub slots: Vec<SlotLoad>,
 }
 
-/// What a replication slot of ours keeps.
+/// The load of one of pgshard's replication slots.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlotLoad {
     /// Its name.
     pub name: String,
-    /// Whether somebody reads from it.
+    /// Whether a reader is connected to it.
     pub active: bool,
     /// The WAL that the server keeps for it, in bytes; `None` if it has lost that.
     pub kept: Option<u64>,
@@ -28,7 +28,7 @@ pub struct SlotLoad {
     pub behind: Option<u64>,
 }
 
-/// Reads what a host has to bear. One statement, or two once the host is bootstrapped; no locks but on catalogs.
+/// Reads the load. It takes one statement, or two once the host is bootstrapped; it locks only catalogs.
 ///
 /// # Errors
 /// When a query fails.

@@ -1,7 +1,7 @@
-//! `pgshard explain`: what a code means, and what to do, as docs/operating.md has it.
+//! `pgshard explain`: what a code means and what to do, from docs/operating.md.
 //!
-//! The document is the one source: its tables are read here, and `tests/tidy.rs` compares them with the code, in both
-//! directions.
+//! The document is the only source: this module reads its tables, and `tests/tidy.rs` compares them with the code, in
+//! both directions.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use crate::output::{Align, Format, Output};
 
 const MANUAL: &str = include_str!("../../../../docs/operating.md");
 
-/// A table of the document: below which heading, and what its first cells are.
+/// A table of the document: the heading above it, and what its first cells are.
 struct Section {
     heading: &'static str,
     kind: &'static str,
@@ -26,20 +26,20 @@ const SECTIONS: [Section; 5] = [
     Section { heading: "## Errors of the router", kind: "error" },
 ];
 
-/// What the document says of a code: the heads of the columns, and the cells.
+/// What the document says about a code: the column heads, and the cells.
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Explained {
     code: String,
     /// `exit code`, `phase`, `finding`, `SQLSTATE` or `error`.
     kind: &'static str,
-    /// Of a finding.
+    /// Only for a finding.
     #[serde(skip_serializing_if = "Option::is_none")]
     severity: Option<String>,
     means: String,
     r#do: String,
 }
 
-/// Says what a code means, and what to do; without one, which codes there are.
+/// Prints what a code means and what to do; without a code, the list of all codes.
 pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> {
     let all = all();
     let Some(code) = code else {

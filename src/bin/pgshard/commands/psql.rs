@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::failure::{Failure, chain};
 use crate::output::Output;
 
-/// Runs psql where the shard is, its schema first in the search path; ends as psql ends.
+/// Runs psql on the shard's host, with its schema first in the search path; ends with psql's exit code.
 pub(crate) async fn run(
     target: &Target,
     args: &[String],
@@ -35,7 +35,7 @@ pub(crate) async fn run(
     start(&environment, args).await
 }
 
-/// The host that serves the shard, by its own word: the map is only asked where to begin.
+/// The host that says it serves the shard; the map only says which host to ask first.
 async fn owner(config: &Config, map: &ShardMap, shard: ShardId, output: &Output) -> Result<HostName, Failure> {
     let place = map.placement(shard).ok_or_else(|| Failure::usage(format!("the map has no shard {shard}")))?;
     let hosts = context::all_hosts(config);
@@ -44,7 +44,7 @@ async fn owner(config: &Config, map: &ShardMap, shard: ShardId, output: &Output)
     match survey.get(&place.host) {
         Some(Ok(facts)) if serves(facts, shard) => return Ok(place.host),
         Some(Ok(_)) => {}
-        // Another host may serve it by now; if none does, this is why.
+        // Another host may serve it by now; if none does, this is the reason.
         Some(Err(error)) => output.warning(format_args!("{}: {}", place.host, chain(error).join(": "))),
         None => {}
     }
@@ -72,7 +72,7 @@ fn serves(facts: &HostFacts, shard: ShardId) -> bool {
     facts.control.iter().any(|control| control.shards.get(&shard).is_some_and(|row| row.state.is_owner()))
 }
 
-/// Starts psql, and waits for it. What the terminal sends, Ctrl-C above all, is psql's.
+/// Starts psql, and waits for it. Signals from the terminal, above all Ctrl-C, are for psql.
 async fn start(environment: &LibpqEnvironment, args: &[String]) -> Result<Exit, Failure> {
     let program = program();
     let mut command = Command::new(&program);
@@ -93,13 +93,13 @@ async fn start(environment: &LibpqEnvironment, args: &[String]) -> Result<Exit, 
                 return Ok(code.map_or(Exit::Interrupted, Exit::of_program));
             }
             _ = interrupts.recv() => {}
-            // The file with the password goes with us.
+            // The file with the password is removed when this process ends.
             _ = end.recv() => return Ok(Exit::Interrupted),
         }
     }
 }
 
-/// psql of the folder that `PGSHARD_PG_BIN` names, else the one in the PATH.
+/// The psql in the folder that `PGSHARD_PG_BIN` names, or else the one in the PATH.
 fn program() -> PathBuf {
     let named = std::env::var_os("PGSHARD_PG_BIN").map(|folder| PathBuf::from(folder).join("psql"));
     named.filter(|psql| psql.is_file()).unwrap_or_else(|| PathBuf::from("psql"))

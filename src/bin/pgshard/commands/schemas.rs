@@ -1,7 +1,7 @@
-//! The JSON Schema of what each command prints with `--json`: docs/json/README.md has the promise about it.
+//! The JSON Schema of what each command prints with `--json`; docs/json/README.md says what it promises.
 //!
-//! Invariant: a type that is printed has a schema (`Output::object` asks for it), and stands in the list below; the tests
-//! compare `docs/json/` with it, and what commands print with `docs/json/`.
+//! Invariant: each type that is printed has a schema (`Output::object` requires it), and is in the list below; the
+//! tests compare `docs/json/` with the list, and what commands print with `docs/json/`.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, Said, Versioned};
 
-/// A command, and what it prints: one of these, a line each.
+/// A command, and the types of the lines that it prints.
 struct Printed {
     command: &'static str,
     kinds: Vec<fn(&mut SchemaGenerator) -> Schema>,
@@ -34,7 +34,7 @@ macro_rules! printed {
     };
 }
 
-/// What stderr has of every command: errors, warnings, notes and hints.
+/// What any command may print on stderr: errors, warnings, notes and hints.
 const STDERR: &str = "stderr";
 
 fn all() -> Vec<Printed> {
@@ -125,7 +125,7 @@ impl Printed {
     }
 }
 
-/// Prints the schema of a command, or writes those of all; without either, says which there are.
+/// Prints the schema of a command, or writes those of all; without either, lists the commands.
 pub(crate) fn run(command: &[String], out: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let all = all();
     if let Some(folder) = out {

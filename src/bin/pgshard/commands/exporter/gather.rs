@@ -1,4 +1,4 @@
-//! One scrape: every host is asked at the same time, each within the bound.
+//! One scrape: all hosts are asked at the same time, each within the limit.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::context;
 
 /// What a scrape has found.
 pub(super) struct Gathered {
-    /// Whether the config and the map could be read; without them nothing else is there.
+    /// Whether the config and the map could be read; without them all else is empty.
     pub(super) is_configured: bool,
     pub(super) map_version: Option<u64>,
     pub(super) hosts: BTreeMap<String, Host>,
@@ -29,7 +29,7 @@ pub(super) struct Gathered {
 
 /// One host of the config.
 pub(super) struct Host {
-    /// Whether it answered within the bound.
+    /// Whether it answered within the limit.
     pub(super) is_up: bool,
     /// How many shards it says that it serves.
     pub(super) shards: Option<usize>,
@@ -90,7 +90,7 @@ struct Answer {
     entries: Vec<Entry>,
 }
 
-/// Asks one host. Where it takes longer than the bound, it is as one that is out of reach, and no other waits for it.
+/// Asks one host. If it takes longer than the limit, it counts as out of reach, and no other host waits for it.
 async fn ask(config: &Config, host: &HostConfig, bound: Duration) -> Answer {
     let (name, connect) = (host.name.clone(), &host.connect);
     let facts = async {
@@ -101,7 +101,7 @@ async fn ask(config: &Config, host: &HostConfig, bound: Duration) -> Answer {
         let connection = connect.connect("pgshard exporter").await.ok()?;
         schema::host_load(connection.client()).await.ok()
     };
-    // A mover of all hosts would wait for those that say nothing.
+    // A mover with all hosts would wait for those that do not answer.
     let only = Hosts::new([(name.clone(), connect.clone())]);
     let (prefix, store) = (config.cluster.prefix.clone(), Arc::new(config.map_store()));
     let mover = Mover::new(only, prefix, store, Options::default(), Observer::silent());

@@ -1,7 +1,7 @@
-//! `pgshard exporter`: what `check`, the journals and the hosts say, for Prometheus.
+//! `pgshard exporter`: the findings of `check`, the moves and the state of the hosts, for Prometheus.
 //!
-//! It has no state but the last answer. The hosts are asked once for a scrape, however many come at the same time, and
-//! no more often than the floor allows.
+//! Its only state is the last answer. However many scrapes come at the same time, the hosts are asked once for them,
+//! and no more often than the shortest time allows.
 
 mod gather;
 mod text;
@@ -44,7 +44,7 @@ struct Shared {
 
 /// Answers scrapes until Ctrl-C.
 pub(crate) async fn run(args: &Exporter, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
-    // A mistake in the config is told now, and again by each scrape once somebody has edited it.
+    // A mistake in the config is reported now, and again by each scrape if somebody adds one later.
     let config = context::config(config)?.path;
     let listener = TcpListener::bind(args.listen).await.map_err(|error| {
         Failure::new(Exit::Failed, format!("cannot listen on {}: {error}", args.listen))
@@ -76,13 +76,13 @@ pub(crate) async fn run(args: &Exporter, config: Option<&Path>, output: &Arc<Out
 
 type Place = tokio::sync::OwnedSemaphorePermit;
 
-/// The next connection, once there is a place for it.
+/// The next connection, when there is a place for it.
 async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Option<(tokio::net::TcpStream, Place)> {
     let place = places.clone().acquire_owned().await.ok()?;
     match listener.accept().await {
         Ok((stream, _)) => Some((stream, place)),
         Err(error) => {
-            // Too many open files, for the most part: it passes.
+            // Mostly there are too many open files, which passes.
             tracing::warn!(%error, "a connection was not accepted");
             tokio::time::sleep(Duration::from_millis(100)).await;
             None
@@ -98,7 +98,7 @@ async fn answer(stream: tokio::net::TcpStream, shared: &Shared) {
         .header_read_timeout(HEADER_TIMEOUT)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
-    // The scrape has its own bound; a client that does not take its answer has as much again.
+    // The scrape has its own limit; a client has as much time again to take its answer.
     let limit = shared.bound + HEADER_TIMEOUT * 2;
     if let Ok(Err(error)) = tokio::time::timeout(limit, served).await {
         tracing::debug!(peer = ?peer.as_ref().map(SocketAddr::to_string), %error, "a client was not answered");
@@ -121,7 +121,7 @@ async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<
 }
 
 impl Shared {
-    /// The answer to a scrape: the last one, while it is young; else a new one, for all who ask meanwhile.
+    /// The answer to a scrape: the last one while it is recent, or else a new one for all clients that ask meanwhile.
     async fn scrape(&self) -> Bytes {
         let mut last = self.last.lock().await;
         if let Some((at, text)) = &*last

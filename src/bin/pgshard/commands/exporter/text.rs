@@ -33,7 +33,7 @@ pub(super) fn written(gathered: &Gathered) -> String {
 fn findings(page: &mut Page, gathered: &Gathered) {
     page.family("pgshard_findings", "gauge", "What pgshard check finds, by severity and code.");
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    // A severity that nothing has is there too: an alert on it needs no special case.
+    // A severity without findings is listed too, so that an alert on it needs no special case.
     for severity in [Severity::Notice, Severity::Warning, Severity::Error, Severity::Alarm] {
         counts.insert((severity.as_str(), ""), 0);
     }
@@ -131,7 +131,7 @@ impl Page {
         let escape = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
         let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        // Text takes it all.
+        // Writing to a string does not fail.
         writeln!(self.0, "{name}{labels} {value}").ok();
     }
 }

@@ -26,17 +26,17 @@ pub(crate) enum Lines {
     Ids,
 }
 
-/// The longest line that is taken: no key comes near, and a file without line ends does not fill the memory.
+/// The longest accepted line: no key is nearly as long, and a file without line ends cannot fill the memory.
 const LINE_MAX: u64 = 64 << 10;
 
-/// A line that is none of the cluster's keys or IDs.
+/// A line that is not a key or an ID of this cluster.
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Wrong<'a> {
     line: u64,
     error: &'a str,
 }
 
-/// Says of each line where it is, as they come: one that is wrong costs no other.
+/// Prints where the key or ID of each line is, line by line; a wrong line does not affect the others.
 pub(crate) async fn run(
     lines: Lines,
     from: PathBuf,
@@ -46,7 +46,7 @@ pub(crate) async fn run(
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let output = output.clone();
-    // On a thread of its own: Ctrl-C is heard while nobody writes.
+    // Reading has a thread of its own, so that Ctrl-C works while nobody types.
     tokio::task::spawn_blocking(move || match from.as_os_str() == "-" {
         true => every(io::stdin().lock(), lines, &config, &map, &output),
         false => {
@@ -106,7 +106,7 @@ fn every(
     })
 }
 
-/// An object, or what was given with shard, schema and host, tabs between them.
+/// A JSON object; or the input with shard, schema and host, separated by tabs.
 fn show(located: &Located, given: &str, output: &Output) -> Result<(), Failure> {
     match output.format() {
         Format::Json => output.object(located)?,

@@ -1,4 +1,4 @@
-//! Which move is meant: by its ID, by how its ID begins, or because it is the only one.
+//! Finds the move that is meant: by its ID, by the beginning of its ID, or because it is the only one.
 
 use pgshard::map::HostName;
 use pgshard::mover::{Error, Heard, MoveId, Mover, Phase};
@@ -7,7 +7,7 @@ use super::chain;
 use crate::exit::Exit;
 use crate::failure::Failure;
 
-/// Which moves a command is for, where none is named.
+/// Which moves a command is for if none is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fits {
     /// Those that have not ended.
@@ -36,7 +36,7 @@ impl Fits {
     }
 }
 
-/// The fewest characters by which a move can be named.
+/// How many characters of its ID name a move, at least.
 const PREFIX_MIN: usize = 4;
 
 const LIST: &str = "see `pgshard moves list --all`";
@@ -64,7 +64,7 @@ pub(super) async fn find(mover: &Mover, id: Option<&str>, fits: Fits) -> Result<
     }
 }
 
-/// The move whose ID this is, or the only one whose ID begins so, whether it has ended or not.
+/// The move with this ID, or the only one whose ID begins with it, whether it has ended or not.
 ///
 /// # Errors
 /// As [`find`].
@@ -95,7 +95,7 @@ pub(super) async fn named(mover: &Mover, text: &str) -> Result<MoveId, Failure> 
     }
 }
 
-/// A host that does not answer may have another move that is meant.
+/// A host that does not answer may have another move that fits.
 fn may_have_more(silent: &[(HostName, Error)]) -> Result<(), Failure> {
     let Some((host, error)) = silent.first() else { return Ok(()) };
     let error = format!("host {host} may have a move too: {}", chain(error));
