@@ -54,8 +54,8 @@ pub(super) struct IdSeen {
     pub(super) unix_ms: i64,
 }
 
-/// What an ID was seen in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Where an ID was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SeenBy {
     /// The schema's ID clock has reached it.
     Clock,
@@ -125,35 +125,35 @@ async fn open(context: &Context, host: &HostName) -> Vec<OpenMove> {
     .collect()
 }
 
-/// The last IDs of these shards, wherever something of them exists: where they are served, in old copies, and in what
-/// moves were bringing.
+/// The last IDs of these shards, wherever something of them is: where they are served, in old copies, and in what moves
+/// were bringing. First those of rows, of all hosts, then the ID clocks: what is written meanwhile has an ID that its
+/// clock has come to.
 async fn ids(
     context: &Context,
     survey: &Survey,
     shards: &BTreeSet<ShardId>,
 ) -> Result<BTreeMap<ShardId, Vec<IdSeen>>, Error> {
-    let mut asked = Vec::new();
-    for (host, facts) in survey {
-        let Ok(HostFacts { control: Some(control), of_moves, .. }) = facts else { continue };
-        let Some(epoch_ms) = control.cluster.as_ref().map(|cluster| cluster.epoch_ms) else { continue };
-        let mut schemas: Vec<(ShardId, String)> = Vec::new();
-        for shard in shards {
-            let own = context.prefix.schema(*shard);
-            let (left, incoming) = (format!("{own}__left_e"), format!("{own}__incoming"));
-            let of_moves = of_moves.schemas.iter().filter(|name| name.starts_with(&left) || **name == incoming);
-            schemas.extend(of_moves.map(|name| (*shard, name.clone())));
-            if control.shards.get(shard).is_some_and(|row| row.state.is_owner()) {
-                schemas.push((*shard, own));
-            }
-        }
-        if !schemas.is_empty() {
-            asked.push(on(context, host, epoch_ms, schemas));
-        }
-    }
     let mut ids: BTreeMap<ShardId, Vec<IdSeen>> = BTreeMap::new();
-    for seen in join_all(asked).await {
-        for (shard, seen) in seen? {
-            ids.entry(shard).or_default().push(seen);
+    for by in [SeenBy::Row, SeenBy::Clock] {
+        let asked = survey.iter().filter_map(|(host, facts)| {
+            let HostFacts { control: Some(control), of_moves, .. } = facts.as_ref().ok()? else { return None };
+            let epoch_ms = control.cluster.as_ref()?.epoch_ms;
+            let mut schemas: Vec<(ShardId, String)> = Vec::new();
+            for shard in shards {
+                let own = context.prefix.schema(*shard);
+                let (left, incoming) = (format!("{own}__left_e"), format!("{own}__incoming"));
+                let of_moves = of_moves.schemas.iter().filter(|name| name.starts_with(&left) || **name == incoming);
+                schemas.extend(of_moves.map(|name| (*shard, name.clone())));
+                if control.shards.get(shard).is_some_and(|row| row.state.is_owner()) {
+                    schemas.push((*shard, own));
+                }
+            }
+            (!schemas.is_empty()).then(|| on(context, host, epoch_ms, schemas, by))
+        });
+        for seen in join_all(asked).await {
+            for (shard, seen) in seen? {
+                ids.entry(shard).or_default().push(seen);
+            }
         }
     }
     Ok(ids)
@@ -162,7 +162,7 @@ async fn ids(
 /// How many schemas are in one query. Each table takes a lock until the query ends.
 const SCHEMAS_AT_ONCE: usize = 16;
 
-/// The last IDs on one host.
+/// The last IDs on one host, of rows or of ID clocks.
 ///
 /// Locks: ACCESS SHARE on one table at a time, for a statement that reads the end of an index.
 async fn on(
@@ -170,30 +170,34 @@ async fn on(
     host: &HostName,
     epoch_ms: i64,
     schemas: Vec<(ShardId, String)>,
+    by: SeenBy,
 ) -> Result<Vec<(ShardId, IdSeen)>, Error> {
     let session = context.hosts.open(host).await?;
     let mut seen = Vec::new();
     for some in schemas.chunks(SCHEMAS_AT_ONCE) {
         let numbers: Vec<i32> = some.iter().map(|(shard, _)| shard.as_i32()).collect();
         let names: Vec<&str> = some.iter().map(|(_, name)| name.as_str()).collect();
-        let mut found: BTreeMap<(ShardId, String, SeenBy), i64> = BTreeMap::new();
-        for row in session.rows(WHAT, CLOCKS, &[&numbers, &names]).await? {
-            let (number, schema, ms): (i32, String, Option<i64>) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            if let (Ok(shard), Some(ms)) = (ShardId::try_from(number), ms) {
-                found.insert((shard, schema, SeenBy::Clock), ms);
-            }
-        }
-        for row in session.rows(WHAT, COLUMNS, &[&numbers, &names]).await? {
-            let number: i32 = row.get(0)?;
-            let (schema, table, column): (String, &str, &str) = (row.get(1)?, row.get(2)?, row.get(3)?);
+        let sql = match by {
+            SeenBy::Clock => CLOCKS,
+            SeenBy::Row => COLUMNS,
+        };
+        let mut found: BTreeMap<(ShardId, String), i64> = BTreeMap::new();
+        for row in session.rows(WHAT, sql, &[&numbers, &names]).await? {
+            let (number, schema): (i32, String) = (row.get(0)?, row.get(1)?);
             let Ok(shard) = ShardId::try_from(number) else { continue };
-            if let Some(id) = largest(&session, shard, &schema, table, column).await? {
-                let ms = i64::try_from(Id::decode(id).ms()).unwrap_or(i64::MAX);
-                let last = found.entry((shard, schema, SeenBy::Row)).or_insert(ms);
+            let ms = match by {
+                SeenBy::Clock => row.get::<_, Option<i64>>(2)?,
+                SeenBy::Row => {
+                    let id = largest(&session, shard, &schema, row.get(2)?, row.get(3)?).await?;
+                    id.map(|id| i64::try_from(Id::decode(id).ms()).unwrap_or(i64::MAX))
+                }
+            };
+            if let Some(ms) = ms {
+                let last = found.entry((shard, schema)).or_insert(ms);
                 *last = ms.max(*last);
             }
         }
-        let told = |((shard, schema, by), ms): ((ShardId, String, SeenBy), i64)| {
+        let told = |((shard, schema), ms): ((ShardId, String), i64)| {
             (shard, IdSeen { host: host.clone(), schema, by, unix_ms: epoch_ms.saturating_add(ms) })
         };
         seen.extend(found.into_iter().map(told));

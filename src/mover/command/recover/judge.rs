@@ -282,8 +282,8 @@ fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
     }
 }
 
-/// IDs that are in rows, or that another host's clock of the shard had come to. The clock's own millisecond is passed by
-/// the host itself where the rows are its own.
+/// IDs that are in rows, or that another host's clock of the shard had come to. The millisecond that the host's own has
+/// come to is passed by itself where the rows are its own.
 fn by_rows(seen: &[IdSeen], host: &HostName, at: i64) -> Option<Floor> {
     let past = |seen: &&IdSeen| seen.unix_ms > at || (seen.unix_ms == at && seen.host != *host);
     let last = seen.iter().filter(past).max_by_key(|seen| seen.unix_ms)?;
