@@ -28,7 +28,6 @@ pub(crate) use activity::shown;
 pub use connect::{ConnectError, Connection};
 #[cfg(feature = "dev")]
 pub(crate) use conninfo::put_key;
-pub(crate) use identity::record;
 pub use identity::{Identity, Impostor, Record, Server};
 pub(crate) use identity::record;
 #[cfg(feature = "ops")]
