@@ -28,8 +28,8 @@ pub(crate) use activity::shown;
 pub use connect::{ConnectError, Connection};
 #[cfg(feature = "dev")]
 pub(crate) use conninfo::put_key;
-pub use identity::{Identity, Impostor, Record, Server};
 pub(crate) use identity::record;
+pub use identity::{Identity, Impostor, Record, Server};
 #[cfg(feature = "ops")]
 pub use libpq::LibpqEnvironment;
 pub(crate) use lookout::Lookout;
