@@ -154,6 +154,10 @@ pub mod dev;
 #[cfg(all(test, feature = "dev", feature = "ops"))]
 mod server_tests;
 
+#[doc(hidden)]
+#[cfg(all(any(test, fuzzing), feature = "idgen", feature = "ops"))]
+pub mod fuzzing;
+
 pub use config::connect;
 pub use router::Router;
 pub use shard::NoSuchShard;

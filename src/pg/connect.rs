@@ -1,7 +1,6 @@
 //! Opening a connection.
 
 use std::cmp::Reverse;
-use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -10,16 +9,19 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
+use tokio_postgres::Client;
 use tokio_postgres::config::TargetSessionAttrs;
-use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 use super::cancel::Canceller;
+use super::driver::{Driver, Duties, Session};
+use super::guard::Statements;
 use super::identity::{self, Impostor, Record, Seen, Server};
 use super::options::ConnectOptions;
 use super::password::{PasswordError, Wanted};
-use super::tls::{SslMode, TlsError};
+use super::tls::TlsError;
+use super::vitals::{Vitals, Watch};
 
 /// A client and the task that drives its socket. Dropping it ends the task and so closes the socket; the server then
 /// rolls an open transaction back.
@@ -30,6 +32,7 @@ pub struct Connection {
     canceller: Canceller,
     /// Which server answers, as it said when the connection was opened.
     server: Server,
+    vitals: Arc<Vitals>,
 }
 
 /// What `search_path` a session begins with.
@@ -53,15 +56,15 @@ struct Opening<'a> {
     search_path: SearchPath,
     /// Woken by each notification, and by the connection's end.
     heard: Option<Arc<Notify>>,
+    watched: Watched,
 }
 
-/// The task that drives the socket. It ends when this is dropped.
-struct Driver(JoinHandle<()>);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+/// Whether somebody looks that a connection does not wait for what never comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Watched {
+    Yes,
+    /// Who waits on it has a limit.
+    No,
 }
 
 /// Why a connection cannot be opened.
@@ -84,7 +87,15 @@ pub enum ConnectError {
         /// Why not.
         source: TlsError,
     },
-    /// The server cannot be reached or refuses.
+    /// No socket to the server can be opened.
+    #[error("cannot connect to {to}")]
+    Unreachable {
+        /// `user@address/database`.
+        to: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The server refuses, or says what cannot be understood.
     #[error("cannot connect to {to}")]
     Refused {
         /// `user@address/database`.
@@ -175,6 +186,10 @@ impl ConnectOptions {
     /// connection but then says nothing is noticed too). The server is asked which one it is, in one round trip. Once
     /// any clone of these options knows of a later timeline of the host, connections to an earlier one are closed.
     ///
+    /// Whoever waits on the connection does not wait for ever: when nothing has come for as long as `keepalives_idle`
+    /// says, the server is asked over another connection whether it is at work. If it is not, or does not answer, the
+    /// connection is closed. An answer of more than a gigabyte closes it too.
+    ///
     /// # Errors
     /// When the password or certificates cannot be read, or the server cannot be reached, refuses, is silent, or is not
     /// the one that belongs there.
@@ -182,7 +197,8 @@ impl ConnectOptions {
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub async fn connect(&self, application_name: &str) -> Result<Connection, ConnectError> {
-        self.open(Opening { application_name, search_path: SearchPath::Closed, heard: None }).await
+        self.open(Opening { application_name, search_path: SearchPath::Closed, heard: None, watched: Watched::Yes })
+            .await
     }
 
     /// Opens a connection for an application's statements, through a pooler too: `search_path` is as the server has it
@@ -194,7 +210,8 @@ impl ConnectOptions {
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub async fn connect_for_application(&self, application_name: &str) -> Result<Connection, ConnectError> {
-        self.open(Opening { application_name, search_path: SearchPath::OfTheRole, heard: None }).await
+        self.open(Opening { application_name, search_path: SearchPath::OfTheRole, heard: None, watched: Watched::No })
+            .await
     }
 
     /// Opens a connection for LISTEN: each notification that arrives, and the end of the connection, wakes `heard`.
@@ -210,7 +227,8 @@ impl ConnectOptions {
         application_name: &str,
         heard: Arc<Notify>,
     ) -> Result<Connection, ConnectError> {
-        self.open(Opening { application_name, search_path: SearchPath::Closed, heard: Some(heard) }).await
+        let (search_path, heard) = (SearchPath::Closed, Some(heard));
+        self.open(Opening { application_name, search_path, heard, watched: Watched::Yes }).await
     }
 
     async fn open(&self, opening: Opening<'_>) -> Result<Connection, ConnectError> {
@@ -305,11 +323,25 @@ impl ConnectOptions {
         application_name: &str,
         search_path: SearchPath,
     ) -> Result<Connection, ConnectError> {
-        self.reach_by(index, Opening { application_name, search_path, heard: None }).await
+        let watched = match search_path {
+            SearchPath::Closed => Watched::Yes,
+            SearchPath::OfTheRole => Watched::No,
+        };
+        self.reach_by(index, Opening { application_name, search_path, heard: None, watched }).await
+    }
+
+    /// Opens a connection to one address for a few questions, each of which has a limit.
+    pub(super) async fn reach_unwatched(
+        &self,
+        index: usize,
+        application_name: &str,
+    ) -> Result<Connection, ConnectError> {
+        let (search_path, watched) = (SearchPath::Closed, Watched::No);
+        self.reach_by(index, Opening { application_name, search_path, heard: None, watched }).await
     }
 
     async fn reach_by(&self, index: usize, opening: Opening<'_>) -> Result<Connection, ConnectError> {
-        let Opening { application_name, search_path, heard } = opening;
+        let Opening { application_name, search_path, heard, watched } = opening;
         let to = || self.to_string();
         let mut config = self.at(index);
         // `fit` checks this later, with the other answers of the server.
@@ -323,26 +355,21 @@ impl ConnectOptions {
         if let Some(password) = password.map_err(|source| ConnectError::Password { to: to(), source })? {
             config.password(password);
         }
-        let limit = config.get_connect_timeout().copied().unwrap_or(Self::CONNECT_TIMEOUT) * 2;
+        let limit = self.connect_timeout() * 2;
         let refused = |source| ConnectError::Refused { to: to(), source };
+        let statements = match search_path {
+            SearchPath::Closed => Statements::Ours,
+            SearchPath::OfTheRole => Statements::OfAnApplication,
+        };
         let open = async || {
-            let server = Server::default();
-            let canceller = |client: &Client, tls| Canceller {
-                token: client.cancel_token(),
-                address: self.cancel_address(index),
-                host: host.clone(),
-                tls,
-            };
-            if self.tls.mode == SslMode::Disable {
-                let (client, connection) = config.connect(NoTls).await.map_err(refused)?;
-                let canceller = canceller(&client, None);
-                Ok(Connection { driver: drive(connection, heard.clone()), client, canceller, server })
-            } else {
-                let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?;
-                let (client, connection) = config.connect(tls.clone()).await.map_err(refused)?;
-                let canceller = canceller(&client, Some(tls));
-                Ok(Connection { driver: drive(connection, heard.clone()), client, canceller, server })
-            }
+            let vitals = Arc::new(Vitals::default());
+            let watch = Watch { options: self.clone(), index, vitals: vitals.clone() };
+            let duties = Duties { heard: heard.clone(), watch: (watched == Watched::Yes).then_some(watch) };
+            let shaken = self.shake_hands(index, &config, statements, vitals.clone(), duties).await?;
+            let Session { driver, client, tls } = shaken;
+            let (token, address) = (client.cancel_token(), self.cancel_address(index));
+            let canceller = Canceller { token, address, host: host.clone(), tls };
+            Ok(Connection { driver, client, canceller, server: Server::default(), vitals })
         };
         let opened = async {
             let mut connection = open().await?;
@@ -431,6 +458,7 @@ impl ConnectError {
         match self {
             ConnectError::TimedOut { .. }
             | ConnectError::OtherRole { .. }
+            | ConnectError::Unreachable { .. }
             | ConnectError::Impostor { .. }
             | ConnectError::TwoPrimaries { .. } => true,
             ConnectError::Refused { source, .. } => {
@@ -442,33 +470,6 @@ impl ConnectError {
             ConnectError::Password { .. } | ConnectError::Tls { .. } => false,
         }
     }
-}
-
-fn drive<S, T>(mut connection: tokio_postgres::Connection<S, T>, heard: Option<Arc<Notify>>) -> Driver
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-    T: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
-{
-    Driver(tokio::spawn(async move {
-        while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
-            match (message, &heard) {
-                (Ok(AsyncMessage::Notification(_)), Some(heard)) => heard.notify_one(),
-                (Ok(AsyncMessage::Notice(notice)), _) => tracing::debug!(notice = notice.message(), "the server says"),
-                (Ok(_), _) => {}
-                (Err(error), _) => {
-                    // A caller that waits for an answer gets the error too; this line is for connections that nobody
-                    // waits on.
-                    tracing::debug!(%error, "a connection ended");
-                    break;
-                }
-            }
-        }
-        // This comes before the wake-up, so that a task that wakes finds the client closed.
-        drop(connection);
-        if let Some(heard) = heard {
-            heard.notify_one();
-        }
-    }))
 }
 
 impl Connection {
@@ -484,7 +485,7 @@ impl Connection {
 
     /// A handle that ends the connection, even while it is used.
     pub(crate) fn driver(&self) -> AbortHandle {
-        self.driver.0.abort_handle()
+        self.driver.handle()
     }
 
     /// Sets the path, and asks the server which one it is, in one round trip.
@@ -495,13 +496,14 @@ impl Connection {
                 SearchPath::OfTheRole => Ok(()),
             }
         };
-        let ((), server) = tokio::try_join!(biased; close, self.ask())?;
-        Ok(server)
+        let ((), said) = tokio::try_join!(biased; close, identity::ask(&self.client))?;
+        self.vitals.is_served_by(said.process);
+        Ok(said.server)
     }
 
     /// Asks the server which one it is; a standby may have become a primary.
     pub(crate) async fn ask(&self) -> Result<Server, tokio_postgres::Error> {
-        identity::ask(&self.client).await
+        identity::ask(&self.client).await.map(|said| said.server)
     }
 
     /// Asks the server, over another connection, to end the statement that runs on this one. Returns when the server
@@ -528,7 +530,7 @@ impl Connection {
         let Connection { mut driver, client, .. } = self;
         // The driver, told that nothing more comes, waits for the answers and then says good-bye.
         drop(client);
-        let _ = (&mut driver.0).await;
+        driver.ended().await;
     }
 }
 

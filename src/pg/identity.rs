@@ -87,12 +87,19 @@ pub enum Impostor {
     },
 }
 
+/// A server's answer on one connection.
+pub(super) struct Said {
+    pub(super) server: Server,
+    /// The process that serves the connection; 0 where it does not say.
+    pub(super) process: i32,
+}
+
 /// This is one round trip, and no function in it needs a privilege. The timeline is that of the log:
 /// `pg_control_checkpoint()` shows the former one until a promoted server has made a checkpoint.
 pub(super) const WHO: &str = "SELECT pg_catalog.current_setting('transaction_read_only'), \
     CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, \
     (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
-    pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time())";
+    pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()), pg_catalog.pg_backend_pid()";
 
 /// Asks a server that refuses [`WHO`] at least whether it takes writes.
 const WHETHER_IT_WRITES: &str = "SELECT pg_catalog.current_setting('transaction_read_only')";
@@ -105,7 +112,7 @@ const OWN_RECORDS: &str = "SELECT i.generation, i.system_identifier, i.timeline 
 ///
 /// # Errors
 /// When the connection is lost, or the server does not even say whether it takes writes.
-pub(super) async fn ask(client: &Client) -> Result<Server, tokio_postgres::Error> {
+pub(super) async fn ask(client: &Client) -> Result<Said, tokio_postgres::Error> {
     match client.query_typed(WHO, &[]).await {
         Ok(rows) => {
             let row = rows.first();
@@ -113,11 +120,13 @@ pub(super) async fn ask(client: &Client) -> Result<Server, tokio_postgres::Error
             let system = row.and_then(|row| row.try_get(2).ok());
             let identity = system.map(|system| Identity { system, timeline: file.and_then(timeline) });
             let started = row.and_then(|row| row.try_get(3).ok()).unwrap_or_default();
-            Ok(Server { identity, read_only: row.is_some_and(is_read_only), started })
+            let process = row.and_then(|row| row.try_get(4).ok()).unwrap_or_default();
+            Ok(Said { server: Server { identity, read_only: row.is_some_and(is_read_only), started }, process })
         }
         Err(error) if error.as_db_error().is_some_and(|error| !ends_the_connection(error)) => {
             let rows = client.query_typed(WHETHER_IT_WRITES, &[]).await?;
-            Ok(Server { identity: None, read_only: rows.first().is_some_and(is_read_only), started: 0.0 })
+            let read_only = rows.first().is_some_and(is_read_only);
+            Ok(Said { server: Server { identity: None, read_only, started: 0.0 }, process: 0 })
         }
         Err(error) => Err(error),
     }

@@ -9,6 +9,10 @@ mod activity;
 mod cancel;
 mod connect;
 mod conninfo;
+mod driver;
+#[cfg(all(any(test, fuzzing), feature = "ops"))]
+pub(crate) mod fuzz;
+mod guard;
 mod identity;
 #[cfg(feature = "ops")]
 mod libpq;
@@ -19,9 +23,11 @@ mod quote;
 #[cfg(feature = "ops")]
 mod replication;
 mod service;
+mod socket;
 pub mod state;
 mod template;
 mod tls;
+mod vitals;
 
 #[cfg(feature = "ops")]
 pub(crate) use activity::shown;
@@ -39,7 +45,7 @@ pub use quote::{quote_ident, quote_literal};
 #[cfg(feature = "ops")]
 pub use replication::ReplicationError;
 #[cfg(feature = "ops")]
-pub(crate) use replication::{Reader, Writer};
+pub(crate) use replication::{Reader, Reply, Writer};
 pub use template::Template;
 pub use tls::{RootCert, SslMode, TlsError, TlsOptions};
 

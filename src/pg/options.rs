@@ -134,7 +134,13 @@ const ENVIRONMENT: [(&str, &str); 5] = [
 fn driver_config(text: &str) -> Result<tokio_postgres::Config, OptionsError> {
     tokio_postgres::Config::from_str(text).map_err(|error| {
         let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-        OptionsError::Parse { reason: format!("{error}{cause}") }
+        // What stands for a key where something is mistyped (`postgres:/app:password@…`) may have the password.
+        let is_key = |name: &str| name.len() <= 30 && name.bytes().all(|c| c == b'_' || c.is_ascii_lowercase());
+        let reason = match cause.split('`').nth(1).is_none_or(is_key) {
+            true => format!("{error}{cause}"),
+            false => format!("{error}: unknown option, by a name that no option can have"),
+        };
+        OptionsError::Parse { reason }
     })
 }
 
@@ -394,6 +400,11 @@ impl ConnectOptions {
     /// Whether a server that takes writes may be wanted.
     pub(crate) fn is_for_primary(&self) -> bool {
         self.config.get_target_session_attrs() != TargetSessionAttrs::ReadOnly
+    }
+
+    /// How long one address may take to be connected.
+    pub(super) fn connect_timeout(&self) -> Duration {
+        self.config.get_connect_timeout().copied().unwrap_or(Self::CONNECT_TIMEOUT)
     }
 
     /// The address that a new connection begins with.

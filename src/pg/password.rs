@@ -109,7 +109,7 @@ fn from_pgpass(path: &Path, wanted: &Wanted<'_>) -> Result<Option<String>, Passw
 
 /// `host:port:database:user:password`, each of the first four `*` for any, `\` before `:` and `\` in a field.
 /// <https://www.postgresql.org/docs/current/libpq-pgpass.html>
-fn match_line(line: &str, wanted: &Wanted<'_>) -> Option<String> {
+pub(super) fn match_line(line: &str, wanted: &Wanted<'_>) -> Option<String> {
     let mut fields = vec![String::new()];
     let mut chars = line.chars();
     while let Some(c) = chars.next() {

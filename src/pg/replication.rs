@@ -4,27 +4,26 @@
 //! It does only what a logical stream needs: `START_REPLICATION`, and commands that answer with a row.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{self, ScramSha256};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::net::{TcpStream, UnixStream};
-use tokio_postgres::config::{ChannelBinding, Host};
+use tokio_postgres::config::ChannelBinding;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 
+use super::guard::LONGEST_MESSAGE;
 use super::identity::{self, Identity};
 use super::options::ConnectOptions;
 use super::password::{PasswordError, Wanted};
+use super::socket::Socket;
 use super::tls::{SslMode, TlsError};
+use super::vitals::{LOOKS, Patience, Sign, look};
 
-/// A message longer than this is none: PostgreSQL's own limit for one allocation.
-const LONGEST_MESSAGE: usize = 0x3fff_ffff;
-
-/// The system identifier and, from a primary, the log file that it writes, whose name begins with the timeline.
-const WHO: &str = "SELECT pg_catalog.concat_ws(' ', (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
+/// The process, the system identifier and, from a primary, the log file that it writes, whose name begins with the timeline.
+const WHO: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_backend_pid(), (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
     CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END)";
 
 /// How much is read at once, at most.
@@ -118,6 +117,17 @@ pub(crate) struct Reader {
     to: String,
     socket: ReadHalf<Box<dyn Stream>>,
     buffer: BytesMut,
+    options: ConnectOptions,
+    index: usize,
+    /// The process of the server that sends; 0 where it does not say.
+    process: i32,
+}
+
+/// Whether the server shall answer a status at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Wanted,
+    NotNeeded,
 }
 
 /// The half that messages go to.
@@ -135,7 +145,7 @@ impl ConnectOptions {
     pub(crate) async fn replicate(&self, application_name: &str) -> Result<Replication, ReplicationError> {
         let mut failed = None;
         for index in self.order() {
-            let limit = self.config.get_connect_timeout().copied().unwrap_or(Self::CONNECT_TIMEOUT) * 2;
+            let limit = self.connect_timeout() * 2;
             let opened = async {
                 let mut connection = self.replicate_with(index, application_name).await?;
                 self.check_primary(index, &mut connection).await?;
@@ -162,6 +172,7 @@ impl ConnectOptions {
             Err(error) => return Err(error),
         };
         let mut words = said.split(' ');
+        connection.reader.process = words.next().and_then(|process| process.parse().ok()).unwrap_or_default();
         let Some(system) = words.next().and_then(|system| system.parse().ok()) else { return Ok(()) };
         let Some(timeline) = words.next().and_then(identity::timeline) else {
             return Err(unfit(format!("address {} of it is a standby", index + 1)));
@@ -175,7 +186,8 @@ impl ConnectOptions {
         let socket = |source| ReplicationError::Socket { to: self.to_string(), source };
         let (stream, host) = self.open_socket(index).await?;
         let (reader, writer) = tokio::io::split(stream);
-        let reader = Reader { to: to.clone(), socket: reader, buffer: BytesMut::with_capacity(READ_BYTES) };
+        let buffer = BytesMut::with_capacity(READ_BYTES);
+        let reader = Reader { to: to.clone(), socket: reader, buffer, options: self.clone(), index, process: 0 };
         let mut connection = Replication { reader, writer: Writer { to, socket: writer } };
         let name = self.config.get_application_name().unwrap_or(application_name);
         let mut parameters = vec![
@@ -202,25 +214,14 @@ impl ConnectOptions {
     /// The socket, with TLS as the options ask for, and the name that it was opened with.
     async fn open_socket(&self, index: usize) -> Result<(Box<dyn Stream>, String), ReplicationError> {
         let failed = |source| ReplicationError::Socket { to: self.to_string(), source };
-        let port = self.port(index);
-        // As in libpq, `hostaddr` is where to connect to, and `host` is the name that the certificate must have.
-        let address = self.config.get_hostaddrs().get(index).map(ToString::to_string);
-        let name = match self.config.get_hosts().get(index) {
-            Some(Host::Unix(folder)) => {
-                let path = folder.join(format!(".s.PGSQL.{port}"));
-                let stream = UnixStream::connect(path).await.map_err(failed)?;
-                return Ok((Box::new(stream), folder.display().to_string()));
-            }
-            Some(Host::Tcp(name)) => name.clone(),
-            None => address.clone().unwrap_or_default(),
+        let name = self.host_name(index);
+        let mut stream = match self.dial(index).await.map_err(failed)? {
+            stream @ Socket::Unix(_) => return Ok((Box::new(stream), name)),
+            stream @ Socket::Tcp(_) => stream,
         };
-        let stream = TcpStream::connect((address.as_deref().unwrap_or(&name), port)).await.map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        self.keep_alive(&stream).map_err(|error| failed(error.into()))?;
         if self.tls.mode == SslMode::Disable {
             return Ok((Box::new(stream), name));
         }
-        let mut stream = stream;
         let mut request = BytesMut::new();
         frontend::ssl_request(&mut request);
         stream.write_all(&request).await.map_err(failed)?;
@@ -234,26 +235,9 @@ impl ConnectOptions {
             return Err(ReplicationError::Unsupported { to: self.to_string(), what });
         }
         let mut tls = self.tls.connector().map_err(|source| ReplicationError::Tls { to: self.to_string(), source })?;
-        let connect = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut tls, &name);
+        let connect = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls, &name);
         let connect = connect.map_err(|error| failed(io::Error::other(error)))?;
         Ok((Box::new(connect.connect(stream).await.map_err(failed)?), name))
-    }
-
-    /// Makes the settings of the kernel that `tokio_postgres` makes from the same options.
-    fn keep_alive(&self, stream: &TcpStream) -> rustix::io::Result<()> {
-        use rustix::net::sockopt;
-        sockopt::set_socket_keepalive(stream, self.config.get_keepalives())?;
-        sockopt::set_tcp_keepidle(stream, self.config.get_keepalives_idle())?;
-        if let Some(interval) = self.config.get_keepalives_interval() {
-            sockopt::set_tcp_keepintvl(stream, interval)?;
-        }
-        if let Some(retries) = self.config.get_keepalives_retries() {
-            sockopt::set_tcp_keepcnt(stream, retries)?;
-        }
-        if let Some(timeout) = self.config.get_tcp_user_timeout() {
-            sockopt::set_tcp_user_timeout(stream, u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX))?;
-        }
-        Ok(())
     }
 }
 
@@ -359,11 +343,33 @@ impl Reader {
         }
     }
 
-    /// Waits until something has come.
+    /// Waits until something has come. If nothing does, the server is asked over another connection whether it is at
+    /// work on this one.
+    ///
+    /// # Errors
+    /// When the connection breaks or is dead.
     ///
     /// # Cancel safety
     /// Nothing that came is lost.
     pub(crate) async fn fill(&mut self) -> Result<(), ReplicationError> {
+        let Some(Patience { idle, interval }) = self.options.patience() else { return self.read().await };
+        let (begun, mut limit, mut looks) = (Instant::now(), idle, 0);
+        loop {
+            if let Ok(read) = tokio::time::timeout(limit, self.read()).await {
+                return read;
+            }
+            // What comes while the server is asked is there at the next turn.
+            let sign = look(self.options.clone(), self.index, self.process).await;
+            looks = if sign == Sign::Busy { 0 } else { looks + 1 };
+            if looks > LOOKS {
+                let timeout_ms = begun.elapsed().as_millis();
+                return Err(ReplicationError::TimedOut { to: self.to.clone(), timeout_ms });
+            }
+            limit = interval;
+        }
+    }
+
+    async fn read(&mut self) -> Result<(), ReplicationError> {
         self.buffer.reserve(READ_BYTES);
         let read = self.socket.read_buf(&mut self.buffer).await;
         let broken = |source| ReplicationError::Socket { to: self.to.clone(), source };
@@ -375,23 +381,28 @@ impl Reader {
 
     /// A message that is here already.
     pub(crate) fn buffered(&mut self) -> Result<Option<Message>, ReplicationError> {
-        let Some(header) = self.buffer.get(..5) else { return Ok(None) };
-        let tag = header[0];
-        let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
-        if !(4..=LONGEST_MESSAGE).contains(&length) {
-            let what = format!("a message of {length} bytes came, which cannot be");
-            return Err(ReplicationError::Unsupported { to: self.to.clone(), what });
-        }
-        if self.buffer.len() < 1 + length {
-            return Ok(None);
-        }
-        self.buffer.advance(5);
-        let body = self.buffer.split_to(length - 4).freeze();
-        if tag == b'E' {
-            return Err(refusal(&self.to, &body));
-        }
-        Ok(Some(Message { tag, body }))
+        take_message(&mut self.buffer, &self.to)
     }
+}
+
+/// Takes a message that is there as a whole.
+pub(super) fn take_message(buffer: &mut BytesMut, to: &str) -> Result<Option<Message>, ReplicationError> {
+    let Some(header) = buffer.get(..5) else { return Ok(None) };
+    let tag = header[0];
+    let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
+    if !(4..=LONGEST_MESSAGE).contains(&length) {
+        let what = format!("a message of {length} bytes came, which cannot be");
+        return Err(ReplicationError::Unsupported { to: to.to_owned(), what });
+    }
+    if buffer.len() < 1 + length {
+        return Ok(None);
+    }
+    buffer.advance(5);
+    let body = buffer.split_to(length - 4).freeze();
+    if tag == b'E' {
+        return Err(refusal(to, &body));
+    }
+    Ok(Some(Message { tag, body }))
 }
 
 impl Writer {
@@ -403,7 +414,7 @@ impl Writer {
     }
 
     /// Tells the server, on a running stream, up to where everything is durable.
-    pub(crate) async fn status(&mut self, durable: u64) -> Result<(), ReplicationError> {
+    pub(crate) async fn status(&mut self, durable: u64, reply: Reply) -> Result<(), ReplicationError> {
         let mut data = Vec::with_capacity(34);
         data.push(b'r');
         for _written_flushed_applied in 0..3 {
@@ -414,7 +425,7 @@ impl Writer {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let now = i64::try_from(now.saturating_sub(since_2000).as_micros()).unwrap_or(i64::MAX);
         data.extend_from_slice(&now.to_be_bytes());
-        data.push(0);
+        data.push(u8::from(reply == Reply::Wanted));
         let mut buffer = BytesMut::new();
         let failed = |source| ReplicationError::Socket { to: self.to.clone(), source };
         frontend::CopyData::new(&data[..]).map_err(failed)?.write(&mut buffer);

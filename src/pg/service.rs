@@ -53,7 +53,7 @@ pub(super) fn wrong(file: &Path, service: &str, line: usize, reason: &str) -> Op
 
 /// Reads the file as libpq does: `[name]` begins a section, `#` a comment. White space does not count at the ends of a
 /// line, but it does around `=`.
-fn section(text: &str, service: &str, file: &Path) -> Result<Option<Vec<Pair>>, OptionsError> {
+pub(super) fn section(text: &str, service: &str, file: &Path) -> Result<Option<Vec<Pair>>, OptionsError> {
     let mut found: Option<Vec<Pair>> = None;
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {
         if line.is_empty() || line.starts_with('#') {

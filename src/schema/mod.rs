@@ -22,6 +22,8 @@ mod fault;
 mod finding;
 pub(crate) mod fingerprint;
 mod forget;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod identity;
 mod known;
 mod load;

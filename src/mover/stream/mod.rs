@@ -12,6 +12,8 @@ mod apply;
 mod changes;
 pub(crate) mod fault;
 pub(crate) mod follower;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
 mod harm;
 /// Without failpoints every change is applied as it came.

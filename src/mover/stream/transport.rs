@@ -4,7 +4,7 @@
 //! server is told no position that the applier has not declared durable.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use tokio::sync::{Notify, mpsc, watch};
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::map::HostName;
 use crate::mover::protocol::error::Error;
-use crate::pg::{ConnectOptions, Reader, ReplicationError, Writer, quote_ident, quote_literal};
+use crate::pg::{ConnectOptions, Reader, ReplicationError, Reply, Writer, quote_ident, quote_literal};
 
 use crate::mover::stream::wire;
 use crate::mover::stream::wire::Message;
@@ -87,7 +87,8 @@ impl Transport {
         let (said, server) = watch::channel(Server { wal_end: from, clock: 0 });
         let asked = Arc::new(Notify::new());
         let reader = tokio::spawn(read(reader, source.host.clone(), sender, said, asked.clone()));
-        let writer = tokio::spawn(tell(writer, told, asked));
+        let every = source.options.patience().map_or(STATUS_EVERY, |patience| patience.idle / 3);
+        let writer = tokio::spawn(tell(writer, told, asked, every));
         Ok(Transport { packs, durable, server, reader, writer })
     }
 
@@ -202,6 +203,12 @@ fn frame(
     }
 }
 
+/// What is made of a frame's bytes.
+#[cfg(any(test, fuzzing))]
+pub(super) fn frame_of_test(body: Bytes, host: &HostName) -> Result<Option<Frame>, Error> {
+    frame(body, host, &watch::Sender::default(), &Notify::new())
+}
+
 fn heard(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
     said.send_modify(|server| {
         server.wal_end = server.wal_end.max(wal_end);
@@ -209,12 +216,18 @@ fn heard(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
     });
 }
 
-/// Ends with the connection; the reader finds out why it ended.
-async fn tell(mut writer: Writer, mut durable: watch::Receiver<u64>, asked: Arc<Notify>) {
+/// Ends with the connection; the reader finds out why it ended. An answer is wanted every `reply_every`: a server that has
+/// nothing to send would be silent for half of `wal_sender_timeout`, or for ever where that is 0.
+async fn tell(mut writer: Writer, mut durable: watch::Receiver<u64>, asked: Arc<Notify>, reply_every: Duration) {
+    let mut last = Instant::now();
     loop {
         let position = *durable.borrow_and_update();
-        if writer.status(position).await.is_err() {
+        let reply = if last.elapsed() >= reply_every { Reply::Wanted } else { Reply::NotNeeded };
+        if writer.status(position, reply).await.is_err() {
             return;
+        }
+        if reply == Reply::Wanted {
+            last = Instant::now();
         }
         tokio::time::sleep(STATUS_PAUSE).await;
         tokio::select! {
@@ -225,7 +238,7 @@ async fn tell(mut writer: Writer, mut durable: watch::Receiver<u64>, asked: Arc<
                 }
             }
             () = asked.notified() => {}
-            () = tokio::time::sleep(STATUS_EVERY) => {}
+            () = tokio::time::sleep(STATUS_EVERY.min(reply_every)) => {}
         }
     }
 }

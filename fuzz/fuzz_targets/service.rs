@@ -1,0 +1,4 @@
+//! `pgshard::fuzzing::service`, with inputs of libFuzzer.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::service(data));

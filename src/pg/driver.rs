@@ -1,0 +1,137 @@
+//! From a socket to a session, and the task that drives it.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio_postgres::config::SslNegotiation;
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::connect::ConnectError;
+use super::guard::{Guarded, GuardedTls, Statements};
+use super::options::ConnectOptions;
+use super::socket::Socket;
+use super::tls::SslMode;
+use super::vitals::{Vitals, Watch};
+
+/// The task that drives the socket. It ends when this is dropped.
+pub(super) struct Driver(JoinHandle<()>);
+
+impl Driver {
+    /// A handle that ends it.
+    pub(super) fn handle(&self) -> AbortHandle {
+        self.0.abort_handle()
+    }
+
+    /// Waits until it has ended by itself.
+    pub(super) async fn ended(&mut self) {
+        let _ = (&mut self.0).await;
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// What the driver of a connection does beside.
+pub(super) struct Duties {
+    /// Woken by each notification, and by the connection's end.
+    pub(super) heard: Option<Arc<Notify>>,
+    /// Looks that nobody waits on a dead connection.
+    pub(super) watch: Option<Watch>,
+}
+
+/// A session that the server has let in.
+pub(super) struct Session {
+    pub(super) driver: Driver,
+    pub(super) client: Client,
+    pub(super) tls: Option<MakeRustlsConnect>,
+}
+
+impl ConnectOptions {
+    /// Connects to one of the addresses, as `config` says who connects.
+    pub(super) async fn shake_hands(
+        &self,
+        index: usize,
+        config: &Config,
+        statements: Statements,
+        vitals: Arc<Vitals>,
+        duties: Duties,
+    ) -> Result<Session, ConnectError> {
+        let to = || self.to_string();
+        let refused = |source| ConnectError::Refused { to: to(), source };
+        let unreachable = |source| ConnectError::Unreachable { to: to(), source };
+        if self.tls.mode == SslMode::Disable {
+            let socket = self.dial(index).await.map_err(unreachable)?;
+            let socket = Guarded::plain(socket, statements, vitals);
+            let (client, connection) = config.connect_raw(socket, NoTls).await.map_err(refused)?;
+            return Ok(Session { driver: drive(to(), connection, duties), client, tls: None });
+        }
+        let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?;
+        let socket = self.dial(index).await.map_err(unreachable)?;
+        let socket = match config.get_ssl_negotiation() {
+            SslNegotiation::Direct => Guarded::sealed(socket, statements, vitals.clone()),
+            _ => Guarded::asking(socket, statements, vitals.clone()),
+        };
+        let guarded = GuardedTls { tls: tls.clone(), statements, vitals };
+        let Ok(guarded) = guarded.to::<Guarded<Socket>>(&self.host_name(index));
+        let (client, connection) = config.connect_raw(socket, guarded).await.map_err(refused)?;
+        Ok(Session { driver: drive(to(), connection, duties), client, tls: Some(tls) })
+    }
+}
+
+fn drive<S, T>(to: String, mut connection: tokio_postgres::Connection<S, T>, duties: Duties) -> Driver
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    T: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
+{
+    let Duties { heard, watch } = duties;
+    Driver(tokio::spawn(async move {
+        let given_up = async {
+            match watch {
+                Some(watch) => watch.given_up().await,
+                None => std::future::pending().await,
+            }
+        };
+        let driven = async {
+            while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
+                match (message, &heard) {
+                    (Ok(AsyncMessage::Notification(_)), Some(heard)) => heard.notify_one(),
+                    (Ok(AsyncMessage::Notice(notice)), _) => {
+                        tracing::debug!(notice = notice.message(), "the server says");
+                    }
+                    (Ok(_), _) => {}
+                    (Err(error), _) => {
+                        tell(&to, &error);
+                        break;
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            () = driven => {}
+            why = given_up => tracing::warn!(%to, "the connection is dead and is closed: {why}"),
+        }
+        // This comes before the wake-up, so that a task that wakes finds the client closed.
+        drop(connection);
+        if let Some(heard) = heard {
+            heard.notify_one();
+        }
+    }))
+}
+
+/// A caller that waits for an answer gets an error too, but not the reason. That connections end is nothing unusual;
+/// that a server does not keep to the protocol is.
+fn tell(to: &str, error: &tokio_postgres::Error) {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    match cause
+        .filter(|cause| matches!(cause.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::InvalidInput))
+    {
+        Some(cause) => tracing::warn!(%to, "a connection is closed, since what came makes no sense: {cause}"),
+        None => tracing::debug!(%to, %error, "a connection ended"),
+    }
+}
