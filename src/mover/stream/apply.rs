@@ -6,12 +6,14 @@
 //! applied.)
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::future::poll_fn;
 use std::num::NonZeroUsize;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::future::{MaybeDone, maybe_done};
 use lru::LruCache;
 use tokio_postgres::Statement;
 use tokio_postgres::types::{Format, IsNull, ToSql, Type, to_sql_checked};
@@ -134,7 +136,8 @@ struct Sent {
     /// How many rows it must hit; `None` for any number.
     rows: Option<u64>,
     bytes: usize,
-    outcome: Outcome,
+    /// What became of it, once somebody has looked.
+    outcome: MaybeDone<Outcome>,
 }
 
 /// A connection to the target, with its transaction.
@@ -379,7 +382,8 @@ impl Applier {
     }
 
     async fn prepare(&mut self, sql: &str, purpose: &Purpose) -> Result<Statement, Failure> {
-        match self.session.client.prepare(sql).await {
+        let session = self.session.clone();
+        match self.behind(session.client.prepare(sql)).await {
             Ok(statement) => Ok(statement),
             Err(error) => {
                 // If an earlier statement has failed, that is the reason.
@@ -391,12 +395,26 @@ impl Applier {
         }
     }
 
+    /// Waits for what is asked behind the statements that are on their way, and takes their answers meanwhile. A
+    /// connection hands answers out in their order: one that comes in several pieces, as a network may cut it, holds up
+    /// all behind it until somebody takes it.
+    async fn behind<T>(&mut self, asked: impl Future<Output = T>) -> T {
+        let mut asked = pin!(asked);
+        poll_fn(|context| {
+            for sent in &mut self.sent {
+                if Pin::new(&mut sent.outcome).poll(context).is_pending() {
+                    break;
+                }
+            }
+            asked.as_mut().poll(context)
+        })
+        .await
+    }
+
     /// Sends a statement: the first poll of an execution sends it, and later ones look for the answer.
-    fn send(&mut self, purpose: Purpose, rows: Option<u64>, bytes: usize, mut outcome: Outcome) {
-        let outcome = match outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Pending => outcome,
-            Poll::Ready(answer) => Box::pin(std::future::ready(answer)),
-        };
+    fn send(&mut self, purpose: Purpose, rows: Option<u64>, bytes: usize, outcome: Outcome) {
+        let mut outcome = maybe_done(outcome);
+        let _ = Pin::new(&mut outcome).poll(&mut Context::from_waker(Waker::noop()));
         self.sent_bytes += bytes;
         self.sent.push_back(Sent { purpose, rows, bytes, outcome });
     }
@@ -410,9 +428,10 @@ impl Applier {
         Ok(())
     }
 
-    async fn answer(&mut self, sent: Sent) -> Result<bool, Failure> {
+    async fn answer(&mut self, mut sent: Sent) -> Result<bool, Failure> {
         self.sent_bytes -= sent.bytes;
-        match sent.outcome.await {
+        (&mut sent.outcome).await;
+        match Pin::new(&mut sent.outcome).take_output().expect("an answer is looked at once") {
             Ok(rows) => match (&sent.purpose.table, sent.rows) {
                 (_, None) => Ok(true),
                 (_, Some(expected)) if rows == expected => Ok(true),
