@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use super::facts::chain;
 use super::finding::{Finding, Severity};
 use crate::map::HostName;
-use crate::pg::{self, ConnectError, ConnectOptions, Connection, Impostor, Record, Server};
+use crate::pg::{self, ConnectError, ConnectOptions, Connection, Impostor, Record, Server, state};
 
 const NAME: &str = "pgshard identity";
 
@@ -21,6 +21,8 @@ const NAME: &str = "pgshard identity";
 pub struct Identities {
     hosts: BTreeMap<HostName, Vec<Address>>,
     said: Vec<Said>,
+    /// Primaries that did not say what they have recorded, and why.
+    unread: BTreeMap<HostName, String>,
 }
 
 /// Who answers at an address, or why nobody does.
@@ -70,32 +72,49 @@ pub struct RecordError {
 pub async fn identities(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Identities {
     let ask = |(name, connect): (HostName, ConnectOptions)| async move {
         let answers: Vec<Result<Connection, ConnectError>> = connect.ask_each(NAME).await;
-        let mut said = Vec::new();
+        let (mut said, mut unread) = (Vec::new(), None);
         for connection in answers.iter().flatten().filter(|connection| connection.server().timeline().is_some()) {
-            said.extend(recorded(&name, connection).await);
+            match recorded(&name, connection).await {
+                Ok(recorded) => said.extend(recorded),
+                Err(error) => unread = Some(chain(&error)),
+            }
         }
         let server =
             |answer: Result<Connection, ConnectError>| answer.map(|it| it.server()).map_err(|error| chain(&error));
         let answers = connect.addresses().into_iter().zip(answers.into_iter().map(server)).collect();
-        (name, answers, said)
+        (name, answers, said, unread)
     };
     let mut all = Identities::default();
-    for (name, answers, said) in join_all(hosts.into_iter().map(ask)).await {
+    for (name, answers, said, unread) in join_all(hosts.into_iter().map(ask)).await {
+        all.unread.extend(unread.map(|why| (name.clone(), why)));
         all.hosts.insert(name, answers);
         all.said.extend(said);
     }
     all
 }
 
-/// What a server has recorded; nothing if its control schema is older or missing.
-async fn recorded(by: &HostName, client: &Client) -> Vec<Said> {
+/// What a server has recorded. One whose control schema is older, or not there, or not ours to read, has recorded
+/// nothing.
+///
+/// # Errors
+/// When it does not say so, or says what cannot be.
+async fn recorded(by: &HostName, client: &Client) -> Result<Vec<Said>, tokio_postgres::Error> {
     let sql = "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity";
-    let rows = client.query_typed(sql, &[]).await.unwrap_or_default();
-    let said = rows.iter().filter_map(|row| {
-        let (host, record) = (row.try_get(0).ok()?, pg::record(row, 1)?);
-        Some(Said { by: by.clone(), host, record })
-    });
-    said.collect()
+    let rows = match client.query_typed(sql, &[]).await {
+        Ok(rows) => rows,
+        Err(error) if error.as_db_error().is_some_and(|error| !state::ends_the_connection(error)) => {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(error),
+    };
+    let mut said = Vec::new();
+    for row in &rows {
+        let (host, _): (_, i32) = (row.try_get(0)?, row.try_get(1)?);
+        if let Some(record) = pg::record(row, 1) {
+            said.push(Said { by: by.clone(), host, record });
+        }
+    }
+    Ok(said)
 }
 
 /// A server that counts as a host from now on.
@@ -173,6 +192,14 @@ impl Identities {
                     let remedy = "start it as a standby, or remove it from the url";
                     add(Severity::Notice, "address_unreachable", message, remedy);
                 }
+            }
+            let silent = match &answers[..] {
+                [(_, Err(error))] => Some(error),
+                _ => self.unread.get(host),
+            };
+            if let Some(error) = silent {
+                let message = format!("it did not say what it knows of the hosts' servers: {error}");
+                add(Severity::Warning, "identity_unread", message, "check again");
             }
             let known = self.known(host);
             let judged =
@@ -372,6 +399,7 @@ mod tests {
                     record: Record { generation: *generation, system: *system, timeline: *timeline },
                 })
                 .collect(),
+            unread: BTreeMap::new(),
         }
     }
 

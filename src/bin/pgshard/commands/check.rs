@@ -64,7 +64,11 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         let mut findings = schema::check(&map, &survey, &context::cluster(&config), folder);
         findings.extend(lost.map(|lost| Finding::damaged_map(lost.error.to_string())));
         findings.extend(unusable.iter().flat_map(context::mistakes).map(Finding::unusable_migrations));
-        findings.extend(schema::identities(context::all_hosts(&config)).await.findings());
+        let identities = schema::identities(context::all_hosts(&config)).await.findings();
+        // That a host does not answer at all is said once.
+        let heard = |host: &HostName| survey.get(host).is_some_and(Result::is_ok);
+        let new = |one: &Finding| one.code != "identity_unread" || one.host.as_ref().is_some_and(heard);
+        findings.extend(identities.into_iter().filter(new));
         let hosts = config.hosts.values().map(|host| (&host.name, &host.connect));
         findings.extend(schema::exposed(hosts, &config.path));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
