@@ -14,6 +14,7 @@ mod dev;
 mod drift;
 mod failover;
 mod fence;
+mod hostile;
 mod hosts;
 mod ids;
 mod keys;

@@ -16,7 +16,6 @@ mod pool;
 mod pooled;
 pub(crate) mod pooler;
 mod promises;
-pub(crate) mod proxy;
 mod remains;
 mod renewed;
 mod replicas;
@@ -36,6 +35,7 @@ use pgshard::map::{Changes, Placement, ShardEpoch};
 use pgshard::router::{Error, PoolPhase};
 
 use self::by_hand::{Shards, schema, shard};
+use crate::support::proxy;
 
 const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, $2)";
 const COUNT: &str = "SELECT count(*) FROM {shard}.photos";

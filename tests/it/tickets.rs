@@ -12,8 +12,8 @@ use pgshard::idgen::{IdSource, LeaseStore, Snowflake, Tickets, WorkerLeases};
 use pgshard::pg::ConnectOptions;
 use uuid::Uuid;
 
-use crate::router::proxy::Proxy;
 use crate::support::TestCluster;
+use crate::support::proxy::Proxy;
 
 fn connect(cluster: &TestCluster, host: usize) -> ConnectOptions {
     ConnectOptions::parse(&cluster.server(host).url()).unwrap()

@@ -9,8 +9,6 @@ mod fates;
 mod limits;
 #[path = "../it/router/pooler.rs"]
 mod pooler;
-#[path = "../it/router/proxy.rs"]
-mod proxy;
 mod round;
 #[path = "../rows/words.rs"]
 mod words;
@@ -24,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use case::Case;
 use round::{Outcome, round};
+use support::proxy;
 use words::Words;
 
 const HELP: &str = "script/test-library [--seed S] [--minutes M] [--version 15|18] [--callers N] [--steps N]

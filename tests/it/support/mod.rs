@@ -7,6 +7,8 @@ pub(crate) mod contract;
 mod control;
 pub(crate) mod faults;
 mod frozen;
+pub(crate) mod liar;
+pub(crate) mod proxy;
 mod rounds;
 pub(crate) mod soak;
 mod standby;
