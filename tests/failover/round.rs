@@ -87,6 +87,7 @@ impl Round {
         self.judge(&rows.concat().iter().map(|row| (row.id, row.port, row.shard)).collect::<Vec<_>>()).await;
         // A source that has lost its journal leaves at the target what it had brought there.
         self.world.run(&["moves", "gc"]).await.ended(0);
+        self.world.run(&["bootstrap"]).await.ended(0);
         // As any other shards.
         let (shard, to) = if self.world.host_of(0) == 0 { ("0", "db2") } else { ("0", "db1") };
         self.world.run(&["move", shard, "--to", to, "--mode", "online", "--yes"]).await.ended(0);
@@ -227,7 +228,8 @@ impl Round {
             let codes: Vec<&str> = found.iter().filter_map(|one| one["code"].as_str()).collect();
             if codes.iter().any(|code| matches!(*code, "two_primaries" | "former_primary")) {
                 self.stop_former();
-                self.world.run(&["bootstrap"]).await.ended(0);
+                // It records the later timeline, and may have more to say of a move that is decided and not opened.
+                self.world.run(&["bootstrap"]).await;
             } else if let Some(id) = open.filter(|_| turn % 2 == 0) {
                 let ran = self.world.run(&["moves", if turn < 6 { "resume" } else { "abort" }, &id]).await;
                 self.tell(&format!("resume: {} {}", ran.code(), ran.stderr.lines().next().unwrap_or_default()));
