@@ -310,7 +310,8 @@ pub(super) fn went_back(
         format!("{from} gave it to {to} at epoch {given}, but {owner} serves it at epoch {served}, from before that");
     let remedy = format!(
         "stop its writers: {owner} was restored from before the move, or failed over to a standby that lacks it, and \
-         answers with old rows; {REPAIR}, and `pgshard recover {owner} --plan` with all of its shards; docs/operating.md has the steps under \"A host has gone back in time\""
+         answers with old rows; {REPAIR}, and `pgshard recover {owner} --plan` with all of its shards; \
+         docs/operating.md has the steps under \"A host has gone back in time\""
     );
     (what, remedy)
 }

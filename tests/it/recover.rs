@@ -151,7 +151,8 @@ on_each_version! {
         assert_eq!(codes(&alarms(world).await), ["host_emptied", "served_nowhere"]);
         let planned = world.run(&["recover", "db1", "--yes"]).await.ended(4).last();
         assert_eq!(planned["server"], Value::Null, "{planned:#}");
-        assert!(lines(&world.servers.app(0).await, "SELECT nspname::text FROM pg_namespace WHERE nspname ~ 'shard'").await.is_empty());
+        let schemas = "SELECT nspname::text FROM pg_namespace WHERE nspname ~ 'shard'";
+        assert!(lines(&world.servers.app(0).await, schemas).await.is_empty());
         for decision in planned["decisions"].as_array().unwrap() {
             bed.decide(decision).await;
         }

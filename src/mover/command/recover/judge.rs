@@ -3,7 +3,8 @@
 //! If hosts contradict each other about a shard, a [repair](crate::mover::Mover::plan_repair) judges which of them
 //! serves it; nothing here decides that again.
 //!
-//! Invariant: an ID clock is only raised, and never by more than a day beyond its host's clock without an operator's word.
+//! Invariant: an ID clock is only raised, and never by more than a day beyond its host's clock without an operator's
+//! word.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::mover::command::recover::facts::{Facts, IdSeen, Looked, OpenMove, See
 use crate::mover::command::recover::plan::{
     ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere,
 };
-use crate::mover::command::repair::{Repair, RepairPlan};
+use crate::mover::command::repair::{Repair, RepairPlan, RepairWay};
 use crate::mover::protocol::names::MoveId;
 use crate::schema::{ClockFacts, ControlFacts, HostFacts, ShardRow, ShardState, Survey, lost_on, restore};
 use crate::shard::ShardId;
@@ -177,7 +178,7 @@ fn choice(plan: &RepairPlan) -> Decision {
         _ => &[],
     };
     let said: Vec<String> = plan.hosts.iter().map(|says| format!("{} {}", says.host, says.says)).collect();
-    let command = |way: &crate::mover::RepairWay| {
+    let command = |way: &RepairWay| {
         let flags: Vec<String> = way.give_up.iter().map(|host| format!("--give-up {host}")).collect();
         format!("pgshard moves repair {shard} {}", flags.join(" "))
     };

@@ -9,8 +9,8 @@ use super::facts::{Facts, IdSeen, Looked, OpenMove, SeenBy};
 use super::judge::{contradictory, judge, kept_elsewhere, served};
 use crate::id::Id;
 use crate::map::print_shards;
-use crate::mover::command::repair::ServerSaid;
 use crate::mover::command::repair::tests::planned;
+use crate::mover::command::repair::{Repair, ServerSaid};
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
 use crate::schema::ClockFacts;
@@ -24,13 +24,13 @@ fn facts(words: [&str; 3], clocks: [i64; 3], ids_ahead: i64) -> Facts {
     let mut looked = BTreeMap::new();
     for shard in contradictory(&host("db1"), &survey).union(&kept_elsewhere(&host("db1"), &survey)) {
         // The same text, without the shard's number.
-        let of = |words: &str| {
+        let about = |words: &str| {
             let number = format!("{shard} ");
             let said = words.split(", ").filter_map(|word| word.strip_prefix(&number));
             let said: Vec<&str> = said.filter(|word| !word.starts_with("knows")).collect();
             if words == "down" || words == "empty" { "silent".to_owned() } else { said.join(", ") }
         };
-        let said = words.map(of);
+        let said = words.map(about);
         let said: Vec<&str> = said.iter().map(String::as_str).collect();
         let (sure, without) = (planned(*shard, &said, &[]), planned(*shard, &said, &["db1"]));
         looked.insert(*shard, Looked::At { sure: Box::new(sure), without: Box::new(without) });
@@ -84,7 +84,7 @@ fn what_is_repaired_and_what_is_asked() {
         let mut said: Vec<String> =
             plan.moves.iter().map(|lost| format!("move {} to {} {}", lost.shard, lost.to, lost.epoch)).collect();
         for repair in &plan.repairs {
-            let crate::mover::Repair::Do(way) = &repair.repair else { panic!("{repair:?}") };
+            let Repair::Do(way) = &repair.repair else { panic!("{repair:?}") };
             said.push(format!("repair {} for {}", repair.shard, way.host));
         }
         for decision in &plan.decisions {

@@ -56,8 +56,8 @@ pub(in crate::mover::command) async fn plan_with_and_without(
     host: &HostName,
 ) -> Result<(RepairPlan, RepairPlan), Error> {
     let said = facts::read(context, shard).await?;
-    let of = |given_up: &BTreeSet<HostName>| RepairPlan::of(shard, &context.prefix, &said, given_up);
-    Ok((of(&BTreeSet::new()), of(&BTreeSet::from([host.clone()]))))
+    let without = |given_up: &BTreeSet<HostName>| RepairPlan::of(shard, &context.prefix, &said, given_up);
+    Ok((without(&BTreeSet::new()), without(&BTreeSet::from([host.clone()]))))
 }
 
 /// Does what a plan is sure of, and publishes the map. If all is well with the shard, it only publishes: a repair may
