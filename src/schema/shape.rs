@@ -1,8 +1,8 @@
-//! What the tables of the control schema are made of, compared with what its migrations make; and what of its functions
-//! is neither text nor rights.
+//! The tables of the control schema, compared with what its migrations create; and those attributes of its functions
+//! that are neither text nor privileges.
 //!
-//! Invariant: a table that has lost its rows is made anew only where nothing depends on them; and nothing is dropped that
-//! somebody has made.
+//! Invariant: a table that has lost its rows is created again only if nothing depends on them; and nothing is dropped
+//! that somebody else has created.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::damage::Damage;
 use super::script::statements;
 use crate::pg::quote_ident;
 
-/// What is there, as [`SHAPE`] gives it.
+/// What exists, as [`SHAPE`] reads it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(super) struct Shape {
     tables: BTreeMap<String, Table>,
@@ -34,7 +34,7 @@ struct Table {
     logged: bool,
     /// Whether row security hides rows.
     secured: bool,
-    /// Triggers and rules, which none of them has: as `trigger t`.
+    /// Triggers and rules, such as `trigger t`; pgshard's tables have none.
     attached: BTreeSet<String>,
 }
 
@@ -48,7 +48,7 @@ struct Column {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct Function {
     owner: String,
-    /// `i`, `s` or `v`, as pg_proc.provolatile has it.
+    /// `i`, `s` or `v`, as in pg_proc.provolatile.
     volatile: String,
     strict: bool,
 }
@@ -76,23 +76,23 @@ SELECT pg_catalog.json_build_object(
         FROM pg_catalog.pg_proc WHERE pronamespace = n.oid), '{}'))::text
 FROM pg_catalog.pg_namespace n WHERE nspname = 'pgshard'";
 
-/// Tables whose rows are written again by whoever needs them, or count for nothing once they are gone.
+/// Tables whose rows are written again when they are needed, or do not matter after they are gone.
 const REMADE: [&str; 3] = ["beacon", "known_host", "mover"];
 
-/// What to do about rows that are gone.
+/// What to do about lost rows.
 const RESTORE: &str = "restore the host's database from a backup or a standby: what was in it is lost, and nothing can \
-                       make it anew";
+                       create it again";
 
-/// A table as the migrations make it.
+/// A table as the migrations create it.
 #[derive(Clone, Debug)]
 struct Made {
     version: i32,
-    /// The statement that makes it, and those that alter it.
+    /// The statement that creates it, and those that alter it.
     sql: Vec<&'static str>,
     columns: BTreeMap<String, Item>,
-    /// The CHECK constraints that are no column's, and those of columns: each as `CHECK (…)`.
+    /// The CHECK constraints of the table and of its columns, each as `CHECK (…)`.
     checks: Vec<String>,
-    /// `PRIMARY KEY (…)`, wherever it stands.
+    /// `PRIMARY KEY (…)`, whether written for the table or a column.
     key: Option<String>,
 }
 
@@ -100,14 +100,14 @@ struct Made {
 #[derive(Clone, Debug)]
 struct Item {
     version: i32,
-    /// Without comments: name, type, and what else is said of it.
+    /// Without comments: the name, the type, and the rest of the definition.
     sql: String,
     kind: String,
     not_null: bool,
     default: Option<String>,
 }
 
-/// Whether something is there that this control migration, and none before it, has made.
+/// Whether something exists that this control migration creates and no earlier one does.
 pub(super) fn is_made(version: i32, shape: &Shape) -> bool {
     let created = |sql: &str| {
         let table = sql.strip_prefix("CREATE TABLE pgshard.").map(identifier);
@@ -123,7 +123,7 @@ pub(super) fn is_made(version: i32, shape: &Shape) -> bool {
     all().any(|(of_version, sql)| of_version == version && created(&without_comments(sql)))
 }
 
-/// Everything in which the tables, and the functions' attributes, are not as the migrations make them.
+/// Every way in which the tables, and the functions' attributes, differ from what the migrations create.
 pub(super) fn damages(shape: &Shape) -> Vec<Damage> {
     let mut found = Vec::new();
     for (name, made) in tables() {
@@ -182,7 +182,7 @@ fn of_table(name: &str, made: &Made, there: &Table, owner: &str, found: &mut Vec
     }
     for extra in there.columns.keys().filter(|column| !made.columns.contains_key(*column)) {
         let what = format!("its table {name} has a column {extra}, which is not pgshard's");
-        let remedy = format!("see who uses it, then ALTER TABLE {table} DROP COLUMN {}", quote_ident(extra));
+        let remedy = format!("find out who uses it, then ALTER TABLE {table} DROP COLUMN {}", quote_ident(extra));
         found.push(by_hand(version, what, remedy));
     }
     if !there.keyed
@@ -192,7 +192,7 @@ fn of_table(name: &str, made: &Made, there: &Table, owner: &str, found: &mut Vec
         found.push(mended(version, what, format!("ALTER TABLE {table} ADD {key}")));
     }
     if there.checks != made.checks.len() {
-        // Which of them it is, their names do not say for certain.
+        // Their names do not say for certain which of them is which.
         let drop = format!(
             "DO $do$ DECLARE r record; BEGIN FOR r IN SELECT conname FROM pg_catalog.pg_constraint
              WHERE conrelid = '{table}'::pg_catalog.regclass AND contype = 'c' LOOP
@@ -247,7 +247,7 @@ fn of_column(table: &str, column: &str, item: &Item, there: &Table, found: &mut 
     }
 }
 
-/// The functions with the last text of each, and its version.
+/// The functions, each with its last text and version.
 fn functions() -> BTreeMap<String, (i32, &'static str)> {
     let mut functions = BTreeMap::new();
     for (version, sql) in all() {
@@ -269,7 +269,7 @@ fn identifier(text: &str) -> &str {
     &text[..text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(text.len())]
 }
 
-/// The tables, by what the migrations' statements say in order.
+/// The tables, from the migrations' statements in order.
 fn tables() -> BTreeMap<String, Made> {
     let mut tables: BTreeMap<String, Made> = BTreeMap::new();
     for (version, sql) in all() {
@@ -295,7 +295,7 @@ fn tables() -> BTreeMap<String, Made> {
 }
 
 impl Made {
-    /// A line of a CREATE TABLE, or what stands after ADD COLUMN.
+    /// A line of a CREATE TABLE, or the text after ADD COLUMN.
     fn add(&mut self, version: i32, item: &str) {
         if item.starts_with("CHECK ") {
             self.checks.push(item.to_owned());
@@ -358,7 +358,7 @@ fn without_comments(sql: &str) -> String {
     sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim()).collect::<Vec<_>>().join(" ")
 }
 
-/// What stands between the commas that are in no parentheses.
+/// The parts of a text between commas, except commas in parentheses.
 fn items(text: &str) -> Vec<String> {
     let mut items = vec![String::new()];
     let mut depth = 0_i32;
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(column("move", "audited_at").kind, "timestamp with time zone");
         assert!(column("move", "shard_id").not_null && !column("move", "back_of").not_null);
         assert!(column("marker", "attempt").not_null && column("cluster", "only_row").not_null);
-        // mode, phase, back, wanted and audit.
+        // The constraints of mode, phase, back, wanted and audit.
         assert_eq!(journal.checks.len(), 5, "{:?}", journal.checks);
         assert_eq!(tables["shard"].checks.len(), 5, "{:?}", tables["shard"].checks);
         assert_eq!(tables["lent_identity"].checks[1], "CHECK ((former = 'i') = (former_index IS NOT NULL))");

@@ -278,7 +278,7 @@ impl<'a> Run<'a> {
         let transaction = self.transaction()?;
         let Some(table) = self.tables.get_mut(&relation) else { return Ok(()) };
         let shard = table.shard;
-        // A run that starts anew reads again what some shards have already.
+        // A new run reads again what some shards already have.
         let Some(followed) = self.shards.get_mut(&shard).filter(|followed| transaction.commit_lsn >= followed.applied)
         else {
             return Ok(());

@@ -1,8 +1,9 @@
-//! The work on all hosts: a board with the shards that are to be done, and a few connections a host that take from it.
+//! The work on all hosts: a board with the shards that are still to be done, and for each host a few connections that
+//! take shards from it.
 //!
-//! A shard that is being moved comes back to the board, of the host where it is then.
+//! A shard that is being moved returns to the board, to the list of the host that has it then.
 //!
-//! Invariant: it ends. A shard without progress is tried for as long as the patience lasts; and so is a host that does
+//! Invariant: the work ends. A shard without progress is tried until the patience is over, and so is a host that does
 //! not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,17 +24,17 @@ use crate::schema::migrate::NO_PANIC;
 use crate::schema::session;
 use crate::shard::ShardId;
 
-/// So many shards may fail before the first is done; then the rest is not tried.
+/// If this many shards have failed before the first is done, the rest is not tried.
 const FAILURES_MAX: usize = 16;
 
 /// How long a worker without a shard waits before it looks at the board again: a shard may have come to its host.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The pause before a shard that is in the way is tried again, doubled each time up to the other.
+/// The pause before a busy shard is tried again. It doubles each time, up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// How long a statement of a range may take, whatever the ranges should take.
+/// The shortest limit for a statement of a range, however short the ranges should be.
 const STATEMENT_MIN: Duration = Duration::from_secs(5);
 
 /// A shard on the board.
@@ -43,13 +44,13 @@ struct Task {
     size: Size,
     rows: u64,
     tries: u32,
-    /// When it last got on, or was first tried.
+    /// When it last made progress, or was first tried.
     since: Option<Instant>,
-    /// Not before.
+    /// It is not taken before this time.
     due: Instant,
 }
 
-/// What is to be done on which host. A shard that is in hand is on no list, and counts as open.
+/// Which shards are to be done on which host. A shard that a worker has taken is on no list, and counts as open.
 #[derive(Default)]
 struct Board {
     lists: BTreeMap<HostName, Vec<Task>>,
@@ -77,12 +78,12 @@ enum Next {
     Nothing,
 }
 
-/// What became of a shard in a worker's hands.
+/// The result of a worker's work on a shard.
 enum After {
     Done,
-    /// Back on this host's list, after a pause; it is left for this reason once the patience is over.
+    /// It goes back on this host's list, after a pause. When the patience is over, it is given up for this reason.
     Later(BackfillFault),
-    /// On the list of the host that it has moved to.
+    /// It goes on the list of the host that it has moved to.
     Gone(HostName),
     Left(BackfillFault),
 }
@@ -100,7 +101,7 @@ impl<'a> Work<'a> {
         let mut board = Board::default();
         for (host, shards) in shards {
             board.open += shards.len();
-            // Taken from the end.
+            // Workers take from the end.
             board.lists.insert(host, shards.into_iter().rev().map(task).collect());
         }
         Work {
@@ -118,10 +119,10 @@ impl<'a> Work<'a> {
         self.report.into_inner().expect(NO_PANIC)
     }
 
-    /// A worker of a host: shards from the board until there are none, anywhere.
+    /// A worker of a host: it takes shards from the board until none are left on any host.
     pub(super) async fn work(&self, host: &HostName, connect: &ConnectOptions) {
         let mut session: Option<Connection> = None;
-        // Since when the host does not answer.
+        // Since when the host has not answered.
         let mut silent: Option<Instant> = None;
         loop {
             let task = match self.next(host) {
@@ -188,7 +189,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// One shard, until it is done or cannot go on here.
+    /// Works on one shard, until it is done or cannot go on here.
     async fn shard(&self, host: &HostName, client: &Connection, mut task: Task) -> (Result<After, HostFault>, Task) {
         let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
         task.since.get_or_insert_with(Instant::now);
@@ -247,7 +248,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Waits for as long as something holds the host's workers back.
+    /// Waits as long as something holds the host's workers back.
     async fn held(&self, host: &HostName, client: &Connection) -> Result<(), tokio_postgres::Error> {
         let throttle = &self.throttles[host];
         let mut is_told = false;
@@ -318,7 +319,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Whether a shard's trouble passes, and its time is not over.
+    /// Whether the fault may pass and the shard's patience is not over.
     fn may_wait(&self, task: &Task, fault: &BackfillFault) -> bool {
         let passes = matches!(fault, BackfillFault::Busy { .. } | BackfillFault::Moving);
         passes && task.since.is_none_or(|since| since.elapsed() < self.request.pace.patience)
@@ -336,7 +337,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Leaves all that is on a host's list.
+    /// Gives up all shards on a host's list.
     fn lose(&self, host: &HostName, fault: &HostFault) {
         let mut board = self.board.lock().expect(NO_PANIC);
         let left = board.lists.insert(host.clone(), Vec::new()).unwrap_or_default();

@@ -1,11 +1,12 @@
 //! Backfills: a statement over the rows of a table in every shard, one range of keys after the other, while the
 //! application works.
 //!
-//! Each range is a transaction, short, with the record of how far it is; as many rows as take the time that a range
-//! should take. Standbys that fall behind hold it back, and so does a rate. A shard that moves meanwhile is gone on with
-//! where it is then; one that fails is named, and the others go on. Run again it does only what is left.
+//! Each range is a short transaction, which also writes the record of the progress; it has as many rows as fit in the
+//! time that a range should take. It waits when standbys fall behind, and keeps to a rate. If a shard moves meanwhile,
+//! the work goes on at its new host; if one fails, it is named, and the others go on. A second run does only what is
+//! left.
 //!
-//! Invariant: each range is run once. A statement that was edited since it was begun is not run.
+//! Invariant: each range is run once. If the statement was edited after its beginning, it is not run.
 
 mod host;
 mod read;
@@ -29,22 +30,22 @@ use crate::shard::ShardId;
 pub use read::{HostProgress, Progress, progress};
 pub use text::{Backfill, BackfillMistake};
 
-/// What sessions call themselves.
+/// The application name of sessions.
 const APPLICATION: &str = "pgshard migrate backfill";
 
-/// What is to be run, where, and how hard.
+/// What is run, where, and how fast.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
     /// The cluster, as the config has it.
     pub cluster: Cluster,
-    /// Every host of the config: a shard may move to any.
+    /// Every host of the config, because a shard may move to any of them.
     pub hosts: Vec<(HostName, ConnectOptions)>,
     /// The shards; `None` for all.
     pub only_shards: Option<BTreeSet<ShardId>>,
-    /// What is run.
+    /// The statement and its table.
     pub backfill: Backfill,
-    /// How hard to work.
+    /// How fast.
     pub pace: Pace,
 }
 
@@ -57,28 +58,29 @@ impl Request {
 
 setters!(Request: only_shards: Option<BTreeSet<ShardId>>, pace: Pace);
 
-/// How hard to work.
+/// How fast the work goes.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pace {
     /// How long a range should take. Its rows are locked that long, and a fence waits for it.
     pub range: Duration,
-    /// How far a standby, or whoever else streams from a host, may be behind, in bytes of WAL.
+    /// How far a standby, or any other receiver of a host's WAL, may be behind, in bytes.
     pub lag_max: u64,
-    /// How many rows a second, on each host; `None`: as many as it can.
+    /// How many rows per second on each host; `None`: as many as possible.
     pub rows_a_second: Option<NonZeroU64>,
-    /// Shards of one host at the same time; each takes a connection.
+    /// How many shards of one host are worked on at the same time; each takes a connection.
     pub width: NonZeroUsize,
-    /// Ranges on all hosts at the same time.
+    /// How many ranges run at the same time on all hosts.
     pub width_in_all: NonZeroUsize,
-    /// How long to wait for a lock, with rows of the range locked.
+    /// How long to wait for a lock while rows of the range are locked.
     pub lock_timeout: Duration,
-    /// How long to come back to a shard that is busy or closed, or a host that does not answer.
+    /// How long a shard that is busy or closed, or a host that does not answer, is tried again.
     pub patience: Duration,
 }
 
 impl Default for Pace {
-    /// 200 ms a range, 64 MiB of lag, no rate, two shards a host, 16 in all, 100 ms for a lock, a minute of patience.
+    /// 200 ms for a range, 64 MiB of lag, no rate, two shards per host, 16 in all, 100 ms for a lock, a minute of
+    /// patience.
     fn default() -> Pace {
         Pace {
             range: Duration::from_millis(200),
@@ -112,22 +114,22 @@ pub enum BackfillFault {
         /// The hosts that could not be asked.
         silent: Vec<String>,
     },
-    /// It moved to a host that the config does not name.
-    #[error("it has moved to {host}, which the config does not name")]
+    /// It moved to a host that is not in the config.
+    #[error("it has moved to {host}, which is not in the config")]
     Absent {
         /// The host.
         host: HostName,
     },
-    /// A move has it closed for longer than the patience lasts.
+    /// A move has closed it for longer than the patience lasts.
     #[error("a move has closed it, and it has not opened again")]
     Moving,
-    /// Somebody was in the way each time, for as long as the patience lasts.
+    /// Another session was in the way each time, until the patience was over.
     #[error("busy: {words}")]
     Busy {
         /// What the last try failed with.
         words: String,
     },
-    /// The table cannot be gone through like that.
+    /// The ranges cannot be formed over this table and column.
     #[error("{words}")]
     Unfit {
         /// Why not.
@@ -140,10 +142,10 @@ pub enum BackfillFault {
         low: String,
         /// Its last key.
         high: String,
-        /// The server's words.
+        /// The server's error.
         words: String,
     },
-    /// Somebody has begun it with another statement meanwhile.
+    /// It was begun with another statement in the meantime.
     #[error("it was begun with another statement, table or key")]
     Edited,
     /// Its host does not answer.
@@ -152,7 +154,7 @@ pub enum BackfillFault {
         /// The host's fault.
         reason: String,
     },
-    /// So many shards had failed, and none was done, that the rest was not tried.
+    /// So many shards had failed before any was done that the rest was not tried.
     #[error("not tried: the {failed} shards before it failed")]
     NotTried {
         /// How many.
@@ -165,25 +167,25 @@ impl BackfillFault {
     pub fn remedy(&self) -> &'static str {
         match self {
             BackfillFault::Unserved { .. } => "run `pgshard check`; then run the same command again",
-            BackfillFault::Absent { .. } => "name the host in the config; then run the same command again",
+            BackfillFault::Absent { .. } => "add the host to the config; then run the same command again",
             BackfillFault::Moving => "see `pgshard moves list`; then run the same command again",
             BackfillFault::Busy { .. } | BackfillFault::Host { .. } => "run the same command again",
             BackfillFault::Unfit { .. } => "name a table and a column that every shard has, with an index",
             BackfillFault::Range { .. } => {
-                "mend those rows and run the same command again, or begin a backfill with \
+                "correct those rows and run the same command again, or begin a backfill with \
                                             another statement under another name"
             }
             BackfillFault::Edited => REMEDY_EDITED,
-            BackfillFault::NotTried { .. } => "see why those failed; then run the same command again",
+            BackfillFault::NotTried { .. } => "look at the faults of those shards; then run the same command again",
         }
     }
 }
 
-/// What to do where the statement is another than the one that was begun.
-pub(super) const REMEDY_EDITED: &str = "put the statement back as it was; or give the new one a name of its own: it then \
+/// What to do when the statement differs from the one that was begun.
+pub(super) const REMEDY_EDITED: &str = "restore the statement; or give the new one a name of its own: it then \
                                         begins at the first key again";
 
-/// Why nothing is run anywhere.
+/// Why nothing is run on any host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackfillError {
@@ -219,7 +221,7 @@ pub enum Event<'a> {
         /// How many are done already.
         unchanged: usize,
     },
-    /// A move could be taken back, and cannot any more: the table of the progress is made in its shards.
+    /// A move can no longer be rolled back, because the table of the progress is created in its shards.
     EndsWayBack {
         /// The move.
         move_id: Uuid,
@@ -232,17 +234,17 @@ pub enum Event<'a> {
         host: &'a HostName,
         /// The shard.
         shard: ShardId,
-        /// The rows that the statement has touched.
+        /// How many rows the statement has touched.
         rows: u64,
     },
-    /// A host is left in peace until its standbys have caught up.
+    /// Work on a host waits until its standbys have caught up.
     Throttled {
         /// The host.
         host: &'a HostName,
         /// How far the slowest is behind.
         bytes: u64,
     },
-    /// A host has standbys whose lag the role may not see.
+    /// A host has standbys whose lag the role is not allowed to see.
     LagHidden {
         /// The host.
         host: &'a HostName,
@@ -256,7 +258,7 @@ pub enum Event<'a> {
         /// The rows of this run.
         rows: u64,
     },
-    /// A shard is left as it is.
+    /// Work on a shard has ended without success.
     ShardFailed {
         /// The host.
         host: &'a HostName,
@@ -267,10 +269,10 @@ pub enum Event<'a> {
     },
 }
 
-/// Hears what happens, while it happens.
+/// Is called with each event, while it happens.
 pub type Observer<'a> = &'a (dyn Fn(Event<'_>) + Sync);
 
-/// What a run has come to.
+/// The result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
@@ -278,7 +280,7 @@ pub struct Report {
     pub done: BTreeSet<ShardId>,
     /// How many were finished before.
     pub unchanged: usize,
-    /// The rows that the statement has touched in this run.
+    /// How many rows the statement has touched in this run.
     pub rows: u64,
     /// The shards that are not finished, each with the reason.
     pub left: BTreeMap<ShardId, BackfillFault>,
@@ -296,11 +298,11 @@ impl Report {
 /// Runs the ranges that are left, in all shards.
 ///
 /// # Errors
-/// When shards have begun it with another statement. Nothing was run.
+/// When shards have begun it with another statement, table or key. Then nothing was run.
 ///
 /// # Cancel safety
-/// Dropping the future closes the connections. A range that is under way happens whole or not at all; run it again for
-/// the rest.
+/// Dropping the future closes the connections. A range that is running takes effect whole or not at all; run it again
+/// for the rest.
 pub async fn backfill(request: &Request, observer: Observer<'_>) -> Result<Report, BackfillError> {
     let is_wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
     let read = read_settled(request, is_wanted).await;
@@ -317,7 +319,7 @@ pub async fn backfill(request: &Request, observer: Observer<'_>) -> Result<Repor
             }
         };
         for (shard, all) in read.shards.iter().filter(|(shard, _)| is_wanted(shard)) {
-            // Once for each shard: one may have moved between two readings.
+            // Each shard counts once: it may have moved between two readings.
             if !served.insert(*shard) {
                 continue;
             }
@@ -344,7 +346,7 @@ pub async fn backfill(request: &Request, observer: Observer<'_>) -> Result<Repor
     Ok(work.report())
 }
 
-/// How far it is everywhere. A shard that nobody owns for a moment, between two hosts, is waited for.
+/// The progress everywhere. A shard that no host owns for a moment, between two hosts, is waited for.
 async fn read_settled(
     request: &Request,
     is_wanted: impl Fn(&ShardId) -> bool,
@@ -362,11 +364,11 @@ async fn read_settled(
     }
 }
 
-/// How often the hosts are asked, and the pause between, where a shard is between two hosts.
+/// How often the hosts are asked when a shard is between two hosts, and the pause after each time.
 const SETTLES: usize = 5;
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Says what there is to do, and which ways back that ends.
+/// Reports what there is to do, and which moves can no longer be rolled back because of it.
 fn tell(
     read: &BTreeMap<HostName, Result<HostProgress, HostFault>>,
     to_do: &BTreeMap<HostName, Vec<ShardId>>,

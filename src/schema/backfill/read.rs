@@ -1,4 +1,4 @@
-//! How far backfills are, by what the shards say.
+//! The progress of backfills, as the shards record it.
 
 use std::collections::BTreeMap;
 
@@ -15,29 +15,29 @@ use crate::schema::fault::HostFault;
 use crate::schema::session;
 use crate::shard::ShardId;
 
-/// So many shards are asked by one statement.
+/// One statement asks this many shards.
 const SHARDS_A_STATEMENT: usize = 100;
 
-/// How often a host is read again, where shards move from under the reading.
+/// How often a host is read again when shards move away during the reading.
 const TRIES: usize = 5;
 
-/// How far a backfill is in a shard.
+/// The progress of a backfill in a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
     /// The backfill.
     pub name: String,
-    /// SHA-256 of what is run.
+    /// SHA-256 of the statement, the table and the key.
     pub checksum: String,
     /// The last key of the last range that was run.
     pub done_to: Option<String>,
-    /// The last key that the table had when it was begun: where it ends.
+    /// The last key that the table had when the backfill was begun: the backfill ends there.
     pub until: Option<String>,
-    /// The rows that the statement has touched, by its own word.
+    /// How many rows the statement has touched, according to the server.
     pub rows: u64,
     /// How many ranges were run.
     pub batches: u64,
-    /// Whether all were.
+    /// Whether all ranges were run.
     pub finished: bool,
 }
 
@@ -45,13 +45,13 @@ pub struct Progress {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostProgress {
-    /// The shards that it owns, each with its backfills. One in which none was ever begun has none, nor has one that a
-    /// move has closed at that moment.
+    /// The shards that it owns, each with its backfills. The list is empty for a shard in which none was begun, and for
+    /// one that a move has closed at that moment.
     pub shards: BTreeMap<ShardId, Vec<Progress>>,
-    /// Moves away from here or to here that can be taken back, and not any more once the table of the progress was made
-    /// in this shard.
+    /// Moves from or to this host that can still be rolled back, by shard. Creating the table of the progress in the
+    /// shard ends that.
     pub(super) open_ways: BTreeMap<ShardId, Uuid>,
-    /// The shards that have no table yet.
+    /// The shards that have no table for the progress yet.
     pub(super) without: Vec<ShardId>,
 }
 
@@ -118,7 +118,7 @@ async fn read_once(client: &Connection) -> Result<HostProgress, tokio_postgres::
         match row.try_get(2)? {
             true => having.push((shard, row.try_get::<_, String>(1)?)),
             false if row.try_get::<_, &str>(3)? == "serving" => host.without.push(shard),
-            // It is closed for a moment: what is there is a signpost.
+            // The shard is closed for a moment: a signpost is in its place.
             false => {}
         }
     }
@@ -145,7 +145,8 @@ async fn read_once(client: &Connection) -> Result<HostProgress, tokio_postgres::
             });
         }
     }
-    // The journal is the source's; what is altered there would be at the target. So this host's say counts for another's.
+    // The journal is on the source, but the table would be created on the target. So what this host says about a shard
+    // counts for another host's shard.
     let sql = "SELECT b.shard_id, b.move_id FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
         WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'";
     for row in client.query_typed(sql, &[]).await? {

@@ -1,10 +1,10 @@
 //! A backfill in one shard: its record, and one range of keys after the other.
 //!
-//! The record of how far it is is a row of the shard itself, in the table [`TABLE`]. So whatever takes the shard's rows
-//! somewhere takes the record along: a move, its way back, an old copy that becomes the shard again, a restore.
+//! The record of the progress is a row in the shard itself, in the table [`TABLE`]. So whatever takes the shard's rows
+//! to another place takes the record along: a move, its rollback, an old copy that becomes the shard again, a restore.
 //!
-//! Invariant: a range and the record of it are one commit, made while the host serves the shard; so each range is run
-//! once, whoever runs it and however often he is killed.
+//! Invariant: a range and its record are one commit, made while the host serves the shard; so each range is run once,
+//! whichever process runs it and however often it is killed.
 
 use std::time::Duration;
 
@@ -19,38 +19,38 @@ use crate::schema::fault::ShardFault;
 use crate::schema::migrate::transaction::{self, Outcome};
 use crate::shard::ShardId;
 
-/// The table in a shard's schema that says how far backfills are there.
+/// The table in a shard's schema that records the progress of backfills there.
 pub(in crate::schema) const TABLE: &str = "pgshard_backfill";
 
-/// A shard, and what is run there.
+/// A shard, and the backfill to run there.
 pub(super) struct OnShard<'a> {
     pub(super) backfill: &'a Backfill,
     pub(super) schema: &'a str,
     pub(super) shard: ShardId,
-    /// For each lock.
+    /// The limit for each lock.
     pub(super) lock_timeout: Duration,
-    /// For each statement.
+    /// The limit for each statement.
     pub(super) statement_timeout: Duration,
 }
 
-/// The key's column and its type, as SQL has them.
+/// The key's column and its type, as SQL.
 #[derive(Clone, Debug)]
 pub(super) struct Key {
     column: String,
     kind: String,
 }
 
-/// What became of a step in a shard. Where it is none of the first three, nothing was changed.
+/// The result of a step in a shard. After any but the first three, nothing was changed.
 pub(super) enum Step {
-    /// The record is there, and the next range can be run.
+    /// The record exists, and the next range can be run.
     Started(Key),
-    /// A range was run, and the statement says so many rows.
+    /// A range was run, and the server counted this many rows.
     Ran { rows: u64 },
     /// All ranges were run, by this call or before.
     Finished,
     /// The host does not serve the shard now.
     Elsewhere,
-    /// Somebody was in the way for a moment.
+    /// Another session was in the way for a moment.
     Again(String),
     /// The range took too long.
     TooSlow(BackfillFault),
@@ -61,10 +61,11 @@ pub(super) enum Step {
 type Answer = Result<Step, tokio_postgres::Error>;
 
 impl OnShard<'_> {
-    /// Begins, or goes on with what was begun: makes the table and the record where they are not there, and looks at
-    /// the table's key.
+    /// Begins, or continues what was begun: creates the table and the record if they do not exist, and looks up the
+    /// table's key.
     ///
-    /// Locks: as [`transaction::run`] where the table is made; else as [`OnShard::step`], and none on the table.
+    /// Locks: if the table is created, those of [`transaction::run`]; else those of [`OnShard::step`], except those on
+    /// the table.
     ///
     /// # Errors
     /// When the connection is lost.
@@ -83,7 +84,7 @@ impl OnShard<'_> {
                 Outcome::Done => {}
                 Outcome::Again(fault) => return Ok(Step::Again(fault.to_string())),
                 Outcome::Failed(ShardFault::Moving(_)) => {
-                    let words = "a move has claimed it, and the table of its progress is made after that".to_owned();
+                    let words = "a move has claimed it; the table of its progress is created after the move".to_owned();
                     return Ok(Step::Again(words));
                 }
                 Outcome::Failed(fault) | Outcome::Apart(fault) => {
@@ -94,18 +95,18 @@ impl OnShard<'_> {
         self.whole(client, self.begin_record(client).await).await
     }
 
-    /// Runs the next range of so many keys, at most.
+    /// Runs the next range, of at most `keys` keys.
     ///
-    /// Locks, to the commit right after: the shard's row FOR SHARE, for which a fence waits; the row of the record; what
-    /// the statement takes.
+    /// Locks, until the commit that follows: the shard's row FOR SHARE, for which a fence waits; the row of the record;
+    /// whatever the statement takes.
     ///
     /// # Errors
-    /// When the connection is lost. The range was run then, or was not; the record says so.
+    /// When the connection is lost. Whether the range was run, the record says.
     pub(super) async fn step(&self, client: &Connection, key: &Key, keys: i64) -> Answer {
         self.whole(client, self.range(client, key, keys).await).await
     }
 
-    /// Locks: takes none; those of whom it makes, as [`OnShard::start`] says.
+    /// The statement that creates the table. Locks: none here; [`OnShard::start`] names those of running it.
     fn table(&self) -> String {
         format!(
             "CREATE TABLE IF NOT EXISTS {} (
@@ -126,7 +127,7 @@ impl OnShard<'_> {
         format!("{}.{}", quote_ident(self.schema), quote_ident(name))
     }
 
-    /// Ends the transaction of what did not commit, and judges its error.
+    /// Rolls back if the step did not commit, and judges its error.
     async fn whole(&self, client: &Connection, answer: Answer) -> Answer {
         let step = match answer {
             Ok(step @ (Step::Started(_) | Step::Ran { .. } | Step::Finished)) => return Ok(step),
@@ -138,7 +139,8 @@ impl OnShard<'_> {
         Ok(step)
     }
 
-    /// Begins a transaction and holds the shard to its end: a fence waits, or is seen. False: it is not served here.
+    /// Begins a transaction and holds the shard until its end, so a fence waits or is noticed. False: the shard is not
+    /// served here.
     async fn hold(&self, client: &Connection) -> Result<bool, tokio_postgres::Error> {
         let sql = format!(
             "BEGIN; SET LOCAL lock_timeout = '{}ms'; SET LOCAL statement_timeout = '{}ms';
@@ -158,7 +160,7 @@ impl OnShard<'_> {
             Ok(key) => key,
             Err(words) => return Ok(Step::Failed(BackfillFault::Unfit { words })),
         };
-        // The last key of now is where it ends: who adds rows from now on adds them as they should be.
+        // The backfill ends at the last key of now: the application already adds later rows in the new form.
         let sql = format!(
             "INSERT INTO {} (name, checksum, until) VALUES ({}, {}, (SELECT {column}::text FROM {} ORDER BY {column} DESC
              LIMIT 1)) ON CONFLICT (name) DO NOTHING; COMMIT",
@@ -172,7 +174,7 @@ impl OnShard<'_> {
         Ok(Step::Started(key))
     }
 
-    /// The column of the ranges; or why the table cannot be gone through by it.
+    /// The column for the ranges; or why the table has no ranges by it.
     async fn key(&self, client: &Connection) -> Result<Result<Key, String>, tokio_postgres::Error> {
         let sql = "SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull,
                 EXISTS (SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
@@ -195,7 +197,7 @@ impl OnShard<'_> {
             }));
         };
         if !row.try_get::<_, bool>(2)? {
-            return Ok(Err(format!("its column {table}.{name} can be null, and no range has such rows")));
+            return Ok(Err(format!("its column {table}.{name} can be null, and rows with a null are in no range")));
         }
         if !row.try_get::<_, bool>(3)? {
             return Ok(Err(format!(
@@ -215,7 +217,7 @@ impl OnShard<'_> {
             "SELECT checksum, done_to, until, finished_at IS NOT NULL FROM {record} WHERE name = {name} FOR UPDATE"
         );
         let Some(row) = client.query_typed(&sql, &[]).await?.into_iter().next() else {
-            return Ok(Step::Failed(BackfillFault::Unfit { words: "somebody has deleted its record".to_owned() }));
+            return Ok(Step::Failed(BackfillFault::Unfit { words: "its record was deleted".to_owned() }));
         };
         if row.try_get::<_, &str>(0)? != self.backfill.checksum() {
             return Ok(Step::Failed(BackfillFault::Edited));
@@ -260,7 +262,7 @@ impl OnShard<'_> {
         Ok(judge(&error, Some((low, high))))
     }
 
-    /// The first and the last of the next keys; none: there are no more.
+    /// The first and the last of the next keys; `None` if there are no more.
     async fn next(
         &self,
         client: &Connection,
@@ -285,7 +287,7 @@ impl OnShard<'_> {
     }
 }
 
-/// What an error means that the server has sent, of a range or of what stands around it.
+/// What an error of the server means, from a range or from the statements around it.
 fn judge(error: &tokio_postgres::Error, range: Option<(&str, &str)>) -> Step {
     let words = words(error);
     let refused = |code: &SqlState| [state::SHARD_MOVED, state::REFUSED].contains(&code.code());

@@ -1,4 +1,4 @@
-//! What a backfill is: a statement with the places of a shard and of a range of keys left open. Pure.
+//! What a backfill is: a statement with placeholders for a shard and a range of keys. Pure.
 
 use std::fmt::Write as _;
 
@@ -12,9 +12,9 @@ const PLACES: [(&str, Place); 3] = [("{shard_id}", Place::ShardId), ("{low}", Pl
 /// The longest name.
 const NAME_MAX: usize = 63;
 
-/// A statement that is run over a table in ranges of its key, in every shard.
+/// A statement that is run in every shard, over a table in ranges of its key.
 ///
-/// `{low}` and `{high}` stand for the first and the last key of a range, both of them in it; `{shard}` for the shard's
+/// `{low}` and `{high}` stand for the first and the last key of a range, both inclusive; `{shard}` for the shard's
 /// schema, `{shard_id}` for its number.
 ///
 /// ```
@@ -33,7 +33,7 @@ pub struct Backfill {
     pieces: Vec<(Template, Option<Place>)>,
 }
 
-/// What stands in a place of the statement.
+/// A placeholder in the statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     ShardId,
@@ -41,7 +41,7 @@ enum Place {
     High,
 }
 
-/// Why a text is no backfill.
+/// Why a text is not a backfill.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackfillMistake {
@@ -63,7 +63,7 @@ pub enum BackfillMistake {
         /// How many.
         count: usize,
     },
-    /// A place is missing.
+    /// A placeholder is missing.
     #[error(
         "it never says {place}: the statement must name the shard's tables {{shard}}.photos, and keep to the keys \
          BETWEEN {{low}} AND {{high}}"
@@ -72,7 +72,7 @@ pub enum BackfillMistake {
         /// `{shard}`, `{low}` or `{high}`.
         place: &'static str,
     },
-    /// The statement cannot be part of a transaction.
+    /// The statement cannot run in a transaction.
     #[error("line {line}: {why}")]
     Forbidden {
         /// Where it begins, from 1.
@@ -83,11 +83,11 @@ pub enum BackfillMistake {
 }
 
 impl Backfill {
-    /// A backfill by its name, its statement, the table whose keys make the ranges, and the column of the key; without
-    /// one, the first column of the primary key.
+    /// A backfill from its name, its statement, the table whose keys make the ranges, and the column of the key;
+    /// without one, the first column of the primary key.
     ///
     /// # Errors
-    /// When the text is no single statement over a range of keys in a shard.
+    /// When the text is not a single statement over a range of keys in a shard.
     pub fn new(name: &str, sql: &str, table: &str, key: Option<&str>) -> Result<Backfill, BackfillMistake> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
         if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(is_plain) {
@@ -104,7 +104,7 @@ impl Backfill {
         if let Some(why) = forbidden(statement) {
             return Err(BackfillMistake::Forbidden { line: statement.line, why });
         }
-        // Without its comments before and behind: they may name places, too.
+        // Without the comments before and after it, which may contain placeholders too.
         let statement = &sql[statement.at.clone()];
         if !Template::new(statement).names_shard() {
             return Err(BackfillMistake::Lacks { place: "{shard}" });
@@ -117,7 +117,7 @@ impl Backfill {
         Ok(Backfill { name, table, key, checksum, pieces: pieces(statement) })
     }
 
-    /// The name under which the shards record how far it is.
+    /// The name under which the shards record its progress.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -127,7 +127,7 @@ impl Backfill {
         &self.table
     }
 
-    /// The column of the key; `None`: the first of the primary key.
+    /// The column of the key; `None`: the first column of the primary key.
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }

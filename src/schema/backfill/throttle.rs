@@ -1,4 +1,4 @@
-//! How fast a host is worked on: the size of the ranges, its standbys, the rate.
+//! How fast the work on a host goes: the size of the ranges, the lag of standbys, the rate.
 
 use std::num::NonZeroU64;
 use std::sync::Mutex;
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use crate::pg::Connection;
 use crate::schema::migrate::NO_PANIC;
 
-/// How long what was seen of the standbys counts.
+/// How long an observed lag of the standbys counts.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The keys of the first range, and of the largest.
+/// The number of keys in the first range, and in the largest.
 const KEYS_FIRST: i64 = 100;
 const KEYS_MAX: i64 = 1_000_000;
 
-/// How many keys a range has: as many as take the time that one should take.
+/// How many keys a range has: as many as fit in the time that a range should take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Size(i64);
 
@@ -27,13 +27,14 @@ impl Size {
         self.0
     }
 
-    /// After a range that took so long. No more than twice as many: what is cached or dense may come to an end.
+    /// The size after a range that took `took`. It at most doubles, because the next rows may not be cached, or less
+    /// dense.
     pub(super) fn after(self, took: Duration, wanted: Duration) -> Size {
         let ratio = wanted.as_secs_f64() / took.as_secs_f64().max(0.000_1);
         Size(((self.0 as f64 * ratio.clamp(0.25, 2.0)) as i64).clamp(1, KEYS_MAX))
     }
 
-    /// After a range that took too long. None: it was of one key.
+    /// The size after a range that took too long. `None`: it had one key.
     pub(super) fn smaller(self) -> Option<Size> {
         (self.0 > 1).then(|| Size(self.0 / 4).max_one())
     }
@@ -52,20 +53,20 @@ pub(super) struct Throttle {
     seen: Mutex<Option<(Instant, Lag)>>,
 }
 
-/// What a host says of its standbys, and of whoever else streams from it.
+/// What a host says of its standbys, and of other receivers of its WAL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lag {
     /// How far the slowest is behind, in bytes.
     pub(super) bytes: u64,
-    /// Whether there are some that the role may not see.
+    /// Whether the role is not allowed to see some of them.
     pub(super) is_hidden: bool,
 }
 
 /// What keeps a range from beginning.
 pub(super) enum Held {
-    /// The rate, for so long.
+    /// The rate, for this long.
     Rate(Duration),
-    /// Somebody who streams from the host is so many bytes behind.
+    /// A receiver of the host's WAL is this many bytes behind.
     Lag(u64),
 }
 
@@ -74,7 +75,7 @@ impl Throttle {
         Throttle { lag_max, rate, next: Mutex::new(Instant::now()), seen: Mutex::default() }
     }
 
-    /// What holds the next range back, if anything does; and whether standbys cannot be seen.
+    /// What holds the next range back, if anything does; and whether standbys are hidden from the role.
     ///
     /// Locks: none.
     ///
@@ -107,7 +108,7 @@ impl Throttle {
 }
 
 async fn look(client: &Connection) -> Result<Lag, tokio_postgres::Error> {
-    // Who may not see the others' sessions sees that there are rows, and no states. A backup has no position.
+    // A role that may not see other sessions gets their rows without the state. A backup has no position.
     let sql = "SELECT coalesce(max(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), replay_lsn)), 0)::int8,
             coalesce(pg_catalog.bool_or(state IS NULL), false)
         FROM pg_catalog.pg_stat_replication";
@@ -123,7 +124,7 @@ mod tests {
     #[test]
     fn ranges_take_the_time_that_they_should() {
         let wanted = Duration::from_millis(200);
-        // A tenth of a millisecond a key.
+        // The time of a tenth of a millisecond for each key.
         let mut size = Size::first();
         for _ in 0..8 {
             size = size.after(Duration::from_micros(100) * size.keys() as u32, wanted);

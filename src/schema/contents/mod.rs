@@ -101,7 +101,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                     (Id::decode(*id).shard(), if *count == 1 { "row has an ID" } else { "rows have IDs" });
                 let what = format!("{count} {rows} of another shard in {table}.{name}, such as {id} of shard {other}");
                 let remedy = format!(
-                    "whoever looks for it by its ID looks elsewhere: move the rows to where `pgshard locate --id {id}` \
+                    "a query by such an ID goes to the other shard: move the rows to where `pgshard locate --id {id}` \
                      says, or give them IDs by {schema}.next_id()"
                 );
                 findings.add_shard(Severity::Error, "ids_of_another_shard", Some(&shelf.host), *shard, what, remedy);

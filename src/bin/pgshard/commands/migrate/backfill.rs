@@ -59,7 +59,7 @@ pub(crate) struct ShardFailed {
     message: String,
 }
 
-/// How far backfills are.
+/// The progress of backfills.
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Backfills {
     backfills: BTreeMap<String, BackfillStatus>,
@@ -89,7 +89,7 @@ pub(crate) struct UnderWay {
     batches: u64,
 }
 
-/// Runs the ranges that are left, or says how far it is.
+/// Runs the ranges that are left, or reports the progress.
 pub(crate) async fn backfill(args: &MigrateBackfill, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     if args.status {
@@ -132,7 +132,7 @@ fn saw(event: &Event<'_>, output: &Output) {
             output.event(BackfillEvent::Planned { host: host.as_str(), to_do: *to_do, unchanged: *unchanged });
         }
         Event::EndsWayBack { move_id, shards } => output.warning(format_args!(
-            "the move {move_id} could be taken back and cannot any more (shards {}): the table of the progress is made \
+            "the move {move_id} can no longer be rolled back (shards {}): the table of the progress is created \
              there",
             print_shards(shards.iter().copied())
         )),
@@ -141,7 +141,7 @@ fn saw(event: &Event<'_>, output: &Output) {
             output.note(format_args!("{host}: waits for its standbys, which are {} behind", size(*bytes)));
         }
         Event::LagHidden { host } => output.warning(format_args!(
-            "{host}: its standbys are not waited for, since the role may not see how far they are: GRANT pg_monitor to it"
+            "{host}: its standbys are not waited for, because the role may not see their lag: GRANT pg_monitor to it"
         )),
         Event::ShardDone { host, shard, rows } => {
             output.event(BackfillEvent::ShardDone { host: host.as_str(), shard: *shard, rows: *rows });
