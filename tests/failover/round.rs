@@ -85,10 +85,10 @@ impl Round {
         let wrong = disorder(&rows, &self.later);
         assert!(wrong.is_empty(), "{}\n{wrong:#?}", self.case);
         self.judge(&rows.concat().iter().map(|row| (row.id, row.port, row.shard)).collect::<Vec<_>>()).await;
-        // A source that has lost its journal leaves at the target what it had brought there.
+        // If a source has lost its journal, what it had brought to the target stays there.
         self.world.run(&["moves", "gc"]).await.ended(0);
         self.world.run(&["bootstrap"]).await.ended(0);
-        // As any other shards.
+        // The shards can be moved as usual.
         let (shard, to) = if self.world.host_of(0) == 0 { ("0", "db2") } else { ("0", "db1") };
         self.world.run(&["move", shard, "--to", to, "--mode", "online", "--yes"]).await.ended(0);
         self.judge(&rows.concat().iter().map(|row| (row.id, row.port, row.shard)).collect::<Vec<_>>()).await;

@@ -54,7 +54,7 @@ pub(super) struct IdSeen {
     pub(super) unix_ms: i64,
 }
 
-/// Where an ID was seen.
+/// What an ID was seen in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SeenBy {
     /// The schema's ID clock has reached it.
@@ -125,9 +125,9 @@ async fn open(context: &Context, host: &HostName) -> Vec<OpenMove> {
     .collect()
 }
 
-/// The last IDs of these shards, wherever something of them is: where they are served, in old copies, and in what moves
-/// were bringing. First those of rows, of all hosts, then the ID clocks: what is written meanwhile has an ID that its
-/// clock has come to.
+/// The last IDs of these shards, wherever something of them exists: where they are served, in old copies, and in what
+/// moves were bringing. The rows of all hosts come first, then the ID clocks: a row that is written meanwhile has an ID
+/// that its clock has reached.
 async fn ids(
     context: &Context,
     survey: &Survey,
