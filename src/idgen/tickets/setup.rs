@@ -156,7 +156,7 @@ pub enum Refusal {
     /// A lost host's residue was asked for without a start.
     #[error("the residue of {0} is used again only from a start that is above every ticket it gave: --start N")]
     NoFloor(HostName),
-    /// The others say that a host gave tickets, but it has no record of them: it was replaced, or restored from a backup.
+    /// The others say that a host gave tickets, but it has no record of them: it was replaced, or restored.
     #[error(
         "{0} has lost its record of the tickets it gave, which would come again: give a start above all of them, \
          --start N (--start 1 if it never gave one)"

@@ -156,7 +156,8 @@ on_each_version! {
         let world = World::with_tables(&[version, other(version)], 2, &tables).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--max-pause-s", "1"];
         let ran = world.run(&args).await;
-        assert!(ran.ended(5).stderr.contains("it was not copied within 1 s; the source serves again"), "{}", ran.stderr);
+        let words = "it was not copied within 1 s; the source serves again";
+        assert!(ran.ended(5).stderr.contains(words), "{}", ran.stderr);
         let serves = async || {
             assert_eq!(world.state(0, 0).await, "serving");
             let db = world.servers.app(0).await;

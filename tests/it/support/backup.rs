@@ -30,7 +30,7 @@ impl TestCluster {
         copy(&conf, &backup.join("pgshard.conf"));
     }
 
-    /// Restores the server to the state of its backup, and recovers it to the backup's end, which starts a new timeline.
+    /// Restores the server to the state of its backup, and recovers it to the backup's end. That starts a new timeline.
     pub(crate) fn restore_to_a_new_timeline(&self, host: usize) {
         let backup = self.server(host).data_directory().with_extension("backup");
         let conf = backup.join("pgshard.conf");

@@ -3,8 +3,8 @@
 //! If hosts contradict each other about a shard, a [repair](crate::mover::Mover::plan_repair) judges which of them
 //! serves it; nothing here decides that again.
 //!
-//! Invariant: an ID clock is only raised, and never by more than a day beyond its host's clock without an operator's
-//! word.
+//! Invariant: an ID clock is only raised, and never by more than a day beyond its host's clock unless an operator says
+//! so.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -87,8 +87,8 @@ impl Examined<'_> {
             }
             if inheritance::made(self.facts, relation) == Made::Emancipated {
                 self.notes.push(format!(
-                    "{object} has columns of its own before inherited ones: at the target the inherited ones become its \
-                     own, too, and stay when they are dropped from the parent."
+                    "{object} has columns of its own before inherited ones: at the target the inherited ones become \
+                     its own, too, and stay when they are dropped from the parent."
                 ));
             }
             self.partition(&object, relation);
@@ -151,7 +151,8 @@ impl Examined<'_> {
                 );
             } else if is_partitioned && self.target.version < 170_000 && self.facts.version >= 170_000 {
                 self.notes.push(format!(
-                    "{object}: before PostgreSQL 17, an INSERT directly into a partition gets no value of this identity."
+                    "{object}: before PostgreSQL 17, an INSERT directly into a partition gets no value of this \
+                     identity."
                 ));
             }
         }

@@ -119,8 +119,8 @@ async fn check(host: &HostConfig, config: &Config, output: &Output) -> Result<Ve
         if there.collation != new.collation {
             let (ours, theirs) = (&new.collation, &there.collation);
             refusals.push(format!(
-                "{} has collation {ours}, {} has {theirs}\n  remedy: create the database again with that LC_COLLATE and \
-                 LC_CTYPE",
+                "{} has collation {ours}, {} has {theirs}\n  remedy: create the database again with that LC_COLLATE \
+                 and LC_CTYPE",
                 host.name, other.name
             ));
         }
