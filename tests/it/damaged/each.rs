@@ -169,7 +169,7 @@ const ROWS: [Break; 19] = [
     (
         "DELETE FROM pgshard.shard WHERE shard_id = 1",
         "shard_lost",
-        "knows that it was on db1, which does not know it any more",
+        "knows that it was on db1, which no longer knows it",
         Remedy::Restore(
             "INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch)
             VALUES (1, 'shard_0001', 'serving', 1)",
@@ -216,7 +216,7 @@ const ROWS: [Break; 19] = [
     (
         "INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun) VALUES (1, '0002_gone', 'x', true)",
         "migration_failed",
-        "0002_gone: it was begun and not heard of again",
+        "0002_gone: it was begun, and its outcome is unknown",
         Remedy::Statement("DELETE FROM"),
     ),
     ("CREATE SCHEMA shard_0002__left_e7", "stray_schema", "shard_0002__left_e7", Remedy::Statement("DROP SCHEMA")),
