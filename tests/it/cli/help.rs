@@ -13,6 +13,8 @@ fn commands(folder: &Path) -> Vec<String> {
     let mut commands: Vec<String> = pages
         .map(|page| page.unwrap().file_name().into_string().unwrap())
         .map(|page| page.trim_start_matches("pgshard").trim_end_matches(".1").replace('-', " ").trim().to_owned())
+        // The one whose name has a hyphen of its own.
+        .map(|command| command.replace("json schema", "json-schema"))
         .collect();
     commands.sort();
     assert!(commands.len() > 5, "{commands:?}");
@@ -90,7 +92,7 @@ fn no_command_is_a_mistake() {
     insta::assert_snapshot!(alone(&["lcoate", "--key", "1"]).shown());
 }
 
-/// `pgshard … | head` succeeds and prints no error.
+/// `pgshard … | head` ends well and says nothing.
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));

@@ -40,7 +40,6 @@ pub(crate) struct Proxy {
     weather: watch::Sender<Weather>,
     /// How many bytes servers may send before all connections are reset; negative: as many as they like.
     until_reset: Arc<AtomicI64>,
-    resets: watch::Sender<u32>,
     from_server: Arc<AtomicU64>,
     running: JoinHandle<()>,
 }
@@ -53,7 +52,7 @@ impl Proxy {
         let (until_reset, resets) = (Arc::new(AtomicI64::new(-1)), watch::Sender::new(0));
         let from_server = Arc::<AtomicU64>::default();
         let (leads_to, passed, sky) = (targets.clone(), from_server.clone(), weather.clone());
-        let (bytes, reset) = (until_reset.clone(), resets.clone());
+        let (bytes, reset) = (until_reset.clone(), resets);
         let running = tokio::spawn(async move {
             loop {
                 let (near, _) = listener.accept().await.unwrap();
@@ -77,7 +76,7 @@ impl Proxy {
                 tokio::spawn(connect(near, target, asked, answered));
             }
         });
-        Proxy { port, targets, weather, until_reset, resets, from_server, running }
+        Proxy { port, targets, weather, until_reset, from_server, running }
     }
 
     /// How many bytes the server has sent, as far as they were passed on.
@@ -101,11 +100,6 @@ impl Proxy {
     /// Resets all connections, each in the middle of whatever it is, once servers have sent so many bytes more.
     pub(crate) fn reset_after(&self, bytes: u32) {
         self.until_reset.store(bytes.into(), Ordering::SeqCst);
-    }
-
-    /// How often connections were reset so.
-    pub(crate) fn resets(&self) -> u32 {
-        *self.resets.borrow()
     }
 
     /// New connections lead there.

@@ -101,8 +101,8 @@ pub(crate) struct Explain {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Config, map and hosts are asked once a scrape, and no more often than --floor-s says: who comes in between gets the \
-last answer. A host that has not answered within --timeout-s is pgshard_host_up 0; nobody waits for it. There is no login: \
-elsewhere than on the loopback address, mind who can reach the port. docs/operating.md lists the metrics.
+last answer. A host that has not answered within --timeout-s is pgshard_host_up 0; nobody waits for it. There is no \
+login: elsewhere than on the loopback address, mind who can reach the port. docs/operating.md lists the metrics.
 
 Examples:
   pgshard exporter

@@ -16,8 +16,8 @@ use crate::values;
 #[group(required = true, multiple = false)]
 #[command(after_help = "\
 No database is asked: the answer is the config's shard map. With --keys and --ids each line of the file, or of stdin, \
-is answered as it comes: with --json by an object, else by itself, shard, schema and host, with tabs between them. A line \
-that is wrong is named, and the exit code is 8, or 1 if no line was right.
+is answered as it comes: with --json by an object, else by itself, shard, schema and host, with tabs between them. A \
+line that is wrong is named, and the exit code is 8, or 1 if no line was right.
 
 Examples:
   pgshard locate --key 31341

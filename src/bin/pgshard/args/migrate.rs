@@ -163,15 +163,15 @@ pub(crate) struct MigrateResolve {
 /// Run a statement over a table's rows in every shard, a range of keys at a time
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The statement says {shard} for the shard's schema, {shard_id} for its number, and {low} and {high} for
-the first and the last key of a range, both of them in it. Each range is a transaction, short, with the
-record of how far it is; the record is a row of the shard itself and moves with it. So each range is run
-once, whoever is killed. A range has as many keys as take --range-ms. Rows that were added since it was
+The statement says {shard} for the shard's schema, {shard_id} for its number, and {low} and {high} for \
+the first and the last key of a range, both of them in it. Each range is a transaction, short, with the \
+record of how far it is; the record is a row of the shard itself and moves with it. So each range is run \
+once, whoever is killed. A range has as many keys as take --range-ms. Rows that were added since it was \
 begun, with higher keys, are not gone through: let the application write them as they should be first.
 
-Shards that move meanwhile are gone on with where they are then. A shard that fails is named and the
-others go on: exit code 8; run it again for what is left. A statement that was edited since it was begun
-is refused: exit code 4. The first backfill makes the table pgshard_backfill in each shard, as a
+Shards that move meanwhile are gone on with where they are then. A shard that fails is named and the \
+others go on: exit code 8; run it again for what is left. A statement that was edited since it was begun \
+is refused: exit code 4. The first backfill makes the table pgshard_backfill in each shard, as a \
 migration would, and ends the way back of shards that were moved and could be taken back.
 
 Examples:

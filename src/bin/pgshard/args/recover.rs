@@ -6,11 +6,11 @@ use pgshard::mover::Failpoint;
 /// Bring a host back into service that was restored, failed over or emptied
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-For a host that came back from an earlier time: from a backup, as a standby that lacked the last
-seconds, or with an empty disk. It asks all hosts and says which moves the host does not know of,
-which shards others have since, which rows others have kept, and whether IDs could come twice. Then
-it asks, raises the ID clocks, and has each shard that hosts contradict each other about served by
-one of them, as `pgshard moves repair` does. What only you can decide is named with its commands.
+For a host that came back from an earlier time: from a backup, as a standby that lacked the last \
+seconds, or with an empty disk. It asks all hosts and says which moves the host does not know of, \
+which shards others have since, which rows others have kept, and whether IDs could come twice. Then \
+it asks, raises the ID clocks, and has each shard that hosts contradict each other about served by \
+one of them, as `pgshard moves repair` does. What only you can decide is named with its commands. \
 Keep the application out until it has run. Done again, it does what is left.
 
 The exit code is 4 if only decisions are left, and 8 if something was done and decisions are left.
