@@ -42,8 +42,8 @@ use pgshard::mover::{DesiredState, Leases};
 use pgshard::schema::migrate::{Resolution, Which};
 
 use crate::args::{
-    Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand,
-    TicketsCommand, WorkersCommand,
+    Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, Locate, MapCommand, MigrateCommand,
+    MovesCommand, TicketsCommand, WorkersCommand,
 };
 use crate::confirm::Consent;
 use crate::exit::Exit;
@@ -67,15 +67,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             rights::run(args.purpose.into(), &args.role, printed, output)
         }
         Command::Migrate { command } => run_migrate(command, config, output).await,
-        Command::Locate(args) => {
-            let many = args.keys.map(|file| (Lines::Keys, file)).or(args.ids.map(|file| (Lines::Ids, file)));
-            if let Some((lines, file)) = many {
-                return locate::run_many(lines, file, config, output).await;
-            }
-            let target = args.key.map(Target::Key).or(args.id.map(Target::Id));
-            let target = target.ok_or_else(|| Failure::usage("locate what? --key or --id"))?;
-            locate::run(target, config, output).await
-        }
+        Command::Locate(args) => run_locate(args, config, output).await,
         Command::Psql(args) => {
             let target = args.key.map(Target::Key).or(args.id.map(Target::Id)).or(args.shard.map(Target::Shard));
             let target = target.ok_or_else(|| Failure::usage("where? --key, --id or --shard"))?;
@@ -135,6 +127,16 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         Command::JsonSchema(args) => schemas::run(&args.command, args.out.as_deref(), output),
         Command::Man(args) => man::run(args.out.as_deref(), output),
     }
+}
+
+async fn run_locate(args: Locate, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    let many = args.keys.map(|file| (Lines::Keys, file)).or(args.ids.map(|file| (Lines::Ids, file)));
+    if let Some((lines, file)) = many {
+        return locate::run_many(lines, file, config, output).await;
+    }
+    let target = args.key.map(Target::Key).or(args.id.map(Target::Id));
+    let target = target.ok_or_else(|| Failure::usage("locate what? --key or --id"))?;
+    locate::run(target, config, output).await
 }
 
 async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {

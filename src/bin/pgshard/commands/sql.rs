@@ -308,7 +308,7 @@ impl Job {
 }
 
 fn is_host_down(error: &Error) -> bool {
-    matches!(error, Error::Connect { .. } | Error::PoolTimeout { .. })
+    matches!(error, Error::Connect { .. } | Error::HostDown { .. } | Error::PoolTimeout { .. })
 }
 
 /// Runs a statement on a shard in a READ ONLY transaction.
