@@ -101,7 +101,7 @@ pub(crate) enum BootstrapEvent<'a> {
     Done {
         hosts: BTreeMap<String, HostDone>,
         /// Of a migration: the shards that no host says it serves, as ranges; left out where there is none.
-        #[serde(skip_serializing_if = "String::is_empty")]
+        #[serde(default, skip_serializing_if = "String::is_empty")]
         unserved: String,
     },
 }
