@@ -172,6 +172,7 @@ pages! {
     adding_capacity: "docs/adding-capacity.md",
     ids: "docs/ids.md",
     operating: "docs/operating.md",
+    rights: "docs/rights.md",
 }
 
 /// Every block that a reader could type is run by a test of its page, or has a reason why not. The Python package's
