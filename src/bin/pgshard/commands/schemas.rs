@@ -103,7 +103,7 @@ fn all() -> Vec<Printed> {
 
 impl Printed {
     fn schema(&self) -> Value {
-        let mut generator = SchemaSettings::draft2020_12().into_generator();
+        let mut generator = SchemaSettings::draft2020_12().for_serialize().into_generator();
         let kinds: Vec<Schema> = self.kinds.iter().map(|kind| kind(&mut generator)).collect();
         let title = match self.command {
             STDERR => "What a command says on stderr with --json, a line each".to_owned(),
