@@ -1,5 +1,5 @@
-//! What lies open: roles that may more than they need, or less; locks that are a stranger's; connections that others can
-//! read; files with passwords in them.
+//! What lies open: roles that may more than they need, or less; locks that are a stranger's; connections that others
+//! can read; files with passwords in them.
 //!
 //! Throwaway servers are left out of the findings about roles: nobody keeps rows there.
 

@@ -19,14 +19,14 @@ const IDS: i32 = 0x7067_6964;
 /// How often a lock that is not free is tried.
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
-/// The keys, beside [`LOCK_SPACE`], of advisory locks: one that installs the control schema; a bootstrap, or a migration,
-/// that has read the host; and its work on the host.
+/// The keys, beside [`LOCK_SPACE`], of advisory locks: one that installs the control schema; a bootstrap, or a
+/// migration, that has read the host; and its work on the host.
 pub(super) const CONTROL: i32 = 1;
 pub(super) const BOOTSTRAP: i32 = 2;
 pub(super) const WORK: i32 = 3;
 
-/// The lock of a bootstrap on a host that has a control schema. It conflicts with itself, and with nothing that reads or
-/// writes rows.
+/// The lock of a bootstrap on a host that has a control schema. It conflicts with itself, and with nothing that reads
+/// or writes rows.
 const OWN: &str = "LOCK TABLE pgshard.cluster IN SHARE UPDATE EXCLUSIVE MODE NOWAIT";
 
 /// Tells of the work, until the end of its transaction; conflicts with none of these.
@@ -35,8 +35,8 @@ pub(super) const AT_WORK: &str = "LOCK TABLE pgshard.cluster IN ROW SHARE MODE";
 /// Whether somebody who may act for the owner of the control schema holds the advisory lock of these keys, as an
 /// expression. Before there is a control schema: who may act for the current role.
 ///
-/// It is read after the lock was tried. Whoever takes the lock first and then looks whether it may go on, as a migration
-/// does, is seen here, or sees what was committed before this was asked.
+/// It is read after the lock was tried. Whoever takes the lock first and then looks whether it may go on, as a
+/// migration does, is seen here, or sees what was committed before this was asked.
 pub(crate) fn held(space: &str, key: &str) -> String {
     format!("EXISTS ({} AND l.classid = {space} AND l.objid = {key})", ours())
 }
@@ -44,7 +44,8 @@ pub(crate) fn held(space: &str, key: &str) -> String {
 /// Advisory locks with two keys, of this database, in other sessions, that are held by a role which may act for us.
 fn ours() -> String {
     "SELECT FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
-     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+         AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
          AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
          AND coalesce(pg_catalog.pg_has_role(a.usesysid, coalesce(
              (SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'pgshard'),
@@ -68,8 +69,8 @@ pub(super) async fn control(client: &Client, until: Instant) -> Result<bool, tok
     try_advisory(client, CONTROL, until).await
 }
 
-/// Takes the lock of a bootstrap, or of a migration, in a transaction, and looks whether one that was killed is still at
-/// its last message. False: somebody else has one of the locks. The transaction is open then, too.
+/// Takes the lock of a bootstrap, or of a migration, in a transaction, and looks whether one that was killed is still
+/// at its last message. False: somebody else has one of the locks. The transaction is open then, too.
 pub(super) async fn own(client: &Client, until: Instant) -> Result<bool, tokio_postgres::Error> {
     if !try_advisory(client, BOOTSTRAP, until).await? {
         return Ok(false);
@@ -81,7 +82,8 @@ pub(super) async fn own(client: &Client, until: Instant) -> Result<bool, tokio_p
         return Ok(false);
     }
     let at_work = format!(
-        "SELECT NOT {} AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+        "SELECT NOT {} AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks l
+             JOIN pg_catalog.pg_class c ON c.oid = l.relation
              JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
              WHERE n.nspname = 'pgshard' AND c.relname = 'cluster' AND l.mode = 'RowShareLock'
                  AND l.pid <> pg_catalog.pg_backend_pid())",
@@ -105,8 +107,8 @@ async fn try_advisory(client: &Client, key: i32, until: Instant) -> Result<bool,
     until_true(client, &sql, until).await
 }
 
-/// Tried again and again: a statement that waits for a lock may have a snapshot, and the CREATE INDEX CONCURRENTLY of the
-/// one who has the lock would wait for us.
+/// Tried again and again: a statement that waits for a lock may have a snapshot, and the CREATE INDEX CONCURRENTLY of
+/// the one who has the lock would wait for us.
 async fn try_table(client: &Client, sql: &str, until: Instant) -> Result<bool, tokio_postgres::Error> {
     loop {
         client.batch_execute("SAVEPOINT lock").await?;

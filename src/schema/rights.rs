@@ -126,9 +126,9 @@ fn replication(role: &str) -> String {
 fn bypass_policies(role: &str) -> String {
     let name = quote_ident(role);
     do_block(&format!(
-        "BEGIN\n    IF EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace\n\
-        {pad}WHERE c.relforcerowsecurity AND n.nspname ~ '[0-9]{{4}}$') THEN\n        ALTER ROLE {name} BYPASSRLS;\n    \
-         END IF;\nEND",
+        "BEGIN\n    IF EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = \
+         c.relnamespace\n{pad}WHERE c.relforcerowsecurity AND n.nspname ~ '[0-9]{{4}}$') THEN\n        ALTER ROLE \
+         {name} BYPASSRLS;\n    END IF;\nEND",
         pad = " ".repeat(15),
     ))
 }
@@ -194,8 +194,8 @@ pub(crate) enum Users<'a> {
     Of(&'a str),
 }
 
-/// Names of roles, each with whether it lacks something. $1: a schema, or NULL for those of all shards; $2: other roles,
-/// of which those that are not there are left out.
+/// Names of roles, each with whether it lacks something. $1: a schema, or NULL for those of all shards; $2: other
+/// roles, of which those that are not there are left out.
 ///
 /// What a role has by a group, or by PUBLIC, it does not lack. The predefined roles that may use every schema count as
 /// soon as they have members.

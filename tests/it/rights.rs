@@ -101,8 +101,8 @@ async fn grows(counts: &[&AtomicU64]) {
     }
 }
 
-/// Two hosts whose databases are a superuser's and closed to PUBLIC, and a config of the role keeper, which is not there
-/// yet.
+/// Two hosts whose databases are a superuser's and closed to PUBLIC, and a config of the role keeper, which is not
+/// there yet.
 async fn plain(version: u32) -> World {
     let servers = TestCluster::start(version, 2);
     servers.write_config_with_migrations(4, &[("0001_tables.sql", TABLES)]);
@@ -156,8 +156,9 @@ const WEB: &str = "GRANT USAGE ON SCHEMA {shard} TO web, team; GRANT SELECT, INS
     GRANT USAGE ON ALL SEQUENCES IN SCHEMA {shard} TO web, team";
 
 on_each_version! {
-    /// A cluster of the commit before comes along by `bootstrap`, under routers of roles that were granted the shards, that
-    /// are members of such a role, that may read everything, and on a host that has no shard yet. Nobody's call fails.
+    /// A cluster of the commit before comes along by `bootstrap`, under routers of roles that were granted the shards,
+    /// that are members of such a role, that may read everything, and on a host that has no shard yet. Nobody's call
+    /// fails.
     async fn a_cluster_that_serves_comes_along(version) {
         let world = World::with_spare(&[version, version, version], 4).await;
         on_all(&world, "CREATE ROLE web LOGIN; CREATE ROLE team; CREATE ROLE mate LOGIN IN ROLE team;
@@ -235,8 +236,8 @@ on_each_version! {
         assert!(world.run(&["bootstrap"]).await.ended(0).stderr.contains("nothing to do"));
     }
 
-    /// Roles that have what `pgshard rights` prints, and nothing else, in a database that PUBLIC may not even connect to:
-    /// the operator's runs every command, an application's writes by a router, and a reader's reads.
+    /// Roles that have what `pgshard rights` prints, and nothing else, in a database that PUBLIC may not even connect
+    /// to: the operator's runs every command, an application's writes by a router, and a reader's reads.
     async fn every_command_with_exactly_these_rights(version) {
         let world = plain(version).await;
         granted(&world, "mover", "keeper").await;

@@ -43,7 +43,8 @@ impl ShardMove<'_> {
         let began = Instant::now();
         // The fence needs a row of `held`, so without that lock nothing is fenced.
         let sql = format!(
-            "WITH held AS MATERIALIZED (SELECT $1::integer AS shard WHERE pg_try_advisory_xact_lock($6, $1) OR NOT {held})
+            "WITH held AS MATERIALIZED (SELECT $1::integer AS shard
+                WHERE pg_try_advisory_xact_lock($6, $1) OR NOT {held})
             SELECT fence.attempt, fence.left_oid
             FROM held CROSS JOIN LATERAL pgshard.fence(held.shard, $2, $3, $4, $5) AS fence",
             held = lock::held("$6::integer::oid", "$1::integer::oid"),
