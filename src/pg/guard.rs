@@ -1,5 +1,5 @@
-//! Looks at the messages between the driver and a server before the driver reads them. The driver believes what a server
-//! says of lengths, and collects what an answer has; a server that is not ours, or was taken over, would fill the
+//! Looks at the messages between the driver and a server before the driver reads them. The driver believes what a
+//! server says of lengths, and collects what an answer has; a server that is not ours, or was taken over, would fill the
 //! memory with that.
 //!
 //! Invariant: nothing that a server says makes a connection wait for a message that cannot be, or an answer to a
@@ -67,7 +67,7 @@ struct Frames {
 }
 
 impl Frames {
-    /// Takes bytes up to the end of a header or of a message. Gives the header's tag and length, as soon as it is there.
+    /// Takes bytes up to the end of a header or of a message. Gives the header's tag and length as soon as it is there.
     fn take<'a>(&mut self, bytes: &mut &'a [u8]) -> Step<'a> {
         if self.left > 0 {
             let (part, rest) = bytes.split_at(self.left.min(bytes.len()));

@@ -22,8 +22,10 @@ use super::socket::Socket;
 use super::tls::{SslMode, TlsError};
 use super::vitals::{LOOKS, Patience, Sign, look};
 
-/// The process, the system identifier and, from a primary, the log file that it writes, whose name begins with the timeline.
-const WHO: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_backend_pid(), (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
+/// The process, the system identifier and, from a primary, the log file that it writes, whose name begins with the
+/// timeline.
+const WHO: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_backend_pid(), \
+    (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
     CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END)";
 
 /// How much is read at once, at most.

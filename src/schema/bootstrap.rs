@@ -272,8 +272,8 @@ fn routers<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> BTreeSet<String> {
     facts.filter_map(|facts| facts.control.as_ref()).flat_map(|one| one.routers.elsewhere().cloned()).collect()
 }
 
-/// Brings the records of all hosts up to date, also of those that were not to be written to, lets the routers' roles ask
-/// there, and ends the locks. A host with something wrong is left alone, and its records are ignored.
+/// Brings the records of all hosts up to date, also of those that were not to be written to, lets the routers' roles
+/// ask there, and ends the locks. A host with something wrong is left alone, and its records are ignored.
 async fn settle<'a>(
     request: &Request,
     sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,

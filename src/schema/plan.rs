@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::bootstrap::Host;
 use super::control::{Cluster, Refusal, pending};
 use super::damage::{Damage, damages};
-use super::facts::{HostFacts, ShardState};
+use super::facts::{ControlFacts, HostFacts, ShardState};
 use super::fault::ShardFault;
 use super::known::{Known, Last};
 use super::migrations::{Drift, Migrations, Pending};
@@ -196,11 +196,7 @@ pub(super) fn plan(
         let refusal = |drift: &Drift| Refusal::HostMigrations { said: drift.to_string(), remedy: drift.remedy() };
         drifts.iter().map(refusal).collect::<Vec<_>>()
     })?;
-    let mut damaged = control.installed.as_ref().map(damages).unwrap_or_default();
-    damaged.extend(control.shape.as_ref().map(shape::damages).unwrap_or_default());
-    // What is to be done by hand is `check`'s to say.
-    damaged.retain(|damage| damage.by_hand.is_none());
-    let mut plan = HostPlan { control: versions, damaged, host_from, ..HostPlan::default() };
+    let mut plan = HostPlan { control: versions, damaged: mendable(&control), host_from, ..HostPlan::default() };
     // Judged once for each set of migrations, not once for each of thousands of shards.
     let mut lacks = BTreeMap::new();
     for set in &control.applied {
@@ -262,6 +258,13 @@ pub(super) fn plan(
         return Err(vec![Refusal::MayNotCreate { role, database }]);
     }
     Ok(plan)
+}
+
+/// The damage of the control schema that bootstrap can repair. What is to be done by hand is `check`'s to say.
+fn mendable(control: &ControlFacts) -> Vec<Damage> {
+    let of_tables = control.shape.as_ref().map(shape::damages).unwrap_or_default();
+    let all = control.installed.as_ref().map(damages).unwrap_or_default().into_iter().chain(of_tables);
+    all.filter(|damage| damage.by_hand.is_none()).collect()
 }
 
 #[cfg(test)]

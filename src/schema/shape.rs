@@ -62,14 +62,17 @@ SELECT pg_catalog.json_build_object(
             'secured', c.relrowsecurity OR c.relforcerowsecurity,
             'checks', (SELECT count(*) FROM pg_catalog.pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'c'
                            AND k.convalidated),
-            'keyed', EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid),
+            'keyed', EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary
+                           AND i.indisvalid),
             'columns', coalesce((SELECT pg_catalog.json_object_agg(a.attname, pg_catalog.json_build_object(
                     'kind', pg_catalog.format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
                     'default', a.atthasdef))
                 FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '{}'),
             'attached', (SELECT coalesce(pg_catalog.json_agg(what), '[]') FROM (
-                SELECT 'trigger ' || t.tgname FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
-                UNION ALL SELECT 'rule ' || r.rulename FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid) AS x (what))))
+                SELECT 'trigger ' || t.tgname FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid
+                    AND NOT t.tgisinternal
+                UNION ALL SELECT 'rule ' || r.rulename FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid)
+                AS x (what))))
         FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r'), '{}'),
     'functions', coalesce((SELECT pg_catalog.json_object_agg(proname, pg_catalog.json_build_object(
             'owner', pg_catalog.pg_get_userbyid(proowner), 'volatile', provolatile, 'strict', proisstrict))

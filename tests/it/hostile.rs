@@ -1,7 +1,7 @@
 //! A host that lies: each answer of a real server, one at a time, is said wrongly to a command, a mover or a router.
 //!
-//! Whatever it says, whoever asked ends soon, with an error that names the host or with what it was asked for, without a
-//! panic and in little memory; what is known of other hosts is told; and nothing is lost that an honest server has. A
+//! Whatever it says, whoever asked ends soon, with an error that names the host or with what it was asked for, without
+//! a panic and in little memory; what is known of other hosts is told; and nothing is lost that an honest server has. A
 //! few seeds are tried here; `PGSHARD_HOSTILE_SEEDS=1000-1200` tries those.
 
 mod commands;

@@ -176,19 +176,9 @@ impl Default for ShardFacts {
     }
 }
 
-/// Reads a host's facts. A host without a control schema gives a refusal.
-pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refusal>, Error> {
-    let what = "reading the host's facts";
-    let name = session.host.clone();
-    let present = session.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
-    let not_bootstrapped = || {
-        let remedy = format!("pgshard bootstrap --host {name}");
-        Refusal::new("the database", "is not bootstrapped", remedy).at(None, &name)
-    };
-    if !present.get::<_, bool>(0)? {
-        return Ok(Err(not_bootstrapped()));
-    }
-    let sql = format!(
+/// What a host says of itself, in the order in which [`of_host`] takes it.
+fn question() -> String {
+    format!(
         "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
             d.datcollate::text || '/' || d.datctype::text || coalesce(' ICU ' || l.icu, ''),
             has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
@@ -227,9 +217,23 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         JOIN pg_roles o ON o.oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard')
         WHERE d.datname = current_database()",
         query = shown("query"),
-    );
+    )
+}
+
+/// Reads a host's facts. A host without a control schema gives a refusal.
+pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refusal>, Error> {
+    let what = "reading the host's facts";
+    let name = session.host.clone();
+    let present = session.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
+    let not_bootstrapped = || {
+        let remedy = format!("pgshard bootstrap --host {name}");
+        Refusal::new("the database", "is not bootstrapped", remedy).at(None, &name)
+    };
+    if !present.get::<_, bool>(0)? {
+        return Ok(Err(not_bootstrapped()));
+    }
     let asked = Timestamp::now();
-    let row = session.row(what, &sql, &[]).await?;
+    let row = session.row(what, &question(), &[]).await?;
     // The host's clock was read about halfway between the question and the answer.
     let here = (asked.as_millisecond() + Timestamp::now().as_millisecond()) as f64 / 2e3;
     let Some(cluster) = row.get::<_, Option<String>>(6)? else { return Ok(Err(not_bootstrapped())) };

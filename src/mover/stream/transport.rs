@@ -216,8 +216,8 @@ fn heard(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
     });
 }
 
-/// Ends with the connection; the reader finds out why it ended. An answer is wanted every `reply_every`: a server that has
-/// nothing to send would be silent for half of `wal_sender_timeout`, or for ever where that is 0.
+/// Ends with the connection; the reader finds out why it ended. An answer is wanted every `reply_every`: a server that
+/// has nothing to send would be silent for half of `wal_sender_timeout`, or for ever where that is 0.
 async fn tell(mut writer: Writer, mut durable: watch::Receiver<u64>, asked: Arc<Notify>, reply_every: Duration) {
     let mut last = Instant::now();
     loop {

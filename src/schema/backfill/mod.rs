@@ -109,7 +109,7 @@ setters!(
 #[non_exhaustive]
 pub enum BackfillFault {
     /// No host that answers says that it serves the shard.
-    #[error("no host says that it serves it{}", if silent.is_empty() { String::new() } else { format!(": {} could not be asked", silent.join(", ")) })]
+    #[error("no host says that it serves it{}", asked(silent))]
     Unserved {
         /// The hosts that could not be asked.
         silent: Vec<String>,
@@ -162,6 +162,11 @@ pub enum BackfillFault {
     },
 }
 
+/// Which hosts could not be asked, where there are some.
+fn asked(silent: &[String]) -> String {
+    if silent.is_empty() { String::new() } else { format!(": {} could not be asked", silent.join(", ")) }
+}
+
 impl BackfillFault {
     /// What to do.
     pub fn remedy(&self) -> &'static str {
@@ -190,7 +195,10 @@ pub(super) const REMEDY_EDITED: &str = "restore the statement; or give the new o
 #[non_exhaustive]
 pub enum BackfillError {
     /// Shards have begun it with another statement, table or key.
-    #[error("{name} was begun with another statement, table or key in the shards {}", print_shards(shards.iter().copied()))]
+    #[error(
+        "{name} was begun with another statement, table or key in the shards {}",
+        print_shards(shards.iter().copied())
+    )]
     Edited {
         /// The backfill.
         name: String,

@@ -125,7 +125,8 @@ async fn read_once(client: &Connection) -> Result<HostProgress, tokio_postgres::
     for some in having.chunks(SHARDS_A_STATEMENT) {
         let of_shard = |(shard, schema): &(ShardId, String)| {
             format!(
-                "SELECT {shard}::int4, name, checksum, done_to, until, rows, batches, finished_at IS NOT NULL FROM {}.{}",
+                "SELECT {shard}::int4, name, checksum, done_to, until, rows, batches, finished_at IS NOT NULL
+                 FROM {}.{}",
                 quote_ident(schema),
                 quote_ident(TABLE)
             )

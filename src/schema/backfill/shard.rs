@@ -162,8 +162,8 @@ impl OnShard<'_> {
         };
         // The backfill ends at the last key of now: the application already adds later rows in the new form.
         let sql = format!(
-            "INSERT INTO {} (name, checksum, until) VALUES ({}, {}, (SELECT {column}::text FROM {} ORDER BY {column} DESC
-             LIMIT 1)) ON CONFLICT (name) DO NOTHING; COMMIT",
+            "INSERT INTO {} (name, checksum, until) VALUES ({}, {}, (SELECT {column}::text FROM {}
+             ORDER BY {column} DESC LIMIT 1)) ON CONFLICT (name) DO NOTHING; COMMIT",
             self.of_shard(TABLE),
             quote_literal(self.backfill.name()),
             quote_literal(self.backfill.checksum()),

@@ -163,7 +163,8 @@ const ROWS: [Break; 19] = [
         "control_changed",
         "its control migration 3 (mover) was run with another text",
         Remedy::Restore(
-            "UPDATE pgshard.control_migration m SET checksum = f.checksum FROM public.saved f WHERE f.version = m.version",
+            "UPDATE pgshard.control_migration m SET checksum = f.checksum
+             FROM public.saved f WHERE f.version = m.version",
         ),
     ),
     (

@@ -1,5 +1,5 @@
-//! A network in the middle: it is slow, falls silent, loses bytes so that connections are half open, and resets them, while
-//! movers and routers are at work.
+//! A network in the middle: it is slow, falls silent, loses bytes so that connections are half open, and resets them,
+//! while movers and routers are at work.
 
 use super::moves::Application;
 use super::*;

@@ -99,7 +99,8 @@ on_each_version! {
         (first.ended(0), second.ended(0));
         assert_eq!(world.counted().await, once(6, 2000));
         let status = world.backfill_status().await;
-        assert_eq!((&status["finished"], &status["rows"], &status["not_begun"]), (&"0-5".into(), &12_000.into(), &"".into()));
+        let said = (&status["finished"], &status["rows"], &status["not_begun"]);
+        assert_eq!(said, (&"0-5".into(), &12_000.into(), &"".into()));
         let again = world.run(&small).await.ended(0).last();
         assert_eq!((&again["finished"], &again["unchanged"], &again["rows"]), (&0.into(), &6.into(), &0.into()));
         world.servers.write("count.sql", &SQL.replace("+ 1", "+ 2"));
@@ -186,7 +187,8 @@ on_each_version! {
         let standby = world.servers.superuser(2).await;
         standby.batch_execute("SELECT pg_wal_replay_pause()").await.unwrap();
         let args = ["migrate", "backfill", "--name", "count", "--table", "photos", "--max-lag", "300KiB", "--only", "0",
-            "--range-ms", "1", "--sql", "UPDATE {shard}.photos SET title = title || 'y' WHERE id BETWEEN {low} AND {high}"];
+            "--range-ms", "1", "--sql",
+            "UPDATE {shard}.photos SET title = title || 'y' WHERE id BETWEEN {low} AND {high}"];
         let run = world.command(&args, &[]).spawn().unwrap();
         let begun = Instant::now();
         let mut before = 0;

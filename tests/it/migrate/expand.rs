@@ -87,7 +87,8 @@ on_each_version! {
             for schema in lines(&client, "SELECT schema_name FROM pgshard.shard").await.lines() {
                 let rows = format!(
                     "INSERT INTO {schema}.users (id, name) VALUES (1, 'a');
-                     INSERT INTO {schema}.photos (user_id, title) SELECT 1, 'photo ' || i FROM generate_series(1, 500) i"
+                     INSERT INTO {schema}.photos (user_id, title)
+                     SELECT 1, 'photo ' || i FROM generate_series(1, 500) i"
                 );
                 client.batch_execute(&rows).await.unwrap();
             }
@@ -109,8 +110,8 @@ on_each_version! {
         let file = world.servers.directory().join("captions.sql");
         let backfill = ["migrate", "backfill", file.to_str().unwrap(), "--table", "photos", "--range-ms", "5"];
         world.run(&backfill).await.ended(0);
-        up("0003_check.sql", "ALTER TABLE {shard}.photos ADD CONSTRAINT captioned CHECK (caption IS NOT NULL) NOT VALID")
-            .await;
+        let check = "ALTER TABLE {shard}.photos ADD CONSTRAINT captioned CHECK (caption IS NOT NULL) NOT VALID";
+        up("0003_check.sql", check).await;
         up("0004_validate.sql", "ALTER TABLE {shard}.photos VALIDATE CONSTRAINT captioned").await;
         let switched = Process::start(&router, SWITCHED);
         both.end().await;

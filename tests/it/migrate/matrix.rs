@@ -148,8 +148,8 @@ impl World {
                 WHERE application_name LIKE 'pgshard migrate%'
                 UNION ALL SELECT 'lock ' || objid FROM pg_locks WHERE locktype = 'advisory' AND classid = 1885827944
                 UNION ALL SELECT 'invalid ' || indexrelid::regclass FROM pg_index WHERE NOT indisvalid
-                UNION ALL SELECT 'attempt ' || shard_id FROM pgshard.migration_attempt JOIN pgshard.shard USING (shard_id)
-                    WHERE state = 'serving'";
+                UNION ALL SELECT 'attempt ' || shard_id FROM pgshard.migration_attempt JOIN pgshard.shard
+                    USING (shard_id) WHERE state = 'serving'";
             loop {
                 let left = lines(&client, sql).await;
                 if left.is_empty() {
@@ -172,7 +172,8 @@ async fn round(version: u32, seed: u64) {
         for schema in lines(&client, "SELECT schema_name FROM pgshard.shard").await.lines() {
             let rows = format!(
                 "INSERT INTO {schema}.users (name) VALUES ('a'), ('b');
-                 INSERT INTO {schema}.photos (user_id, title) SELECT id, 'x' FROM {schema}.users, generate_series(1, 50)"
+                 INSERT INTO {schema}.photos (user_id, title)
+                 SELECT id, 'x' FROM {schema}.users, generate_series(1, 50)"
             );
             client.batch_execute(&rows).await.unwrap();
         }

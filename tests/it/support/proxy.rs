@@ -1,5 +1,6 @@
 //! What is between a client and a server in these tests: a TCP proxy that can be slow, fall silent, lose bytes, reset
-//! connections or lead elsewhere; a host that accepts connections and never answers; and a future that is dropped halfway.
+//! connections or lead elsewhere; a host that accepts connections and never answers; and a future that is dropped
+//! halfway.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -19,8 +20,8 @@ pub(crate) enum Weather {
     Fair,
     /// They wait until it is fair again.
     Silent,
-    /// They are gone, and no connection that has lost some carries any again: it is half open. Its server finds that out
-    /// after a while, as by its own keepalives, and its client has to.
+    /// They are gone, and no connection that has lost some carries any again: it is half open. Its server finds that
+    /// out after a while, as by its own keepalives, and its client has to.
     Lost,
     /// They come late, and few at a time.
     Slow(Duration),
