@@ -342,7 +342,7 @@ fn check_owner(
         let remedy = "restore the schema from a backup";
         findings.add_shard(Severity::Error, "schema_missing", Some(owner), shard, what, remedy);
     }
-    if row.schema != cluster.schema_prefix.schema(shard) {
+    if same_prefix && row.schema != cluster.schema_prefix.schema(shard) {
         let what = format!("the host says that its schema is {}", row.schema);
         let name = crate::pg::quote_literal(&cluster.schema_prefix.schema(shard));
         // For a person to run: no SQL of ours changes the table.

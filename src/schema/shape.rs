@@ -353,7 +353,12 @@ fn column(version: i32, sql: &str) -> Item {
         let end = [" CHECK (", " NOT NULL", " PRIMARY KEY"].iter().filter_map(|word| rest.find(word)).min();
         rest[..end.unwrap_or(rest.len())].trim().to_owned()
     });
-    let not_null = sql.contains(" NOT NULL") || sql.contains(" PRIMARY KEY");
+    // Not the words of a CHECK: `CHECK (a IS NOT NULL)` says nothing of the column.
+    let own = match sql.find("CHECK (") {
+        Some(at) => sql.replace(in_parentheses(&sql[at + "CHECK ".len()..]), ""),
+        None => sql.to_owned(),
+    };
+    let not_null = own.contains(" NOT NULL") || own.contains(" PRIMARY KEY");
     Item { version, sql: sql.to_owned(), kind, not_null, default }
 }
 
@@ -417,6 +422,7 @@ mod tests {
         // The constraints of mode, phase, back, wanted and audit.
         assert_eq!(journal.checks.len(), 5, "{:?}", journal.checks);
         assert_eq!(tables["shard"].checks.len(), 5, "{:?}", tables["shard"].checks);
+        assert!(!column("lent_identity", "former_index").not_null && column("lent_identity", "former").not_null);
         assert_eq!(tables["lent_identity"].checks[1], "CHECK ((former = 'i') = (former_index IS NOT NULL))");
         for (name, made) in &tables {
             assert!(made.key.is_some(), "{name}");

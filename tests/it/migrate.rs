@@ -149,11 +149,10 @@ on_each_version! {
         world.file(("migrations/0002_bad.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption nothing"));
         let ran = world.run(&["migrate", "up", "--canary", "5%"]).await;
         let done = ran.ended(1).last();
-        let failed = |host: &str| done["hosts"][host]["failed"].as_array().unwrap().clone();
-        let held = |host: &str| {
-            failed(host).iter().filter(|one| one["message"] == "not tried: 2 of the canary failed").count()
-        };
-        assert_eq!((held("db1"), held("db2"), world.having("caption").await), (15, 15, 0));
+        let failed = |host: &str| done["hosts"][host]["failed"].as_array().unwrap().len();
+        assert_eq!((failed("db1"), failed("db2"), world.having("caption").await), (1, 1, 0));
+        let not_tried = |host: &str| done["hosts"][host]["not_tried"].as_str().unwrap().to_owned();
+        assert!(!not_tried("db1").is_empty() && !not_tried("db2").is_empty(), "{done:#}");
         std::fs::remove_file(world.servers.directory().join("migrations/0002_bad.sql")).unwrap();
         world.file(ADD);
         world.run(&["migrate", "up", "--canary", "3"]).await.ended(0);
@@ -170,7 +169,7 @@ on_each_version! {
         assert_eq!(plan["hosts"]["db1"]["groups"][0]["shards"], "0-2");
         assert_eq!(plan["migrations"][0]["first_line"], ADD.1);
         let sql = world.run(&["migrate", "plan", "--sql"]).await.ended(0).last();
-        assert_eq!(sql["migrations"][0]["sql"], ADD.1.replace("{shard}", "\"shard_0000\""));
+        assert_eq!(sql["migrations"][0]["sql"], ADD.1);
         world.run(&["migrate", "up", "--host", "db2"]).await.ended(0);
         assert_eq!(world.having("caption").await, 13);
         world.run(&["migrate", "up", "--only", "16"]).await.ended(2);

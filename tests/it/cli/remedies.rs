@@ -52,7 +52,7 @@ fn a_refused_login_is_no_dead_host() {
     cluster.server(0).stop(StopMode::Immediate).unwrap();
     assert_eq!(found(&run(&cluster, &["check", "--json"])), [one("host_unreachable", "db1")]);
     let told = run(&cluster, &["sql", "SELECT count(*) FROM {shard}.users"]);
-    assert_eq!((told.exit, told.stderr.matches("out of reach").count()), (8, 1), "{}", told.stderr);
+    assert_eq!((told.exit, told.stderr.matches("error: host db1 is out of reach").count()), (8, 1), "{}", told.stderr);
     assert!(told.stderr.contains("4 shards not asked (0-3)"), "{}", told.stderr);
     assert!(told.stderr.contains("remedy: start it, or correct its url"), "{}", told.stderr);
 }

@@ -195,7 +195,7 @@ const ROWS: [Break; 19] = [
         Remedy::Restore("DELETE FROM pgshard.shard WHERE shard_id = 5"),
     ),
     ("UPDATE pgshard.shard SET epoch = 5 WHERE shard_id = 2", "shard_epoch_differs", "the host at 5", REBUILD),
-    ("DELETE FROM pgshard.known_host", "record_behind", "has not written down that", BOOTSTRAP),
+    ("DELETE FROM pgshard.known_host", "record_behind", "has not recorded that", BOOTSTRAP),
     (
         "UPDATE pgshard.known_host SET shards = 'many'",
         "host_unreadable",

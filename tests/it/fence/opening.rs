@@ -68,35 +68,37 @@ fn serving() -> (Option<(String, i32)>, Vec<String>) {
     (Some(("serving".to_owned(), EPOCH + 1)), vec![schema(SHARD)])
 }
 
-/// A role that may connect, and nothing else.
-async fn stranger(cluster: &TestCluster) -> Client {
-    cluster.superuser(0).await.batch_execute("CREATE ROLE stranger LOGIN").await.unwrap();
-    crate::support::connect(&format!("host=127.0.0.1 port={} dbname=app user=stranger", cluster.server(0).port())).await
+/// A role that may end an open, as every role of a router may, and nothing else.
+async fn router(cluster: &TestCluster) -> Client {
+    let rights = "CREATE ROLE router LOGIN; GRANT USAGE ON SCHEMA pgshard TO router;
+        GRANT EXECUTE ON FUNCTION pgshard.finish_open TO router";
+    cluster.superuser(0).await.batch_execute(rights).await.unwrap();
+    crate::support::connect(&format!("host=127.0.0.1 port={} dbname=app user=router", cluster.server(0).port())).await
 }
 
 on_each_version! {
-    /// Anybody can open, but only with the token and only when everything is ready; the second time there is nothing to
+    /// Every router can open, but only with the token and only when everything is ready; the second time there is nothing to
     /// open.
     async fn by_anybody_with_the_token(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;
-        let stranger = stranger(&cluster).await;
-        assert!(!finish(&stranger, SHARD, Some(Uuid::new_v4())).await.unwrap());
+        let router = router(&cluster).await;
+        assert!(!finish(&router, SHARD, Some(Uuid::new_v4())).await.unwrap());
         let incoming = Incoming::claim(&client, SHARD, EPOCH + 1).await;
         let closed = (None, vec![format!("{}__incoming", schema(SHARD))]);
         for made_ready in [false, true] {
             if made_ready {
                 incoming.make_ready(&client, SHARD).await;
             } else {
-                refused(finish(&stranger, SHARD, Some(incoming.token)).await);
+                refused(finish(&router, SHARD, Some(incoming.token)).await);
             }
-            refused(finish(&stranger, SHARD, None).await);
-            refused(finish(&stranger, SHARD, Some(Uuid::new_v4())).await);
-            refused(finish(&stranger, SHARD, Some(Uuid::nil())).await);
+            refused(finish(&router, SHARD, None).await);
+            refused(finish(&router, SHARD, Some(Uuid::new_v4())).await);
+            refused(finish(&router, SHARD, Some(Uuid::nil())).await);
             assert_eq!(stands(&client, SHARD).await, closed);
         }
-        assert!(finish(&stranger, SHARD, Some(incoming.token)).await.unwrap());
-        assert!(!finish(&stranger, SHARD, Some(incoming.token)).await.unwrap());
+        assert!(finish(&router, SHARD, Some(incoming.token)).await.unwrap());
+        assert!(!finish(&router, SHARD, Some(incoming.token)).await.unwrap());
         assert_eq!(stands(&client, SHARD).await, serving());
         let left = "SELECT (SELECT count(*) FROM pgshard.incoming) + (SELECT count(*) FROM pgshard.ledger)";
         assert_eq!(client.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 0);

@@ -113,7 +113,7 @@ on_each_version! {
         let half = lines(&db1, "SELECT nspname FROM pg_namespace WHERE nspname ~ '^shard_'").await;
         visitor.batch_execute(&format!("BEGIN; LOCK TABLE {}.photos", half.trim())).await.unwrap();
         let refused = world.run(&["bootstrap"]).await;
-        assert!(refused.code() != 0 && refused.stderr.contains("has left of shard "), "{}", refused.stderr);
+        assert!(refused.code() != 0 && refused.stderr.contains("the remains of shard "), "{}", refused.stderr);
         assert!(refused.stderr.contains("lock timeout"), "{}", refused.stderr);
         visitor.batch_execute("ROLLBACK").await.unwrap();
         world.run(&["bootstrap"]).await.ended(0);

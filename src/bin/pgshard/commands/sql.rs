@@ -250,7 +250,7 @@ fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option
         let causes = why.as_ref().map(|error| chain(error.as_ref())).unwrap_or_default();
         let cause: String = causes.iter().skip(1).map(|cause| format!(": {cause}")).collect();
         let remedy = match why.as_deref() {
-            Some(Error::Connect { source, .. }) => source.remedy(),
+            Some(Error::Connect { source, .. } | Error::HostDown { source, .. }) => source.remedy(),
             _ => "see what `pgshard check` says of it",
         };
         let list = print_shards(shards.iter().copied());
