@@ -198,24 +198,30 @@ pub(super) fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) 
 }
 
 /// The keys of a connection string that a misspelt key may have meant.
-const URL_KEYS: [&str; 24] = [
+const URL_KEYS: [&str; 30] = [
     "application_name",
     "channel_binding",
     "connect_timeout",
     "dbname",
+    "gssencmode",
     "host",
     "hostaddr",
     "keepalives",
+    "keepalives_count",
     "keepalives_idle",
     "keepalives_interval",
-    "keepalives_retries",
     "load_balance_hosts",
     "options",
     "passfile",
     "password",
     "port",
+    "require_auth",
     "service",
+    "ssl_max_protocol_version",
+    "ssl_min_protocol_version",
     "sslcert",
+    "sslcertmode",
+    "sslcrl",
     "sslkey",
     "sslmode",
     "sslnegotiation",
@@ -266,19 +272,16 @@ pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option
         error @ OptionsError::Variable { .. } => {
             (error.to_string(), "correct or unset it, or write the key into the url".to_owned())
         }
-        OptionsError::Parse { reason } => match reason.split_once("unknown option `") {
-            Some((_, option)) => {
-                let hint = similar(option.trim_end_matches('`'), URL_KEYS);
-                ("the url has an option that is not known".to_owned(), hint.unwrap_or_else(form))
-            }
-            None => match reason.split_once("invalid value for option `") {
-                // These names are the parser's own, not the text's.
-                Some((_, option)) => {
-                    (format!("the url has a wrong value for {}", option.trim_end_matches('`')), form())
-                }
-                None => ("the url cannot be read".to_owned(), form()),
-            },
-        },
+        OptionsError::UnknownKey { key } => {
+            ("the url has an option that is not known".to_owned(), similar(&key, URL_KEYS).unwrap_or_else(form))
+        }
+        // What is wrong is said of the key alone, never of the value.
+        OptionsError::WrongValue { key, reason } => (format!("the url has a wrong value for {key}"), reason),
+        OptionsError::Unsupported { key, why } => {
+            (format!("the url asks by {key} for something that pgshard does not have"), why)
+        }
+        error @ OptionsError::WeakWithDirect => (error.to_string(), "write sslmode=verify-full".to_owned()),
+        OptionsError::Parse { reason } => ("the url cannot be read".to_owned(), format!("{reason}; {}", form())),
     };
     findings.add_unshown(&entry.at(), message, Some(hint));
     None

@@ -56,6 +56,18 @@ impl Binaries {
         wanted.ok_or(Error::NoSuchMajor { major, found: names, looked })
     }
 
+    /// Programs of this major version that are built with TLS, for tests: the wheel's are not.
+    #[cfg(test)]
+    pub(crate) fn with_tls(major: u32) -> Binaries {
+        let laid = laid_by_setup().into_iter().filter_map(|folder| Some(folder.parent()?.join("postgres-tls")));
+        let found = laid.flat_map(|folder| versions_in(&folder)).filter_map(|folder| Binaries::at(&folder));
+        let found = found.into_iter().find(|one| one.major == major);
+        found.unwrap_or_else(|| match major {
+            18 => panic!("there is no PostgreSQL 18 with TLS: script/setup installs it on 64-bit Linux on x86"),
+            _ => Binaries::of_major(major).unwrap_or_else(|error| panic!("{error}")),
+        })
+    }
+
     /// The folder that holds the programs.
     pub fn directory(&self) -> &Path {
         &self.directory

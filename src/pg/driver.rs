@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio_postgres::config::SslNegotiation;
+use tokio_postgres::config::{SslMode as DriverMode, SslNegotiation};
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::connect::ConnectError;
-use super::guard::{Guarded, GuardedTls, Statements};
+use super::guard::{Guarded, GuardedTls, Statements, Terms};
 use super::options::ConnectOptions;
 use super::socket::Socket;
 use super::tls::SslMode;
@@ -65,19 +65,23 @@ impl ConnectOptions {
         let to = || self.to_string();
         let refused = |source| ConnectError::Refused { to: to(), source };
         let unreachable = |source| ConnectError::Unreachable { to: to(), source };
-        if self.tls.mode == SslMode::Disable {
+        let terms = Terms { statements, require_auth: self.require_auth.clone() };
+        if self.tls_mode(index) == SslMode::Disable {
+            // The string may ask for TLS where there is none, on a unix socket.
+            let mut config = config.clone();
+            config.ssl_mode(DriverMode::Disable);
             let socket = self.dial(index).await.map_err(unreachable)?;
-            let socket = Guarded::plain(socket, statements, vitals);
+            let socket = Guarded::plain(socket, terms, vitals);
             let (client, connection) = config.connect_raw(socket, NoTls).await.map_err(refused)?;
             return Ok(Session { driver: drive(to(), connection, duties), client, tls: None });
         }
-        let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?;
+        let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?.tls;
         let socket = self.dial(index).await.map_err(unreachable)?;
         let socket = match config.get_ssl_negotiation() {
-            SslNegotiation::Direct => Guarded::sealed(socket, statements, vitals.clone()),
-            _ => Guarded::asking(socket, statements, vitals.clone()),
+            SslNegotiation::Direct => Guarded::sealed(socket, terms.clone(), vitals.clone()),
+            _ => Guarded::asking(socket, terms.clone(), vitals.clone()),
         };
-        let guarded = GuardedTls { tls: tls.clone(), statements, vitals };
+        let guarded = GuardedTls { tls: tls.clone(), terms, vitals };
         let Ok(guarded) = guarded.to::<Guarded<Socket>>(&self.host_name(index));
         let (client, connection) = config.connect_raw(socket, guarded).await.map_err(refused)?;
         Ok(Session { driver: drive(to(), connection, duties), client, tls: Some(tls) })

@@ -1,9 +1,9 @@
 //! Looks at the messages between the driver and a server before the driver reads them. The driver believes what a
-//! server says of lengths, and collects what an answer has; a server that is not ours, or was taken over, would fill the
-//! memory with that.
+//! server says of lengths, and collects what an answer has; a server that is not ours, or was taken over, would fill
+//! the memory with that. And it answers whatever a server asks for, with the password itself if that is what is asked.
 //!
 //! Invariant: nothing that a server says makes a connection wait for a message that cannot be, or an answer to a
-//! statement of ours grow without a bound.
+//! statement of ours grow without a bound; and the driver gets no request to authenticate that `require_auth` forbids.
 
 use std::io;
 use std::pin::Pin;
@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 
+use super::require_auth::{Asked, RequireAuth};
 use super::vitals::Vitals;
 
 /// A message longer than this is none: PostgreSQL's own limit for one allocation.
@@ -43,6 +44,14 @@ pub(super) enum Statements {
     Ours,
     /// An application's. How much it asks for is its affair.
     OfAnApplication,
+}
+
+/// What a server may do on a connection.
+#[derive(Clone)]
+pub(super) struct Terms {
+    pub(super) statements: Statements,
+    /// In which ways it may ask who connects.
+    pub(super) require_auth: Option<RequireAuth>,
 }
 
 /// What is looked for in the bytes at this place.
@@ -104,6 +113,9 @@ pub(super) struct Guard {
     vitals: Arc<Vitals>,
     incoming: Frames,
     tag: u8,
+    asked: Asked,
+    /// The number of a request to authenticate, as much of it as has come.
+    request: Vec<u8>,
     /// Of the answer that comes, what did not count as progress yet.
     part: u64,
     /// What the greeting or the answer has cost until now.
@@ -116,13 +128,15 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    fn new(stage: Stage, statements: Statements, vitals: Arc<Vitals>) -> Guard {
+    fn new(stage: Stage, terms: Terms, vitals: Arc<Vitals>) -> Guard {
         Guard {
             stage,
-            statements,
+            statements: terms.statements,
             vitals,
             incoming: Frames::default(),
             tag: 0,
+            asked: Asked::new(terms.require_auth),
+            request: Vec::new(),
             part: 0,
             cost: 0,
             outgoing: Frames::default(),
@@ -154,6 +168,9 @@ impl Guard {
                     }
                 }
                 Step::Body { part, ended } => {
+                    if self.tag == b'R' {
+                        self.requests(part)?;
+                    }
                     // What comes unasked is no part of an answer that is waited for.
                     self.part += if matches!(self.tag, b'N' | b'A' | b'S') { 0 } else { part.len() as u64 };
                     if self.part >= PART {
@@ -177,7 +194,11 @@ impl Guard {
                 char::from(tag)
             )));
         }
+        if tag == b'R' && length < 8 {
+            return Err(strange("the server does not say how it authenticates".to_owned()));
+        }
         self.tag = tag;
+        self.request.clear();
         // The driver collects neither copied data nor what comes unasked.
         if self.stage == Stage::Greeting || !matches!(tag, b'd' | b'N' | b'A' | b'S') {
             self.cost += length as u64 + MESSAGE_COST;
@@ -189,6 +210,17 @@ impl Guard {
             (Stage::Answers, Statements::Ours) if self.cost > ANSWER_MAX => {
                 Err(strange(format!("the server answers one statement with more than {ANSWER_MAX} bytes")))
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// Judges a request to authenticate as soon as its number is there. The driver answers no message before it has the
+    /// whole of it, and what comes together with a number that is refused does not get there.
+    fn requests(&mut self, part: &[u8]) -> io::Result<()> {
+        let missing = 4 - self.request.len();
+        self.request.extend_from_slice(&part[..missing.min(part.len())]);
+        match <[u8; 4]>::try_from(self.request.as_slice()) {
+            Ok(number) if missing > 0 => self.asked.take(u32::from_be_bytes(number)).map_err(strange),
             _ => Ok(()),
         }
     }
@@ -246,7 +278,7 @@ impl Guard {
 impl Guard {
     /// One that looks at messages from the beginning.
     pub(super) fn of_test(statements: Statements, vitals: Arc<Vitals>) -> Guard {
-        Guard::new(Stage::Greeting, statements, vitals)
+        Guard::new(Stage::Greeting, Terms { statements, require_auth: None }, vitals)
     }
 
     /// What it says of these bytes.
@@ -271,18 +303,18 @@ pub(super) struct Guarded<S> {
 
 impl<S> Guarded<S> {
     /// Messages go over it from the beginning.
-    pub(super) fn plain(inner: S, statements: Statements, vitals: Arc<Vitals>) -> Guarded<S> {
-        Guarded { inner, guard: Guard::new(Stage::Greeting, statements, vitals) }
+    pub(super) fn plain(inner: S, terms: Terms, vitals: Arc<Vitals>) -> Guarded<S> {
+        Guarded { inner, guard: Guard::new(Stage::Greeting, terms, vitals) }
     }
 
     /// The server is asked for TLS on it first.
-    pub(super) fn asking(inner: S, statements: Statements, vitals: Arc<Vitals>) -> Guarded<S> {
-        Guarded { inner, guard: Guard::new(Stage::TlsAnswer, statements, vitals) }
+    pub(super) fn asking(inner: S, terms: Terms, vitals: Arc<Vitals>) -> Guarded<S> {
+        Guarded { inner, guard: Guard::new(Stage::TlsAnswer, terms, vitals) }
     }
 
     /// Only TLS goes over it.
-    pub(super) fn sealed(inner: S, statements: Statements, vitals: Arc<Vitals>) -> Guarded<S> {
-        Guarded { inner, guard: Guard::new(Stage::Sealed, statements, vitals) }
+    pub(super) fn sealed(inner: S, terms: Terms, vitals: Arc<Vitals>) -> Guarded<S> {
+        Guarded { inner, guard: Guard::new(Stage::Sealed, terms, vitals) }
     }
 }
 
@@ -328,7 +360,7 @@ impl<S: TlsStream + Unpin> TlsStream for Guarded<S> {
 /// Has a guard look at what is within TLS.
 pub(super) struct GuardedTls<T> {
     pub(super) tls: T,
-    pub(super) statements: Statements,
+    pub(super) terms: Terms,
     pub(super) vitals: Arc<Vitals>,
 }
 
@@ -338,8 +370,8 @@ impl<T> GuardedTls<T> {
     where
         T: MakeTlsConnect<S>,
     {
-        let GuardedTls { statements, vitals, .. } = self;
-        Ok(GuardedTls { tls: self.tls.make_tls_connect(name)?, statements, vitals })
+        let GuardedTls { terms, vitals, .. } = self;
+        Ok(GuardedTls { tls: self.tls.make_tls_connect(name)?, terms, vitals })
     }
 }
 
@@ -355,8 +387,8 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self::Stream, T::Error>> + Send>>;
 
     fn connect(self, stream: S) -> Self::Future {
-        let GuardedTls { tls, statements, vitals } = self;
-        Box::pin(async move { Ok(Guarded::plain(tls.connect(stream).await?, statements, vitals)) })
+        let GuardedTls { tls, terms, vitals } = self;
+        Box::pin(async move { Ok(Guarded::plain(tls.connect(stream).await?, terms, vitals)) })
     }
 }
 
@@ -367,7 +399,7 @@ mod tests {
     /// A guard that has heard the greeting, and what it notes.
     fn guard(statements: Statements) -> (Guard, Arc<Vitals>) {
         let vitals = Arc::new(Vitals::default());
-        let mut guard = Guard::new(Stage::Greeting, statements, vitals.clone());
+        let mut guard = Guard::of_test(statements, vitals.clone());
         guard.went(&[0, 0, 0, 8, 4, 210, 22, 47, 0, 0, 0, 12, 0, 3, 0, 0, b'x', b'x', 0, 0]);
         guard.came(b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I").unwrap();
         (guard, vitals)
@@ -408,19 +440,46 @@ mod tests {
 
     #[test]
     fn a_greeting_has_a_bound() {
-        let mut guard = Guard::new(Stage::Greeting, Statements::OfAnApplication, Arc::default());
+        let mut guard = Guard::of_test(Statements::OfAnApplication, Arc::default());
         let setting = message(b'S', b"name\0value\0");
         assert!((0..100_000).try_for_each(|_| guard.came(&setting)).is_err());
     }
 
     #[test]
+    fn a_request_that_is_not_allowed_is_seen_before_it_is_whole() {
+        let guard = |allowed: &str| {
+            let require_auth = Some(RequireAuth::read(allowed).unwrap());
+            Guard::new(Stage::Greeting, Terms { statements: Statements::Ours, require_auth }, Arc::default())
+        };
+        let (password, hash) = (message(b'R', &[0, 0, 0, 3]), message(b'R', &[0, 0, 0, 5, 1, 2, 3, 4]));
+        let scram = message(b'R', b"\0\0\0\x0aSCRAM-SHA-256\0\0");
+        let notice = message(b'N', b"SNOTICE\0\0");
+        for (forbidden, what) in [(&password, "password itself"), (&hash, "MD5")] {
+            let refused = guard("scram-sha-256").came_all([&notice[..], forbidden]).unwrap_err();
+            assert!(refused.contains(what) && refused.contains("require_auth"), "{refused}");
+            // However it comes, the last byte of the number is not given on.
+            let mut bytewise = guard("scram-sha-256");
+            let came = [&notice[..], forbidden].concat();
+            let passed = came.iter().take_while(|byte| bytewise.came(&[**byte]).is_ok()).count();
+            assert_eq!(passed, notice.len() + 8);
+            // Nor is one that stands behind others in what is read at once, or comes after the greeting.
+            let greeting = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
+            assert!(guard("scram-sha-256,none").came(&[&greeting[..], forbidden].concat()).is_err());
+        }
+        guard("scram-sha-256").came_all(scram.chunks(1)).unwrap();
+        guard("password").came_all([&password[..], b"R\0\0\0\x08\0\0\0\0"]).unwrap();
+        assert!(guard("password").came(&message(b'R', &[0, 0, 0])).is_err(), "it asks for nothing");
+        assert!(guard("!none").came(&message(b'R', &[0; 4])).unwrap_err().to_string().contains("no password"));
+    }
+
+    #[test]
     fn what_is_within_tls_is_looked_at_there() {
-        let vitals = Arc::new(Vitals::default());
-        let mut outside = Guard::new(Stage::TlsAnswer, Statements::Ours, vitals.clone());
+        let (vitals, terms) = (Arc::new(Vitals::default()), Terms { statements: Statements::Ours, require_auth: None });
+        let mut outside = Guard::new(Stage::TlsAnswer, terms.clone(), vitals.clone());
         outside.went(&[0, 0, 0, 8, 4, 210, 22, 47]);
         outside.came(b"S").unwrap();
         outside.came(&[0xff; 300]).unwrap();
-        let mut refused = Guard::new(Stage::TlsAnswer, Statements::Ours, vitals);
+        let mut refused = Guard::new(Stage::TlsAnswer, terms, vitals);
         refused.came(b"N").unwrap();
         assert!(refused.came(&[0xff; 300]).is_err());
     }

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 
 use tempfile::NamedTempFile;
-use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres::config::{ChannelBinding, Host, TargetSessionAttrs};
 
 use super::options::ConnectOptions;
 use super::password::{Password, PasswordError, Wanted};
@@ -23,7 +23,7 @@ pub struct LibpqEnvironment {
 
 impl LibpqEnvironment {
     /// The variables that say where and how a program connects.
-    const ALL: [&'static str; 16] = [
+    const ALL: [&'static str; 19] = [
         "PGHOST",
         "PGHOSTADDR",
         "PGPORT",
@@ -36,6 +36,9 @@ impl LibpqEnvironment {
         "PGSSLROOTCERT",
         "PGSSLCERT",
         "PGSSLKEY",
+        "PGSSLCRL",
+        "PGCHANNELBINDING",
+        "PGREQUIREAUTH",
         "PGTARGETSESSIONATTRS",
         "PGLOADBALANCEHOSTS",
         "PGCONNECT_TIMEOUT",
@@ -114,6 +117,12 @@ impl ConnectOptions {
         }
         variables.extend(self.tls.cert.as_ref().map(|path| ("PGSSLCERT", text(path))));
         variables.extend(self.tls.key.as_ref().map(|path| ("PGSSLKEY", text(path))));
+        variables.extend(self.tls.crl.as_ref().map(|path| ("PGSSLCRL", text(path))));
+        if self.config.get_channel_binding() == ChannelBinding::Require {
+            variables.push(("PGCHANNELBINDING", "require".to_owned()));
+        }
+        // Before version 16 libpq does not know this one, and goes on without it.
+        variables.extend(self.require_auth.as_ref().map(|required| ("PGREQUIREAUTH", required.text.clone())));
     }
 
     /// The name of the password file: an existing one, or one that this writes.
@@ -159,7 +168,8 @@ mod tests {
     #[test]
     fn what_psql_needs_and_no_password() {
         let text = "postgres://app:se:cr\\et@10.0.0.1:6000,10.0.0.2:6001/db?sslmode=require&sslrootcert=/ca.pem\
-                    &target_session_attrs=read-write";
+                    &target_session_attrs=read-write&sslcrl=/crl.pem&channel_binding=require\
+                    &require_auth=scram-sha-256";
         let options = ConnectOptions::parse(text).unwrap();
         let environment = options.libpq_environment(&["shard 7", "public"]).unwrap();
         let expected = [
@@ -169,6 +179,9 @@ mod tests {
             ("PGUSER", "app"),
             ("PGSSLMODE", "require"),
             ("PGSSLROOTCERT", "/ca.pem"),
+            ("PGSSLCRL", "/crl.pem"),
+            ("PGCHANNELBINDING", "require"),
+            ("PGREQUIREAUTH", "scram-sha-256"),
             ("PGTARGETSESSIONATTRS", "read-write"),
             ("PGOPTIONS", "-c search_path=\"shard\\ 7\",\"public\""),
         ];

@@ -6,6 +6,8 @@
 
 #[cfg(feature = "ops")]
 mod activity;
+#[cfg(feature = "ops")]
+mod binding;
 mod cancel;
 mod connect;
 mod conninfo;
@@ -14,6 +16,7 @@ mod driver;
 pub(crate) mod fuzz;
 mod guard;
 mod identity;
+mod keys;
 #[cfg(feature = "ops")]
 mod libpq;
 mod lookout;
@@ -22,6 +25,7 @@ mod password;
 mod quote;
 #[cfg(feature = "ops")]
 mod replication;
+mod require_auth;
 mod service;
 mod socket;
 pub mod state;
@@ -47,7 +51,7 @@ pub use replication::ReplicationError;
 #[cfg(feature = "ops")]
 pub(crate) use replication::{Reader, Reply, Writer};
 pub use template::Template;
-pub use tls::{RootCert, SslMode, TlsError, TlsOptions};
+pub use tls::{RootCert, SslMode, TlsError, TlsOptions, TlsVersion};
 
 /// The `cluster_name` of servers whose rows may be lost: their settings put nothing at risk.
 #[cfg(any(feature = "dev", feature = "ops"))]

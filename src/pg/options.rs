@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio_postgres::config::{Host, LoadBalanceHosts, TargetSessionAttrs};
+use tokio_postgres::config::{Host, LoadBalanceHosts, SslNegotiation, TargetSessionAttrs};
 
 use super::cancel::Address;
-use super::conninfo::{put_key, take_keys};
 use super::identity::Known;
+use super::keys;
 use super::password::Password;
+use super::require_auth::RequireAuth;
 use super::service;
 use super::tls::{RootCert, SslMode, TlsOptions};
 
-/// How to reach one PostgreSQL database: a libpq URL or key=value string, with the TLS keys that `tokio_postgres`
-/// leaves out (`sslmode=verify-ca|verify-full`, `sslrootcert`, `sslcert`, `sslkey`, `passfile`).
+/// How to reach one PostgreSQL database: a libpq URL or key=value string, read as libpq reads it. A key that asks for
+/// what pgshard cannot check is refused.
 ///
 /// `Debug` and `Display` never show a password.
 #[derive(Clone)]
@@ -25,6 +26,8 @@ pub struct ConnectOptions {
     pub(super) config: tokio_postgres::Config,
     pub(super) tls: TlsOptions,
     pub(super) password: Password,
+    /// In which ways the server may ask who connects.
+    pub(super) require_auth: Option<RequireAuth>,
     /// The address that answered last, for all clones.
     answered: Arc<AtomicUsize>,
     /// Which server it is, for all clones.
@@ -35,16 +38,38 @@ pub struct ConnectOptions {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptionsError {
-    /// Not a URL and not key=value pairs, or a value that the key cannot have.
-    #[error("{reason}")]
+    /// Not a URL and not key=value pairs.
+    #[error("the connection string cannot be read: {reason}")]
     Parse {
-        /// What the parser says.
+        /// What is wrong.
         reason: String,
     },
     /// The host holds an `@`: user or password do, and it is not escaped there. The text is not repeated, as it holds a
     /// part of the password.
     #[error("the host holds an @: write %40 for an @ in user or password")]
     AtInHost,
+    /// A key that pgshard does not know. It is not shown, because it may be a part of a password.
+    #[error("the connection string has a key that pgshard does not know")]
+    UnknownKey {
+        /// The key.
+        key: String,
+    },
+    /// A value that the key cannot have.
+    #[error("{key} has a wrong value: {reason}")]
+    WrongValue {
+        /// The key.
+        key: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A key asks for what pgshard cannot check. The connection would be trusted further than the string allows.
+    #[error("{key} asks for something that pgshard does not have: {why}")]
+    Unsupported {
+        /// The key.
+        key: &'static str,
+        /// What it is.
+        why: String,
+    },
     /// `sslmode` is none that libpq knows.
     #[error("sslmode {mode:?} is none of disable, prefer, require, verify-ca, verify-full")]
     SslMode {
@@ -58,6 +83,9 @@ pub enum OptionsError {
         /// What was given.
         mode: String,
     },
+    /// `sslnegotiation=direct` with an `sslmode` that takes a connection without TLS.
+    #[error("sslnegotiation=direct wants sslmode=require, verify-ca or verify-full")]
+    WeakWithDirect,
     /// `target_session_attrs` is none that we know.
     #[error("target_session_attrs {value:?} is none of any, read-write, primary, read-only, standby")]
     TargetSessionAttrs {
@@ -120,121 +148,11 @@ fn set_limits(config: &mut tokio_postgres::Config) {
     }
 }
 
-/// The environment's variables that stand in for keys that say how far a server is trusted, as in libpq. None of those
-/// that say which server is meant: a config names that.
-const ENVIRONMENT: [(&str, &str); 5] = [
-    ("sslmode", "PGSSLMODE"),
-    ("sslrootcert", "PGSSLROOTCERT"),
-    ("sslcert", "PGSSLCERT"),
-    ("sslkey", "PGSSLKEY"),
-    ("channel_binding", "PGCHANNELBINDING"),
-];
-
-/// The config as the driver reads it.
-fn driver_config(text: &str) -> Result<tokio_postgres::Config, OptionsError> {
-    tokio_postgres::Config::from_str(text).map_err(|error| {
-        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-        // What stands for a key where something is mistyped (`postgres:/app:password@…`) may have the password.
-        let is_key = |name: &str| name.len() <= 30 && name.bytes().all(|c| c == b'_' || c.is_ascii_lowercase());
-        let reason = match cause.split('`').nth(1).is_none_or(is_key) {
-            true => format!("{error}{cause}"),
-            false => format!("{error}: unknown option, by a name that no option can have"),
-        };
-        OptionsError::Parse { reason }
-    })
-}
-
-/// The keys that are ours, and not the driver's.
-struct Own {
-    tls: TlsOptions,
-    /// `sslmode` as it was said.
-    mode: Option<String>,
-    attributes: TargetSessionAttrs,
-    passfile: Option<PathBuf>,
-}
-
-impl Default for Own {
-    fn default() -> Self {
-        Own { tls: TlsOptions::default(), mode: None, attributes: TargetSessionAttrs::Any, passfile: None }
-    }
-}
-
-impl Own {
-    /// Whether the key is one of ours; then it is taken.
-    fn take(&mut self, key: &str, value: &str) -> Result<bool, OptionsError> {
-        if key == "target_session_attrs" {
-            self.attributes = match value {
-                "any" => TargetSessionAttrs::Any,
-                "read-write" | "primary" => TargetSessionAttrs::ReadWrite,
-                "read-only" | "standby" => TargetSessionAttrs::ReadOnly,
-                _ => return Err(OptionsError::TargetSessionAttrs { value: value.to_owned() }),
-            };
-            return Ok(true);
-        }
-        if key == "passfile" {
-            self.passfile = Some(value).filter(|value| !value.is_empty()).map(PathBuf::from);
-            return Ok(true);
-        }
-        if key == "sslmode" {
-            self.mode = Some(value.to_owned());
-        }
-        self.tls.set(key, value)
-    }
-}
-
-/// Takes what a service's section has and the string does not say.
-fn take_service(
-    name: &str,
-    files: &[PathBuf],
-    own: &mut Own,
-    rest: &mut String,
-    said: &mut Vec<String>,
-) -> Result<(), OptionsError> {
-    let config = driver_config(rest)?;
-    // The keys that a URL has before its `?`. A host there comes with a port: 5432 when it names none.
-    let before = [
-        ("host", !config.get_hosts().is_empty()),
-        ("port", !config.get_ports().is_empty()),
-        ("user", config.get_user().is_some()),
-        ("password", config.get_password().is_some()),
-        ("dbname", config.get_dbname().is_some()),
-    ];
-    said.extend(before.into_iter().filter(|(_, there)| *there).map(|(key, _)| key.to_owned()));
-    let (file, pairs) = service::find(name, files)?;
-    for pair in pairs.iter().filter(|pair| !said.contains(&pair.key)) {
-        let wrong = |reason: &str| service::wrong(&file, name, pair.line, reason);
-        let wrong_value = || wrong(&format!("has a wrong value for {}", pair.key));
-        if own.take(&pair.key, &pair.value).map_err(|_| wrong_value())? {
-            continue;
-        }
-        if let Err(OptionsError::Parse { reason }) = driver_config(&put_key("", &pair.key, &pair.value)) {
-            return Err(match reason.contains("unknown option") {
-                true => wrong("has a key that pgshard does not know"),
-                false => wrong_value(),
-            });
-        }
-        *rest = put_key(rest, &pair.key, &pair.value);
-    }
-    said.extend(pairs.into_iter().map(|pair| pair.key));
-    Ok(())
-}
-
-/// Takes from the environment what neither the string nor a service says.
-fn take_environment(
-    variable: impl Fn(&str) -> Option<String>,
-    own: &mut Own,
-    rest: &mut String,
-    said: &[String],
-) -> Result<(), OptionsError> {
-    for (key, name) in ENVIRONMENT.iter().filter(|(key, _)| !said.iter().any(|said| said == key)) {
-        let Some(value) = variable(name) else { continue };
-        let wrong = |error: OptionsError| OptionsError::Variable { name, reason: error.to_string() };
-        if !own.take(key, &value).map_err(wrong)? {
-            *rest = put_key(rest, key, &value);
-            driver_config(rest).map_err(wrong)?;
-        }
-    }
-    Ok(())
+/// A word as it was given, for an error. What no key could mean may be a part of a password: a string that is mistyped,
+/// or two of them without a space between.
+pub(super) fn word(value: &str) -> String {
+    let is_word = value.len() <= 30 && value.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_'));
+    if is_word { value.to_owned() } else { "…".to_owned() }
 }
 
 fn named(files: &[PathBuf]) -> String {
@@ -253,14 +171,16 @@ impl ConnectOptions {
     /// Reads a libpq URL (`postgres://app@10.0.0.1:5432/app?sslmode=require`) or key=value string
     /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it does not say itself is taken from that
     /// section of the file that `PGSERVICEFILE` names, of `~/.pg_service.conf`, or of `pg_service.conf` in the folder
-    /// `PGSYSCONFDIR`. What both leave out of TLS is as `PGSSLMODE`, `PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY` and
-    /// `PGCHANNELBINDING` say.
+    /// `PGSYSCONFDIR`. How far the server is trusted may also be said by the service that `PGSERVICE` names, and then
+    /// by libpq's variables (`PGSSLMODE`, `PGSSLROOTCERT`, `PGREQUIREAUTH`, `PGCHANNELBINDING` and their like). No
+    /// variable says which server is meant, or which role.
     ///
     /// # Errors
     /// When it cannot be read, or names no host, user or database; when there is no such service, or its section cannot
-    /// be used.
+    /// be used; when it asks for what pgshard cannot check.
     pub fn parse(text: &str) -> Result<ConnectOptions, OptionsError> {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        // What is no text is no word that a key may have, and no file that is there.
+        let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         ConnectOptions::parse_with(text, &service::standard_files(), variable)
     }
 
@@ -270,31 +190,12 @@ impl ConnectOptions {
         service_files: &[PathBuf],
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<ConnectOptions, OptionsError> {
-        let (mut own, mut service, mut said) = (Own::default(), None, Vec::new());
-        let mut rest = take_keys(text, |key, value| {
-            said.push(key.to_owned());
-            if key == "service" {
-                service = Some(value.to_owned());
-                return Ok(true);
-            }
-            own.take(key, value)
-        })?;
-        if let Some(name) = &service {
-            take_service(name, service_files, &mut own, &mut rest, &mut said)?;
-        }
-        take_environment(variable, &mut own, &mut rest, &said)?;
-        let Own { mut tls, mode, attributes, passfile } = own;
-        tls.settle(mode.as_deref())?;
-        let mut config = driver_config(&rest)?;
-        // What follows an unescaped `@` of a password is taken for the host, by libpq too, and would be shown as one.
-        if config
-            .get_hosts()
-            .iter()
-            .any(|host| matches!(host, Host::Tcp(name) if name.trim_start_matches('@').contains('@')))
-        {
-            return Err(OptionsError::AtInHost);
-        }
-        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+        let mut read = keys::settings(text, service_files, variable)?;
+        read.tls.settle(read.mode.as_deref())?;
+        let (mut config, tls) = (read.config, read.tls);
+        // As in libpq: with an address alone there is no name that a certificate could be for.
+        let nameless = config.get_hosts().is_empty() && tls.mode == SslMode::VerifyFull;
+        if nameless || config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(OptionsError::Missing { key: "host" });
         }
         if config.get_user().is_none() {
@@ -304,17 +205,21 @@ impl ConnectOptions {
             return Err(OptionsError::Missing { key: "dbname" });
         }
         set_limits(&mut config);
-        config.target_session_attrs(attributes);
         config.ssl_mode(match tls.mode {
             SslMode::Disable => tokio_postgres::config::SslMode::Disable,
             SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
             SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => tokio_postgres::config::SslMode::Require,
         });
+        let direct = config.get_ssl_negotiation() == SslNegotiation::Direct;
+        if direct && config.get_ssl_mode() != tokio_postgres::config::SslMode::Require {
+            return Err(OptionsError::WeakWithDirect);
+        }
         let password = match config.get_password() {
             Some(given) => Password::Given(String::from_utf8_lossy(given).into_owned()),
-            None => passfile.map_or(Password::Standard, Password::Passfile),
+            None => read.passfile.map_or(Password::Standard, Password::Passfile),
         };
-        Ok(ConnectOptions { config, tls, password, answered: Arc::default(), known: Arc::default() })
+        let require_auth = read.require_auth;
+        Ok(ConnectOptions { config, tls, password, require_auth, answered: Arc::default(), known: Arc::default() })
     }
 
     /// The same options with another source of the password.
@@ -331,7 +236,7 @@ impl ConnectOptions {
             RootCert::File(file) => Some(file),
             RootCert::Standard | RootCert::System => None,
         };
-        let files = [root_cert, self.tls.cert.as_mut(), self.tls.key.as_mut()];
+        let files = [root_cert, self.tls.crl.as_mut(), self.tls.cert.as_mut(), self.tls.key.as_mut()];
         for file in files.into_iter().flatten() {
             *file = folder.join(&*file);
         }
@@ -388,7 +293,10 @@ impl ConnectOptions {
 
     /// Whether both reach the same server in the same way.
     pub(crate) fn reaches_as(&self, other: &ConnectOptions) -> bool {
-        self.config == other.config && self.tls == other.tls && self.password == other.password
+        self.config == other.config
+            && self.tls == other.tls
+            && self.password == other.password
+            && self.require_auth == other.require_auth
     }
 
     /// These options for the host of `others`: what is known about which server that is stays known.
@@ -445,7 +353,8 @@ impl ConnectOptions {
         match from.get_hosts().get(index) {
             Some(Host::Tcp(name)) => config.host(name),
             Some(Host::Unix(path)) => config.host_path(path),
-            None => &mut config,
+            // Without a name for the certificate the driver takes no TLS.
+            None => config.host(self.host_name(index)),
         };
         if let Some(address) = from.get_hostaddrs().get(index) {
             config.hostaddr(*address);
@@ -474,6 +383,14 @@ impl ConnectOptions {
             config.keepalives_retries(retries);
         }
         config
+    }
+
+    /// What TLS is asked for at one of the addresses. As in libpq none is on a unix socket, whatever the string says.
+    pub(super) fn tls_mode(&self, index: usize) -> SslMode {
+        match self.cancel_address(index) {
+            Address::Unix(_) => SslMode::Disable,
+            Address::Tcp(..) => self.tls.mode,
+        }
     }
 
     /// The folder of a unix socket or the name of a host: what a line of `.pgpass` begins with.
@@ -578,6 +495,8 @@ mod tests {
             ("port=1 user='me' service='shop' sslmode=disable", "me@10.0.0.1:1/shop"),
             ("postgres://me@/?service=shop&port=1&sslmode=disable", "me@10.0.0.1:1/shop"),
             ("postgres://me@db2,db3/?service=shop&sslmode=disable", "me@db2:5432,db3:5432/shop"),
+            // One host without a port leaves the port to the service, as in libpq.
+            ("postgres://me@db2/?service=shop&sslmode=disable", "me@db2:6432/shop"),
             ("postgres://me:x@db2:7/other?sslmode=disable&service=shop", "me@db2:7/other"),
         ] {
             let options = parse(text).unwrap();
@@ -610,8 +529,12 @@ mod tests {
         ] {
             assert_eq!(mode(text), (to.to_owned(), SslMode::Require), "{text}");
         }
-        // To libpq a password ends before a slash, and there is no user without one.
-        assert!(ConnectOptions::parse("postgres://app:pa/ss@h/db?sslmode=require").is_err());
+        // In libpq a password ends at the first @, and the rest of it is the host. With a slash in it there is no
+        // user at all. Nothing of it is shown.
+        for text in ["postgres://app:pa/ss@h/db?sslmode=require", "postgres://app:p@ss@h/db?sslmode=require"] {
+            let error = ConnectOptions::parse(text).unwrap_err().to_string();
+            assert!(!error.contains("ss@"), "{error}");
+        }
     }
 
     #[test]
@@ -646,6 +569,61 @@ mod tests {
         assert!(wrong.starts_with("PGSSLMODE in the environment: sslmode \"full\" is none of"), "{wrong}");
         let wrong = parse("postgres://app@h/db", &[("PGCHANNELBINDING", "maybe")]).unwrap_err().to_string();
         assert!(wrong.starts_with("PGCHANNELBINDING in the environment: "), "{wrong}");
+        // A variable that is set to nothing is no word that a key may have; a file without a name is none at all.
+        assert!(parse("postgres://app@h/db", &[("PGSSLMODE", "")]).is_err());
+        assert_eq!(parse("postgres://app@h/db", &[("PGSSLROOTCERT", "")]).unwrap().tls().root_cert, RootCert::Standard);
+        assert_eq!(parse("postgres://app@h/db", &[("PGREQUIRESSL", "1")]).unwrap().tls().mode, SslMode::Require);
+        for (name, value) in [
+            ("PGREQUIREPEER", "postgres"),
+            ("PGGSSENCMODE", "require"),
+            ("PGSSLCRLDIR", "/etc/crl"),
+            ("PGSSLCERTMODE", "require"),
+        ] {
+            let error = parse("postgres://app@h/db", &[(name, value)]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{name} in the environment: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_service_of_the_environment_says_what_is_trusted_and_not_which_server_is_meant() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pg_service.conf");
+        std::fs::write(&file, "[strict]\nhost=10.0.0.9\nport=1\nsslmode=verify-ca\nrequire_auth=scram-sha-256\n")
+            .unwrap();
+        let parse = |service: &str| {
+            let variable = |name: &str| match name {
+                "PGSERVICE" => Some(service.to_owned()),
+                "PGSSLMODE" => Some("disable".to_owned()),
+                _ => None,
+            };
+            ConnectOptions::parse_with("postgres://app@h/db", std::slice::from_ref(&file), variable)
+        };
+        let strict = parse("strict").unwrap();
+        assert_eq!((strict.to_string(), strict.tls().mode), ("app@h:5432/db".to_owned(), SslMode::VerifyCa));
+        assert!(strict.require_auth.is_some());
+        assert!(matches!(parse("none"), Err(OptionsError::NoSuchService { .. })));
+    }
+
+    #[test]
+    fn a_key_that_comes_twice_counts_once() {
+        for text in ["host=a host=b port=1 port=2 user=u dbname=d", "postgres://u@a:1/d?host=b&port=2"] {
+            assert_eq!(ConnectOptions::parse(text).unwrap().addresses(), ["b:2"], "{text}");
+        }
+    }
+
+    #[test]
+    fn what_belongs_together_comes_in_the_same_number() {
+        for text in [
+            "host=a,b port=1,2,3 user=u dbname=d",
+            "host=a,b hostaddr=10.0.0.1 user=u dbname=d",
+            "host=a,,b user=u dbname=d",
+            "hostaddr=10.0.0.1 user=u dbname=d sslmode=verify-full",
+            "host=a port=0 user=u dbname=d",
+            "host=a port=65536 user=u dbname=d",
+            "host=a user=u dbname=d sslnegotiation=direct",
+        ] {
+            assert!(ConnectOptions::parse(text).is_err(), "{text}");
+        }
     }
 
     #[test]
@@ -680,7 +658,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        let error = |text| ConnectOptions::parse(text).unwrap_err().to_string();
+        let error = |text: &str| ConnectOptions::parse(text).unwrap_err().to_string();
         assert_eq!(error("user=app dbname=app"), "the host is missing");
         assert_eq!(error("postgres://10.0.0.1/app"), "the user is missing");
         assert_eq!(error("postgres://app@10.0.0.1"), "the dbname is missing");
@@ -690,6 +668,10 @@ mod tests {
         );
         assert!(error("postgres://app@10.0.0.1:port/app").contains("port"));
         assert!(!error("hots=a password=hunter2").contains("hunter2"));
+        for key in ["sslmode", "target_session_attrs"] {
+            let glued = error(&format!("host=a user=b dbname=c {key}=anypostgres://b:hunter2@a/c"));
+            assert!(glued.starts_with(&format!("{key} \"…\" is none of")), "{glued}");
+        }
     }
 
     #[test]
@@ -699,7 +681,8 @@ mod tests {
         let plain = config("");
         assert_eq!((plain.get_keepalives_idle(), plain.get_keepalives_retries()), (seconds(30), Some(3)));
         assert_eq!(plain.get_tcp_user_timeout(), Some(&seconds(60)));
-        let given = config("keepalives_idle=5 tcp_user_timeout=7");
+        let given = config("keepalives_idle=5 keepalives_count=2 tcp_user_timeout=7000");
         assert_eq!((given.get_keepalives_idle(), given.get_tcp_user_timeout()), (seconds(5), Some(&seconds(7))));
+        assert_eq!(given.get_keepalives_retries(), Some(2));
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::service::home;
+
 /// A source of a password. It is read again for every connection, so that a rotated password needs no restart.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Password {
@@ -79,22 +81,28 @@ impl Password {
                 let text = text.map_err(|source| PasswordError::File { path: path.clone(), source })?;
                 Ok(text.lines().next().map(str::to_owned))
             }
-            Password::Passfile(path) => match std::env::var("PGPASSWORD") {
-                Ok(password) => Ok(Some(password)),
-                Err(_) => from_pgpass(path, wanted),
+            Password::Passfile(path) => match variable() {
+                Some(password) => Ok(Some(password)),
+                None => from_pgpass(path, wanted),
             },
             Password::Standard => {
-                if let Ok(password) = std::env::var("PGPASSWORD") {
+                if let Some(password) = variable() {
                     return Ok(Some(password));
                 }
-                let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".pgpass"));
-                match std::env::var_os("PGPASSFILE").map(PathBuf::from).or_else(home) {
+                let home = || home().map(|home| home.join(".pgpass"));
+                let named = std::env::var_os("PGPASSFILE").filter(|name| !name.is_empty()).map(PathBuf::from);
+                match named.or_else(home) {
                     Some(path) if path.is_file() => from_pgpass(&path, wanted),
                     _ => Ok(None),
                 }
             }
         }
     }
+}
+
+/// An empty password is none.
+fn variable() -> Option<String> {
+    std::env::var("PGPASSWORD").ok().filter(|password| !password.is_empty())
 }
 
 fn from_pgpass(path: &Path, wanted: &Wanted<'_>) -> Result<Option<String>, PasswordError> {
@@ -110,24 +118,42 @@ fn from_pgpass(path: &Path, wanted: &Wanted<'_>) -> Result<Option<String>, Passw
 /// `host:port:database:user:password`, each of the first four `*` for any, `\` before `:` and `\` in a field.
 /// <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 pub(super) fn match_line(line: &str, wanted: &Wanted<'_>) -> Option<String> {
-    let mut fields = vec![String::new()];
-    let mut chars = line.chars();
+    // libpq looks the standard folders of unix sockets up as localhost.
+    let host = if STANDARD_SOCKETS.contains(&wanted.host) { "localhost" } else { wanted.host };
+    let port = wanted.port.to_string();
+    let mut rest = line;
+    for value in [host, &port, wanted.database, wanted.user] {
+        rest = match rest.strip_prefix("*:") {
+            Some(rest) => rest,
+            None => after_field(rest, value)?,
+        };
+    }
+    let (mut password, mut chars) = (String::new(), rest.chars());
     while let Some(c) = chars.next() {
         match c {
-            '\\' => fields.last_mut()?.extend(chars.next()),
-            ':' if fields.len() < 5 => fields.push(String::new()),
-            _ => fields.last_mut()?.push(c),
+            '\\' => password.extend(chars.next()),
+            c => password.push(c),
         }
     }
-    let [host, port, database, user, password] = <[String; 5]>::try_from(fields).ok()?;
-    // libpq looks a unix socket up as localhost.
-    let wanted_host = if wanted.host.starts_with('/') { "localhost" } else { wanted.host };
-    let same = |field: &str, value: &str| field == "*" || field == value;
-    let all = (same(&host, wanted_host) || same(&host, wanted.host))
-        && same(&port, &wanted.port.to_string())
-        && same(&database, wanted.database)
-        && same(&user, wanted.user);
-    all.then_some(password)
+    Some(password)
+}
+
+/// Where a server's socket is when nobody says otherwise: PostgreSQL's own folder, and that of distributions.
+const STANDARD_SOCKETS: [&str; 3] = ["/tmp", "/var/run/postgresql", "/run/postgresql"];
+
+/// What comes after a field that has this value.
+fn after_field<'a>(line: &'a str, value: &str) -> Option<&'a str> {
+    let (mut chars, mut value) = (line.chars(), value.chars());
+    loop {
+        let c = match chars.next()? {
+            ':' => return value.next().is_none().then_some(chars.as_str()),
+            '\\' => chars.next()?,
+            c => c,
+        };
+        if value.next() != Some(c) {
+            return None;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -142,8 +168,14 @@ mod tests {
         assert_eq!(found(r"*:*:*:me:a\:b\\c").as_deref(), Some(r"a:b\c"));
         assert_eq!(found("10.0.0.2:5432:app:me:x"), None);
         assert_eq!(found("nonsense"), None);
-        let socket = Wanted { host: "/run/pg", port: 5432, database: "app", user: "me" };
-        assert_eq!(match_line("localhost:5432:app:me:x", &socket).as_deref(), Some("x"));
+        assert_eq!(found(r"\*:*:*:me:x"), None, "an escaped * is the character");
+        assert_eq!(found("*:*:*:m:x"), None);
+        assert_eq!(found("*:*:*:mee:x"), None);
+        assert_eq!(found("*:*:*:me"), None);
+        let socket = |host| Wanted { host, port: 5432, database: "app", user: "me" };
+        assert_eq!(match_line("localhost:5432:app:me:x", &socket("/var/run/postgresql")).as_deref(), Some("x"));
+        assert_eq!(match_line("localhost:5432:app:me:x", &socket("/srv/sockets")), None);
+        assert_eq!(match_line("/srv/sockets:5432:app:me:x", &socket("/srv/sockets")).as_deref(), Some("x"));
     }
 
     #[test]

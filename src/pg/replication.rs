@@ -11,13 +11,15 @@ use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{self, ScramSha256};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio_postgres::config::ChannelBinding;
+use tokio_postgres::config::{ChannelBinding, SslNegotiation};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 
+use super::binding;
 use super::guard::LONGEST_MESSAGE;
 use super::identity::{self, Identity};
 use super::options::ConnectOptions;
 use super::password::{PasswordError, Wanted};
+use super::require_auth::Asked;
 use super::socket::Socket;
 use super::tls::{SslMode, TlsError};
 use super::vitals::{LOOKS, Patience, Sign, look};
@@ -101,6 +103,9 @@ impl ReplicationError {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// A stream, the name that it was opened with, and what it can be bound to.
+type Opened = (Box<dyn Stream>, String, Option<Vec<u8>>);
 
 /// One message of the server: its tag and what follows the length.
 pub(crate) struct Message {
@@ -186,7 +191,7 @@ impl ConnectOptions {
     async fn replicate_with(&self, index: usize, application_name: &str) -> Result<Replication, ReplicationError> {
         let to = self.to_string();
         let socket = |source| ReplicationError::Socket { to: self.to_string(), source };
-        let (stream, host) = self.open_socket(index).await?;
+        let (stream, host, end_point) = self.open_socket(index).await?;
         let (reader, writer) = tokio::io::split(stream);
         let buffer = BytesMut::with_capacity(READ_BYTES);
         let reader = Reader { to: to.clone(), socket: reader, buffer, options: self.clone(), index, process: 0 };
@@ -209,37 +214,38 @@ impl ConnectOptions {
         let mut buffer = BytesMut::new();
         frontend::startup_message(parameters, &mut buffer).map_err(socket)?;
         connection.writer.send(&buffer).await?;
-        connection.authenticate(self, &host, index).await?;
+        connection.authenticate(self, &host, index, end_point).await?;
         Ok(connection)
     }
 
-    /// The socket, with TLS as the options ask for, and the name that it was opened with.
-    async fn open_socket(&self, index: usize) -> Result<(Box<dyn Stream>, String), ReplicationError> {
+    /// The socket, with TLS as the options ask for, the name that it was opened with, and what the connection can be
+    /// bound to.
+    async fn open_socket(&self, index: usize) -> Result<Opened, ReplicationError> {
         let failed = |source| ReplicationError::Socket { to: self.to_string(), source };
-        let name = self.host_name(index);
-        let mut stream = match self.dial(index).await.map_err(failed)? {
-            stream @ Socket::Unix(_) => return Ok((Box::new(stream), name)),
-            stream @ Socket::Tcp(_) => stream,
-        };
-        if self.tls.mode == SslMode::Disable {
-            return Ok((Box::new(stream), name));
+        let (mut stream, name) = (self.dial(index).await.map_err(failed)?, self.host_name(index));
+        if self.tls_mode(index) == SslMode::Disable {
+            return Ok((Box::new(stream), name, None));
         }
-        let mut request = BytesMut::new();
-        frontend::ssl_request(&mut request);
-        stream.write_all(&request).await.map_err(failed)?;
-        let mut answer = [0];
-        stream.read_exact(&mut answer).await.map_err(failed)?;
-        if answer != *b"S" {
-            if self.tls.mode == SslMode::Prefer {
-                return Ok((Box::new(stream), name));
+        if self.config.get_ssl_negotiation() == SslNegotiation::Postgres {
+            let mut request = BytesMut::new();
+            frontend::ssl_request(&mut request);
+            stream.write_all(&request).await.map_err(failed)?;
+            let mut answer = [0];
+            stream.read_exact(&mut answer).await.map_err(failed)?;
+            if answer != *b"S" {
+                if self.tls.mode == SslMode::Prefer {
+                    return Ok((Box::new(stream), name, None));
+                }
+                let what = "the server does not support TLS".to_owned();
+                return Err(ReplicationError::Unsupported { to: self.to_string(), what });
             }
-            let what = "the server does not support TLS".to_owned();
-            return Err(ReplicationError::Unsupported { to: self.to_string(), what });
         }
-        let mut tls = self.tls.connector().map_err(|source| ReplicationError::Tls { to: self.to_string(), source })?;
-        let connect = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls, &name);
-        let connect = connect.map_err(|error| failed(io::Error::other(error)))?;
-        Ok((Box::new(connect.connect(stream).await.map_err(failed)?), name))
+        let connector = self.tls.connector();
+        let mut connector = connector.map_err(|source| ReplicationError::Tls { to: self.to_string(), source })?;
+        let Ok(connect) = MakeTlsConnect::<Socket>::make_tls_connect(&mut connector.tls, &name);
+        let stream = connect.connect(stream).await.map_err(failed)?;
+        let end_point = connector.certificate.get().and_then(|certificate| binding::end_point(certificate));
+        Ok((Box::new(stream), name, end_point))
     }
 }
 
@@ -249,6 +255,7 @@ impl Replication {
         options: &ConnectOptions,
         host: &str,
         index: usize,
+        end_point: Option<Vec<u8>>,
     ) -> Result<(), ReplicationError> {
         let to = options.to_string();
         let unsupported = |what: &str| ReplicationError::Unsupported { to: to.clone(), what: what.to_owned() };
@@ -259,22 +266,31 @@ impl Replication {
             read.map_err(|source| ReplicationError::Password { to: to.clone(), source })?
                 .ok_or_else(|| unsupported("the server asks for a password and none is given"))
         };
-        // It is refused whichever way the server would ask for: no way that is known here binds the channel.
-        if options.config.get_channel_binding() == ChannelBinding::Require {
-            return Err(unsupported("channel_binding=require is not possible on a replication connection"));
-        }
-        let mut scram: Option<ScramSha256> = None;
+        let binding = options.config.get_channel_binding();
+        let mut proof = Proof { binding, end_point, scram: None, bound: false };
+        let mut asked = Asked::new(options.require_auth.clone());
+        let mut authenticated = false;
         loop {
             let mut message = self.reader.answer().await?;
             match message.tag {
-                b'Z' => return Ok(()),
+                b'Z' if authenticated => return Ok(()),
+                b'Z' => return Err(unsupported("the server is ready before it has authenticated anybody")),
                 b'R' if message.body.len() >= 4 => {}
                 // Parameters, the key for a cancel, notices.
                 _ => continue,
             }
+            let request = message.body.get_u32();
+            asked.take(request).map_err(|why| unsupported(&why))?;
+            // Only a proof that is bound to this very connection says that nobody sits in between.
+            if matches!(request, 0 | 3 | 5) && binding == ChannelBinding::Require && !proof.bound {
+                return Err(unsupported("the server did not use channel binding, which channel_binding=require wants"));
+            }
             let mut out = BytesMut::new();
-            match message.body.get_u32() {
-                0 => continue,
+            match request {
+                0 => {
+                    authenticated = true;
+                    continue;
+                }
                 3 => frontend::password_message(password()?.as_bytes(), &mut out).map_err(broken)?,
                 5 if message.body.len() == 4 => {
                     let salt = message.body.get_u32().to_be_bytes();
@@ -282,20 +298,18 @@ impl Replication {
                     frontend::password_message(hash.as_bytes(), &mut out).map_err(broken)?;
                 }
                 10 => {
-                    if !message.body.split(|byte| *byte == 0).any(|name| name == b"SCRAM-SHA-256") {
-                        return Err(unsupported("the server offers no way to authenticate that is known here"));
-                    }
-                    let first = ScramSha256::new(password()?.as_bytes(), sasl::ChannelBinding::unsupported());
-                    frontend::sasl_initial_response("SCRAM-SHA-256", first.message(), &mut out).map_err(broken)?;
-                    scram = Some(first);
+                    let (mechanism, bound) = proof.choose(&message.body).map_err(unsupported)?;
+                    let first = ScramSha256::new(password()?.as_bytes(), bound);
+                    frontend::sasl_initial_response(mechanism, first.message(), &mut out).map_err(broken)?;
+                    proof.scram = Some(first);
                 }
                 11 => {
-                    let state = scram.as_mut().ok_or_else(|| unsupported("SASL went on before it began"))?;
+                    let state = proof.scram.as_mut().ok_or_else(|| unsupported("SASL went on before it began"))?;
                     state.update(&message.body).map_err(broken)?;
                     frontend::sasl_response(state.message(), &mut out).map_err(broken)?;
                 }
                 12 => {
-                    let state = scram.as_mut().ok_or_else(|| unsupported("SASL ended before it began"))?;
+                    let state = proof.scram.as_mut().ok_or_else(|| unsupported("SASL ended before it began"))?;
                     state.finish(&message.body).map_err(broken)?;
                     continue;
                 }
@@ -331,6 +345,38 @@ impl Replication {
         self.writer.query(command).await?;
         while self.reader.answer().await?.tag != b'W' {}
         Ok((self.reader, self.writer))
+    }
+}
+
+/// How both sides prove that they know the password.
+struct Proof {
+    binding: ChannelBinding,
+    /// What this connection can be bound to: nothing without TLS.
+    end_point: Option<Vec<u8>>,
+    scram: Option<ScramSha256>,
+    /// The proof holds for this connection only.
+    bound: bool,
+}
+
+impl Proof {
+    /// The mechanism to take of those that the server offers, and what the proof is bound to.
+    fn choose(&mut self, offered: &[u8]) -> Result<(&'static str, sasl::ChannelBinding), &'static str> {
+        let offers = |name: &str| offered.split(|byte| *byte == 0).any(|one| one == name.as_bytes());
+        let end_point = self.end_point.clone().filter(|_| self.binding != ChannelBinding::Disable);
+        let chosen = match end_point {
+            Some(hash) if offers(sasl::SCRAM_SHA_256_PLUS) => {
+                self.bound = true;
+                (sasl::SCRAM_SHA_256_PLUS, sasl::ChannelBinding::tls_server_end_point(hash))
+            }
+            _ if self.binding == ChannelBinding::Require => {
+                return Err("channel_binding=require, and neither side can bind the password to this connection");
+            }
+            // A server that could bind it learns from this that somebody has taken that out of its offer.
+            Some(_) if offers(sasl::SCRAM_SHA_256) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
+            None if offers(sasl::SCRAM_SHA_256) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
+            _ => return Err("the server offers no way to authenticate that is known here"),
+        };
+        Ok(chosen)
     }
 }
 

@@ -15,8 +15,13 @@ use super::options::OptionsError;
 /// looks into a folder that is fixed when it is built, which we cannot know.
 pub(super) fn standard_files() -> Vec<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let own = variable("PGSERVICEFILE").or_else(|| Some(variable("HOME")?.join(".pg_service.conf")));
+    let own = variable("PGSERVICEFILE").or_else(|| Some(home()?.join(".pg_service.conf")));
     own.into_iter().chain(variable("PGSYSCONFDIR").map(|folder| folder.join("pg_service.conf"))).collect()
+}
+
+/// The home of whoever runs this, as libpq finds it: what `HOME` says, or else the system's list of users.
+pub(super) fn home() -> Option<PathBuf> {
+    std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
 }
 
 /// A key and value of a service, and the line where they stand.
@@ -64,13 +69,14 @@ pub(super) fn section(text: &str, service: &str, file: &Path) -> Result<Option<V
             if found.is_some() {
                 break;
             }
-            if name.strip_suffix(']') == Some(service) {
+            // As in libpq, whatever comes after the bracket.
+            if name.strip_prefix(service).is_some_and(|rest| rest.starts_with(']')) {
                 found = Some(Vec::new());
             }
             continue;
         }
         let Some(pairs) = &mut found else { continue };
-        if line.starts_with("ldap://") {
+        if line.starts_with("ldap") {
             return Err(wrong(file, service, number, "asks an LDAP server, which pgshard cannot"));
         }
         let (key, value) = line
@@ -106,6 +112,7 @@ mod tests {
         assert_eq!(shop, [("host", "10.0.0.1"), ("port", "6432"), ("user", "app"), ("password", "a = b#c")]);
         assert_eq!(pairs(FILE, "other").unwrap().unwrap(), [("host".to_owned(), "10.0.0.9".to_owned())]);
         assert_eq!(pairs(FILE, "sho"), Ok(None));
+        assert_eq!(pairs("[a] ours\nhost=1\n[a]\nhost=2", "a").unwrap().unwrap()[0].1, "1");
         for (text, words) in [
             ("[a]\nhost", "line 2 is not key=value"),
             ("[a]\n\nldap://ldap.mycompany.com/dc=x", "line 3 asks an LDAP server"),

@@ -3,27 +3,29 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ServerCertVerifierBuilder, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::options::OptionsError;
+use super::options::{OptionsError, word};
+use super::service::home;
 
 /// How far the server is trusted, libpq's `sslmode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SslMode {
     /// No TLS.
     Disable,
-    /// TLS if the server has it; nothing is verified. The default, as in libpq.
+    /// TLS if the server has it; the certificate is verified only if a root certificate is there. The default, as in
+    /// libpq. One that is found wrong is refused here, where libpq goes on without TLS.
     #[default]
     Prefer,
-    /// TLS or nothing; the certificate is verified only if a root certificate is given.
+    /// TLS or nothing; the certificate is verified only if a root certificate is there.
     Require,
     /// The certificate must be signed by the root certificate.
     VerifyCa,
@@ -44,8 +46,17 @@ pub enum RootCert {
     File(PathBuf),
 }
 
+/// A version of TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TlsVersion {
+    /// 1.2, which is also the oldest that is spoken.
+    V12,
+    /// 1.3.
+    V13,
+}
+
 /// What a connection string says about TLS.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TlsOptions {
     /// `sslmode`.
@@ -56,6 +67,30 @@ pub struct TlsOptions {
     pub cert: Option<PathBuf>,
     /// `sslkey`: PEM file of its key.
     pub key: Option<PathBuf>,
+    /// Whether the client shows its certificate: not with `sslcertmode=disable`.
+    pub show_cert: bool,
+    /// `sslcrl`: PEM file of the certificates that their authorities have revoked. `None`: `~/.postgresql/root.crl`, if
+    /// that is there.
+    pub crl: Option<PathBuf>,
+    /// `ssl_min_protocol_version`.
+    pub min_version: TlsVersion,
+    /// `ssl_max_protocol_version`.
+    pub max_version: TlsVersion,
+}
+
+impl Default for TlsOptions {
+    fn default() -> TlsOptions {
+        TlsOptions {
+            mode: SslMode::default(),
+            root_cert: RootCert::default(),
+            cert: None,
+            key: None,
+            show_cert: true,
+            crl: None,
+            min_version: TlsVersion::V12,
+            max_version: TlsVersion::V13,
+        }
+    }
 }
 
 /// Why TLS cannot be set up.
@@ -77,6 +112,14 @@ pub enum TlsError {
     OpenKey {
         /// The file.
         path: PathBuf,
+    },
+    /// The file of revoked certificates cannot be used.
+    #[error("the revoked certificates of {} cannot be used: {reason}", path.display())]
+    Revoked {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
     },
     /// `sslcert` without `sslkey`, or the other way round.
     #[error("sslcert and sslkey go together")]
@@ -103,13 +146,31 @@ impl TlsOptions {
                     "require" => SslMode::Require,
                     "verify-ca" => SslMode::VerifyCa,
                     "verify-full" => SslMode::VerifyFull,
-                    _ => return Err(OptionsError::SslMode { mode: value.to_owned() }),
+                    _ => return Err(OptionsError::SslMode { mode: word(value) }),
                 }
             }
+            // A file without a name is none.
+            "sslrootcert" | "sslcert" | "sslkey" | "sslcrl" if value.is_empty() => {}
             "sslrootcert" if value == "system" => self.root_cert = RootCert::System,
             "sslrootcert" => self.root_cert = RootCert::File(value.into()),
             "sslcert" => self.cert = Some(value.into()),
             "sslkey" => self.key = Some(value.into()),
+            "sslcrl" => self.crl = Some(value.into()),
+            "ssl_min_protocol_version" => {
+                self.min_version = match value.to_ascii_lowercase().as_str() {
+                    // Older ones are not spoken here, whatever is allowed.
+                    "" | "tlsv1" | "tlsv1.1" | "tlsv1.2" => TlsVersion::V12,
+                    "tlsv1.3" => TlsVersion::V13,
+                    _ => return Err(wrong_version("ssl_min_protocol_version")),
+                }
+            }
+            "ssl_max_protocol_version" => {
+                self.max_version = match value.to_ascii_lowercase().as_str() {
+                    "tlsv1.2" => TlsVersion::V12,
+                    "" | "tlsv1.3" => TlsVersion::V13,
+                    _ => return Err(wrong_version("ssl_max_protocol_version")),
+                }
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -118,8 +179,11 @@ impl TlsOptions {
     /// Takes what the whole of a connection string means: with the machine's certificates `sslmode` is `verify-full`.
     ///
     /// # Errors
-    /// When the string asks for less; `mode` is its `sslmode`, if it has one.
+    /// When the string asks for less; `mode` is its `sslmode`, if it has one. When no version of TLS is left.
     pub(super) fn settle(&mut self, mode: Option<&str>) -> Result<(), OptionsError> {
+        if self.min_version > self.max_version {
+            return Err(wrong_version("ssl_min_protocol_version"));
+        }
         match (&self.root_cert, mode) {
             (RootCert::System, Some(mode)) if self.mode != SslMode::VerifyFull => {
                 Err(OptionsError::WeakWithSystem { mode: mode.to_owned() })
@@ -133,27 +197,34 @@ impl TlsOptions {
     }
 
     /// A connector for these options. Reads the files each time, so that a renewed certificate needs no restart.
-    pub(super) fn connector(&self) -> Result<MakeRustlsConnect, TlsError> {
+    pub(super) fn connector(&self) -> Result<Connector, TlsError> {
+        let seen = Arc::<OnceLock<CertificateDer<'static>>>::default();
+        let certificate = seen.clone();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider.clone());
-        let config = config.with_safe_default_protocol_versions().map_err(TlsError::Rustls)?;
+        let versions = [(TlsVersion::V12, &rustls::version::TLS12), (TlsVersion::V13, &rustls::version::TLS13)];
+        let spoken =
+            versions.into_iter().filter(|(version, _)| (self.min_version..=self.max_version).contains(version));
+        let spoken: Vec<_> = spoken.map(|(_, version)| version).collect();
+        let config = config.with_protocol_versions(&spoken).map_err(TlsError::Rustls)?;
         let roots = self.roots()?;
         let verified = match self.mode {
             SslMode::VerifyFull | SslMode::VerifyCa => true,
-            // As libpq: a root certificate makes `require` verify the chain.
-            SslMode::Require => roots.is_some(),
-            SslMode::Disable | SslMode::Prefer => false,
+            // As libpq: a root certificate makes these verify the chain.
+            SslMode::Require | SslMode::Prefer => roots.is_some(),
+            SslMode::Disable => false,
         };
         let verifier = if verified {
             let roots = Arc::new(roots.filter(|roots| !roots.is_empty()).ok_or(TlsError::NoRoots)?);
-            let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
-            let inner = inner.map_err(|_| TlsError::NoRoots)?;
-            Verifier { provider, chain: Some(inner), name: self.mode == SslMode::VerifyFull }
+            let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone());
+            let inner = self.with_revoked(inner)?.build().map_err(|_| TlsError::NoRoots)?;
+            Verifier { provider, chain: Some(inner), name: self.mode == SslMode::VerifyFull, seen }
         } else {
-            Verifier { provider, chain: None, name: false }
+            Verifier { provider, chain: None, name: false, seen }
         };
         let config = config.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
-        let config = match (&self.cert, &self.key) {
+        let mut config = match (&self.cert, &self.key) {
+            _ if !self.show_cert => config.with_no_client_auth(),
             (None, None) => config.with_no_client_auth(),
             (Some(cert), Some(key)) => {
                 let chain = certificates("sslcert", cert)?;
@@ -163,14 +234,30 @@ impl TlsOptions {
             }
             _ => return Err(TlsError::HalfClientCert),
         };
-        Ok(MakeRustlsConnect::new(config))
+        // Servers from 17 on take a handshake without the request before it from nobody else.
+        config.alpn_protocols = vec![b"postgresql".to_vec()];
+        Ok(Connector { tls: MakeRustlsConnect::new(config), certificate })
+    }
+
+    /// The verifier, with the certificates that are revoked. As in libpq the file is looked for where none is named,
+    /// and each authority in it must have its list.
+    fn with_revoked(&self, builder: ServerCertVerifierBuilder) -> Result<ServerCertVerifierBuilder, TlsError> {
+        let standard = || home().map(|home| home.join(".postgresql/root.crl")).filter(|path| path.exists());
+        let Some(path) = self.crl.clone().or_else(standard) else { return Ok(builder) };
+        let revoked = |reason| TlsError::Revoked { path: path.clone(), reason };
+        let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_file_iter(&path).and_then(Iterator::collect);
+        let lists = lists.map_err(|error| revoked(error.to_string()))?;
+        if lists.is_empty() {
+            return Err(revoked("it has no list".to_owned()));
+        }
+        Ok(builder.with_crls(lists).enforce_revocation_expiration())
     }
 
     /// The certificates to trust; `None` where none are named and the standard file is not there.
     fn roots(&self) -> Result<Option<RootCertStore>, TlsError> {
         let mut roots = RootCertStore::empty();
         let file = match (&self.root_cert, self.mode) {
-            (_, SslMode::Disable | SslMode::Prefer) => return Ok(None),
+            (_, SslMode::Disable) => return Ok(None),
             (RootCert::System, _) => {
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
                 return Ok(Some(roots));
@@ -189,7 +276,11 @@ impl TlsOptions {
 }
 
 fn standard_root_cert() -> Option<PathBuf> {
-    std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".postgresql/root.crt"))
+    home().map(|home| home.join(".postgresql/root.crt"))
+}
+
+fn wrong_version(key: &'static str) -> OptionsError {
+    OptionsError::WrongValue { key, reason: "known are TLSv1.2 and TLSv1.3, the least before the most".to_owned() }
 }
 
 /// Refuses what libpq refuses: a key that others may read, or, where root owns it, more than read by its group.
@@ -211,6 +302,15 @@ fn pem(key: &'static str, path: &Path, error: &rustls::pki_types::pem::Error) ->
     TlsError::Pem { key, path: path.to_owned(), reason: error.to_string() }
 }
 
+/// Makes TLS of a socket, and tells the certificate that the server has shown.
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) tls: MakeRustlsConnect,
+    /// Set once a handshake has come that far; by the first, so a connector is for one connection.
+    #[cfg_attr(not(feature = "ops"), allow(dead_code, reason = "replication connections are for moves"))]
+    pub(super) certificate: Arc<OnceLock<CertificateDer<'static>>>,
+}
+
 /// Verifies as much as the mode asks for: nothing, the chain, or the chain and the name. The signatures of the
 /// handshake are always verified.
 #[derive(Debug)]
@@ -218,6 +318,8 @@ struct Verifier {
     provider: Arc<CryptoProvider>,
     chain: Option<Arc<WebPkiServerVerifier>>,
     name: bool,
+    /// What the server has shown.
+    seen: Arc<OnceLock<CertificateDer<'static>>>,
 }
 
 impl ServerCertVerifier for Verifier {
@@ -229,6 +331,7 @@ impl ServerCertVerifier for Verifier {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
+        let _ = self.seen.set(end_entity.clone().into_owned());
         let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp, now) {
             // The chain is checked before the name, so a wrong name says that the chain is right.

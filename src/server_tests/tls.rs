@@ -1,109 +1,10 @@
 //! Connections over TLS, against a server with a certificate of its own.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use tokio_postgres::Client;
-
-use crate::dev::{Binaries, Cluster, ClusterOptions, Server};
+use super::tls_world::{World, give, superuser};
 use crate::pg::{ConnectError, ConnectOptions, ReplicationError};
-
-/// A server that accepts TLS connections under the name `localhost` and at the address 127.0.0.1, with its authority's
-/// certificate and another authority's.
-struct World {
-    cluster: Cluster,
-    authority: PathBuf,
-    stranger: PathBuf,
-    /// The authorities that sign the certificates.
-    issuers: [Issuer<'static, KeyPair>; 2],
-    /// The original `pg_hba.conf`.
-    rules: String,
-}
-
-impl World {
-    async fn start(version: u32) -> World {
-        let binaries = Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
-        let cluster = Cluster::start(&ClusterOptions::new(1, binaries)).unwrap_or_else(|error| panic!("{error}"));
-        let (authority, stranger) = (ca("pgshard test"), ca("somebody else"));
-        let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
-        let certificate = certificate.signed_by(&key, &authority.1).unwrap();
-        let data = cluster.servers()[0].data_directory();
-        give(&data, "server.crt", &certificate.pem());
-        give(&data, "server.key", &key.serialize_pem());
-        let superuser = superuser(&cluster.servers()[0]).await;
-        superuser.execute("ALTER SYSTEM SET ssl = on", &[]).await.unwrap();
-        superuser.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
-        let world = World {
-            authority: write(&cluster, "authority.pem", &authority.0),
-            stranger: write(&cluster, "stranger.pem", &stranger.0),
-            issuers: [authority.1, stranger.1],
-            rules: std::fs::read_to_string(data.join("pg_hba.conf")).unwrap(),
-            cluster,
-        };
-        // The reload takes effect a moment later, with the next connection that finds TLS on.
-        for _ in 0..200 {
-            if world.connect("localhost", "sslmode=require").await.is_ok() {
-                return world;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(25)).await;
-        }
-        panic!("the server does not take TLS connections");
-    }
-
-    fn server(&self) -> &Server {
-        &self.cluster.servers()[0]
-    }
-
-    /// Connects under this name, and says whether the connection is encrypted.
-    async fn connect(&self, name: &str, tls: &str) -> Result<bool, ConnectError> {
-        let port = self.server().port();
-        let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {tls}");
-        let connection = ConnectOptions::parse(&text).unwrap().connect("tls test").await?;
-        let sql = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
-        Ok(connection.query_one(sql, &[]).await.unwrap().get(0))
-    }
-
-    /// Puts rules before all others, and returns once they are in effect, that is, once these keys are refused.
-    async fn rule(&self, rules: &str, refused: &str) {
-        let file = self.server().data_directory().join("pg_hba.conf");
-        std::fs::write(&file, format!("{rules}\n{}", self.rules)).unwrap();
-        superuser(self.server()).await.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
-        for _ in 0..200 {
-            if self.connect("localhost", refused).await.is_err() {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(25)).await;
-        }
-        panic!("the rule does not hold: {rules}");
-    }
-
-    /// A certificate for a role, and its key, signed by one of the two; as parameters of a connection string.
-    fn client(&self, role: &str, issuer: usize) -> String {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.distinguished_name.push(rcgen::DnType::CommonName, role);
-        let certificate = params.signed_by(&key, &self.issuers[issuer]).unwrap();
-        let write = |kind: &str, text: String| write(&self.cluster, &format!("{role}{issuer}.{kind}"), &text);
-        let (certificate, key) = (write("crt", certificate.pem()), write("key", key.serialize_pem()));
-        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
-        format!("sslcert={} sslkey={}", certificate.display(), key.display())
-    }
-}
-
-async fn superuser(server: &Server) -> Client {
-    let (client, connection) = tokio_postgres::connect(&server.superuser_url(), tokio_postgres::NoTls).await.unwrap();
-    tokio::spawn(connection);
-    client
-}
-
-/// Writes a file beside the server's data.
-fn write(cluster: &Cluster, name: &str, text: &str) -> PathBuf {
-    let path = cluster.directory().join(name);
-    std::fs::write(&path, text).unwrap();
-    path
-}
 
 /// The first value that a statement gives on a replication connection.
 async fn replicated(options: &ConnectOptions, sql: &str) -> Result<Option<String>, ReplicationError> {
@@ -119,174 +20,258 @@ fn refusal<T: std::fmt::Debug>(outcome: Result<T, ConnectError>) -> String {
     }
 }
 
-fn ca(name: &str) -> (String, Issuer<'static, KeyPair>) {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(rcgen::DnType::CommonName, name);
-    let certificate = params.self_signed(&key).unwrap();
-    (certificate.pem(), Issuer::new(params, key))
-}
-
-/// Writes a file that the server's user owns and nobody else reads.
-fn give(data: &Path, name: &str, text: &str) {
-    let path = data.join(name);
-    std::fs::write(&path, text).unwrap();
-    let owner = std::fs::metadata(data).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    chown(&path, Some(owner.uid()), Some(owner.gid())).unwrap();
-}
-
-/// Each mode checks what libpq's documentation says it checks, and no less. Only on 15: the 18 that is tested is built
-/// without TLS, and the client's side is the same for every server.
-#[tokio::test]
-async fn modes() {
-    let world = World::start(15).await;
-    let root = |path: &Path| format!("sslrootcert={}", path.display());
-    let (ours, theirs) = (root(&world.authority), root(&world.stranger));
-    // The name, the parameters, and the outcome: encrypted, not encrypted, or refused.
-    let cases: [(&str, String, Option<bool>); 16] = [
-        ("localhost", "sslmode=disable".to_owned(), Some(false)),
-        ("localhost", String::new(), Some(true)),
-        ("localhost", "sslmode=prefer".to_owned(), Some(true)),
-        ("localhost", "sslmode=require".to_owned(), Some(true)),
-        ("localhost", format!("sslmode=require {ours}"), Some(true)),
-        ("localhost", format!("sslmode=require {theirs}"), None),
-        ("localhost", format!("sslmode=verify-ca {ours}"), Some(true)),
-        ("db.example", format!("sslmode=verify-ca {ours}"), Some(true)),
-        ("localhost", format!("sslmode=verify-ca {theirs}"), None),
-        ("localhost", format!("sslmode=verify-full {ours}"), Some(true)),
-        ("db.example", format!("sslmode=verify-full {ours}"), None),
-        ("localhost", format!("sslmode=verify-full {theirs}"), None),
-        ("127.0.0.1", format!("sslmode=verify-full {ours}"), Some(true)),
-        ("127.0.0.2", format!("sslmode=verify-full {ours}"), None),
-        ("127.0.0.2", format!("sslmode=verify-ca {ours}"), Some(true)),
-        ("127.0.0.1", format!("sslmode=verify-full {theirs}"), None),
-    ];
-    for (name, tls, expected) in cases {
-        let outcome = world.connect(name, &tls).await;
-        match (outcome, expected) {
-            (Ok(encrypted), Some(expected)) => assert_eq!(encrypted, expected, "{name} {tls}"),
-            (Err(ConnectError::Refused { source, .. }), None) => {
-                let words = std::error::Error::source(&source).map(ToString::to_string).unwrap_or_default();
-                assert!(words.contains("certificate"), "{name} {tls}: {words}");
+on_each_version! {
+    /// Each mode checks what libpq's documentation says it checks, and no less.
+    async fn modes(version) {
+        let world = World::start(version).await;
+        let root = |path: &Path| format!("sslrootcert={}", path.display());
+        let (ours, theirs) = (root(&world.authority), root(&world.stranger));
+        // The name, the parameters, and the outcome: encrypted, not encrypted, or refused.
+        let cases: [(&str, String, Option<bool>); 16] = [
+            ("localhost", "sslmode=disable".to_owned(), Some(false)),
+            ("localhost", String::new(), Some(true)),
+            ("localhost", "sslmode=prefer".to_owned(), Some(true)),
+            ("localhost", "sslmode=require".to_owned(), Some(true)),
+            ("localhost", format!("sslmode=require {ours}"), Some(true)),
+            ("localhost", format!("sslmode=require {theirs}"), None),
+            ("localhost", format!("sslmode=verify-ca {ours}"), Some(true)),
+            ("db.example", format!("sslmode=verify-ca {ours}"), Some(true)),
+            ("localhost", format!("sslmode=verify-ca {theirs}"), None),
+            ("localhost", format!("sslmode=verify-full {ours}"), Some(true)),
+            ("db.example", format!("sslmode=verify-full {ours}"), None),
+            ("localhost", format!("sslmode=verify-full {theirs}"), None),
+            ("127.0.0.1", format!("sslmode=verify-full {ours}"), Some(true)),
+            ("127.0.0.2", format!("sslmode=verify-full {ours}"), None),
+            ("127.0.0.2", format!("sslmode=verify-ca {ours}"), Some(true)),
+            ("127.0.0.1", format!("sslmode=verify-full {theirs}"), None),
+        ];
+        for (name, tls, expected) in cases {
+            let outcome = world.connect(name, &tls).await;
+            match (outcome, expected) {
+                (Ok(encrypted), Some(expected)) => assert_eq!(encrypted, expected, "{name} {tls}"),
+                (Err(ConnectError::Refused { source, .. }), None) => {
+                    let words = std::error::Error::source(&source).map(ToString::to_string).unwrap_or_default();
+                    assert!(words.contains("certificate"), "{name} {tls}: {words}");
+                }
+                (outcome, _) => panic!("{name} {tls}: {:?}", outcome),
             }
-            (outcome, _) => panic!("{name} {tls}: {:?}", outcome),
+        }
+        let missing = world.connect("localhost", "sslmode=verify-full sslrootcert=/nowhere.pem").await;
+        assert!(matches!(missing, Err(ConnectError::Tls { .. })), "{missing:?}");
+    }
+
+    /// The server lets in whoever shows a certificate from its authority, issued to the role.
+    async fn client_certificates(version) {
+        let world = World::start(version).await;
+        let authority = std::fs::read_to_string(&world.authority).unwrap();
+        give(&world.server().data_directory(), "root.crt", &authority);
+        let superuser = superuser(world.server()).await;
+        superuser.execute("ALTER SYSTEM SET ssl_ca_file = 'root.crt'", &[]).await.unwrap();
+        world.rule("hostssl all app 127.0.0.1/32 cert", "sslmode=require").await;
+        let full = format!("sslmode=verify-full sslrootcert={}", world.authority.display());
+        let app = world.client("app", 0);
+        assert!(world.connect("localhost", &format!("{full} {app}")).await.unwrap());
+        assert!(world.connect("localhost", &app).await.unwrap(), "sslmode=prefer shows it too");
+        let key = world.cluster.directory().join("app0.key");
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let outcome = world.connect("localhost", &app).await;
+        assert!(matches!(outcome, Err(ConnectError::Tls { .. })), "others can read the key: {outcome:?}");
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let hidden = world.connect("localhost", &format!("{app} sslcertmode=disable")).await;
+        assert_eq!(refusal(hidden), "28000");
+        let refused = async |keys: &str| refusal(world.connect("localhost", &format!("{full} {keys}")).await);
+        assert_eq!(refused("").await, "28000");
+        assert_eq!(refused(&world.client("somebody", 0)).await, "28000");
+        // The server receives the stranger's certificate during the handshake, and ends it.
+        refused(&world.client("app", 1)).await;
+
+        let (certificate, key) = app.split_once(' ').unwrap();
+        for half in [certificate, key, "sslcert=/nowhere.crt sslkey=/nowhere.key"] {
+            let outcome = world.connect("localhost", &format!("{full} {half}")).await;
+            assert!(matches!(outcome, Err(ConnectError::Tls { .. })), "{half}: {outcome:?}");
         }
     }
-    let missing = world.connect("localhost", "sslmode=verify-full sslrootcert=/nowhere.pem").await;
-    assert!(matches!(missing, Err(ConnectError::Tls { .. })), "{missing:?}");
-}
 
-/// The server lets in whoever shows a certificate from its authority, issued to the role.
-#[tokio::test]
-async fn client_certificates() {
-    let world = World::start(15).await;
-    let authority = std::fs::read_to_string(&world.authority).unwrap();
-    give(&world.server().data_directory(), "root.crt", &authority);
-    let superuser = superuser(world.server()).await;
-    superuser.execute("ALTER SYSTEM SET ssl_ca_file = 'root.crt'", &[]).await.unwrap();
-    world.rule("hostssl all app 127.0.0.1/32 cert", "sslmode=require").await;
-    let full = format!("sslmode=verify-full sslrootcert={}", world.authority.display());
-    let app = world.client("app", 0);
-    assert!(world.connect("localhost", &format!("{full} {app}")).await.unwrap());
-    assert!(world.connect("localhost", &app).await.unwrap(), "sslmode=prefer shows it too");
-    let refused = async |keys: &str| refusal(world.connect("localhost", &format!("{full} {keys}")).await);
-    assert_eq!(refused("").await, "28000");
-    assert_eq!(refused(&world.client("somebody", 0)).await, "28000");
-    // The server receives the stranger's certificate during the handshake, and ends it.
-    refused(&world.client("app", 1)).await;
+    /// `channel_binding=require` takes a server that proves to know the password over this very TLS connection, and no
 
-    let (certificate, key) = app.split_once(' ').unwrap();
-    for half in [certificate, key, "sslcert=/nowhere.crt sslkey=/nowhere.key"] {
-        let outcome = world.connect("localhost", &format!("{full} {half}")).await;
-        assert!(matches!(outcome, Err(ConnectError::Tls { .. })), "{half}: {outcome:?}");
-    }
-    // As libpq has it: a key that others can read is no key.
-    let file = key.strip_prefix("sslkey=").unwrap();
-    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let outcome = world.connect("localhost", &format!("{full} {app}")).await;
-    assert!(matches!(outcome, Err(ConnectError::Tls { .. })), "{outcome:?}");
-}
+    /// other.
+    async fn channel_binding(version) {
+        let world = World::start(version).await;
+        let connect = async |keys: &str| world.connect("localhost", keys).await;
+        // No password is asked for, so nothing is bound.
+        let words = refusal(connect("sslmode=require channel_binding=require").await);
+        assert!(words.contains("channel binding"), "{words}");
+        assert!(connect("sslmode=require channel_binding=prefer").await.unwrap());
 
-/// `channel_binding=require` accepts only a server that proves that it knows the password over this very TLS
-/// connection.
-#[tokio::test]
-async fn channel_binding() {
-    let world = World::start(15).await;
-    let connect = async |keys: &str| world.connect("localhost", keys).await;
-    // No password is asked for, so nothing is bound.
-    let words = refusal(connect("sslmode=require channel_binding=require").await);
-    assert!(words.contains("channel binding"), "{words}");
-    assert!(connect("sslmode=require channel_binding=prefer").await.unwrap());
+        let superuser = superuser(world.server()).await;
+        let sql = "SET password_encryption = 'scram-sha-256'; ALTER ROLE app PASSWORD 'secret'";
+        superuser.batch_execute(sql).await.unwrap();
+        world.rule("host all app 127.0.0.1/32 scram-sha-256", "password=wrong").await;
+        let full = format!("sslmode=verify-full sslrootcert={} channel_binding=require", world.authority.display());
+        assert!(connect(&format!("{full} password=secret")).await.unwrap());
+        assert_eq!(refusal(connect(&format!("{full} password=wrong")).await), "28P01");
+        for binding in ["disable", "prefer"] {
+            assert!(!connect(&format!("sslmode=disable channel_binding={binding} password=secret")).await.unwrap());
+            assert!(connect(&format!("sslmode=require channel_binding={binding} password=secret")).await.unwrap());
+        }
+        // Without TLS there is nothing to bind to.
+        let words = refusal(connect("sslmode=disable channel_binding=require password=secret").await);
+        assert!(words.contains("channel binding"), "{words}");
 
-    let superuser = superuser(world.server()).await;
-    let sql = "SET password_encryption = 'scram-sha-256'; ALTER ROLE app PASSWORD 'secret'";
-    superuser.batch_execute(sql).await.unwrap();
-    world.rule("host all app 127.0.0.1/32 scram-sha-256", "password=wrong").await;
-    let full = format!("sslmode=verify-full sslrootcert={} channel_binding=require", world.authority.display());
-    assert!(connect(&format!("{full} password=secret")).await.unwrap());
-    assert_eq!(refusal(connect(&format!("{full} password=wrong")).await), "28P01");
-    for binding in ["disable", "prefer"] {
-        assert!(!connect(&format!("sslmode=disable channel_binding={binding} password=secret")).await.unwrap());
-        assert!(connect(&format!("sslmode=require channel_binding={binding} password=secret")).await.unwrap());
-    }
-    // Without TLS there is nothing to bind to.
-    let words = refusal(connect("sslmode=disable channel_binding=require password=secret").await);
-    assert!(words.contains("channel binding"), "{words}");
-
-    // A server that wants the password itself could hand it on.
-    world.rule("host all app 127.0.0.1/32 password", "password=wrong").await;
-    assert!(connect("sslmode=require password=secret").await.unwrap());
-    let words = refusal(connect(&format!("{full} password=secret")).await);
-    assert!(words.contains("channel binding"), "{words}");
-}
-
-/// Replication connections have an implementation of our own: they have the same modes, and every way to send a
-/// password.
-#[tokio::test]
-async fn replication_connections() {
-    let world = World::start(15).await;
-    let port = world.server().port();
-    let options = |name: &str, keys: &str| {
-        let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {keys}");
-        ConnectOptions::parse(&text).unwrap()
-    };
-    let encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
-    let (ours, theirs) = (world.authority.display(), world.stranger.display());
-    for (name, keys, expected) in [
-        ("localhost", "sslmode=disable".to_owned(), Some("f")),
-        ("localhost", "sslmode=prefer".to_owned(), Some("t")),
-        ("localhost", format!("sslmode=verify-full sslrootcert={ours}"), Some("t")),
-        ("localhost", format!("sslmode=verify-full sslrootcert={theirs}"), None),
-        ("db.example", format!("sslmode=verify-full sslrootcert={ours}"), None),
-    ] {
-        let answer = replicated(&options(name, &keys), encrypted).await.ok().flatten();
-        assert_eq!(answer.as_deref(), expected, "{name} {keys}");
+        // A server that wants the password itself could hand it on.
+        world.rule("host all app 127.0.0.1/32 password", "password=wrong").await;
+        assert!(connect("sslmode=require password=secret").await.unwrap());
+        let words = refusal(connect(&format!("{full} password=secret")).await);
+        assert!(words.contains("channel binding"), "{words}");
     }
 
-    let superuser = superuser(world.server()).await;
-    let rules = world.server().data_directory().join("pg_hba.conf");
-    let before = std::fs::read_to_string(&rules).unwrap();
-    for (method, stored) in [("scram-sha-256", "scram-sha-256"), ("md5", "md5"), ("password", "scram-sha-256")] {
-        let sql = format!("SET password_encryption = '{stored}'; ALTER ROLE app PASSWORD 'pass wörd'");
-        superuser.batch_execute(&sql).await.unwrap();
-        std::fs::write(&rules, format!("host all app 127.0.0.1/32 {method}\n{before}")).unwrap();
+    /// Replication connections have an implementation of our own: they have the same modes, and every way to send a
+    /// password.
+    async fn replication_connections(version) {
+        let world = World::start(version).await;
+        let port = world.server().port();
+        let options = |name: &str, keys: &str| {
+            let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {keys}");
+            ConnectOptions::parse(&text).unwrap()
+        };
+        let encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+        let (ours, theirs) = (world.authority.display(), world.stranger.display());
+        for (name, keys, expected) in [
+            ("localhost", "sslmode=disable".to_owned(), Some("f")),
+            ("localhost", "sslmode=prefer".to_owned(), Some("t")),
+            ("localhost", format!("sslmode=verify-full sslrootcert={ours}"), Some("t")),
+            ("localhost", format!("sslmode=verify-full sslrootcert={theirs}"), None),
+            ("db.example", format!("sslmode=verify-full sslrootcert={ours}"), None),
+        ] {
+            let answer = replicated(&options(name, &keys), encrypted).await.ok().flatten();
+            assert_eq!(answer.as_deref(), expected, "{name} {keys}");
+        }
+
+        let superuser = superuser(world.server()).await;
+        let rules = world.server().data_directory().join("pg_hba.conf");
+        let before = std::fs::read_to_string(&rules).unwrap();
+        for (method, stored) in [("scram-sha-256", "scram-sha-256"), ("md5", "md5"), ("password", "scram-sha-256")] {
+            let sql = format!("SET password_encryption = '{stored}'; ALTER ROLE app PASSWORD 'pass wörd'");
+            superuser.batch_execute(&sql).await.unwrap();
+            std::fs::write(&rules, format!("host all app 127.0.0.1/32 {method}\n{before}")).unwrap();
+            superuser.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
+            // Until the reload takes effect, no password is asked for.
+            let wrong = options("localhost", "password=wrong sslmode=require");
+            for _ in 0..200 {
+                if replicated(&wrong, encrypted).await.is_err() {
+                    break;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(25)).await;
+            }
+            assert_eq!(replicated(&wrong, encrypted).await.unwrap_err().code(), Some("28P01"), "{method}");
+            let right = options("localhost", "password='pass wörd' sslmode=require");
+            assert_eq!(replicated(&right, encrypted).await.unwrap().as_deref(), Some("t"), "{method}");
+            // A proof that is bound to this connection, or nothing is sent.
+            let bound = options("localhost", "password='pass wörd' sslmode=require channel_binding=require");
+            let outcome = replicated(&bound, encrypted).await;
+            match method {
+                "scram-sha-256" => assert_eq!(outcome.unwrap().as_deref(), Some("t")),
+                _ => assert!(outcome.unwrap_err().to_string().contains("channel binding"), "{method}"),
+            }
+            let plain = options("localhost", "password='pass wörd' sslmode=disable channel_binding=require");
+            let outcome = replicated(&plain, encrypted).await;
+            assert!(matches!(outcome, Err(ReplicationError::Unsupported { .. })), "{method}: {outcome:?}");
+            for allowed in ["scram-sha-256", "md5", "password", "none", "!password,!md5", "!none"] {
+                let keys = format!("password='pass wörd' sslmode=require require_auth={allowed}");
+                let passes = match allowed {
+                    "!none" => true,
+                    "!password,!md5" => method == "scram-sha-256",
+                    one => one == method,
+                };
+                let outcome = replicated(&options("localhost", &keys), encrypted).await;
+                match outcome {
+                    Ok(_) => assert!(passes, "{method} {allowed}"),
+                    Err(ReplicationError::Unsupported { what, .. }) => {
+                        assert!(!passes && what.contains("require_auth"), "{method} {allowed}: {what}");
+                    }
+                    Err(error) => panic!("{method} {allowed}: {error}"),
+                }
+            }
+        }
+    }
+
+    /// `require_auth`: a server that asks in another way gets no answer, with TLS and without, over a socket too; and a
+    /// connection that is guarded so can be cancelled.
+    async fn ways_to_authenticate(version) {
+        let world = World::start(version).await;
+        let superuser = superuser(world.server()).await;
+        let (port, sockets) = (world.server().port(), "SHOW unix_socket_directories");
+        let sockets: String = superuser.query_one(sockets, &[]).await.unwrap().get(0);
+        for (method, stored) in [("scram-sha-256", "scram-sha-256"), ("md5", "md5"), ("password", "scram-sha-256")] {
+            let sql = format!("SET password_encryption = '{stored}'; ALTER ROLE app PASSWORD 'secret'");
+            superuser.batch_execute(&sql).await.unwrap();
+            world.rule(&format!("local all app {method}\nhost all app 127.0.0.1/32 {method}"), "password=wrong").await;
+            for allowed in ["scram-sha-256", "md5", "password", "none", "!scram-sha-256", "!none"] {
+                let passes = allowed == "!none"
+                    || allowed == method
+                    || allowed == "!scram-sha-256" && method != "scram-sha-256";
+                for keys in ["sslmode=disable", "sslmode=prefer", "sslmode=require"] {
+                    let keys = format!("{keys} password=secret require_auth={allowed}");
+                    let outcome = world.connect("localhost", &keys).await;
+                    match passes {
+                        true => drop(outcome.unwrap_or_else(|error| panic!("{method} {keys}: {error:?}"))),
+                        false => assert!(refusal(outcome).contains("require_auth"), "{method} {keys}"),
+                    }
+                }
+                let keys = format!("user=app dbname=app password=secret require_auth={allowed}");
+                let text = format!("host={sockets} port={port} {keys}");
+                let outcome = ConnectOptions::parse(&text).unwrap().connect("tls test").await;
+                assert_eq!(outcome.is_ok(), passes, "{method} {text}: {:?}", outcome.err());
+            }
+        }
+        for keys in ["sslmode=require", "sslmode=disable"] {
+            let keys = format!("{keys} password=secret require_auth=!none");
+            let text = format!("host=localhost hostaddr=127.0.0.1 port={port} user=app dbname=app {keys}");
+            let connection = ConnectOptions::parse(&text).unwrap().connect("tls test").await.unwrap();
+            let sleep = connection.batch_execute("SELECT pg_catalog.pg_sleep(60)");
+            let cancel = async {
+                let running = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)' \
+                    AND state = 'active' AND pid <> pg_backend_pid()";
+                while superuser.query_one(running, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+                    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                }
+                connection.cancel().await.unwrap();
+            };
+            let (slept, ()) = tokio::join!(sleep, cancel);
+            assert_eq!(slept.unwrap_err().code().map(|code| code.code()), Some("57014"), "{keys}");
+        }
+    }
+
+    /// A revoked certificate is refused, also where the string asks for no more than a certificate of the authority.
+    async fn revoked_certificates(version) {
+        let world = World::start(version).await;
+        let (revoked, others) = (world.revoked_itself(), world.revoked("others.crl", &[5]));
+        for mode in ["prefer", "require", "verify-ca", "verify-full"] {
+            let keys = format!("sslmode={mode} sslrootcert={}", world.authority.display());
+            assert!(world.connect("localhost", &format!("{keys} sslcrl={}", others.display())).await.unwrap());
+            let outcome = world.connect("localhost", &format!("{keys} sslcrl={}", revoked.display())).await;
+            assert!(refusal(outcome).contains("Revoked"), "{mode}");
+        }
+        let keys = format!("sslmode=require sslrootcert={0} sslcrl={0}", world.authority.display());
+        assert!(matches!(world.connect("localhost", &keys).await, Err(ConnectError::Tls { .. })), "it has no list");
+    }
+
+    /// A handshake without the request before it, which servers from 17 on take, and versions of TLS.
+    async fn handshakes(version) {
+        let world = World::start(version).await;
+        let direct = world.connect("localhost", "sslmode=require sslnegotiation=direct").await;
+        assert_eq!(direct.is_ok(), version >= 17, "{direct:?}");
+        let superuser = superuser(world.server()).await;
+        superuser.execute("ALTER SYSTEM SET ssl_max_protocol_version = 'TLSv1.2'", &[]).await.unwrap();
         superuser.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
-        // Until the reload takes effect, no password is asked for.
-        let wrong = options("localhost", "password=wrong sslmode=require");
+        let newest = "sslmode=require ssl_min_protocol_version=TLSv1.3";
         for _ in 0..200 {
-            if replicated(&wrong, encrypted).await.is_err() {
+            if world.connect("localhost", newest).await.is_err() {
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(25)).await;
         }
-        assert_eq!(replicated(&wrong, encrypted).await.unwrap_err().code(), Some("28P01"), "{method}");
-        let right = options("localhost", "password='pass wörd' sslmode=require");
-        assert_eq!(replicated(&right, encrypted).await.unwrap().as_deref(), Some("t"), "{method}");
-        // What is not possible there is refused before a password is sent.
-        let bound = options("localhost", "password='pass wörd' sslmode=require channel_binding=require");
-        let error = replicated(&bound, encrypted).await.unwrap_err().to_string();
-        assert!(error.contains("channel_binding=require is not possible"), "{error}");
+        assert!(world.connect("localhost", newest).await.is_err());
+        assert!(world.connect("localhost", "sslmode=require ssl_max_protocol_version=TLSv1.2").await.unwrap());
     }
 }
