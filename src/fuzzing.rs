@@ -16,8 +16,11 @@ use crate::router::Sql;
 use crate::schema::fuzz as schema;
 use crate::shard::ShardCount;
 
+/// A function of any bytes.
+pub type Target = fn(&[u8]);
+
 /// The functions by the names of their corpora.
-pub const TARGETS: [(&str, fn(&[u8])); 12] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("config", config),
     ("connection_string", connection_string),
     ("frames", pg::frames),

@@ -360,13 +360,15 @@ pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
     }
 }
 
-/// What the host says, read on the session that holds its lock. The next message closes the cursor that the last query
-/// has left open in the transaction: with that snapshot, CREATE INDEX CONCURRENTLY would wait for the end of our own
-/// transaction.
+/// What the host says, read on the session that holds its lock. The way back to the savepoint gives up the locks of
+/// what was read, for which an ALTER TABLE of the work would wait for ever. It also closes the cursor that the last
+/// query has left open in the transaction: with that snapshot, CREATE INDEX CONCURRENTLY would wait for the end of our
+/// own transaction.
 pub(super) async fn read(session: &Connection) -> Result<HostFacts, FactsError> {
+    let lost = |source| FactsError::Query { what: "server", source };
+    session.batch_execute("SAVEPOINT facts").await.map_err(lost)?;
     let facts = host_facts(session).await?;
-    let closed = session.batch_execute("SELECT 1").await;
-    closed.map_err(|source| FactsError::Query { what: "server", source })?;
+    session.batch_execute("ROLLBACK TO SAVEPOINT facts; RELEASE SAVEPOINT facts").await.map_err(lost)?;
     Ok(facts)
 }
 

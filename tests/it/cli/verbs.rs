@@ -51,7 +51,8 @@ fn many_keys_and_ids() {
     let all = fed(folder.path(), &["locate", "--keys", "-", "--json"], keys.as_bytes());
     let lines = all.json();
     assert_eq!((all.exit, lines.len()), (0, 3000), "{}", all.stderr);
-    assert!(lines.iter().enumerate().all(|(key, line)| line["key"] == key.to_string() && line["shard"] == key % 16));
+    let is_key = |said: &serde_json::Value, key: usize| said.as_str().is_some_and(|text| text.parse() == Ok(key));
+    assert!(lines.iter().enumerate().all(|(key, line)| is_key(&line["key"], key) && line["shard"] == key % 16));
 
     fs::write(folder.path().join("keys"), "7\r\n\nseven\n8").unwrap();
     let some = pgshard(folder.path(), &["locate", "--keys", "keys"]);

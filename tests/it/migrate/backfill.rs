@@ -96,7 +96,8 @@ on_each_version! {
         let ran = Ran::of(one).await;
         assert!(ran.ended(130).stderr.contains("it does what is left"), "{}", ran.stderr);
         let (first, second) = tokio::join!(world.run(&small), world.run(&small));
-        (first.ended(0), second.ended(0));
+        first.ended(0);
+        second.ended(0);
         assert_eq!(world.counted().await, once(6, 2000));
         let status = world.backfill_status().await;
         let said = (&status["finished"], &status["rows"], &status["not_begun"]);

@@ -145,7 +145,7 @@ on_each_version! {
             let sql = format!("UPDATE shard_0000.images SET {column} = {value} WHERE id = 2");
             db1.batch_execute(&sql).await.unwrap();
             let ran = world.run(&args).await;
-            let said = format!("column images.{} names large objects", column.trim_matches('"'));
+            let said = format!("column images.{} refers to large objects", column.trim_matches('"'));
             assert!(ran.ended(4).stderr.contains(&said), "{}", ran.stderr);
             db1.batch_execute("UPDATE shard_0000.images SET \"The image\" = NULL, others = NULL").await.unwrap();
         }

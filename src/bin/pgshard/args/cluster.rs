@@ -202,8 +202,8 @@ pub(crate) struct Bench {
 /// Print the SQL that gives a role the least that it needs
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Prints only: no config is read, no host is asked. Running the SQL again changes nothing. `pgshard check`
-says which role lacks something.
+Prints only: no config is read, no host is asked. Running the SQL again changes nothing. `pgshard check` says which \
+role lacks something.
 
 Examples:
   pgshard rights --for owner --role app

@@ -220,10 +220,13 @@ fn unqualified(error: &Error, query: &str) -> Option<&'static str> {
     None
 }
 
+/// The shards of a host that could not be reached, and why.
+type Unasked = (Vec<ShardId>, Option<Box<Error>>);
+
 /// The errors: of a host that could not be reached once, and others with the same cause together.
 fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option<HostName>, output: &Output) {
     failed.sort_by_key(|(shard, _)| *shard);
-    let mut down: BTreeMap<Option<HostName>, (Vec<ShardId>, Option<Box<Error>>)> = BTreeMap::new();
+    let mut down: BTreeMap<Option<HostName>, Unasked> = BTreeMap::new();
     let mut causes: Vec<(Vec<String>, Vec<ShardId>)> = Vec::new();
     for (shard, trouble) in failed {
         match trouble {
