@@ -45,7 +45,7 @@ pub(crate) use tickets::{
     arg_required_else_help = true,
     after_help = "\
 Examples:
-  pgshard init --hosts 2        write pgshard.toml, then put your servers into it
+  pgshard init --hosts 2        write pgshard.toml; put your servers into it
   pgshard bootstrap             create the shards on them
   pgshard check                 is everything as the config says?
   pgshard locate --key 31341    where is user 31341?
@@ -53,7 +53,7 @@ Examples:
   pgshard explain host_emptied  what is that finding, and what is there to do?",
     after_long_help = format!("\
 Examples:
-  pgshard init --hosts 2        write pgshard.toml, then put your servers into it
+  pgshard init --hosts 2        write pgshard.toml; put your servers into it
   pgshard bootstrap             create the shards on them
   pgshard check                 is everything as the config says?
   pgshard locate --key 31341    where is user 31341?

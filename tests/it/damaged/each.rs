@@ -24,7 +24,7 @@ const BOOTSTRAP: Remedy = Remedy::Command(&["bootstrap"]);
 const REBUILD: Remedy = Remedy::Command(&["map", "rebuild", "--yes"]);
 
 /// The definitions of the control schema's tables and functions. All are broken at once.
-const SHAPES: [Break; 20] = [
+const SHAPES: [Break; 19] = [
     ("ALTER TABLE pgshard.move DROP COLUMN rows", "control_damaged", "its column move.rows is gone", BOOTSTRAP),
     (
         "ALTER TABLE pgshard.move ALTER back DROP DEFAULT",
@@ -61,7 +61,6 @@ const SHAPES: [Break; 20] = [
         BOOTSTRAP,
     ),
     ("DROP TABLE pgshard.beacon", "control_damaged", "its table beacon is gone", BOOTSTRAP),
-    ("DROP TABLE pgshard.mover", "control_damaged", "its table mover is gone", BOOTSTRAP),
     (
         "ALTER TABLE pgshard.progress ALTER breach TYPE varchar",
         "control_damaged",
@@ -88,9 +87,9 @@ const SHAPES: [Break; 20] = [
         Remedy::Statement("DROP TRIGGER"),
     ),
     (
-        "CREATE RULE mine AS ON DELETE TO pgshard.beacon DO INSTEAD NOTHING",
+        "CREATE RULE mine AS ON DELETE TO pgshard.progress DO INSTEAD NOTHING",
         "control_damaged",
-        "its table beacon has a rule mine",
+        "its table progress has a rule mine",
         Remedy::Statement("DROP RULE"),
     ),
     (
@@ -251,7 +250,7 @@ fn one<'a>(all: &'a [Value], (damage, code, words, _): &Break) -> &'a Value {
 }
 
 on_each_version! {
-    /// The definitions of the control schema: twenty things are broken at once and named; then each is repaired as the
+    /// The definitions of the control schema: many things are broken at once and named; then each is repaired as the
     /// finding says, and everything is as bootstrap creates it.
     async fn what_the_control_schema_is_made_of(version) {
         let world = World::new(&[version], 4).await;

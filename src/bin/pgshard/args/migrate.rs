@@ -176,8 +176,8 @@ migration would, and ends the way back of shards that were moved and could be ta
 
 Examples:
   pgshard migrate backfill backfills/0001_captions.sql --table photos
-  pgshard migrate backfill --name captions --table photos --sql \\
-    'UPDATE {shard}.photos SET caption = title WHERE id BETWEEN {low} AND {high} AND caption IS NULL'
+  pgshard migrate backfill --name likes --table photos --sql \\
+    'UPDATE {shard}.photos SET likes = 0 WHERE id BETWEEN {low} AND {high}'
   pgshard migrate backfill --status")]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["file", "sql", "status"]))]
 pub(crate) struct MigrateBackfill {
