@@ -397,6 +397,9 @@ pub(super) async fn install_for(
     let installed = installed(transaction.client()).await.map_err(ControlError::Facts)?;
     let shape = read_shape(transaction.client()).await.map_err(ControlError::Facts)?;
     let damages = damages(&installed).into_iter().chain(shape::damages(&shape));
+    // A repair alters tables that routers and movers use: they must not queue behind it for long.
+    let patience = transaction.batch_execute("SET LOCAL lock_timeout = '5s'").await;
+    patience.map_err(sql("bound the wait for locks"))?;
     for damage in damages.filter(|damage| damage.by_hand.is_none()) {
         transaction.batch_execute(&damage.mend).await.map_err(sql("make good what is missing"))?;
         versions.push(damage.version);

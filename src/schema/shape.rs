@@ -82,6 +82,10 @@ FROM pg_catalog.pg_namespace n WHERE nspname = 'pgshard'";
 /// Tables whose rows are written again when they are needed, or do not matter after they are gone.
 const REMADE: [&str; 3] = ["beacon", "known_host", "mover"];
 
+/// The table that a bootstrap has locked while it repairs others in a session of its own: to alter it, it would wait for
+/// itself.
+const LOCKED: &str = "cluster";
+
 /// What to do about lost rows.
 const RESTORE: &str = "restore the host's database from a backup or a standby: what was in it is lost, and nothing can \
                        create it again";
@@ -135,7 +139,13 @@ pub(super) fn damages(shape: &Shape) -> Vec<Damage> {
                 found.push(mended(made.version, format!("its table {name} is gone"), made.sql.join("; ")));
             }
             None => found.push(by_hand(made.version, format!("its table {name} is gone"), RESTORE.to_owned())),
-            Some(there) => of_table(&name, &made, there, &shape.owner, &mut found),
+            Some(there) => {
+                let from = found.len();
+                of_table(&name, &made, there, &shape.owner, &mut found);
+                if name == LOCKED {
+                    found[from..].iter_mut().for_each(Damage::leave_to_owner);
+                }
+            }
         }
     }
     for (name, (version, sql)) in functions() {
@@ -167,6 +177,15 @@ fn mended(version: i32, what: String, mend: String) -> Damage {
 
 fn by_hand(version: i32, what: String, remedy: String) -> Damage {
     Damage { version, what, mend: String::new(), by_hand: Some(remedy) }
+}
+
+impl Damage {
+    /// Makes a repair by bootstrap one by hand.
+    fn leave_to_owner(&mut self) {
+        if self.by_hand.is_none() {
+            self.by_hand = Some(format!("as the owner: {}", std::mem::take(&mut self.mend)));
+        }
+    }
 }
 
 fn owner_remedy(kind: &str, name: &str, owner: &str) -> String {

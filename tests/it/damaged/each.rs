@@ -58,7 +58,7 @@ const SHAPES: [Break; 19] = [
         "ALTER TABLE pgshard.cluster ENABLE ROW LEVEL SECURITY",
         "control_damaged",
         "its table cluster has row security",
-        BOOTSTRAP,
+        Remedy::Statement("ALTER TABLE"),
     ),
     ("DROP TABLE pgshard.beacon", "control_damaged", "its table beacon is gone", BOOTSTRAP),
     (

@@ -120,7 +120,7 @@ on_each_version! {
         assert_eq!(lent.as_array().map(Vec::len), Some(6), "{plan}");
         assert!(lent.to_string().contains(r#"{"index":"members_user_id_team_key","table":"members"}"#), "{lent}");
         assert!(plan["shards"][0]["steps"][1].as_str().unwrap().contains("table places gets REPLICA IDENTITY FULL"));
-        assert!(plan["shards"][0]["warnings"].to_string().contains("names the rows of Odd"), "{plan}");
+        assert!(plan["shards"][0]["warnings"].to_string().contains("identifies the rows of Odd"), "{plan}");
         assert_eq!(identities(&world, 0).await, OWN);
 
         let working = tokio::spawn(work(world.servers.app(0).await, 0));
