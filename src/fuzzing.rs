@@ -1,6 +1,6 @@
 //! What reads texts and bytes from elsewhere, each as a function of any bytes that panics where a promise is broken.
-//! For `cargo fuzz` (`fuzz/`, which sets `cfg(fuzzing)`), and for the tests below, which run the same functions on what is
-//! in `fuzz/corpus` and on what comes of changing it. No part of the library: no other build has it.
+//! For `cargo fuzz` (`fuzz/`, which sets `cfg(fuzzing)`), and for the tests below, which run the same functions on what
+//! is in `fuzz/corpus` and on what comes of changing it. No part of the library: no other build has it.
 #![allow(missing_docs, reason = "nobody can use it but fuzz/ and the tests below")]
 
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! Whether a connection that is waited on is alive.
 //!
 //! A server may work on a statement for hours and say nothing. A connection whose other side is gone, or that a
-//! firewall or a proxy has forgotten, says nothing either. The kernel tells only where the peer's kernel does not answer. So
-//! who has waited for long asks the server over another connection whether it is at work on this one.
+//! firewall or a proxy has forgotten, says nothing either. The kernel tells only where the peer's kernel does not
+//! answer. So who has waited for long asks the server over another connection whether it is at work on this one.
 
 use std::pin::Pin;
 use std::sync::Arc;

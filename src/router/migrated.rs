@@ -101,7 +101,7 @@ pub struct NotMigrated {
 
 impl Router {
     /// Asks every host how far a migration is. `name` is the name of its file, with or without `.sql`. Any role that
-    /// may use the cluster may ask.
+    /// may use a shard on each host may ask.
     ///
     /// # Cancel safety
     /// Only reads.

@@ -82,8 +82,8 @@ FROM pg_catalog.pg_namespace n WHERE nspname = 'pgshard'";
 /// Tables whose rows are written again when they are needed, or do not matter after they are gone.
 const REMADE: [&str; 3] = ["beacon", "known_host", "mover"];
 
-/// The table that a bootstrap has locked while it repairs others in a session of its own: to alter it, it would wait for
-/// itself.
+/// The table that a bootstrap has locked while it repairs others in a session of its own: to alter it, it would wait
+/// for itself.
 const LOCKED: &str = "cluster";
 
 /// What to do about lost rows.

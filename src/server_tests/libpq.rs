@@ -244,7 +244,8 @@ async fn strings() {
     });
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
     let both = both.into_inner();
-    // An environment that is wrong keeps all of its strings from connecting. Of ten environments about eight strings do.
+    // An environment that is wrong keeps all of its strings from connecting. Of ten environments about eight strings
+    // do.
     assert!(seeds.len() == 1 || both > seeds.len() / 2, "only {both} connected: the generator is no use");
 }
 

@@ -509,8 +509,11 @@ on_each_version! {
     /// `status`, `wait`, and an application that waits. Nor are shards of a mover that is alive; that mover is named.
     async fn shards_that_are_missed(version) {
         let world = World::new(&[version, version], 8).await;
-        world.servers.superuser(0).await.batch_execute("CREATE ROLE web LOGIN").await.unwrap();
-        world.servers.superuser(1).await.batch_execute("CREATE ROLE web LOGIN").await.unwrap();
+        for (host, shard) in [(0, "shard_0000"), (1, "shard_0004")] {
+            let sql = format!("CREATE ROLE web LOGIN; GRANT USAGE ON SCHEMA {shard} TO web");
+            world.servers.superuser(host).await.batch_execute(&sql).await.unwrap();
+        }
+        world.run(&["bootstrap"]).await.ended(0);
         let text = std::fs::read_to_string(&world.config.path).unwrap().replace("app@", "web@");
         let application = pgshard::connect(world.write("web.toml", &text)).await.unwrap();
         let waits = ["migrate", "wait", "--for", "0002_caption.sql", "--timeout-s", "0"];

@@ -187,7 +187,7 @@ on_each_version! {
             world.servers.app(host).await.batch_execute(sql).await.unwrap();
         }
         let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
-        let words = "has a control schema of version 5, and this pgshard works with version 8: run `pgshard bootstrap \
+        let words = "has a control schema of version 5, and this pgshard works with version 9: run `pgshard bootstrap \
                      --host db1`";
         assert!(ran.stderr.contains(words), "{} {}", ran.code(), ran.stderr);
         assert!(findings(&world, &[]).await.iter().all(|found| found.starts_with("control_old ")));

@@ -391,7 +391,7 @@ on_each_version! {
         let to = Placement { host: db2.clone(), epoch: ShardEpoch::new(5).unwrap() };
         publish_merged(&world.config.map_store(), &Changes::from_iter([(ShardId::new(3).unwrap(), to)])).await.unwrap();
         world.run(&["--config", fleet_path, "map", "import", file, "--yes"]).await.ended(0);
-        let exported = world.run(&["--config", fleet_path, "map", "export"]).await;
+        let exported = world.text(&["--config", fleet_path, "map", "export"]).await;
         let back = Config::parse(&format!("{head}{}", exported.ended(0).stdout), &world.config.path).unwrap();
         let map = back.map.clone().unwrap();
         assert_eq!(map.version(), MapVersion::new(3));

@@ -70,16 +70,11 @@ impl OnShard<'_> {
     /// # Errors
     /// When the connection is lost.
     pub(super) async fn start(&self, client: &Connection) -> Answer {
-        let sql = "SELECT s.state = 'serving', EXISTS (SELECT FROM pg_catalog.pg_class c
-                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-                WHERE n.nspname = s.schema_name AND c.relname = $2 AND c.relkind = 'r')
-            FROM pgshard.shard s WHERE s.shard_id = $1";
-        let rows = client.query_typed(sql, &[(&self.shard.as_i32(), Type::INT4), (&TABLE, Type::TEXT)]).await?;
-        let Some(row) = rows.first() else { return Ok(Step::Elsewhere) };
-        if !row.try_get::<_, bool>(0)? {
-            return Ok(Step::Elsewhere);
-        }
-        if !row.try_get::<_, bool>(1)? {
+        let there = match self.table_exists(client).await? {
+            None => return Ok(Step::Elsewhere),
+            Some(there) => there,
+        };
+        if !there {
             match transaction::run(client, self.shard, &[], &self.table(), self.lock_timeout).await? {
                 Outcome::Done => {}
                 Outcome::Again(fault) => return Ok(Step::Again(fault.to_string())),
@@ -87,12 +82,27 @@ impl OnShard<'_> {
                     let words = "a move has claimed it; the table of its progress is created after the move".to_owned();
                     return Ok(Step::Again(words));
                 }
+                // Of two commands that create it at once, IF NOT EXISTS fails the slower one with a unique violation,
+                // after the other has committed.
                 Outcome::Failed(fault) | Outcome::Apart(fault) => {
-                    return Ok(Step::Failed(BackfillFault::Unfit { words: fault.to_string() }));
+                    return Ok(match self.table_exists(client).await? {
+                        Some(true) => Step::Again(fault.to_string()),
+                        _ => Step::Failed(BackfillFault::Unfit { words: fault.to_string() }),
+                    });
                 }
             }
         }
         self.whole(client, self.begin_record(client).await).await
+    }
+
+    /// Whether the table of the progress exists; `None` if the host does not serve the shard.
+    async fn table_exists(&self, client: &Connection) -> Result<Option<bool>, tokio_postgres::Error> {
+        let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c
+                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = s.schema_name AND c.relname = $2 AND c.relkind = 'r')
+            FROM pgshard.shard s WHERE s.shard_id = $1 AND s.state = 'serving'";
+        let rows = client.query_typed(sql, &[(&self.shard.as_i32(), Type::INT4), (&TABLE, Type::TEXT)]).await?;
+        rows.first().map(|row| row.try_get(0)).transpose()
     }
 
     /// Runs the next range, of at most `keys` keys.

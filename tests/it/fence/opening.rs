@@ -77,8 +77,8 @@ async fn router(cluster: &TestCluster) -> Client {
 }
 
 on_each_version! {
-    /// Every router can open, but only with the token and only when everything is ready; the second time there is nothing to
-    /// open.
+    /// Every router can open, but only with the token and only when everything is ready; the second time there is
+    /// nothing to open.
     async fn by_anybody_with_the_token(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;

@@ -204,6 +204,13 @@ impl World {
 
     /// The command on the world's config, as JSON. A move is a blocking one unless its arguments say more.
     pub(crate) fn command(&self, args: &[&str], environment: &[(&str, &str)]) -> Command {
+        let mut command = self.bare(args, environment);
+        command.arg("--json");
+        command
+    }
+
+    /// The same, with the text that people read.
+    fn bare(&self, args: &[&str], environment: &[(&str, &str)]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
         for name in ["PGSHARD_FAILPOINT", "PGSHARD_LOG", "RUST_LOG", "PGSHARD_LEASE_MS", "PGSHARD_CHUNK_BYTES"] {
             command.env_remove(name);
@@ -213,7 +220,7 @@ impl World {
             command.args(["--mode", "blocking"]);
         }
         command.env("PGSHARD_SNAPSHOT_MS", SNAPSHOT_MAX.as_millis().to_string());
-        command.arg("--json").env("PGSHARD_CONFIG", &self.config.path).envs(environment.iter().copied());
+        command.env("PGSHARD_CONFIG", &self.config.path).envs(environment.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         command
     }
@@ -221,6 +228,11 @@ impl World {
     /// Runs the command to its end.
     pub(crate) async fn run(&self, args: &[&str]) -> Ran {
         self.run_with(args, &[]).await
+    }
+
+    /// Runs the command to its end, with the text that people read.
+    pub(crate) async fn text(&self, args: &[&str]) -> Ran {
+        Ran::of(self.bare(args, &[]).spawn().expect("the command was built")).await
     }
 
     /// Runs the command to its end, or to a failpoint such as `after swap=kill`.

@@ -256,10 +256,12 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         }
         Command::Bootstrap(_) | Command::Recover(_) => Some("run the same command again: it does what is left"),
         Command::Migrate { command: MigrateCommand::Backfill(args) } if args.status => None,
-        Command::Migrate {
-            command:
-                MigrateCommand::Up(_) | MigrateCommand::Retry(_) | MigrateCommand::Resolve(_) | MigrateCommand::Backfill(_),
-        } => Some("run the same command again: it does what is left"),
+        Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Backfill(_) } => {
+            Some("run the same command again: it does what is left")
+        }
+        Command::Migrate { command: MigrateCommand::Retry(_) | MigrateCommand::Resolve(_) } => {
+            Some("run the same command again: it does what is left")
+        }
         Command::Tickets { command: TicketsCommand::Create(_) } => {
             Some("run the same command again: residues that are claimed stay with their hosts")
         }
