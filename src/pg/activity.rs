@@ -1,8 +1,8 @@
 //! Other sessions' statements, as they may be shown.
 
-/// An SQL expression: the first 100 characters of the statement in a column, without its literals and comments, since
-/// what people have typed there is nobody's to read in a log, a journal or a message. Cut off where it is not complete;
-/// where it is in doubt what is a literal, more is left out.
+/// An SQL expression: the first 100 characters of the statement in a column, with a `?` for each literal and comment,
+/// because logs, journals and messages must not show anybody's data. A literal that has no end is replaced up to the
+/// end of the text; where a text can be read in two ways, the longer match is replaced.
 pub(crate) fn shown(column: &str) -> String {
     let literals = [
         r"\'([^\'\\\\]|\\\\.|\'\')*(\'|$)",

@@ -1,7 +1,7 @@
-//! What lies open: roles that may more than they need, or less; locks that are a stranger's; connections that others
-//! can read; files with passwords in them.
+//! What is open to strangers: roles with more rights than they need, or fewer; locks of ours that a stranger holds;
+//! connections that others can read; readable files with passwords in them.
 //!
-//! Throwaway servers are left out of the findings about roles: nobody keeps rows there.
+//! On throwaway servers, superusers are no finding: nobody keeps rows there.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;

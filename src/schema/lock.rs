@@ -1,10 +1,10 @@
 //! The locks that keep commands apart, on one host.
 //!
-//! Anybody who may connect can take an advisory lock, and keep it. So what must stop somebody else is a lock on
-//! `pgshard.cluster`, which only its owner can take; and of an advisory lock it is asked whose it is: one that a role
-//! without rights holds is passed over.
+//! Anybody who may connect can take an advisory lock and keep it. So the lock that must stop another command is a table
+//! lock on `pgshard.cluster`, which only the table's owner can take. Where an advisory lock is in the way, we look
+//! whose it is, and ignore it if its role has no rights here.
 //!
-//! None of them gives a transaction a number or a snapshot: CREATE INDEX CONCURRENTLY and a new slot wait for those.
+//! No lock gives its transaction a number or a snapshot: CREATE INDEX CONCURRENTLY and a new slot wait for those.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ const IDS: i32 = 0x7067_6964;
 /// How often a lock that is not free is tried.
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
-/// The keys, beside [`LOCK_SPACE`], of advisory locks: one that installs the control schema; a bootstrap, or a
-/// migration, that has read the host; and its work on the host.
+/// The second keys of the advisory locks in [`LOCK_SPACE`]: for installing the control schema; for a bootstrap, or a
+/// migration, from when it reads the host; and for its work on the host.
 pub(super) const CONTROL: i32 = 1;
 pub(super) const BOOTSTRAP: i32 = 2;
 pub(super) const WORK: i32 = 3;
@@ -29,19 +29,20 @@ pub(super) const WORK: i32 = 3;
 /// or writes rows.
 const OWN: &str = "LOCK TABLE pgshard.cluster IN SHARE UPDATE EXCLUSIVE MODE NOWAIT";
 
-/// Tells of the work, until the end of its transaction; conflicts with none of these.
+/// Shows others that a bootstrap or a migration is at work here, until the end of the transaction. It conflicts with
+/// none of these locks.
 pub(super) const AT_WORK: &str = "LOCK TABLE pgshard.cluster IN ROW SHARE MODE";
 
-/// Whether somebody who may act for the owner of the control schema holds the advisory lock of these keys, as an
-/// expression. Before there is a control schema: who may act for the current role.
+/// An SQL expression: whether a session whose role may act for the owner of the control schema holds the advisory lock
+/// with these keys. While there is no control schema, the role must be one that may act for the current role.
 ///
-/// It is read after the lock was tried. Whoever takes the lock first and then looks whether it may go on, as a
-/// migration does, is seen here, or sees what was committed before this was asked.
+/// To be evaluated after the attempt to take the lock. A migration takes the lock first and then looks whether it may
+/// go on; so either it is seen here, or it sees what was committed before this expression was evaluated.
 pub(crate) fn held(space: &str, key: &str) -> String {
     format!("EXISTS ({} AND l.classid = {space} AND l.objid = {key})", ours())
 }
 
-/// Advisory locks with two keys, of this database, in other sessions, that are held by a role which may act for us.
+/// The advisory locks with two keys that other sessions of this database hold, if their role may act for ours.
 fn ours() -> String {
     "SELECT FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
      WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
@@ -69,8 +70,9 @@ pub(super) async fn control(client: &Client, until: Instant) -> Result<bool, tok
     try_advisory(client, CONTROL, until).await
 }
 
-/// Takes the lock of a bootstrap, or of a migration, in a transaction, and looks whether one that was killed is still
-/// at its last message. False: somebody else has one of the locks. The transaction is open then, too.
+/// Takes the lock of a bootstrap, or of a migration, in a transaction. It also waits for the server process of one that
+/// was killed and whose last statement still runs. False: somebody else has one of the locks; the transaction stays
+/// open then, too.
 pub(super) async fn own(client: &Client, until: Instant) -> Result<bool, tokio_postgres::Error> {
     if !try_advisory(client, BOOTSTRAP, until).await? {
         return Ok(false);
@@ -92,7 +94,7 @@ pub(super) async fn own(client: &Client, until: Instant) -> Result<bool, tokio_p
     until_true(client, &at_work, until).await
 }
 
-/// Whether the role may lock a table of the control schema. False where it is not there.
+/// Whether the role may lock a table of the control schema. False if the table does not exist.
 fn may_write(table: &str) -> String {
     format!(
         "SELECT coalesce((SELECT pg_catalog.has_table_privilege(c.oid, 'UPDATE') FROM pg_catalog.pg_class c
@@ -107,8 +109,8 @@ async fn try_advisory(client: &Client, key: i32, until: Instant) -> Result<bool,
     until_true(client, &sql, until).await
 }
 
-/// Tried again and again: a statement that waits for a lock may have a snapshot, and the CREATE INDEX CONCURRENTLY of
-/// the one who has the lock would wait for us.
+/// Tries again and again in place of waiting in the lock's queue: a statement that waits there may have a snapshot, and
+/// the CREATE INDEX CONCURRENTLY of the session that has the lock would wait for us.
 async fn try_table(client: &Client, sql: &str, until: Instant) -> Result<bool, tokio_postgres::Error> {
     loop {
         client.batch_execute("SAVEPOINT lock").await?;
@@ -126,7 +128,7 @@ async fn try_table(client: &Client, sql: &str, until: Instant) -> Result<bool, t
     }
 }
 
-/// By a simple query: an extended one leaves a portal in the transaction, and that has a snapshot.
+/// Uses a simple query, because an extended one leaves a portal in the transaction, and a portal has a snapshot.
 async fn until_true(client: &Client, sql: &str, until: Instant) -> Result<bool, tokio_postgres::Error> {
     loop {
         if is_true(&client.simple_query(sql).await?) {
@@ -139,14 +141,14 @@ async fn until_true(client: &Client, sql: &str, until: Instant) -> Result<bool, 
     }
 }
 
-/// Whether a simple query that gives one boolean has given true.
+/// Whether a simple query that returns one boolean has returned true.
 pub(super) fn is_true(messages: &[SimpleQueryMessage]) -> bool {
     messages
         .iter()
         .any(|message| matches!(message, SimpleQueryMessage::Row(row) if row.try_get(0).ok().flatten() == Some("t")))
 }
 
-/// The server processes that hold the host's lock, or are still at the work of one that has lost it. Locks: none.
+/// The server processes that hold the host's lock, or that still work for a command that has lost it. Locks: none.
 pub(super) async fn holders(client: &Client) -> Result<Vec<String>, tokio_postgres::Error> {
     let sql = format!(
         "SELECT DISTINCT pg_catalog.format('process %s (%s, since %s)', a.pid,
@@ -167,18 +169,18 @@ pub(super) async fn holders(client: &Client) -> Result<Vec<String>, tokio_postgr
     client.query(&sql, &[]).await?.iter().map(|row| row.try_get(0)).collect()
 }
 
-/// A lock of ours that somebody holds who has no business with it.
+/// One of our advisory locks, held by a role that has no rights here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Foreign {
-    /// The server's process.
+    /// The server process that holds it.
     pub(super) pid: i32,
-    /// Its role.
+    /// The role of its session.
     pub(super) role: String,
-    /// What the lock keeps others from.
+    /// What the lock is for, and the harm of its being held.
     pub(super) what: &'static str,
 }
 
-/// The locks that roles hold which may neither act for the owner of the control schema nor use the shard. Locks: none.
+/// The locks held by roles that may neither act for the owner of the control schema nor use the shard. Locks: none.
 pub(super) async fn foreign(client: &Client) -> Result<Vec<Foreign>, tokio_postgres::Error> {
     let sql = format!(
         "SELECT DISTINCT a.pid, coalesce(a.usename::pg_catalog.text, '?'), l.classid::pg_catalog.int8

@@ -1,10 +1,10 @@
-//! What each role needs, and which roles are let ask where shards are.
+//! The rights that each role needs, and which roles may ask a host where a shard is.
 //!
-//! A role that may use the schema of a shard is taken for a router's. The catalogs are the only record of that: a role
-//! that may ask on one host is let ask on the others as well, so that a host without shards answers too.
+//! A role with USAGE on the schema of a shard counts as a router's role. The catalogs are the only record of that. A
+//! role that may ask on one host may ask on all others too, so that hosts without shards also answer it.
 //!
-//! Invariant: of its own accord this gives a role no more than to ask, and to end what is over. Rights on shards are an
-//! application's to give, by its migrations.
+//! Invariant: unasked, this module gives a role no more than the right to ask, and to open a fence whose time is over.
+//! Rights on the tables of shards are given by the application's migrations.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub enum Purpose {
     Reader,
 }
 
-/// Statements that go together. Running them again changes nothing.
+/// Statements to be run together by one role. Running them again changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grants {
@@ -37,7 +37,7 @@ pub struct Grants {
     pub statements: Vec<String>,
 }
 
-/// The least that a role needs, for every host, in the order in which the parts are run.
+/// The statements that give a role the least that it needs, in the order in which to run them, on every host.
 pub fn rights(purpose: Purpose, role: &str) -> Vec<Grants> {
     let administrator = |statements| Grants { by: "an administrator, in the database of each host", statements };
     let owner = |statements| Grants {
@@ -63,8 +63,8 @@ pub fn rights(purpose: Purpose, role: &str) -> Vec<Grants> {
     }
 }
 
-/// What the role needs of each shard, as the text of a shard migration, so that shards to come have it too. `None`: the
-/// role needs none, for it owns them.
+/// The text of a shard migration that gives the role what it needs in each shard, so that later shards have it too.
+/// `None` for roles that own the shards.
 pub fn shard_migration(purpose: Purpose, role: &str) -> Option<String> {
     let grantee = quote_ident(role).replace("{shard}", "{{shard}}");
     let grants =
@@ -73,7 +73,7 @@ pub fn shard_migration(purpose: Purpose, role: &str) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// What a role needs of a shard: the right, and on what.
+/// What a role needs in a shard: the rights, and on what.
 fn of_shard(purpose: Purpose) -> &'static [(&'static str, &'static str)] {
     match purpose {
         Purpose::Owner | Purpose::Mover => &[],
@@ -108,7 +108,7 @@ fn create(role: &str) -> String {
     ))
 }
 
-/// The name of the database is the server's to say: hosts have different ones.
+/// Grants rights on the current database, since its name differs from host to host.
 fn on_database(role: &str, rights: &str) -> String {
     let role = quote_literal(role);
     do_block(&format!(
@@ -117,12 +117,12 @@ fn on_database(role: &str, rights: &str) -> String {
     ))
 }
 
-/// For the slot and the stream of an online move.
+/// An online move needs it for its slot and its stream.
 fn replication(role: &str) -> String {
     format!("ALTER ROLE {} REPLICATION", quote_ident(role))
 }
 
-/// Where row level security holds for the owner too, who must copy all rows.
+/// Where FORCE ROW LEVEL SECURITY filters for the owner too: the mover must copy all rows.
 fn bypass_policies(role: &str) -> String {
     let name = quote_ident(role);
     do_block(&format!(
@@ -133,13 +133,13 @@ fn bypass_policies(role: &str) -> String {
     ))
 }
 
-/// A body that may hold a role's name, whatever that is.
+/// A DO statement. A role's name in the body cannot end its quotes, whatever the name is.
 fn do_block(body: &str) -> String {
     let tag = "$rights$";
     if body.contains(tag) { format!("DO {}", quote_literal(body)) } else { format!("DO {tag} {body} {tag}") }
 }
 
-/// A word as a shell takes it, whatever is in it.
+/// A word, quoted for a shell where it needs quotes.
 pub(super) fn shell_word(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
     match !word.is_empty() && !word.starts_with('-') && word.chars().all(is_plain) {
@@ -155,7 +155,7 @@ pub(super) const TABLES: [&str; 2] = ["cluster", "identity"];
 pub(super) const FUNCTIONS: [(&str, &str); 4] =
     [("look", "integer"), ("expire_fence", "integer"), ("finish_open", "integer, uuid"), ("migrated", "text")];
 
-/// PUBLIC, where it stands among the names of roles. No role can have this name.
+/// Stands for PUBLIC among names of roles. No role can have this name.
 const PUBLIC: &str = "public";
 
 /// The statements that give a role what a router needs of the control schema. Running them again changes nothing.
@@ -173,32 +173,32 @@ pub(super) fn of_router(role: &str) -> Vec<String> {
 /// The roles of a host's routers, and what they lack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Routers {
-    /// All that may use the schema of a shard, or may ask already.
+    /// All roles that may use the schema of a shard, or may already ask.
     pub(super) all: BTreeSet<String>,
-    /// Those of them that lack something of what a router needs.
+    /// Those of them that lack a right that a router needs.
     pub(super) lacking: BTreeSet<String>,
 }
 
 impl Routers {
-    /// Those that other hosts are to know. What is granted to PUBLIC goes along with the shards.
+    /// The roles that may also ask on other hosts. PUBLIC is left out: its rights on a shard move along with the shard.
     pub(super) fn elsewhere(&self) -> impl Iterator<Item = &String> {
         self.all.iter().filter(|role| *role != PUBLIC)
     }
 }
 
-/// Of which schemas the users are asked for.
+/// Whose users are asked for.
 pub(crate) enum Users<'a> {
-    /// Those of all shards of the host.
+    /// The schemas of all shards of the host.
     OfShards,
-    /// This one.
+    /// This schema.
     Of(&'a str),
 }
 
-/// Names of roles, each with whether it lacks something. $1: a schema, or NULL for those of all shards; $2: other
-/// roles, of which those that are not there are left out.
+/// The names of roles, each with whether it lacks a right. $1: a schema, or NULL for the schemas of all shards; $2:
+/// further roles, of which those that do not exist are left out.
 ///
-/// What a role has by a group, or by PUBLIC, it does not lack. The predefined roles that may use every schema count as
-/// soon as they have members.
+/// A right that a role has by a group or by PUBLIC is not lacking. The predefined roles that may use every schema count
+/// if they have members.
 ///
 /// Locks: none.
 fn sql() -> String {
@@ -253,8 +253,8 @@ pub(super) async fn routers(
     Ok(routers)
 }
 
-/// Gives what a router needs to the roles that may use these schemas, and to the others that are named and are there.
-/// Gives the names of those that lacked something. To be called in a transaction.
+/// Gives the rights that a router needs to the roles that may use these schemas, and to those of `others` that exist.
+/// Returns the names of those that lacked a right. To be called in a transaction.
 ///
 /// Locks: where a role lacks something, SHARE ROW EXCLUSIVE on pgshard.control_migration until the end of the
 /// transaction, since two at once would alter the same rows of catalogs, and one would fail; nobody else locks that.
