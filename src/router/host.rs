@@ -47,10 +47,10 @@ impl Host {
     ) -> Host {
         let connect = || host.connect.clone();
         let circuit = Arc::new(Circuit::new(connect(), options.application_name.clone(), options.create_max));
-        let learned = (host.prepare == PrepareMode::Unnamed).then(|| Arc::new(Learned::new()));
-        let statements = |max| match &learned {
-            None => Statements::Named { max },
-            Some(learned) => Statements::Unnamed(learned.clone()),
+        let learned = Arc::new(Learned::new());
+        let statements = |max| match host.prepare {
+            PrepareMode::Unnamed => Statements::Unnamed(learned.clone()),
+            PrepareMode::Named => Statements::Named { max, learned: learned.clone() },
         };
         let opener = Opener {
             connect: connect(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::{ToSql, Type, WrongType};
 use tokio_postgres::{Client, Row, Statement};
 
 use super::circuit::Circuit;
@@ -20,7 +20,7 @@ use super::replica::Shown;
 use super::sql::Rendered;
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
-use super::statements::StatementCache;
+use super::statements::{Look, StatementCache};
 use super::unnamed::{self, Learned};
 use crate::pg::Connection;
 
@@ -39,8 +39,8 @@ pub(super) const ROLLBACK_AND_CLEAN: &str = concat!("ROLLBACK; ", clean!());
 /// How a pool's sessions prepare statements.
 #[derive(Clone)]
 pub(super) enum Statements {
-    /// By name, at most `max` in each session; 0 keeps none.
-    Named { max: usize },
+    /// By name, at most `max` in each session; 0 keeps none. The others are run without names.
+    Named { max: usize, learned: Arc<Learned> },
     /// Without names.
     Unnamed(Arc<Learned>),
 }
@@ -79,9 +79,15 @@ pub(super) struct Opened {
 }
 
 enum Prepared {
-    /// By template and shard. Never locked across a wait.
-    Named(Mutex<StatementCache<Statement>>),
+    Named(Named),
     Unnamed(Arc<Learned>),
+}
+
+/// The statements that a session keeps, and what is known of those that it does not.
+struct Named {
+    /// By template and shard. Never locked across a wait.
+    kept: Mutex<StatementCache<Statement>>,
+    learned: Arc<Learned>,
 }
 
 /// Whether a statement that was prepared earlier will do.
@@ -110,7 +116,14 @@ impl Failed {
     /// or before its shard went away and came back.
     pub(super) fn may_be_outdated(&self) -> bool {
         let code = self.error.code().map(|code| code.code());
-        self.prepared_before && (code == Some("26000") || MoveSignal::of(&self.error) == Some(MoveSignal::Relative))
+        let relative = || MoveSignal::of(&self.error) == Some(MoveSignal::Relative);
+        self.prepared_before && (code == Some("26000") || relative() || self.is_of_another_type())
+    }
+
+    /// Whether the driver did not send it, since a parameter is of another type than the server wanted when it was
+    /// asked.
+    fn is_of_another_type(&self) -> bool {
+        std::error::Error::source(&self.error).is_some_and(|cause| cause.is::<WrongType>())
     }
 
     /// Whether the session may remember what it saw of a signpost. A function from outside the shard that ran into a
@@ -200,7 +213,9 @@ impl Answer for u64 {
 impl Session {
     pub(super) fn new(opened: Opened) -> Session {
         let statements = match opened.statements {
-            Statements::Named { max } => Prepared::Named(Mutex::new(StatementCache::new(max))),
+            Statements::Named { max, learned } => {
+                Prepared::Named(Named { kept: Mutex::new(StatementCache::new(max)), learned })
+            }
             Statements::Unnamed(learned) => Prepared::Unnamed(learned),
         };
         Session {
@@ -322,40 +337,44 @@ impl Session {
 
     async fn run_named<A: Answer>(
         &self,
-        statements: &Mutex<StatementCache<Statement>>,
+        statements: &Named,
         sql: Rendered<'_>,
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
     ) -> Result<A, Failed> {
-        let (statement, prepared_before) = self.named(statements, sql, prepare).await?;
+        let look = match prepare {
+            Prepare::Once => lock(&statements.kept).look(sql),
+            Prepare::Anew => Look::ToKeep,
+        };
+        let (statement, prepared_before) = match look {
+            Look::Kept(statement) => (statement, true),
+            Look::ToKeep => (self.keep(statements, sql).await?, false),
+            Look::Passing => {
+                let learned = &statements.learned;
+                if let Some(types) = learned.everywhere(sql) {
+                    let types = (&*types, !types.is_empty());
+                    return unnamed::run_typed(&self.connection, learned, sql, params, types).await;
+                }
+                (self.keep(statements, sql).await?, false)
+            }
+        };
         A::ask(&self.connection, &statement, params).await.map_err(|error| {
             let failed = Failed { error, prepared_before, sent: true };
             if MoveSignal::of(&failed.error).is_some() || failed.may_be_outdated() {
-                lock(statements).forget(sql);
+                lock(&statements.kept).forget(sql);
             }
             failed
         })
     }
 
-    /// The statement as it is prepared here, and whether it was prepared before.
-    async fn named(
-        &self,
-        statements: &Mutex<StatementCache<Statement>>,
-        sql: Rendered<'_>,
-        prepare: Prepare,
-    ) -> Result<(Statement, bool), Failed> {
-        let known = match prepare {
-            Prepare::Once => lock(statements).get(sql),
-            Prepare::Anew => None,
-        };
-        if let Some(statement) = known {
-            return Ok((statement, true));
-        }
+    /// Prepares a statement and keeps it.
+    async fn keep(&self, statements: &Named, sql: Rendered<'_>) -> Result<Statement, Failed> {
         let prepared = self.connection.prepare(&sql.text()).await;
         let prepared = prepared.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
+        statements.learned.prepared(sql, prepared.params());
         // What falls out of the cache is closed on the server when it is dropped.
-        lock(statements).put(sql, prepared.clone());
-        Ok((prepared, false))
+        lock(&statements.kept).put(sql, prepared.clone());
+        Ok(prepared)
     }
 
     /// Prepares a statement for later runs, and returns the types of its parameters. `None` when statements have no
@@ -363,7 +382,11 @@ impl Session {
     pub(super) async fn prepare(&self, sql: Rendered<'_>) -> Result<Option<Vec<Type>>, Failed> {
         match &self.statements {
             Prepared::Named(statements) => {
-                let (statement, _) = self.named(statements, sql, Prepare::Once).await?;
+                let known = lock(&statements.kept).get(sql);
+                let statement = match known {
+                    Some(statement) => statement,
+                    None => self.keep(statements, sql).await?,
+                };
                 Ok(Some(statement.params().to_vec()))
             }
             Prepared::Unnamed(_) => Ok(None),
@@ -379,7 +402,7 @@ impl Session {
     /// Whether this statement is prepared on the connection.
     pub(super) fn has(&self, sql: Rendered<'_>) -> bool {
         match &self.statements {
-            Prepared::Named(statements) => lock(statements).contains(sql),
+            Prepared::Named(statements) => lock(&statements.kept).contains(sql),
             Prepared::Unnamed(_) => false,
         }
     }

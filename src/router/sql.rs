@@ -87,6 +87,11 @@ impl<'a> Rendered<'a> {
         }
     }
 
+    /// Whether its tables are those that `search_path` finds.
+    pub(super) fn is_by_search_path(self) -> bool {
+        matches!(self.tables, Tables::SearchPath(..))
+    }
+
     /// Which shard the prepared statement is for, and in which way it names the shard; `None` when it is for all.
     pub(super) fn shard(self) -> Option<u32> {
         match self.tables {

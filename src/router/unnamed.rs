@@ -1,10 +1,12 @@
-//! Statements without names, for a pooler (PgBouncer in transaction mode) that gives every transaction another session.
-//! What one transaction prepared, the next does not find.
+//! Statements without names: for a pooler (PgBouncer in transaction mode) that gives every transaction another session,
+//! where what one transaction prepared, the next does not find; and for statements that a session of our own does not
+//! keep.
 //!
-//! So the server must be told the types of the parameters. The router asks for them once, within a transaction of their
-//! own, and remembers them for the host. From then on a statement is one round trip.
+//! The server must be told the types of their parameters. Behind a pooler the router asks for them once, within a
+//! transaction of their own, and elsewhere it knows them from a session that has prepared the statement. It remembers
+//! them for the host. From then on a statement is one round trip.
 //!
-//! Invariant: outside a transaction nothing is left prepared in a session that another will get.
+//! Invariant: outside a transaction nothing is left prepared in a session of a pooler, which another will get.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
@@ -47,6 +49,22 @@ impl Learned {
         self.with(|types| types.put((*key).into(), found.into()));
     }
 
+    /// The types of a statement's parameters if they are the same in every shard.
+    pub(super) fn everywhere(&self, statement: Rendered<'_>) -> Option<Box<[Type]>> {
+        if statement.is_by_search_path() {
+            return None;
+        }
+        self.with(|types| types.get(statement.template()).cloned())
+    }
+
+    /// Remembers the types of a statement that a session of our own has prepared, if they are the same in every shard.
+    pub(super) fn prepared(&self, statement: Rendered<'_>, found: &[Type]) {
+        let everywhere = found.iter().all(|found| Type::from_oid(found.oid()).is_some());
+        if everywhere && !statement.is_by_search_path() {
+            self.with(|types| types.put(statement.template().into(), found.into()));
+        }
+    }
+
     fn forget(&self, statement: Rendered<'_>) {
         self.with(|types| {
             types.pop(statement.template());
@@ -77,6 +95,17 @@ pub(super) async fn run<A: Answer>(
             found
         }
     };
+    run_typed(client, learned, statement, params, (&types, prepared_before)).await
+}
+
+/// Runs a statement whose parameters have these types, and says whether they were learned before.
+pub(super) async fn run_typed<A: Answer>(
+    client: &Client,
+    learned: &Learned,
+    statement: Rendered<'_>,
+    params: &[&(dyn ToSql + Sync)],
+    (types, prepared_before): (&[Type], bool),
+) -> Result<A, Failed> {
     // The caller gives the number of parameters. If it is wrong, the server says so.
     let types = types.iter().cloned().chain(std::iter::repeat(Type::UNKNOWN));
     let params = params.iter().copied().zip(types).collect();
