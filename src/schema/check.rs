@@ -4,13 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tokio_postgres::error::SqlState;
-
 use super::clock;
 use super::control::{Cluster, pending, record_of, restore};
 use super::damage::damages;
 use super::facts::{
-    ControlFacts, FactsError, HostFacts, KeptAudit, RecordedMigration, ShardRow, ShardState, Survey, chain,
+    ControlFacts, FactsError, Gone, HostFacts, KeptAudit, RecordedMigration, ShardRow, ShardState, Survey, chain,
 };
 use super::fault::add_again;
 use super::finding::{Finding, Findings, Severity};
@@ -111,7 +109,13 @@ fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
             ("host_unreachable", format!("{}; its shards are not served", source.remedy()))
         }
         FactsError::NotOwner { owner, .. } => ("not_owner", format!("connect as {owner}, or as a member of it")),
-        FactsError::Query { what: "control schema", source } if lacks(source) => ("host_unreadable", LACKS.to_owned()),
+        FactsError::Lacking { gone } => {
+            for Gone { what, remedy } in gone {
+                let message = format!("of its control schema: {what}");
+                findings.add(Severity::Error, "control_damaged", Some(host), message, remedy.clone());
+            }
+            return;
+        }
         FactsError::Unreadable { .. } => {
             let remedy = "somebody has written there: correct that row; `DELETE FROM pgshard.known_host`, then \
                           `pgshard bootstrap`, where it is what the host knows of others";
@@ -128,14 +132,6 @@ fn unrecorded(facts: &HostFacts, versions: &[i32]) -> impl Iterator<Item = (i32,
     let made = shape.into_iter().flat_map(|shape| versions.iter().filter(|version| shape::is_made(**version, shape)));
     made.map(|version| (*version, record_of(*version)))
 }
-
-/// Whether a table or a column of the control schema is not there.
-fn lacks(error: &tokio_postgres::Error) -> bool {
-    error.code().is_some_and(|code| [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_COLUMN].contains(code))
-}
-
-const LACKS: &str = "its control schema has lost a table or a column with what was in it: restore the host's database \
-                     from a backup or a standby, and stop its writers until then";
 
 /// Whether a schema has the name of a shard past the last one.
 fn is_beyond(schema: &str, cluster: &Cluster) -> bool {

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use jiff::Timestamp;
 use serde::Deserialize;
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::FromSql;
 use uuid::Uuid;
 
@@ -19,7 +20,7 @@ use super::known::Record;
 use super::lock::{self, Foreign};
 use super::made::MadeSet;
 use super::rights::{self, Routers, Users};
-use super::shape::{SHAPE, Shape};
+use super::shape::{self, SHAPE, Shape};
 use crate::map::{HostName, RangeItem, ShardEpoch, parse_ranges};
 use crate::pg::{ConnectError, ConnectOptions};
 use crate::shard::{ShardCount, ShardId};
@@ -284,6 +285,15 @@ pub struct LedgerRow {
     pub phase: Option<String>,
 }
 
+/// A table or a column of the control schema that is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// Which, in a sentence.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
+}
+
 /// Why it is unknown what a host says.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -312,6 +322,12 @@ pub enum FactsError {
         #[source]
         source: tokio_postgres::Error,
     },
+    /// Tables or columns of the control schema are gone, and what was in them.
+    #[error("of its control schema: {}", gone.iter().map(|one| one.what.as_str()).collect::<Vec<_>>().join("; "))]
+    Lacking {
+        /// Each of them.
+        gone: Vec<Gone>,
+    },
     /// The control schema holds something that no pgshard writes.
     #[error("its control schema holds {what}, which is impossible")]
     Unreadable {
@@ -327,8 +343,9 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
        coalesce((SELECT pg_has_role(nspowner, 'USAGE') FROM pg_namespace WHERE nspname = 'pgshard'), true),
        current_setting('max_locks_per_transaction')::int8
            * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8),
-       EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-               WHERE n.nspname = 'pgshard' AND c.relname = 'control_migration'),
+       -- Whatever table somebody has dropped, it is still known as a control schema.
+       (SELECT count(*) > 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'pgshard' AND c.relname IN ('control_migration', 'cluster', 'shard')),
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = 'pgshard' AND c.relname = 'known_host'),
        ARRAY(SELECT nspname::text FROM pg_namespace WHERE nspname ~ '[0-9]{4}$'),
@@ -353,7 +370,6 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
 /// than the rest.
 ///
 /// A mover is alive if it renews its lease, and the connection that holds the lease's lock exists.
-/// A mover lives if it renews its lease and the connection is there that holds the lease's lock.
 const SINCE_6: &str = "
 SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_host)::text,
        (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.holder,
@@ -526,24 +542,43 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         settings.extend(read.map_err(|error| FactsError::Unreadable { what: error.to_string() })?);
     }
     let control = if bootstrapped {
-        let failed = |source| FactsError::Query { what: "control schema", source };
-        let row = client.query_one(CONTROL, &[]).await.map_err(failed)?;
-        let mut control = control_facts(row.try_get(0).map_err(failed)?)?;
-        if has_record {
-            read_since_6(client, &mut control).await?;
-        }
-        if control.migrations.iter().any(|migration| migration.version == 8) {
-            control.still_lent = read_still_lent(client).await?;
-        }
-        control.installed = Some(installed(client).await?);
-        control.shape = Some(shape(client).await?);
-        control.foreign_locks = lock::foreign(client).await.map_err(failed)?;
-        control.routers = rights::routers(client, &Users::OfShards, &BTreeSet::new()).await.map_err(failed)?;
-        Some(control)
+        let shape = shape(client).await?;
+        let read = read_control(client, &shape, has_record).await;
+        let read = read.map_err(|error| if lacks(&error) { of_what_is_gone(&shape, error) } else { error });
+        Some(ControlFacts { shape: Some(shape), ..read? })
     } else {
         None
     };
     Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
+}
+
+/// Everything of the control schema but its shape.
+async fn read_control(client: &Client, shape: &Shape, has_record: bool) -> Result<ControlFacts, FactsError> {
+    let failed = |source| FactsError::Query { what: "control schema", source };
+    let row = client.query_one(CONTROL, &[]).await.map_err(failed)?;
+    let mut control = control_facts(row.try_get(0).map_err(failed)?)?;
+    if has_record {
+        read_since_6(client, shape, &mut control).await?;
+    }
+    if control.migrations.iter().any(|migration| migration.version == 8) {
+        control.still_lent = read_still_lent(client).await?;
+    }
+    control.installed = Some(installed(client).await?);
+    control.foreign_locks = lock::foreign(client).await.map_err(failed)?;
+    control.routers = rights::routers(client, &Users::OfShards, &BTreeSet::new()).await.map_err(failed)?;
+    Ok(control)
+}
+
+/// Whether a table or a column of the control schema is not there.
+fn lacks(error: &FactsError) -> bool {
+    let FactsError::Query { source, .. } = error else { return false };
+    source.code().is_some_and(|code| [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_COLUMN].contains(code))
+}
+
+/// The same error, as the tables and columns that are gone; as it was where none is.
+fn of_what_is_gone(shape: &Shape, error: FactsError) -> FactsError {
+    let gone = shape::gone(shape);
+    if gone.is_empty() { error } else { FactsError::Lacking { gone } }
 }
 
 /// The objects of the control schema.
@@ -567,9 +602,12 @@ fn get<'r, T: FromSql<'r>>(row: &'r tokio_postgres::Row, column: usize) -> Resul
     row.try_get(column).map_err(|source| FactsError::Query { what: "server", source })
 }
 
-async fn read_since_6(client: &Client, control: &mut ControlFacts) -> Result<(), FactsError> {
+async fn read_since_6(client: &Client, shape: &Shape, control: &mut ControlFacts) -> Result<(), FactsError> {
     let failed = |source| FactsError::Query { what: "control schema", source };
-    let row = client.query_one(SINCE_6, &[&LOCK_MOVERS.cast_unsigned(), &None::<i32>]).await.map_err(failed)?;
+    // `bootstrap` makes the table anew, so what is left must be readable without it.
+    let movers = "(SELECT NULL::uuid AS lease, NULL::timestamptz AS lease_until, NULL::timestamptz AS since) w";
+    let sql = if shape.has_table("mover") { SINCE_6.to_owned() } else { SINCE_6.replace("pgshard.mover w", movers) };
+    let row = client.query_one(&sql, &[&LOCK_MOVERS.cast_unsigned(), &None::<i32>]).await.map_err(failed)?;
     let unreadable = |error: &dyn std::fmt::Display| FactsError::Unreadable { what: error.to_string() };
     if let Some(json) = row.try_get::<_, Option<&str>>(0).map_err(failed)? {
         let hosts: Vec<(String, String)> = serde_json::from_str(json).map_err(|error| unreadable(&error))?;

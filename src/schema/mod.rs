@@ -57,8 +57,8 @@ pub use contents::{Contents, Shelf, contents};
 pub use control::{Cluster, restore};
 pub use exposed::exposed;
 pub use facts::{
-    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves, OpenMove,
-    OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey,
+    AppliedSet, Attempt, ControlFacts, FactsError, Gone, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves,
+    OpenMove, OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey,
     host_facts, survey, survey_with_clocks,
 };
 pub use fault::{HostFault, ShardFault};

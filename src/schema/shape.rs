@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::control::steps;
 use super::damage::Damage;
+use super::facts::Gone;
 use super::script::statements;
 use crate::pg::quote_ident;
 
@@ -169,6 +170,22 @@ pub(super) fn damages(shape: &Shape) -> Vec<Damage> {
         }
     }
     found
+}
+
+/// The tables and columns that are gone, for a reader who cannot do without them.
+pub(super) fn gone(shape: &Shape) -> Vec<Gone> {
+    let gone = damages(shape).into_iter().filter(|damage| damage.what.ends_with(" is gone"));
+    gone.map(|damage| Gone {
+        what: damage.what,
+        remedy: damage.by_hand.unwrap_or_else(|| format!("as the owner: {}", damage.mend)),
+    })
+    .collect()
+}
+
+impl Shape {
+    pub(super) fn has_table(&self, name: &str) -> bool {
+        self.tables.contains_key(name)
+    }
 }
 
 fn mended(version: i32, what: String, mend: String) -> Damage {

@@ -24,7 +24,7 @@ const BOOTSTRAP: Remedy = Remedy::Command(&["bootstrap"]);
 const REBUILD: Remedy = Remedy::Command(&["map", "rebuild", "--yes"]);
 
 /// The definitions of the control schema's tables and functions. All are broken at once.
-const SHAPES: [Break; 19] = [
+const SHAPES: [Break; 20] = [
     ("ALTER TABLE pgshard.move DROP COLUMN rows", "control_damaged", "its column move.rows is gone", BOOTSTRAP),
     (
         "ALTER TABLE pgshard.move ALTER back DROP DEFAULT",
@@ -61,6 +61,7 @@ const SHAPES: [Break; 19] = [
         Remedy::Statement("ALTER TABLE"),
     ),
     ("DROP TABLE pgshard.beacon", "control_damaged", "its table beacon is gone", BOOTSTRAP),
+    ("DROP TABLE pgshard.mover", "control_damaged", "its table mover is gone", BOOTSTRAP),
     (
         "ALTER TABLE pgshard.progress ALTER breach TYPE varchar",
         "control_damaged",
@@ -123,8 +124,8 @@ const ROWS: [Break; 19] = [
     ),
     (
         "ALTER TABLE pgshard.ledger RENAME TO gone",
-        "host_unreadable",
-        "\"pgshard.ledger\" does not exist",
+        "control_damaged",
+        "its table ledger is gone",
         Remedy::Restore("ALTER TABLE pgshard.gone RENAME TO ledger"),
     ),
     (
@@ -323,5 +324,49 @@ on_each_version! {
             }
             assert!(tries > 0, "{} is not named", broken.0);
         }
+    }
+
+    /// Each table and each function of the control schema is taken away, and named. The remedy for a table whose rows
+    /// nobody has is a restore; everything else `bootstrap` makes anew, and says so.
+    async fn each_table_and_function_is_missed(version) {
+        let world = World::new(&[version], 4).await;
+        let db1 = world.servers.app(0).await;
+        let tables = "SELECT relname::text FROM pg_class WHERE relnamespace = 'pgshard'::regnamespace AND relkind = 'r'
+            ORDER BY 1";
+        for table in lines(&db1, tables).await.lines() {
+            db1.batch_execute(&format!("ALTER TABLE pgshard.{table} RENAME TO gone")).await.unwrap();
+            let all_found = found(&world).await;
+            let words = format!("its table {table} is gone");
+            let one = all_found.iter().find(|one| one["message"].as_str().unwrap().ends_with(&words));
+            let one = one.unwrap_or_else(|| panic!("{table}: {all_found:#?}"));
+            assert_eq!((&one["code"], &one["host"]), (&"control_damaged".into(), &"db1".into()));
+            let remade = ["beacon", "known_host", "mover"].contains(&table);
+            let (remedy, begin) = (one["remedy"].as_str(), if remade { "run `pgshard bootstrap`" } else { "restore" });
+            assert!(remedy.is_some_and(|remedy| remedy.starts_with(begin)), "{table}: {one}");
+            // It makes nothing in the place of a table that had rows.
+            let ran = world.run(&["bootstrap"]).await;
+            assert!(!remade || ran.code() == 0, "{table}: {}", ran.stderr);
+            let back = if remade { "DROP TABLE pgshard.gone".to_owned() } else {
+                format!("ALTER TABLE pgshard.gone RENAME TO {table}")
+            };
+            db1.batch_execute(&back).await.unwrap();
+        }
+        world.run(&["bootstrap"]).await.ended(0);
+        assert_eq!(found(&world).await, [Value::Null; 0]);
+
+        let functions = "SELECT proname::text FROM pg_proc WHERE pronamespace = 'pgshard'::regnamespace ORDER BY 1";
+        let functions = lines(&db1, functions).await;
+        let drop = "DO $$ DECLARE f regprocedure; BEGIN
+            FOR f IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'pgshard'::regnamespace LOOP
+                EXECUTE 'DROP FUNCTION ' || f;
+            END LOOP; END $$";
+        db1.batch_execute(drop).await.unwrap();
+        let all_found = found(&world).await;
+        for function in functions.lines() {
+            let words = format!("its function {function} is gone");
+            assert!(all_found.iter().any(|one| one["message"].as_str().unwrap().ends_with(&words)), "{words}");
+        }
+        world.run(&["bootstrap"]).await.ended(0);
+        assert_eq!(found(&world).await, [Value::Null; 0]);
     }
 }
