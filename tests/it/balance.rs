@@ -7,7 +7,7 @@ use pgshard::dev::config_text;
 use pgshard::schema::{self, Sizes};
 use rustix::process::{Signal, kill_process};
 
-use crate::support::{Ran, TABLES, TestCluster, World, Writers, go_on, other, stopped};
+use crate::support::{Ran, TABLES, TestCluster, World, Writers, go_on, lines, other, stopped};
 
 /// How many shards the map has on each host of the file.
 fn counts(world: &World) -> Vec<(String, usize)> {
@@ -94,6 +94,24 @@ on_each_version! {
         back.ended(0);
         let refused = world.run(&["host", "remove", "db2", "--yes"]).await;
         assert!(refused.ended(4).stderr.contains("pgshard moves complete"), "{}", refused.stderr);
+    }
+
+    /// A host that moves have left keeps old copies, and the new host keeps its log for their way back: nothing would
+    /// give that free once nobody knows the host any more.
+    async fn a_host_whose_way_back_holds_a_slot_is_not_removed(version) {
+        let world = World::new(&[version, version], 2).await;
+        let id = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
+        let config = std::fs::read_to_string(&world.config.path).unwrap();
+        let refused = world.run(&["host", "remove", "db1", "--yes"]).await;
+        let said = &refused.ended(4).stderr;
+        assert!(said.contains(&format!("move {id} from db1 can be taken back: db2 keeps its log")), "{said}");
+        assert!(said.contains(&format!("pgshard moves complete {id}")), "{said}");
+        assert_eq!(std::fs::read_to_string(&world.config.path).unwrap(), config);
+        world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
+        world.run(&["host", "remove", "db1", "--yes"]).await.ended(0);
+        let slots = "SELECT slot_name::text FROM pg_replication_slots";
+        assert_eq!(lines(&world.servers.app(1).await, slots).await, "");
+        world.run(&["check"]).await.ended(0);
     }
 
     /// Constraints of the config are respected, a shard that cannot be moved is named and the others go. A drain that

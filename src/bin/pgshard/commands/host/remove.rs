@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Heard, Observer, Options, Phase};
+use pgshard::mover::{Entry, Heard, Observer, Options, Phase};
 use pgshard::schema::{self, HostFacts, ShardState};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -110,7 +110,8 @@ async fn owned(config: &Config, name: &HostName, facts: Option<&HostFacts>) -> R
     Ok(refusals)
 }
 
-/// Moves to it whose old copies are kept on other hosts: to drop those, their target must be asked.
+/// Moves that cannot be ended without it: those whose old copies are kept on other hosts, for to drop them their target
+/// must be asked; and those from it whose way back another host keeps its log for.
 async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<String>, Failure> {
     let Heard { found: entries, unknown: silent, .. } =
         mover(config, Options::default(), Observer::silent()).list(None).await;
@@ -118,12 +119,26 @@ async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<Stri
         let error = format!("host {host} may have moves to {name}: {}", chain(&error));
         return Err(Failure::new(Exit::Failed, error).hint("every host must answer"));
     }
-    let kept = entries.into_iter().filter(|entry| entry.target == *name && entry.phase == Phase::Kept);
-    let ids: BTreeSet<_> = kept.map(|entry| entry.id).collect();
-    let refusal = |id| {
-        format!("move {id} to {name} keeps old copies on other hosts\n  remedy: `pgshard moves complete {id}` first")
-    };
-    Ok(ids.into_iter().map(refusal).collect())
+    let kept = || entries.iter().filter(|entry| entry.phase == Phase::Kept);
+    let to: BTreeSet<_> = kept().filter(|entry| entry.target == *name).map(|entry| entry.id).collect();
+    let mut refusals: Vec<_> = to
+        .into_iter()
+        .map(|id| {
+            format!(
+                "move {id} to {name} keeps old copies on other hosts\n  remedy: `pgshard moves complete {id}` first"
+            )
+        })
+        .collect();
+    let with_a_slot =
+        |entry: &&Entry| entry.source == *name && entry.reverse.as_ref().is_some_and(|reverse| reverse.lost.is_none());
+    let from: BTreeSet<_> = kept().filter(with_a_slot).map(|entry| (entry.id, &entry.target)).collect();
+    refusals.extend(from.into_iter().map(|(id, target)| {
+        format!(
+            "move {id} from {name} can be taken back: {target} keeps its log for that, and would for ever\n  remedy: \
+             `pgshard moves complete {id}`, or `pgshard moves rollback {id}`"
+        )
+    }));
+    Ok(refusals)
 }
 
 /// What stays on its server when nobody asks it any more.
