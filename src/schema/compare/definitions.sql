@@ -139,7 +139,10 @@
     UNION ALL
     SELECT r.shard_id, 'trigger ' || g.tgname || ' on ' || r.relname, '',
         pg_catalog.pg_get_triggerdef(g.oid) || CASE g.tgenabled WHEN 'O' THEN '' ELSE ', enabled ' || g.tgenabled::pg_catalog.text END
-    FROM rel r JOIN pg_catalog.pg_trigger g ON g.tgrelid = r.oid WHERE NOT g.tgisinternal
+    FROM rel r JOIN pg_catalog.pg_trigger g ON g.tgrelid = r.oid
+    -- Before 15 a partition's trigger of its parent's is called internal, as those of foreign keys are.
+    WHERE NOT g.tgisinternal OR g.tgparentid <> 0 AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_constraint k WHERE k.oid = g.tgconstraint AND k.contype <> 't')
     UNION ALL
     -- Triggers of both tables enforce a foreign key, and a superuser can disable them.
     SELECT r.shard_id, r.object, 'triggers of constraint ' || k.conname,

@@ -197,4 +197,42 @@ on_each_version! {
         }
         world.audit_places().await;
     }
+
+    /// A trigger that one partition has disabled is carried in its state, a constraint trigger too. The catalogs of
+    /// versions before 15 call such a trigger internal.
+    async fn a_trigger_that_a_partition_has_disabled(version) {
+        let tables = r#"
+            CREATE TABLE {shard}.noted (n int);
+            CREATE TABLE {shard}.events (n int) PARTITION BY LIST (n);
+            CREATE TABLE {shard}.events_1 PARTITION OF {shard}.events FOR VALUES IN (1);
+            CREATE TABLE {shard}.events_2 PARTITION OF {shard}.events FOR VALUES IN (2);
+            CREATE FUNCTION {shard}.note() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN INSERT INTO {shard}.noted VALUES (NEW.n); RETURN NEW; END $$;
+            CREATE TRIGGER noted AFTER INSERT ON {shard}.events FOR EACH ROW EXECUTE FUNCTION {shard}.note();
+            CREATE CONSTRAINT TRIGGER noted_last AFTER UPDATE ON {shard}.events DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION {shard}.note();
+        "#;
+        let world = World::with_tables(&[version, other(version)], 8, &[("0001_events.sql", tables)]).await;
+        world.run(&["check", "--ddl", "--movable"]).await.ended(0);
+        let disable = "ALTER TABLE shard_0000.events_1 DISABLE TRIGGER noted;
+            ALTER TABLE shard_0000.events_2 ENABLE ALWAYS TRIGGER noted_last";
+        world.servers.app(0).await.batch_execute(disable).await.unwrap();
+        let differs = world.run(&["check", "--ddl"]).await;
+        assert!(differs.ended(1).stdout.contains("trigger noted on events_1"), "{}", differs.stdout);
+        let states = "SELECT concat_ws(' ', tgrelid::regclass, tgname, tgenabled) FROM pg_trigger
+            WHERE tgname LIKE 'noted%' AND tgrelid::regclass::text LIKE 'shard\\_0000.%' ORDER BY 1";
+        let before = lines(&world.servers.app(0).await, states).await;
+        assert!(before.contains("shard_0000.events_1 noted D\n"), "{before}");
+
+        world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        let db2 = world.servers.app(1).await;
+        assert_eq!(lines(&db2, states).await, before);
+        db2.batch_execute("INSERT INTO shard_0000.events VALUES (1), (2)").await.unwrap();
+        assert_eq!(lines(&db2, "SELECT n::text FROM shard_0000.noted").await, "2\n");
+        let id = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0]["move"].as_str().unwrap().to_owned();
+        world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+        let db1 = world.servers.app(0).await;
+        assert_eq!(lines(&db1, states).await, before);
+        assert_eq!(lines(&db1, "SELECT n::text FROM shard_0000.noted").await, "2\n");
+    }
 }

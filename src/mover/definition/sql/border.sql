@@ -36,6 +36,8 @@ SELECT pg_catalog.json_build_object(
         SELECT FROM pg_catalog.pg_constraint WHERE contype = 'f' AND oid = CASE WHEN n.incoming THEN n.out_oid ELSE n.in_oid END
             AND CASE WHEN n.incoming THEN n.out_class ELSE n.in_class END = 'pg_constraint'),
     'internal_trigger', n.in_class = 'pg_trigger' AND EXISTS (
-        SELECT FROM pg_catalog.pg_trigger WHERE oid = n.in_oid AND tgisinternal))
+        SELECT FROM pg_catalog.pg_trigger WHERE oid = n.in_oid
+            AND tgisinternal AND NOT (tgparentid <> 0 AND NOT EXISTS (
+                SELECT FROM pg_catalog.pg_constraint k WHERE k.oid = tgconstraint AND k.contype <> 't'))))
 FROM named n
 WHERE (n.o).type IS NOT NULL AND (n.i).type IS NOT NULL

@@ -91,7 +91,10 @@ WITH member AS MATERIALIZED (
              ELSE 'pg_catalog.pg_trigger'::pg_catalog.regclass END,
         CASE WHEN g.tgisinternal THEN g.tgconstraint ELSE g.oid END
     FROM relation r, LATERAL (
-        SELECT oid, tgisinternal, tgconstraint FROM pg_catalog.pg_trigger WHERE tgrelid = r.oid OFFSET 0) g
+        -- Before 15 a partition's trigger of its parent's is called internal, too.
+        SELECT oid, tgconstraint, tgisinternal AND NOT (tgparentid <> 0 AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_constraint k WHERE k.oid = tgconstraint AND k.contype <> 't')) AS tgisinternal
+        FROM pg_catalog.pg_trigger WHERE tgrelid = r.oid OFFSET 0) g
     UNION ALL
     -- A policy is an object of its own: it may read tables that come later.
     SELECT 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid, 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid
