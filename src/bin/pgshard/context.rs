@@ -8,7 +8,7 @@ use pgshard::ShardId;
 use pgshard::config::{Config, ConfigError, ConfigStore, HostConfig};
 use pgshard::id::Epoch;
 use pgshard::map::{HostName, ShardMap, print_shards};
-use pgshard::pg::ConnectOptions;
+use pgshard::pg::{ConnectOptions, OptionsError, Password};
 use pgshard::router::{HostOptions, Options, Router};
 use pgshard::schema::{self, Cluster, Identities, Migrations, MigrationsError, Severity, Survey};
 use pgshard::store::{MapStore, StoreError};
@@ -27,6 +27,27 @@ pub(crate) fn config(flag: Option<&Path>) -> Result<Config, Failure> {
         }
         error => Failure::usage(error),
     })
+}
+
+/// Reads the URL of a host from the command line, where no password may stand.
+///
+/// # Errors
+/// With [`Exit::Usage`] if it cannot be read, or holds a password; `places` says where passwords may be.
+pub(crate) fn open_url(url: &str, places: &str) -> Result<ConnectOptions, Failure> {
+    let connect = ConnectOptions::parse(url).map_err(|error| {
+        // The parser's message could quote a part of a password.
+        let what = match error {
+            OptionsError::Missing { key } => format!("the url names no {key}"),
+            _ => "the url cannot be read".to_owned(),
+        };
+        Failure::usage(what)
+            .hint("write postgres://user@address:5432/database or 'host=address dbname=database user=user'")
+    })?;
+    if matches!(connect.password(), Password::Given(_)) {
+        return Err(Failure::usage("the url holds a password, which other users of this machine can read now")
+            .hint(format!("change that password, then name where it is: {places}")));
+    }
+    Ok(connect)
 }
 
 /// The map as it is kept now; while its database is away, the copy on disk.

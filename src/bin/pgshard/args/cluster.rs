@@ -14,10 +14,14 @@ use crate::values;
 /// Write a commented pgshard.toml to begin with
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
+With --from, names, shards, epoch, prefix, keys and map are as the hosts have recorded them. What no host \
+knows has to be written again: where passwords are, how routers work, the weights of hosts.
+
 Examples:
   pgshard init                       two hosts, 4096 shards
   pgshard init --hosts 3 --shards 2048
-  pgshard --config etc/app.toml init")]
+  pgshard --config etc/app.toml init
+  pgshard init --from postgres://app@10.0.0.1/app --from postgres://app@10.0.0.2/app")]
 pub(crate) struct Init {
     /// How many hosts to write down; the shards are spread evenly over them
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -25,6 +29,9 @@ pub(crate) struct Init {
     /// N, the number of shards, 1 to 8192. It cannot be changed once bootstrapped: take far more than hosts
     #[arg(long, value_name = "N", default_value = "4096", value_parser = values::shard_count)]
     pub(crate) shards: ShardCount,
+    /// The url of a host of a cluster whose config is lost; once for each host
+    #[arg(long, value_name = "URL", conflicts_with_all = ["hosts", "shards"])]
+    pub(crate) from: Vec<String>,
     /// Overwrite a file that is there
     #[arg(long)]
     pub(crate) force: bool,

@@ -1,5 +1,7 @@
 //! `pgshard init`.
 
+mod from;
+
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -40,27 +42,48 @@ pub(crate) fn run(
     if hosts > shards.get() {
         return Err(Failure::usage(format!("{hosts} hosts cannot share {shards} shards: one or more each")));
     }
-    let path = Config::find(config);
-    let text = text(hosts, shards)?;
-    let mut options = OpenOptions::new();
-    options.write(true);
-    match overwrite {
-        Overwrite::Allowed => options.create(true).truncate(true),
-        Overwrite::Refused => options.create_new(true),
-    };
-    let written = options.open(&path).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|source| match source.kind() {
-        io::ErrorKind::AlreadyExists => Failure::new(Exit::Failed, format!("{} is there already", path.display()))
-            .hint("--force overwrites it, --config names another file"),
-        _ => WriteError { path: path.clone(), source }.into(),
-    })?;
-    output.note(format_args!("wrote {}", path.display()));
+    write(&Config::find(config), &text(hosts, shards)?, overwrite, output)?;
     output.note(
         "\nnext:\n  1. put your servers' URLs into it, and look at shards and epoch, which cannot change later\n  \
          2. pgshard check       can the servers be reached?\n  \
          3. pgshard bootstrap   create the shards on them",
     );
     Ok(Exit::Done)
+}
+
+/// Writes the config of a cluster that exists, as the hosts behind these URLs have recorded it.
+pub(crate) async fn run_from(
+    urls: &[String],
+    overwrite: Overwrite,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let path = Config::find(config);
+    let text = from::text(urls, &path).await?;
+    write(&path, &text, overwrite, output)?;
+    output.note(
+        "\nnext:\n  1. write into it what no host knows: where passwords are, [router], [rebalance], weights of hosts, \
+         and [map] if the\n     map is in a database\n  \
+         2. pgshard check       does it fit?",
+    );
+    Ok(Exit::Done)
+}
+
+fn write(path: &Path, text: &str, overwrite: Overwrite, output: &Output) -> Result<(), Failure> {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    match overwrite {
+        Overwrite::Allowed => options.create(true).truncate(true),
+        Overwrite::Refused => options.create_new(true),
+    };
+    let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|source| match source.kind() {
+        io::ErrorKind::AlreadyExists => Failure::new(Exit::Failed, format!("{} is there already", path.display()))
+            .hint("--force overwrites it, --config names another file"),
+        _ => WriteError { path: path.to_owned(), source }.into(),
+    })?;
+    output.note(format_args!("wrote {}", path.display()));
+    Ok(())
 }
 
 /// The library's template with as many hosts and shards as asked for, and all of its comments.

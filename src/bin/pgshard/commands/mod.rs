@@ -56,7 +56,10 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
     match args.command {
         Command::Init(args) => {
             let overwrite = if args.force { Overwrite::Allowed } else { Overwrite::Refused };
-            init::run(args.hosts, args.shards, overwrite, config, output)
+            match args.from.as_slice() {
+                [] => init::run(args.hosts, args.shards, overwrite, config, output),
+                urls => init::run_from(urls, overwrite, config, output).await,
+            }
         }
         Command::Check(args) => check::run(&args, config, output).await,
         Command::Bootstrap(args) => {

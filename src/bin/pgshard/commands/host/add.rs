@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::config::{Config, HostConfig, NewHost};
 use pgshard::map::HostName;
-use pgshard::pg::{ConnectOptions, Password};
+use pgshard::pg::ConnectOptions;
 use pgshard::schema::{self, HostFault, Surroundings, bootstrap};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -63,21 +63,7 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
 
 fn new_host(args: HostAdd) -> Result<NewHost, Failure> {
     let name = HostName::new(&args.name).map_err(Failure::usage)?;
-    let connect = ConnectOptions::parse(&args.url).map_err(|error| {
-        // The parser's message could quote a part of a password.
-        let what = match error {
-            pgshard::pg::OptionsError::Missing { key } => format!("the url names no {key}"),
-            _ => "the url cannot be read".to_owned(),
-        };
-        Failure::usage(what)
-            .hint("write postgres://user@address:5432/database or 'host=address dbname=database user=user'")
-    })?;
-    if matches!(connect.password(), Password::Given(_)) {
-        return Err(Failure::usage("the url holds a password, which other users of this machine can read now").hint(
-            "change that password, then name where it is: --password-env DB3_PASSWORD, --password-file FILE, or \
-             ~/.pgpass",
-        ));
-    }
+    context::open_url(&args.url, "--password-env DB3_PASSWORD, --password-file FILE, or ~/.pgpass")?;
     Ok(NewHost { name, url: args.url, password_env: args.password_env, password_file: args.password_file })
 }
 
