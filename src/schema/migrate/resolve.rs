@@ -1,8 +1,9 @@
-//! An operator's word about a migration whose record does not match its file: that it was done by hand, or that what
-//! ran is as good as the text of the edited file.
+//! An operator's word about a migration whose record does not match its file: that it was done by hand, that what ran
+//! is as good as the text of the edited file, or that what it had done is gone.
 //!
 //! Invariant: only records are written, and none where the operator cannot be right: where a shard lacks an earlier
-//! migration, or has run another text. If that is so for any requested shard, nothing is written anywhere.
+//! migration, has run another text, or has run a later one. If that is so for any requested shard, nothing is written
+//! anywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ pub enum Resolution {
     Applied,
     /// It ran with another text than its file has now, and the result is as good: it counts as run with this text.
     AcceptEdit,
+    /// What it had done is gone, as after a restore from an older dump: it counts as not run, and runs again.
+    NotApplied,
 }
 
 /// Why nothing is resolved anywhere.
@@ -159,15 +162,16 @@ fn on_host(
 ) -> (HostResolving, Vec<String>) {
     let mut resolving = HostResolving::default();
     if let Some(at) = request.migrations.of_hosts().position(|one| one.name() == file.name()) {
-        let before = request.migrations.of_hosts().take(at).map(Migration::name);
-        return match verdict(file, resolution, before, &control.host_migrations) {
+        let all: Vec<&str> = request.migrations.of_hosts().map(Migration::name).collect();
+        return match verdict(file, resolution, (&all[..at], &all[at + 1..]), &control.host_migrations) {
             Verdict::Write => (HostResolving { once: true, ..resolving }, Vec::new()),
             Verdict::Unchanged => (HostResolving { unchanged: 1, ..resolving }, Vec::new()),
             Verdict::Wrong(why) => (resolving, vec![format!("it {why}")]),
         };
     }
-    let before: Vec<&str> =
-        request.migrations.iter().map(Migration::name).take_while(|name| *name != file.name()).collect();
+    let all: Vec<&str> = request.migrations.iter().map(Migration::name).collect();
+    let at = all.iter().position(|name| *name == file.name()).unwrap_or(all.len());
+    let around = (&all[..at], all.get(at + 1..).unwrap_or_default());
     let mut has: BTreeMap<ShardId, &[RecordedMigration]> = BTreeMap::new();
     for set in &control.applied {
         has.extend(set.shards.iter().map(|shard| (*shard, set.migrations.as_slice())));
@@ -176,7 +180,7 @@ fn on_host(
     let mut wrong: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
     for (shard, row) in control.shards.iter().filter(|(shard, row)| row.state.is_owner() && wanted(shard)) {
         let records = has.get(shard).copied().unwrap_or_default();
-        match verdict(file, resolution, before.iter().copied(), records) {
+        match verdict(file, resolution, around, records) {
             Verdict::Unchanged => resolving.unchanged += 1,
             Verdict::Wrong(why) => wrong.entry(why).or_default().push(*shard),
             Verdict::Write => match standing_back(control, survey, host, *shard, row) {
@@ -192,20 +196,26 @@ fn on_host(
     (resolving, said.collect())
 }
 
-fn verdict<'a>(
+fn verdict(
     file: &Migration,
     resolution: Resolution,
-    mut before: impl Iterator<Item = &'a str>,
+    (before, after): (&[&str], &[&str]),
     records: &[RecordedMigration],
 ) -> Verdict {
+    let has = |name: &&&str| records.iter().any(|record| record.name == **name);
     let recorded = records.iter().find(|record| record.name == file.name());
     match (resolution, recorded) {
+        (Resolution::NotApplied, None) => Verdict::Unchanged,
+        (Resolution::NotApplied, Some(_)) => {
+            let later = after.iter().find(has);
+            later.map_or(Verdict::Write, |name| Verdict::Wrong(format!("has run {name}, which comes after")))
+        }
         (_, Some(record)) if record.checksum == file.checksum() => Verdict::Unchanged,
         (Resolution::AcceptEdit, Some(_)) => Verdict::Write,
         (Resolution::AcceptEdit, None) => Verdict::Unchanged,
         (Resolution::Applied, Some(_)) => Verdict::Wrong(format!("ran {} with another text", file.name())),
         (Resolution::Applied, None) => {
-            let lacks = before.find(|name| records.iter().all(|record| record.name != *name));
+            let lacks = before.iter().find(|name| !has(name));
             lacks.map_or(Verdict::Write, |name| Verdict::Wrong(format!("lacks {name}, which comes before")))
         }
     }
@@ -277,6 +287,11 @@ fn shard_record(file: &Migration, resolution: Resolution, shard: ShardId) -> Str
             quote_literal(file.checksum()),
             name = quote_literal(file.name()),
         ),
+        Resolution::NotApplied => format!(
+            "DELETE FROM pgshard.shard_migration WHERE shard_id = {shard} AND name = {name};
+             DELETE FROM pgshard.migration_attempt WHERE shard_id = {shard} AND name = {name}",
+            name = quote_literal(file.name()),
+        ),
     }
 }
 
@@ -289,5 +304,6 @@ fn host_record(file: &Migration, resolution: Resolution) -> String {
         Resolution::AcceptEdit => {
             format!("UPDATE pgshard.host_migration SET checksum = {checksum} WHERE name = {name}")
         }
+        Resolution::NotApplied => format!("DELETE FROM pgshard.host_migration WHERE name = {name}"),
     }
 }

@@ -130,19 +130,21 @@ pub(crate) struct MigrateRetry {
     pub(crate) pace: MigratePace,
 }
 
-/// Record a migration as run, because it was done by hand or its file was edited
+/// Record that a migration was done by hand, that its file was edited, or that it is undone
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Only records are written, never tables. --applied is for shards that lack the file, and all that comes \
 before it has run there. --accept-edit is for shards that ran the file before it was edited: its text \
-as it is now counts as what they ran; shards that have not run it run the new text with `up`. Where \
+as it is now counts as what they ran; shards that have not run it run the new text with `up`. \
+--not-applied is for shards that were restored from before it ran: `up` runs it again. Where \
 that cannot be true of a shard that is asked for, nothing is written anywhere: exit code 4. A shard \
 that a move has claimed waits for the end of the move: exit code 8.
 
 Examples:
   pgshard migrate resolve 0007_captions --accept-edit --plan
-  pgshard migrate resolve 0007_captions --applied --only 17")]
-#[command(group = clap::ArgGroup::new("resolution").required(true).args(["applied", "accept_edit"]))]
+  pgshard migrate resolve 0007_captions --applied --only 17
+  pgshard migrate resolve 0007_captions --not-applied --only 17")]
+#[command(group = clap::ArgGroup::new("resolution").required(true).args(["applied", "accept_edit", "not_applied"]))]
 pub(crate) struct MigrateResolve {
     /// The name of its file, with or without .sql
     #[arg(value_name = "NAME")]
@@ -153,6 +155,9 @@ pub(crate) struct MigrateResolve {
     /// What ran is as good as what its file says now
     #[arg(long)]
     pub(crate) accept_edit: bool,
+    /// What it had done is gone, as after a restore from an older dump; the last one that ran first
+    #[arg(long)]
+    pub(crate) not_applied: bool,
     /// Only say what would be written down where
     #[arg(long)]
     pub(crate) plan: bool,

@@ -163,7 +163,11 @@ async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Ar
             migrate::up(&args.target, how, config, output).await
         }
         MigrateCommand::Resolve(args) => {
-            let resolution = if args.applied { Resolution::Applied } else { Resolution::AcceptEdit };
+            let resolution = match (args.applied, args.not_applied) {
+                (true, _) => Resolution::Applied,
+                (_, true) => Resolution::NotApplied,
+                _ => Resolution::AcceptEdit,
+            };
             match args.plan {
                 true => migrate::plan_resolving(&args.name, resolution, &args.target, config, output).await,
                 false => migrate::resolve(&args.name, resolution, &args.target, config, output).await,
