@@ -27,12 +27,18 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
         if all_heard {
             for slot in facts.of_moves.slots.iter().filter(|name| !is_of(name, &live)) {
                 let what = format!("the replication slot {slot} belongs to no move, and keeps the server's log");
-                let remedy = format!("SELECT pg_drop_replication_slot('{slot}')");
+                let remedy = match is_in_ledger(control, slot) {
+                    true => GC.to_owned(),
+                    false => format!("SELECT pg_drop_replication_slot('{slot}')"),
+                };
                 findings.add(Severity::Warning, "stray_slot", Some(host), what, remedy);
             }
             for publication in facts.of_moves.publications.iter().filter(|name| !is_of(name, &live)) {
                 let what = format!("the publication {publication} belongs to no move");
-                let remedy = format!("DROP PUBLICATION {}", crate::pg::quote_ident(publication));
+                let remedy = match is_in_ledger(control, publication) {
+                    true => GC.to_owned(),
+                    false => format!("DROP PUBLICATION {}", crate::pg::quote_ident(publication)),
+                };
                 findings.add(Severity::Warning, "stray_publication", Some(host), what, remedy);
             }
         }
@@ -54,6 +60,13 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
     }
 }
 
+/// A move has made it here, and the host of its journal has forgotten the move, since it was restored.
+const GC: &str = "run `pgshard moves gc`";
+
+fn is_in_ledger(control: &ControlFacts, name: &str) -> bool {
+    control.ledger.iter().any(|row| row.name == name)
+}
+
 /// Schemas with a name that only moves give, and that are not in the ledger.
 fn schemas(findings: &mut Findings, host: &HostName, facts: &HostFacts, control: &ControlFacts, prefix: &SchemaPrefix) {
     let known: BTreeSet<&str> = control.ledger.iter().map(|row| row.name.as_str()).collect();
@@ -71,10 +84,15 @@ fn schemas(findings: &mut Findings, host: &HostName, facts: &HostFacts, control:
     }
 }
 
-/// Whether a name contains the ID of one of these moves, or its first eight digits.
+/// Whether a name is `pgshard_` and the ID of one of these moves, or, where it has no whole ID, its first eight digits:
+/// moves that began within a minute have those in common.
 fn is_of(name: &str, moves: &BTreeSet<Uuid>) -> bool {
     let name: String = name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase();
-    moves.iter().any(|id| name.contains(&id.simple().to_string()[..8]))
+    let id = name.strip_prefix("pgshard").and_then(|rest| rest.get(..32)?.parse::<Uuid>().ok());
+    match id {
+        Some(id) => moves.contains(&id),
+        None => moves.iter().any(|id| name.contains(&id.simple().to_string()[..8])),
+    }
 }
 
 /// Where the signposts of a shard lead to in the end, from this host on, if that host has answered and does not know
@@ -145,5 +163,15 @@ mod tests {
         assert_eq!(codes, ["stray_publication", "stray_schema", "stray_slot"], "{said:?}");
         survey.insert(host("db3"), survey_of(&[("db3", "down")]).remove("db3").unwrap());
         assert_eq!(found(&survey).len(), 1);
+    }
+
+    #[test]
+    fn names_of_moves_that_began_in_one_minute() {
+        let [first, second] =
+            [0x0193_0000_0000_7000_8000_0000_0000_0001, 0x0193_0000_0000_7000_8000_0000_0000_0002].map(Uuid::from_u128);
+        let live = BTreeSet::from([first]);
+        assert!(is_of(&format!("pgshard_{}_back_82e64648", first.simple()), &live));
+        assert!(!is_of(&format!("pgshard_{}_back_82e64648", second.simple()), &live));
+        assert!(is_of("pgshard_01930000_x", &live));
     }
 }
