@@ -29,6 +29,7 @@ mod restored;
 mod rights;
 mod router;
 mod rows;
+mod runbooks;
 mod store;
 mod strangers;
 mod tickets;
