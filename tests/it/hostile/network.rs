@@ -1,6 +1,10 @@
 //! A network in the middle: it is slow, falls silent, loses bytes so that connections are half open, and resets them,
 //! while movers and routers are at work.
 
+use pgshard::ShardId;
+use pgshard::config::Config;
+use pgshard::store::MapStore;
+
 use super::moves::Application;
 use super::*;
 use crate::support::Writers;
@@ -105,6 +109,100 @@ on_each_version! {
 
     async fn under_blocking_moves(version) {
         moves(version, "blocking", u64::from(version) + 20..u64::from(version) + 22).await;
+    }
+
+    /// Old copies are fed by one command all the while. They get every change, and so does who takes the shard back.
+    async fn under_a_feed(version) {
+        let far = Far::new(version).await;
+        for seed in seeds(u64::from(version)..u64::from(version) + 1) {
+            let mut rng = Rng::with_seed(seed);
+            let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+            let id = far.world.run(&args).await.ended(0).id();
+            let epoch = far.world.published().epoch(ShardId::new(0).unwrap()).unwrap().as_i32() - 1;
+            let application = Application::start(&far.world).await;
+            let mut feed = far.world.command(&["moves", "feed"], &[("PGSHARD_LEASE_MS", "2000")]).spawn().unwrap();
+            for host in [1, 0, 1] {
+                let fault = fault(&mut rng);
+                eprintln!("seed {seed}: {fault:?} on the way to db{} of a feed", host + 1);
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                far.befalls(host, fault).await;
+            }
+            far.ways.iter().for_each(|way| way.reset_after(u32::MAX));
+            let written = application.stop().await;
+            let (old, new) = (far.world.servers.app(0).await, far.world.servers.app(1).await);
+            let fed = async {
+                let of = |schema: &str| format!("SELECT id || name FROM {schema}.users ORDER BY id");
+                let (there, here) = (of("shard_0000"), of(&format!("shard_0000__left_e{epoch}")));
+                while lines(&new, &there).await != lines(&old, &here).await {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            };
+            let begun = Instant::now();
+            tokio::time::timeout(ENDS_WITHIN, fed).await.expect("the old copy gets what it lacks");
+            eprintln!("  all there after {:?}", begun.elapsed());
+            assert_eq!(feed.try_wait().unwrap(), None, "it feeds on");
+            feed.kill().await.unwrap();
+            let back = far.world.run(&["moves", "rollback", &id, "--yes"]).await;
+            far.world.end_moves().await;
+            far.world.has(written, &format!("{}\n{}", back.stdout, back.stderr)).await;
+        }
+    }
+
+    /// The database that keeps the map is reached through the network: a router learns of each new map after the
+    /// fault, whatever became of its LISTEN and of the notification.
+    async fn under_notifications(version) {
+        let far = Far::new(version).await;
+        let keys = "?sslmode=disable&connect_timeout=3&keepalives_idle=2&keepalives_interval=1";
+        let near = far.world.servers.server(0).url();
+        let to = near.replace(&format!(":{}/", far.world.servers.server(0).port()), &format!(":{}/", far.ways[0].port));
+        let text = std::fs::read_to_string(&far.world.config.path).unwrap();
+        let (head, _) = text.split_once("[map]").unwrap();
+        let fleet = |url: &str| format!("{head}\n[map]\nstore = \"postgres\"\nurl = \"{url}\"\n");
+        let file = far.world.config.path.to_str().unwrap();
+        let by_hand = far.world.write("near.toml", &fleet(&near));
+        far.world.run(&["--config", by_hand.to_str().unwrap(), "map", "import", file]).await.ended(0);
+        let router = pgshard::connect(far.world.write("fleet.toml", &fleet(&format!("{to}{keys}")))).await.unwrap();
+        let store = Config::load(&by_hand).unwrap().map_store();
+        let publish = async || {
+            let map = store.load().await.unwrap();
+            let next = map.with_version(map.version().next());
+            store.publish(map.version(), &next).await.unwrap();
+            next.version()
+        };
+        let learns = async |version, story: &str| {
+            let begun = Instant::now();
+            let learned = async {
+                while router.map().version() < version {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            tokio::time::timeout(ENDS_WITHIN, learned).await.unwrap_or_else(|_| panic!("{story}: it never learns"));
+            eprintln!("{story}: learned after {:?}", begun.elapsed());
+        };
+        learns(publish().await, "fair weather").await;
+        for fault in [
+            Fault::Slow(Duration::from_millis(20)),
+            Fault::Silent(Duration::from_secs(7)),
+            Fault::Lost(Duration::from_millis(200)),
+            Fault::Lost(Duration::from_secs(7)),
+            Fault::Reset(0),
+            Fault::Reset(3),
+            Fault::Reset(40),
+        ] {
+            let story = format!("{fault:?}");
+            let (version, ()) = tokio::join!(
+                async {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    publish().await
+                },
+                far.befalls(0, fault),
+            );
+            learns(version, &story).await;
+            // It hears again, and not only by asking now and then.
+            learns(publish().await, &format!("{story}, after it")).await;
+        }
+        far.ways[0].reset_after(u32::MAX);
+        router.close(Duration::from_secs(1)).await;
     }
 
     /// Calls of routers end, and what they say is done is done, once.
