@@ -13,7 +13,14 @@ EPOCH_MAX = (1 << 31) - 1
 """The largest epoch of a shard: it is an `integer` in the control schema."""
 
 _HOST = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
-_NUMBER = re.compile(r"[0-9]+", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
+
+LISTED_MAX = 4 * 8192
+"""The most shards that a list names, each counted each time. Few bytes can name all of them once more: whoever writes to the
+database of a map would fill its readers' memory."""
+
+PROBLEMS_MAX = 100
+"""So many mistakes are told of a list."""
 
 
 class Placement(NamedTuple):
@@ -39,17 +46,24 @@ def is_host_name(name: str) -> bool:
 
 
 def parse_ranges(text: str, shards: int) -> tuple[list[Range], list[str]]:
-    """Reads a list such as `"0-2047, 17@3"`. Returns its ranges, and everything that is wrong with it."""
+    """Reads a list such as `"0-2047, 17@3"`. Returns its ranges, and what is wrong with it, a hundred things at most."""
     ranges: list[Range] = []
     problems: list[str] = []
+    listed = 0
     if not text.strip():
         return ranges, problems
     for item in text.split(","):
         found = _parse_item(item.strip(), shards)
         if isinstance(found, Range):
+            listed += found.last - found.first + 1
+            if listed > LISTED_MAX:
+                problems.append(f"a list of more than {LISTED_MAX} shards: there are 8192 at most")
+                break
             ranges.append(found)
         else:
             problems.append(found)
+        if len(problems) == PROBLEMS_MAX:
+            break
     return ranges, problems
 
 
@@ -147,8 +161,11 @@ class ShardMap:
         complete = True
         for host, text in lists.items():
             ranges, wrong = parse_ranges(text, shards)
-            problems += [f'{host} = "{text}": {problem}' for problem in wrong]
+            shown = text if len(text) < 200 else f"{text[:200]}…"
+            problems += [f'{host} = "{shown}": {problem}' for problem in wrong]
             complete = complete and not wrong
+            if len(problems) > PROBLEMS_MAX or sum(map(len, twice.values())) > LISTED_MAX:
+                break
             for first, last, epoch in ranges:
                 for shard in range(first, last + 1):
                     already = hosts[shard]

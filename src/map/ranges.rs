@@ -6,6 +6,13 @@ use std::ops::Range;
 use super::shard_map::ShardEpoch;
 use crate::shard::{ShardCount, ShardId};
 
+/// The most shards that a list names, each counted each time. Few bytes can name all of them once more: whoever writes
+/// to the database of a map would fill its readers' memory.
+const LISTED_MAX: usize = 4 * ShardCount::MAX.get() as usize;
+
+/// So many mistakes are told of a list.
+const MISTAKES_MAX: usize = 100;
+
 /// One item of a list of ranges: shards `first..=last`, all of one epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeItem {
@@ -76,28 +83,41 @@ pub enum RangesFault {
     /// A list of shards to work on has no epochs.
     #[error("a list of shards takes no @epoch")]
     EpochHere,
+    /// It names shards again and again.
+    #[error("a list of more than {LISTED_MAX} shards: there are {} at most", ShardCount::MAX)]
+    TooMany,
 }
 
 /// Reads a list such as `"0-2047, 17@3"`. The empty text is the empty list. The caller looks for overlaps, since they
 /// can lie in different lists.
 ///
 /// # Errors
-/// Every mistake, each with its place in the text.
+/// Every mistake, each with its place in the text, but a hundred at most.
 pub fn parse_ranges(text: &str, shards: ShardCount) -> Result<Vec<RangeItem>, Vec<RangesError>> {
     let mut items = Vec::new();
     let mut errors = Vec::new();
     if text.trim().is_empty() {
         return Ok(items);
     }
-    let mut start = 0;
+    let (mut start, mut listed) = (0, 0);
     for chunk in text.split(',') {
         let indent = chunk.len() - chunk.trim_start().len();
         let item = chunk.trim();
         // An empty item is shown at its comma.
         let at = start + indent..start + indent + item.len().max(1);
         match parse_item(item, shards) {
-            Ok((first, last, epoch)) => items.push(RangeItem { first, last, epoch, at }),
+            Ok((first, last, epoch)) => {
+                listed += usize::from(last.get() - first.get()) + 1;
+                if listed > LISTED_MAX {
+                    errors.push(RangesError { fault: RangesFault::TooMany, at });
+                    break;
+                }
+                items.push(RangeItem { first, last, epoch, at });
+            }
             Err(fault) => errors.push(RangesError { fault, at }),
+        }
+        if errors.len() == MISTAKES_MAX {
+            break;
         }
         start += chunk.len() + 1;
     }
@@ -110,7 +130,7 @@ pub fn parse_ranges(text: &str, shards: ShardCount) -> Result<Vec<RangeItem>, Ve
 /// Every mistake, each with its place in the text; an epoch is one.
 pub fn parse_shards(text: &str, shards: ShardCount) -> Result<Vec<ShardId>, Vec<RangesError>> {
     let at_signs = text.match_indices('@').map(|(at, _)| RangesError { fault: RangesFault::EpochHere, at: at..at + 1 });
-    let errors: Vec<_> = at_signs.collect();
+    let errors: Vec<_> = at_signs.take(MISTAKES_MAX).collect();
     if !errors.is_empty() {
         return Err(errors);
     }
@@ -198,6 +218,19 @@ mod tests {
     fn faults(text: &str) -> Vec<(String, Range<usize>)> {
         let errors = parse_ranges(text, ShardCount::new(256).unwrap()).unwrap_err();
         errors.into_iter().map(|error| (error.to_string(), error.at)).collect()
+    }
+
+    /// Ten million bytes would be twenty billion shards.
+    #[test]
+    fn a_list_is_as_long_as_it_can_be() {
+        for text in ["0-8191,".repeat(1_000_000), "7@2,".repeat(1_000_000)] {
+            let errors = parse_ranges(&text, ShardCount::MAX).unwrap_err();
+            assert_eq!(errors.len(), 1);
+            assert_eq!(errors[0].fault, RangesFault::TooMany);
+            assert!(parse_shards(&text, ShardCount::MAX).is_err());
+        }
+        assert_eq!(parse_ranges(&",".repeat(1_000_000), ShardCount::MAX).unwrap_err().len(), MISTAKES_MAX);
+        assert_eq!(parse_shards(&"@".repeat(1_000_000), ShardCount::MAX).unwrap_err().len(), MISTAKES_MAX);
     }
 
     #[test]

@@ -319,6 +319,10 @@ on_each_version! {
         let damage = [
             "UPDATE pgshard_map.map SET placement = '{\"db1\": \"0-3\"}'",
             "UPDATE pgshard_map.map SET placement = '[]', version = 9223372036854775807",
+            // Few bytes that name all shards once more, again and again.
+            "UPDATE pgshard_map.map SET placement = jsonb_build_object('db1', repeat('0-7,', 200000) || '0-7')",
+            "UPDATE pgshard_map.map SET placement =
+                (SELECT jsonb_object_agg('h' || n, '0-7') FROM generate_series(1, 200000) n)",
             "DELETE FROM pgshard_map.map",
         ];
         for damage in damage {

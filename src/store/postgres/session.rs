@@ -237,6 +237,9 @@ impl Session {
             let host = HostName::new(&host).map_err(|error| self.damaged(error.to_string()))?;
             let items = parse_ranges(&list, wanted).map_err(|errors| self.damaged(joined(&errors)))?;
             for item in items {
+                if placements.len() > usize::from(wanted.get()) {
+                    return Err(self.damaged("more than one place for some shard".to_owned()));
+                }
                 placements.extend(item.shards().map(|s| (s, Placement { host: host.clone(), epoch: item.epoch })));
             }
         }
