@@ -8,6 +8,7 @@ mod commands;
 mod library;
 mod moves;
 mod network;
+mod words;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

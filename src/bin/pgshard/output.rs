@@ -359,8 +359,11 @@ impl Talk {
 }
 
 impl Write for Talk {
+    /// Writes lines of the log. In each the log has put what servers and files said; colours are the log's own.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.bars.suspend(|| io::stderr().lock().write(bytes))
+        let text = logged(&String::from_utf8_lossy(bytes), self.colour != ColorChoice::Never);
+        self.bars.suspend(|| io::stderr().lock().write_all(text.as_bytes()))?;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -368,9 +371,39 @@ impl Write for Talk {
     }
 }
 
+/// A line of the log as [`printable`], and as one line. `coloured`: with the codes for colours, which the log makes,
+/// and escapes where somebody else did.
+fn logged(line: &str, coloured: bool) -> String {
+    let (line, end) = line.strip_suffix('\n').map_or((line, ""), |line| (line, "\n"));
+    let mut parts = line.split("\x1b[");
+    let mut text = cell(parts.next().unwrap_or_default());
+    for part in parts {
+        let code = part.find(|c: char| !c.is_ascii_digit() && c != ';').filter(|at| part[*at..].starts_with('m'));
+        match code.filter(|_| coloured) {
+            Some(at) => text.push_str(&format!("\x1b[{}m{}", &part[..at], cell(&part[at + 1..]))),
+            None => text.push_str(&cell(&format!("\x1b[{part}"))),
+        }
+    }
+    text + end
+}
+
 /// An object on one line, with `"schema_version": 1` put first.
+///
+/// JSON may have all characters but the first 32 as they are. Here those that a terminal would obey have JSON's
+/// escapes, so that [`printable`] finds none.
 fn line(object: impl Serialize) -> String {
-    serde_json::to_string(&Versioned { schema_version: 1, object }).expect("our objects have text for keys")
+    let json = serde_json::to_string(&Versioned { schema_version: 1, object }).expect("our objects have text for keys");
+    if json.chars().all(is_plain) {
+        return json;
+    }
+    let mut line = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        match is_plain(c) {
+            true => line.push(c),
+            false => line.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}"))),
+        }
+    }
+    line
 }
 
 /// An error's words, and the remedy that stands in them.
@@ -400,16 +433,30 @@ pub(crate) fn seconds(duration: Duration) -> String {
 /// The text with escapes for what a terminal would obey: control characters, and those that turn the direction of
 /// writing and so make it look like another text. Line ends stay. Our messages quote servers, queries and names, and
 /// anybody who writes to a database can choose those.
-fn printable(text: &str) -> String {
-    let plain = |c: char| match c {
-        '\n' | '\t' => true,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => false,
-        c => !c.is_control(),
-    };
-    if text.chars().all(plain) {
+pub(crate) fn printable(text: &str) -> String {
+    escaped(text, is_plain)
+}
+
+/// A cell of a table: it has no line ends either, so that nobody's name looks like another row.
+fn cell(text: &str) -> String {
+    escaped(text, |c| c != '\n' && is_plain(c))
+}
+
+fn escaped(text: &str, plain: impl Fn(char) -> bool) -> String {
+    if text.chars().all(&plain) {
         return text.to_owned();
     }
     text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_default().to_string() }).collect()
+}
+
+/// Whether a terminal shows it as it is, and where it stands. Lines end by `\n` only.
+fn is_plain(c: char) -> bool {
+    match c {
+        '\n' | '\t' => true,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => false,
+        '\u{e0000}'..='\u{e007f}' => false,
+        c => !c.is_control(),
+    }
 }
 
 /// A table as [`Output::table`] prints it; nothing if it has no rows.
@@ -420,7 +467,7 @@ pub(crate) fn drawn<Row: IntoIterator<Item = String>>(
     let mut table = plain_table();
     table.set_header(columns.iter().map(|(name, _)| *name));
     for row in rows {
-        table.add_row(row.into_iter().map(|cell| printable(&cell)));
+        table.add_row(row.into_iter().map(|text| cell(&text)));
     }
     if table.is_empty() {
         return String::new();
@@ -465,4 +512,44 @@ pub(crate) fn size(bytes: u64) -> String {
 /// `1 shard`, `3 shards`.
 pub(crate) fn counted(count: usize, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What whoever writes to a database may choose.
+    const HOSTILE: &str = "a\x1b[2Jb\x1b]0;c\x07\u{9b}31m\u{202e}\u{2028}\u{e0041}\r\"\\\ttab";
+
+    #[derive(JsonSchema, Serialize)]
+    struct Quoted {
+        text: &'static str,
+    }
+
+    #[test]
+    fn json_stays_json() {
+        let line = line(Quoted { text: HOSTILE });
+        assert!(line.bytes().all(|byte| (b' '..0x7f).contains(&byte)), "{line}");
+        assert_eq!(printable(&line), line);
+        let read: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(read["text"], HOSTILE);
+    }
+
+    #[test]
+    fn a_name_is_no_second_row() {
+        let table = drawn(&[("name", Align::Left)], [[format!("one\ntwo {HOSTILE}")]]);
+        assert_eq!(table.lines().count(), 2, "{table}");
+        assert!(table.chars().all(is_plain), "{table}");
+    }
+
+    #[test]
+    fn a_line_of_the_log_is_one_line() {
+        let line = format!("\x1b[33m WARN\x1b[0m of {HOSTILE}\nERROR forged\n");
+        let plain = logged(&line, false);
+        assert!(plain.ends_with("\\nERROR forged\n") && plain.lines().count() == 1, "{plain}");
+        assert!(plain.chars().all(is_plain), "{plain}");
+        let coloured = logged(&line, true);
+        assert!(coloured.starts_with("\x1b[33m WARN\x1b[0m of a\\u{1b}[2Jb\\u{1b}]0;c"), "{coloured}");
+        assert_eq!(coloured.matches('\x1b').count(), 2, "{coloured}");
+    }
 }
