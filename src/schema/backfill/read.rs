@@ -109,6 +109,8 @@ async fn read_once(client: &Connection) -> Result<HostProgress, tokio_postgres::
     let sql = "SELECT s.shard_id, s.schema_name, c.oid IS NOT NULL, s.state
         FROM pgshard.shard s LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name
         LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = $1 AND c.relkind = 'r'
+            -- What somebody else has made is no record of ours, and a policy on it would run as us.
+            AND c.relowner IN (n.nspowner, (SELECT u.oid FROM pg_catalog.pg_roles u WHERE u.rolname = current_user))
         WHERE s.state <> 'moved' ORDER BY 1";
     let mut host = HostProgress::default();
     let mut having = Vec::new();

@@ -166,6 +166,9 @@ impl OnShard<'_> {
         if !self.hold(client).await? {
             return Ok(Step::Elsewhere);
         }
+        if let Some(words) = self.foreign_table(client).await? {
+            return Ok(Step::Failed(BackfillFault::Unfit { words }));
+        }
         let key = match self.key(client).await? {
             Ok(key) => key,
             Err(words) => return Ok(Step::Failed(BackfillFault::Unfit { words })),
@@ -182,6 +185,18 @@ impl OnShard<'_> {
         );
         client.batch_execute(&sql).await?;
         Ok(Step::Started(key))
+    }
+
+    /// Why nothing is recorded in the table of the progress, if somebody else has made it: its triggers would run as
+    /// us. Nobody can put another one in the place of our own.
+    async fn foreign_table(&self, client: &Connection) -> Result<Option<String>, tokio_postgres::Error> {
+        let sql = "SELECT pg_catalog.pg_get_userbyid(c.relowner)::text
+            FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = $1 AND c.relname = $2 AND c.relowner <> n.nspowner
+                AND c.relowner <> (SELECT u.oid FROM pg_catalog.pg_roles u WHERE u.rolname = current_user)";
+        let rows = client.query_typed(sql, &[(&self.schema as _, Type::TEXT), (&TABLE as _, Type::TEXT)]).await?;
+        let owner = rows.first().map(|row| row.try_get::<_, String>(0)).transpose()?;
+        Ok(owner.map(|owner| format!("its table {TABLE} belongs to {owner}: drop it, and a backfill makes its own")))
     }
 
     /// The column for the ranges; or why the table has no ranges by it.

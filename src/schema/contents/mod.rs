@@ -50,6 +50,8 @@ enum FilledBy {
     },
     /// A sequence by its quoted name, and the value that it will reach although a row has it already.
     Sequence { name: String, behind: Option<i64> },
+    /// Its table belongs to this role, which could run what it likes as whoever reads it.
+    Unread { owner: String },
 }
 
 /// What all rows show.
@@ -118,6 +120,11 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                 );
                 findings.add_shard(Severity::Error, "ids_past_clock", Some(&shelf.host), *shard, what, remedy);
             }
+        }
+        FilledBy::Unread { owner } => {
+            let what = format!("{table} is not read: it belongs to {owner}, or its sequence does");
+            let remedy = "let the shard's owner own it".to_owned();
+            findings.add_shard(Severity::Error, "rows_unread", Some(&shelf.host), *shard, what, remedy);
         }
         FilledBy::Sequence { name: sequence, behind: Some(value) } => {
             let what = format!(
