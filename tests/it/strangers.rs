@@ -1,6 +1,7 @@
 //! Somebody who may create objects in `public` sets traps there for what the operator and the application run:
 //! PostgreSQL also looks there for an operator or a function that it does not have for exactly these types
-//! (CVE-2018-1058).
+//! (CVE-2018-1058). Whoever may create objects in a shard sets them there, where a definition is read with the shard
+//! before PostgreSQL's own schema.
 
 use tokio_postgres::Client;
 
@@ -53,6 +54,31 @@ async fn lay(superuser: &Client) {
         END $lay$"
     );
     superuser.batch_execute(&functions).await.unwrap();
+}
+
+/// Traps in a shard, as a tenant who may create objects there: also in place of PostgreSQL's own operators and types.
+async fn lay_in_a_shard(superuser: &Client) {
+    let lay = format!(
+        "CREATE ROLE tenant; GRANT USAGE, CREATE ON SCHEMA shard_0000 TO tenant; SET ROLE tenant;
+        DO $lay$ DECLARE l text; r text; o text; BEGIN
+            FOREACH l IN ARRAY '{{oid,name,text,int2,int4,int8,bool,xid,regclass}}'::text[] LOOP
+                FOREACH r IN ARRAY '{{oid,name,text,int4,int8}}'::text[] LOOP
+                    EXECUTE format('CREATE FUNCTION shard_0000.trap(pg_catalog.%s, pg_catalog.%s) RETURNS boolean
+                        LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION ''{CAUGHT}''; END $$', l, r);
+                    FOREACH o IN ARRAY '{{=,<>,>,>=,<,<=}}'::text[] LOOP
+                        EXECUTE format('CREATE OPERATOR shard_0000.%s (LEFTARG = pg_catalog.%s,
+                            RIGHTARG = pg_catalog.%s, FUNCTION = shard_0000.trap)', o, l, r);
+                    END LOOP;
+                END LOOP;
+            END LOOP;
+            FOREACH l IN ARRAY '{{text,oid,name,xid,regclass}}'::text[] LOOP
+                EXECUTE format('CREATE FUNCTION shard_0000.trap(pg_catalog.%s) RETURNS boolean LANGUAGE plpgsql
+                    AS $$ BEGIN RAISE EXCEPTION ''{CAUGHT}''; END $$', l);
+                EXECUTE format('CREATE DOMAIN shard_0000.%s AS pg_catalog.%s CHECK (shard_0000.trap(VALUE))', l, l);
+            END LOOP;
+        END $lay$"
+    );
+    superuser.batch_execute(&lay).await.unwrap();
 }
 
 /// Runs a command that must work as it does without traps.
@@ -122,5 +148,114 @@ on_each_version! {
             let name: String = router.by_id(id).unwrap().query_one(read, &[&id]).await.unwrap().get(0);
             assert_eq!(name, "routed");
         }
+    }
+    /// What a tenant has made in a shard is not run by the commands that read the shard's definition, and so as the
+    /// config's role. The shard is not moved while that is there, and others are.
+    async fn traps_in_a_shard(version) {
+        let world = World::new(&[version, version], 4).await;
+        let app = world.servers.app(0).await;
+        app.batch_execute("CREATE VIEW shard_0000.seen AS SELECT id FROM shard_0000.users;
+            CREATE VIEW shard_0001.seen AS SELECT id FROM shard_0001.users").await.unwrap();
+        lay_in_a_shard(&world.servers.superuser(0).await).await;
+        for args in [
+            &["check"][..],
+            &["check", "--ddl"],
+            &["check", "--movable"],
+            &["check", "--rows"],
+            &["migrate", "status"],
+            &["rebalance", "--plan", "--by", "bytes"],
+            &["sql", "SELECT count(*) FROM {shard}.users"],
+            &["move", "0", "--to", "db2", "--plan"],
+            &["move", "0", "--to", "db2", "--mode", "online", "--yes"],
+            &["move", "0", "--to", "db2", "--yes"],
+            &["bootstrap"],
+        ] {
+            let ran = world.run(args).await;
+            let said = format!("{args:?}: {} {}", ran.stdout, ran.stderr);
+            assert!(!said.contains(CAUGHT), "{said}");
+            if args[0] == "move" {
+                assert_eq!(ran.code(), 4, "{said}");
+                assert!(said.contains("belongs to tenant"), "{said}");
+            }
+        }
+        goes_well(&world, &["move", "1", "--to", "db2", "--yes"], 0).await;
+    }
+
+    /// A tenant's tables in a shard, with policies and triggers that run as whoever reads or writes: no command reads
+    /// or writes them by itself, neither to check rows nor to record the progress of a backfill.
+    async fn traps_in_tables(version) {
+        let world = World::new(&[version, version], 4).await;
+        let lay = |table: &str, columns: &str| format!(
+            "CREATE TABLE shard_0000.{table} ({columns});
+            INSERT INTO shard_0000.{table} DEFAULT VALUES;
+            ALTER TABLE shard_0000.{table} ENABLE ROW LEVEL SECURITY;
+            CREATE POLICY trap ON shard_0000.{table} USING (shard_0000.caught()) WITH CHECK (shard_0000.caught());
+            CREATE TRIGGER trap BEFORE INSERT OR UPDATE ON shard_0000.{table} EXECUTE FUNCTION shard_0000.trigger();
+            GRANT ALL ON shard_0000.{table} TO app");
+        let lay = format!(
+            "CREATE ROLE tenant; GRANT USAGE, CREATE ON SCHEMA shard_0000 TO tenant;
+            GRANT USAGE ON ALL SEQUENCES IN SCHEMA shard_0000 TO tenant; SET ROLE tenant;
+            CREATE FUNCTION shard_0000.caught() RETURNS boolean LANGUAGE plpgsql
+                AS $$ BEGIN RAISE EXCEPTION '{CAUGHT}'; END $$;
+            CREATE FUNCTION shard_0000.trigger() RETURNS trigger LANGUAGE plpgsql
+                AS $$ BEGIN RAISE EXCEPTION '{CAUGHT}'; END $$;
+            {}; {}",
+            lay("notes", "id bigint DEFAULT shard_0000.next_id(), n serial"),
+            lay("pgshard_backfill", "name text PRIMARY KEY DEFAULT 'count', checksum text, done_to text, until text,
+                rows bigint, batches bigint, started_at timestamptz, updated_at timestamptz, finished_at timestamptz"),
+        );
+        world.servers.superuser(0).await.batch_execute(&lay).await.unwrap();
+        let app = world.servers.app(0).await;
+        // The traps do work.
+        let caught = app.batch_execute("SELECT * FROM shard_0000.notes").await.unwrap_err();
+        assert!(caught.as_db_error().unwrap().message().contains(CAUGHT), "{caught:?}");
+        let set = "UPDATE {shard}.users SET name = name WHERE id BETWEEN {low} AND {high}";
+        let file = world.write("count.sql", set).display().to_string();
+        for args in [
+            &["check", "--rows"][..],
+            &["migrate", "backfill", &file, "--table", "users"],
+            &["migrate", "backfill", "--status", "--name", "count"],
+            &["migrate", "status"],
+            &["check"],
+            &["move", "0", "--to", "db2", "--plan"],
+        ] {
+            let ran = world.run(args).await;
+            let said = format!("{args:?}: {} {}", ran.stdout, ran.stderr);
+            assert!(!said.contains(CAUGHT), "{said}");
+            if args.contains(&"--rows") {
+                assert!(said.contains("notes is not read: it belongs to tenant"), "{said}");
+            }
+            if args.contains(&"--table") {
+                assert!(said.contains("its table pgshard_backfill belongs to tenant"), "{said}");
+            }
+        }
+    }
+
+    /// A tenant who may make objects in the schema that a move builds could set traps there for its next statements.
+    /// Such a schema is not built, neither by a grant at the source nor by default privileges at the target.
+    async fn traps_in_what_a_move_builds(version) {
+        let world = World::new(&[version, version], 4).await;
+        for host in [0, 1] {
+            world.servers.superuser(host).await.batch_execute("CREATE ROLE tenant").await.unwrap();
+        }
+        let (source, target) = (world.servers.app(0).await, world.servers.app(1).await);
+        for role in ["tenant", "PUBLIC"] {
+            source.batch_execute(&format!("GRANT CREATE ON SCHEMA shard_0000 TO {role}")).await.unwrap();
+            let refused = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await;
+            assert!(refused.ended(4).stderr.contains(&format!("{role} may make objects in it")), "{}", refused.stderr);
+            source.batch_execute(&format!("REVOKE CREATE ON SCHEMA shard_0000 FROM {role}")).await.unwrap();
+        }
+        target.batch_execute("ALTER DEFAULT PRIVILEGES GRANT CREATE ON SCHEMAS TO tenant").await.unwrap();
+        for mode in ["online", "blocking"] {
+            let refused = world.run(&["move", "0", "--to", "db2", "--mode", mode, "--yes"]).await;
+            assert_ne!(refused.code(), 0);
+            assert!(refused.stderr.contains("has default privileges at the target"), "{}", refused.stderr);
+            let built = "SELECT nspname FROM pg_namespace WHERE nspname LIKE '%incoming'";
+            assert_eq!(lines(&target, built).await, "");
+            world.run(&["moves", "abort"]).await;
+        }
+        target.batch_execute("ALTER DEFAULT PRIVILEGES REVOKE CREATE ON SCHEMAS FROM tenant").await.unwrap();
+        goes_well(&world, &["move", "0", "--to", "db2", "--mode", "online", "--yes"], 0).await;
+        goes_well(&world, &["check"], 0).await;
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! All SQL in them (types, expressions, definitions) names the objects of the schema without the schema, and everything
 //! else in such a way that it means the same under every `search_path` that starts with the schema. Invariant: no text
-//! here contains the schema's own name, except function bodies and their settings, which are text in the database too.
+//! here contains the schema's own name, except function bodies and their settings, which are text in the database too,
+//! and except where others may make objects in it ([`Facts::makers`]): that schema is not carried.
 
 use std::collections::BTreeMap;
 
@@ -39,6 +40,9 @@ pub(crate) struct Facts {
     pub(crate) reader_bypasses: bool,
     /// `server_version_num` of the host: 150004, 180000.
     pub(crate) version: u32,
+    /// Who but the reader may make objects in the schema, or has made one that is there. If anybody, definitions have
+    /// the schema's name in them.
+    pub(crate) makers: Vec<String>,
     /// Tables and views, and relations of other kinds, which are only named because they cannot be carried.
     pub(crate) relations: Vec<Relation>,
     /// The index of each of them in that list, by its OID.

@@ -11,7 +11,7 @@ use tokio_postgres::GenericClient;
 use tokio_postgres::types::{Json, Type};
 
 use super::facts::{Address, Facts, Relation};
-use super::session::{PINNED, search_path};
+use super::session::{CLOSED, PINNED, search_path};
 
 /// Which schema: by OID, which a rename does not change, or by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +101,7 @@ struct Head {
     reader: String,
     reader_bypasses: bool,
     version: u32,
+    makers: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -174,6 +175,9 @@ sections! {
 
 /// Reads the facts of a schema, in the transaction that the connection is in.
 ///
+/// Where another role than the reader may make objects in the schema, the definitions are read with PostgreSQL's own
+/// schema first, and name the schema: they are not for execution.
+///
 /// A `REPEATABLE READ` transaction gives one state. Under `READ COMMITTED`, DDL that commits meanwhile may be seen in
 /// part, which a later fingerprint shows. The session's settings are restored before it returns.
 ///
@@ -187,7 +191,10 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
     let reader = Reader { client, namespace };
     let names: Vec<&str> = std::iter::once("search_path").chain(PINNED.map(|(name, _)| name)).collect();
     let (head, before) = tokio::try_join!(reader.head(), reader.settings(&names))?;
-    let path = search_path(&head.name);
+    // What stands first in the path is run by PostgreSQL itself: pg_get_viewdef() compares by the operator `=` that it
+    // finds. Where somebody else may have made that, the definitions have the schema's name in them, and nobody carries
+    // it.
+    let path = if head.makers.is_empty() { search_path(&head.name) } else { CLOSED.to_owned() };
     let pinned: Vec<&str> = std::iter::once(path.as_str()).chain(PINNED.map(|(_, value)| value)).collect();
     let before: Vec<&str> = before.iter().map(String::as_str).collect();
     let oid = head.oid;
@@ -203,7 +210,7 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
     let places = relations.iter().enumerate().map(|(at, relation)| (relation.oid, at)).collect();
     let parts = reader.facts("parts", sections.parts)?;
     let (edges, reads) = whole_objects(parts, reader.facts("dependencies", sections.edges)?);
-    let Head { oid, name, owner, reader: role, reader_bypasses, version } = head;
+    let Head { oid, name, owner, reader: role, reader_bypasses, version, makers } = head;
     Ok(Facts {
         schema: name,
         oid,
@@ -211,6 +218,7 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
         reader: role,
         reader_bypasses,
         version,
+        makers,
         relations,
         places,
         sequences: reader.facts("sequences", sections.sequences)?,

@@ -17,10 +17,14 @@ pub(super) const PINNED: [(&str, &str); 8] = [
     ("jit", "off"),
 ];
 
+/// The `search_path` under which nothing is found by name but what is PostgreSQL's own.
+pub(super) const CLOSED: &str = "pg_catalog, pg_temp";
+
 /// The `search_path` under which only this schema's objects are named without a schema.
 ///
 /// `pg_catalog` comes after the schema, so that a shard's own `lower(text)` or table `pg_class` is found before the
-/// built-in one, like every other object. `pg_temp` comes last, or temporary tables would hide the schema's.
+/// built-in one, like every other object. So it is for schemas in which nobody else may make any. `pg_temp` comes last,
+/// or temporary tables would hide the schema's.
 pub(crate) fn search_path(schema: &str) -> String {
     format!("{}, pg_catalog, pg_temp", quote_ident(schema))
 }

@@ -14,6 +14,7 @@ use crate::schema::catalog::{
 pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<String>) {
     let mut examined = Examined { facts, target, refusals: Vec::new(), notes: Vec::new() };
     examined.owners();
+    examined.makers();
     examined.relations();
     examined.columns();
     examined.indexes_and_constraints();
@@ -65,6 +66,17 @@ impl Examined<'_> {
                 let reason = format!("belongs to {owner}, but pgshard connects as {}", facts.reader);
                 self.refuse(object, reason, format!("make {} its owner, or connect as {owner}", facts.reader));
             }
+        }
+    }
+
+    /// Refuses a schema in which another role may make objects, or has made some: they would be found before
+    /// PostgreSQL's own, and would run as the role that carries the schema.
+    fn makers(&mut self) {
+        let facts = self.facts;
+        for role in facts.makers.iter().filter(|role| **role != facts.owner) {
+            let reason = format!("{role} may make objects in it, which could run as {}", facts.reader);
+            let remedy = format!("REVOKE CREATE ON SCHEMA {} FROM {role}, and own what it has made", facts.schema);
+            self.refuse("schema", reason, remedy);
         }
     }
 
