@@ -28,6 +28,43 @@ fn taken(roles: &str) -> String {
     )
 }
 
+/// The control schema as a version before left it, with what is in it now.
+fn older(version: u32) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/control");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    let texts: Vec<_> =
+        files.iter().take(version as usize).map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    format!(
+        "BEGIN;
+        CREATE SCHEMA kept;
+        DO $$ DECLARE t name; BEGIN
+            FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'pgshard' LOOP
+                EXECUTE format('CREATE TABLE kept.%I AS TABLE pgshard.%I', t, t);
+            END LOOP;
+        END $$;
+        DELETE FROM kept.control_migration WHERE version > {version};
+        DROP SCHEMA pgshard CASCADE;
+        {}
+        RESET ALL;
+        DO $$ DECLARE t name; columns text; BEGIN
+            FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'pgshard' LOOP
+                SELECT string_agg(quote_ident(a.attname), ', ') INTO columns
+                    FROM pg_attribute a JOIN pg_attribute k USING (attname)
+                    WHERE a.attrelid = ('pgshard.' || quote_ident(t))::regclass AND a.attnum > 0
+                        AND NOT a.attisdropped AND a.attgenerated = ''
+                        AND k.attrelid = ('kept.' || quote_ident(t))::regclass;
+                EXECUTE format('DELETE FROM pgshard.%I', t);
+                EXECUTE format('INSERT INTO pgshard.%I (%s) OVERRIDING SYSTEM VALUE SELECT %2$s FROM kept.%1$I',
+                    t, columns);
+            END LOOP;
+        END $$;
+        DROP SCHEMA kept CASCADE;
+        COMMIT",
+        texts.join("\n")
+    )
+}
+
 async fn on_all(world: &World, sql: &str) {
     for host in 0..world.servers.servers().len() {
         world.servers.superuser(host).await.batch_execute(sql).await.unwrap();
@@ -202,6 +239,43 @@ on_each_version! {
         assert!(world.run(&["bootstrap"]).await.ended(0).stderr.contains("nothing to do"));
     }
 
+    /// So does a cluster of an older version, as those were when the identity of hosts and the lent identities came:
+    /// its routers write and ask all the while, no call fails, and what moves then is moved.
+    async fn older_clusters_come_along(version) {
+        for from in [5, 8] {
+            let world = World::new(&[version, version], 4).await;
+            on_all(&world, "CREATE ROLE web LOGIN; CREATE ROLE team").await;
+            migrate(&world, "0002_web.sql", WEB).await.ended(0);
+            for host in [0, 1] {
+                let app = world.servers.app(host).await;
+                app.batch_execute(&older(from)).await.unwrap();
+                let now = lines(&app, "SELECT max(version)::text FROM pgshard.control_migration").await;
+                assert_eq!(now, format!("{from}\n"));
+            }
+            let (stop, asked, written) = (Arc::new(AtomicBool::new(false)), Arc::default(), Arc::default());
+            let mut at_work = tokio::task::JoinSet::new();
+            for host in [0, 1] {
+                at_work.spawn(ask(as_role(&world, host, "web").await, Arc::clone(&stop), Arc::clone(&asked)));
+            }
+            for role in ["web", "app"] {
+                at_work.spawn(write(router(&world, role).await, Arc::clone(&stop), Arc::clone(&written)));
+            }
+            grows(&[&asked, &written]).await;
+            let told = world.run(&["check"]).await;
+            assert!(told.stdout.contains("control_old"), "{}", told.stdout);
+            world.run(&["bootstrap"]).await.ended(0);
+            grows(&[&asked, &written]).await;
+            world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+            world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
+            grows(&[&asked, &written]).await;
+            stop.store(true, Ordering::Relaxed);
+            while let Some(ended) = at_work.join_next().await {
+                ended.expect("no call fails");
+            }
+            assert_eq!(findings(&world).await, [Value::Null; 0], "from {from}");
+        }
+    }
+
     /// Rights come with what lets a role use a shard: a migration, a move, and a bootstrap that makes good what
     /// somebody took. Where shards are PUBLIC's, so is asking.
     async fn rights_come_with_shards(version) {
@@ -311,5 +385,22 @@ on_each_version! {
         // They had them all the time.
         let held = "SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()";
         assert_eq!(lines(&strangers[0], held).await, "7\n");
+    }
+    /// Why the lock of an ID clock may have a name that everybody knows: with locks of any name, a role that may
+    /// connect takes the places of all.
+    async fn all_locks_of_a_stranger(version) {
+        let world = World::new(&[version, version], 4).await;
+        on_all(&world, "CREATE ROLE stranger LOGIN").await;
+        let (stranger, app) = (as_role(&world, 0, "stranger").await, world.servers.app(0).await);
+        let all = "SELECT pg_advisory_lock(n) FROM generate_series(1, 10000000) n";
+        let full = stranger.batch_execute(all).await.unwrap_err();
+        assert_eq!(full.code().unwrap().code(), "53200", "{full:?}");
+        let refused = app.batch_execute("INSERT INTO shard_0000.users (name) VALUES ('x')").await.unwrap_err();
+        assert_eq!(refused.code().unwrap().code(), "53200", "{refused:?}");
+        drop(stranger);
+        let insert = "INSERT INTO shard_0000.users (name) VALUES ('x')";
+        while app.batch_execute(insert).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 }
