@@ -2,8 +2,8 @@
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Instant;
 
+use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
 use super::error::Error;

@@ -1,7 +1,8 @@
 //! A shard, as an application sees it: the methods that run SQL there.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 

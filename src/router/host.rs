@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::circuit::{Circuit, Down};
 use super::error::{Error, HostDiffers, LookUpError, PoolPhase, Queue};

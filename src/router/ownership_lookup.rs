@@ -7,9 +7,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Mutex as Turn;
+use tokio::time::Instant;
 use tokio_postgres::Row as SqlRow;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;

@@ -14,10 +14,11 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_postgres::Row as SqlRow;
 use tokio_postgres::types::PgLsn;
 

@@ -3,8 +3,7 @@
 //! Invariant: a transaction in which a statement met a signpost is never committed, even if the closure did not notice;
 //! COMMIT is sent once; and `Ok` means that the server has committed.
 
-use std::time::Instant;
-
+use tokio::time::Instant;
 use tokio_postgres::IsolationLevel;
 use tokio_postgres::error::SqlState;
 
