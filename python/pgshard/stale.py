@@ -122,9 +122,10 @@ def judge_peer(epoch: int, look: Look) -> Verdict:
 
 
 def pause(waited: float, chance: float) -> float:
-    """How many seconds to wait before asking again, after `waited` seconds: a quarter of it, 2 to 50 ms, less a random part of
-    up to a half."""
-    return min(max(waited / 4, 0.002), 0.050) * (1 - min(max(chance, 0.0), 1.0) / 2)
+    """How many seconds to wait before asking again, after `waited` seconds: a quarter of it, 2 to 50 ms, after a second a
+    twentieth of it, up to 250 ms; less a random part of up to a half."""
+    pause = max(min(max(waited / 4, 0.002), 0.050), min(waited / 20, 0.250))
+    return pause * (1 - min(max(chance, 0.0), 1.0) / 2)
 
 
 _WORD = re.compile(r"--[^\n\r]*|/\*|\w+|.", re.DOTALL)

@@ -140,7 +140,7 @@ impl Pool {
     /// A connection that can be used as it is, if one is idle.
     pub(super) fn borrow_idle(self: &Arc<Self>, shard: ShardId) -> Option<Lease> {
         let grant = self.lock().ask_if_idle(self.number, Some(usize::from(shard.get())))?;
-        let slot = Slot::new(self, grant.slot);
+        let slot = Slot::of(self, &grant);
         // A session that cannot be used as it is is closed, and its slot stays empty.
         let session = grant.connection.filter(|session| !session.is_worn() && !session.is_dirty())?;
         Some(Lease::new(session, slot))
@@ -151,14 +151,19 @@ impl Pool {
     /// # Cancel safety
     /// The slot is free again when the future is dropped.
     pub(super) async fn get(self: &Arc<Self>, shard: Option<ShardId>) -> Result<Lease, GetError> {
-        let (asked, receiver) = self.ask(shard);
-        let grant = match asked {
-            Asked::Granted(grant) => grant,
-            Asked::Waits(ticket) => Waiting { pool: self, ticket: Some(ticket), receiver }.end().await?,
-            Asked::Full => return Err(GetError::TooManyWait),
-            Asked::Closed => return Err(GetError::Closed),
-        };
-        self.ready(grant).await
+        loop {
+            let (asked, receiver) = self.ask(shard);
+            let grant = match asked {
+                Asked::Granted(grant) => grant,
+                Asked::Waits(ticket) => Waiting { pool: self, ticket: Some(ticket), receiver }.end().await?,
+                Asked::Full => return Err(GetError::TooManyWait),
+                Asked::Closed => return Err(GetError::Closed),
+            };
+            // Else one connection less is left that cannot be used.
+            if let Some(ready) = self.ready(grant).await {
+                return ready;
+            }
+        }
     }
 
     /// An idle connection, or a new one if there is room. Closes no other connection for it, and waits for none.
@@ -166,8 +171,12 @@ impl Pool {
     /// # Cancel safety
     /// As [`Pool::get`].
     pub(super) async fn get_if_free(self: &Arc<Self>) -> Option<Result<Lease, GetError>> {
-        let grant = self.lock().ask_if_free(self.number)?;
-        Some(self.ready(grant).await)
+        loop {
+            let grant = self.lock().ask_if_free(self.number)?;
+            if let Some(ready) = self.ready(grant).await {
+                return Some(ready);
+            }
+        }
     }
 
     fn ask(&self, shard: Option<ShardId>) -> (Asked<Box<Session>>, oneshot::Receiver<Grant<Box<Session>>>) {
@@ -179,19 +188,32 @@ impl Pool {
         (asked, receiver)
     }
 
-    /// Checks the slot's connection, or opens one. The future holds the slot.
-    async fn ready(self: &Arc<Self>, grant: Grant<Box<Session>>) -> Result<Lease, GetError> {
-        let slot = Slot::new(self, grant.slot);
-        if let Some(session) = grant.connection
-            && self.opener.checks(&session).await
-        {
-            return Ok(Lease::new(session, slot));
+    /// Checks the slot's connection, or opens one. `None` when the connection cannot be used: it is closed, and the
+    /// slot is empty again. The future holds the slot.
+    async fn ready(self: &Arc<Self>, grant: Grant<Box<Session>>) -> Option<Result<Lease, GetError>> {
+        let mut slot = Slot::of(self, &grant);
+        let Some(session) = grant.connection else {
+            let opened = self.open(grant.slot).await;
+            slot.is_open();
+            return Some(opened.map(|session| Lease::new(session, slot)));
+        };
+        match self.opener.checks(&session).await {
+            true => Some(Ok(Lease::new(session, slot))),
+            // The connection is closed before the slot is free.
+            false => {
+                drop(session);
+                None
+            }
         }
+    }
+
+    /// Opens the connection of a slot that the caller holds.
+    async fn open(self: &Arc<Self>, slot: usize) -> Result<Box<Session>, GetError> {
         let ends_at = self.max_lifetime.map(|most| Instant::now() + spread(most));
         // Boxed, because every call's future would contain it otherwise.
         let session = Box::pin(self.opener.open(ends_at)).await.map_err(GetError::Open)?;
         let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(driver) = drivers.get_mut(grant.slot) {
+        if let Some(driver) = drivers.get_mut(slot) {
             *driver = Some(session.connection.driver());
         }
         drop(drivers);
@@ -200,7 +222,14 @@ impl Pool {
             return Err(GetError::Closed);
         }
         self.start_sweeping();
-        Ok(Lease::new(Box::new(session), slot))
+        Ok(Box::new(session))
+    }
+
+    /// A connection is not being opened any more.
+    fn opened(&self) {
+        let mut slots = self.lock();
+        let effects = slots.opened(self.number);
+        follow(slots, effects);
     }
 
     fn give_back(&self, slot: usize, session: Option<Box<Session>>) {
@@ -361,6 +390,9 @@ impl Drop for Waiting<'_> {
         let Some(ticket) = self.ticket.take() else { return };
         let cancelled = self.pool.lock().cancel(self.pool.number, ticket);
         if !cancelled && let Ok(grant) = self.receiver.try_recv() {
+            if grant.connection.is_none() {
+                self.pool.opened();
+            }
             self.pool.give_back(grant.slot, grant.connection);
         }
     }
@@ -371,11 +403,20 @@ pub(super) struct Slot {
     pool: Arc<Pool>,
     /// `None` once it was given back.
     number: Option<usize>,
+    /// Whether its connection is being opened.
+    opening: bool,
 }
 
 impl Slot {
-    fn new(pool: &Arc<Pool>, number: usize) -> Slot {
-        Slot { pool: pool.clone(), number: Some(number) }
+    fn of(pool: &Arc<Pool>, grant: &Grant<Box<Session>>) -> Slot {
+        Slot { pool: pool.clone(), number: Some(grant.slot), opening: grant.connection.is_none() }
+    }
+
+    /// Its connection was opened, or will not be.
+    fn is_open(&mut self) {
+        if std::mem::take(&mut self.opening) {
+            self.pool.opened();
+        }
     }
 
     /// Gives the slot back with its connection, for others to use.
@@ -393,6 +434,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        self.is_open();
         if let Some(number) = self.number.take() {
             self.pool.give_back(number, None);
         }

@@ -17,6 +17,8 @@ pub(super) struct PoolSlots<C, W> {
     opened: usize,
     /// How many slots are held.
     pub(super) used: usize,
+    /// How many of these were granted without a connection, and have none yet.
+    pub(super) opening: usize,
     pub(super) waiting: VecDeque<Waiter<W>>,
     pub(super) waiting_max: usize,
     pub(super) service: Service,
@@ -56,6 +58,7 @@ impl<C, W> PoolSlots<C, W> {
             empty: (0..size).rev().collect(),
             opened: 0,
             used: 0,
+            opening: 0,
             waiting: VecDeque::new(),
             waiting_max,
             service: Service::Open,

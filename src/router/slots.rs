@@ -4,7 +4,7 @@
 //! A pool has a slot for each connection that it may have. Each shard has a favourite among the open connections, so
 //! that its statements are prepared there and not on all. A call gets the favourite if it is idle, else the next idle
 //! connection by number, so that a shard's second choice is always the same too. A connection is opened only when all
-//! are busy. No call waits for a favourite.
+//! are busy, and only a few at the same time. No call waits for a favourite.
 //!
 //! A call waits for whatever comes first: a connection of its pool that is given back, or leave to open another one.
 //! When the limit is reached, a connection of another pool is closed for it only if that pool has more than its share,
@@ -19,6 +19,11 @@
 use std::collections::VecDeque;
 
 use super::pool_slots::{Grant, PoolSlots, Service, Waiter};
+
+/// The most connections of a pool that are opened at the same time. Each costs the server a process and a proof of the
+/// password, some milliseconds in all, in which a connection that is there serves several calls: so the calls of a
+/// burst wait for whatever comes first. When a host comes back, all routers open connections at once.
+const OPENING_MAX: usize = 4;
 
 /// The slots of pools that share a limit. `C` is a connection, `W` tells a waiter.
 pub(super) struct Slots<C, W> {
@@ -107,7 +112,7 @@ impl<C, W> Slots<C, W> {
 
     /// Whether it is the limit, and not the pool's size, that keeps it from opening a connection.
     pub(super) fn is_limited(&self, pool: usize) -> bool {
-        self.pools[pool].has_empty()
+        self.pools[pool].has_empty() && self.connections >= self.limit
     }
 
     /// Asks for a slot, for a statement on `shard`. If the call must wait, what `tell` gives will tell it.
@@ -168,6 +173,12 @@ impl<C, W> Slots<C, W> {
         waiting.remove(at);
         self.waiting -= 1;
         true
+    }
+
+    /// A slot that was granted without a connection has one, or will have none.
+    pub(super) fn opened(&mut self, pool: usize) -> Effects<C, W> {
+        self.pools[pool].opening -= 1;
+        self.settle()
     }
 
     /// Takes a slot back, with its connection if that can be used again.
@@ -236,7 +247,7 @@ impl<C, W> Slots<C, W> {
         if own.idle_count > 0 {
             return Some(Source::Own);
         }
-        if !own.has_empty() {
+        if !own.has_empty() || own.opening >= OPENING_MAX {
             return None;
         }
         if self.connections < self.limit {
@@ -261,16 +272,13 @@ impl<C, W> Slots<C, W> {
         effects: &mut Effects<C, W>,
     ) -> Option<Grant<C>> {
         match source {
-            Source::Own => self.pools[pool].grant_idle(shard),
-            Source::Open => {
-                self.connections += 1;
-                self.pools[pool].grant_empty()
-            }
-            Source::Other(other) => {
-                effects.closed.extend(self.pools[other].close_one());
-                self.pools[pool].grant_empty()
-            }
+            Source::Own => return self.pools[pool].grant_idle(shard),
+            Source::Open => self.connections += 1,
+            Source::Other(other) => effects.closed.extend(self.pools[other].close_one()),
         }
+        let slots = &mut self.pools[pool];
+        slots.opening += 1;
+        slots.grant_empty()
     }
 }
 
@@ -323,6 +331,21 @@ mod tests {
         ticket(slots.ask(second, None, || 10).0);
         let effects = slots.give_back(first, 0, Some(0));
         assert_eq!((effects.grants, effects.closed), (vec![(10, Grant { slot: 0, connection: None })], vec![0]));
+    }
+
+    #[test]
+    fn only_a_few_connections_are_opened_at_the_same_time() {
+        let mut slots = Slots::<u32, u32>::new(16);
+        let pool = slots.add(16, 99);
+        let opening: Vec<_> = (0..OPENING_MAX).map(|_| granted(slots.ask(pool, None, || 0).0)).collect();
+        ticket(slots.ask(pool, None, || 1).0);
+        ticket(slots.ask(pool, None, || 2).0);
+        // The first connection is there, so another may be opened; once it is given back, it serves the next.
+        let effects = slots.opened(pool);
+        assert_eq!((effects.grants.len(), effects.grants[0].0), (1, 1));
+        assert_eq!(effects.grants[0].1.connection, None);
+        let effects = slots.give_back(pool, opening[0].slot, Some(7));
+        assert_eq!(effects.grants, [(2, Grant { slot: opening[0].slot, connection: Some(7) })]);
     }
 
     #[test]
@@ -415,6 +438,10 @@ mod tests {
             });
             assert!(!self.closed.contains(&connection), "a closed connection was granted");
             self.held.push((pool, grant.slot, connection));
+            if grant.connection.is_none() {
+                let effects = self.slots.opened(pool);
+                self.follow(effects);
+            }
         }
 
         fn follow(&mut self, effects: Effects<u32, (usize, u64)>) {
@@ -458,6 +485,10 @@ mod tests {
                 }
                 Step::Leave(at) if !self.told.is_empty() && at % 2 == 0 => {
                     let (pool, grant) = self.told.swap_remove(at / 2 % self.told.len());
+                    if grant.connection.is_none() {
+                        let effects = self.slots.opened(pool);
+                        self.follow(effects);
+                    }
                     let effects = self.slots.give_back(pool, grant.slot, grant.connection);
                     self.follow(effects);
                 }

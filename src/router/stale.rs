@@ -143,10 +143,12 @@ pub(super) fn judge_peer(epoch: ShardEpoch, lookup: &OwnershipLookup) -> PeerVer
     }
 }
 
-/// How long to wait before asking again when `waited` has passed already: a quarter of it, 2 to 50 ms, less up to half
-/// of that by chance. So a short move is made little longer, and a long one causes few questions.
+/// How long to wait before asking again when `waited` has passed already: a quarter of it, 2 to 50 ms, after a second a
+/// twentieth of it, up to 250 ms; less up to half of that by chance. So a short move is made little longer, and a long
+/// one causes few questions, also of a thousand processes that wait for the same mover.
 pub(super) fn pause(waited: Duration, chance: f64) -> Duration {
     let pause = (waited / 4).clamp(Duration::from_millis(2), Duration::from_millis(50));
+    let pause = pause.max((waited / 20).min(Duration::from_millis(250)));
     pause.mul_f64(1.0 - chance.clamp(0.0, 1.0) / 2.0)
 }
 
@@ -227,7 +229,8 @@ mod tests {
         #[test]
         fn pauses_are_bounded(waited_ms in 0u64..100_000, chance in 0.0..1.0) {
             let pause = pause(Duration::from_millis(waited_ms), chance);
-            prop_assert!(pause >= Duration::from_millis(1) && pause <= Duration::from_millis(50));
+            prop_assert!(pause >= Duration::from_millis(1) && pause <= Duration::from_millis(250));
+            prop_assert!(pause <= Duration::from_millis(50) || pause <= Duration::from_millis(waited_ms) / 20);
         }
 
         #[test]

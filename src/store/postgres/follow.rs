@@ -25,6 +25,13 @@ const IDLE_NOTICES: u32 = 4;
 const NOTICE_FIRST: Duration = Duration::from_millis(50);
 const NOTICE_MAX: Duration = Duration::from_secs(5);
 
+/// A fleet hears of a new map at the same moment. Its looks are spread over this long.
+const NEWS_SPREAD: Duration = Duration::from_millis(50);
+
+/// A database that is started anew ends the connections of a whole fleet at the same moment. The new ones are spread
+/// over this long: each costs the database a process and a proof of the password.
+const RETURN_SPREAD: Duration = Duration::from_secs(1);
+
 /// What a watch remembers between two looks.
 struct Follower {
     store: PostgresStore,
@@ -108,10 +115,16 @@ impl Follower {
         }
     }
 
-    /// Waits for a notification, and after some that brought nothing for a while longer.
+    /// Waits for a notification, and after some that brought nothing for a while longer. Then it waits for a moment by
+    /// chance, since others have heard the same.
     async fn heard_of_news(&self) {
         tokio::time::sleep(pause(self.idle_notices).min(self.store.poll_interval)).await;
         self.heard.notified().await;
+        let spread = match &self.session {
+            Some(session) if !session.is_closed() => NEWS_SPREAD,
+            _ => RETURN_SPREAD,
+        };
+        tokio::time::sleep(spread.min(self.store.poll_interval).mul_f64(fastrand::f64())).await;
     }
 
     /// Whoever may connect may notify, as often as he likes. Nobody's look is put off for longer than the poll interval

@@ -72,6 +72,11 @@ impl Session {
         Ok(Session { connection, connect: connect.clone(), to: connect.to_string() })
     }
 
+    /// Whether the connection has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.connection.is_closed()
+    }
+
     /// Asks for notifications from now on.
     pub(super) async fn listen(&self) -> Result<(), StoreError> {
         self.within("listen for new maps", self.connection.batch_execute("LISTEN pgshard_map")).await
