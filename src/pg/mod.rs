@@ -27,6 +27,7 @@ mod quote;
 mod replication;
 mod require_auth;
 mod service;
+pub(crate) mod simulated;
 mod socket;
 pub mod state;
 mod template;

@@ -10,11 +10,13 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_postgres::config::{Host, LoadBalanceHosts};
 
 use super::options::ConnectOptions;
+use super::simulated;
 
 /// A socket to a server.
 pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Simulated(simulated::Stream),
 }
 
 impl ConnectOptions {
@@ -33,6 +35,9 @@ impl ConnectOptions {
         // As in libpq, `hostaddr` is where to connect to, and `host` is the name that the certificate must have.
         let address = self.config.get_hostaddrs().get(index).map(ToString::to_string);
         let name = address.unwrap_or_else(|| self.host_name(index));
+        if let Some(dialing) = simulated::dial(&name) {
+            return tokio::time::timeout(limit, dialing).await.map_err(late)?.map(Socket::Simulated);
+        }
         let mut found: Vec<_> = tokio::net::lookup_host((name.as_str(), port)).await?.collect();
         if self.config.get_load_balance_hosts() == LoadBalanceHosts::Random {
             fastrand::shuffle(&mut found);
@@ -74,6 +79,7 @@ impl AsyncRead for Socket {
         match self.get_mut() {
             Socket::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
             Socket::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Socket::Simulated(stream) => Pin::new(stream).poll_read(cx, buffer),
         }
     }
 }
@@ -83,6 +89,7 @@ impl AsyncWrite for Socket {
         match self.get_mut() {
             Socket::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
             Socket::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Socket::Simulated(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -90,6 +97,7 @@ impl AsyncWrite for Socket {
         match self.get_mut() {
             Socket::Tcp(stream) => Pin::new(stream).poll_flush(cx),
             Socket::Unix(stream) => Pin::new(stream).poll_flush(cx),
+            Socket::Simulated(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -97,6 +105,7 @@ impl AsyncWrite for Socket {
         match self.get_mut() {
             Socket::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Socket::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Socket::Simulated(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }
