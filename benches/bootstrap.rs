@@ -1,8 +1,8 @@
 //! Bootstrap beside psql: the same schemas, ID functions and tables on the same servers, psql with one transaction a
 //! shard, one psql a host at the same time; and one psql process a shard, as tools do that know one schema at a time;
 //! of those a sample, scaled to all. Prints the times of each run, the medians and their ratio; and, on Linux, the
-//! processor time that the servers took, which is what counts where they have as many cores as they can use, and hardly
-//! depends on what else the machine does.
+//! processor time that the servers took and that the client took, in all and for a shard: that is what counts where each
+//! has as many cores as it can use, and hardly depends on what else the machine does.
 //!
 //! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--sample N] [--major N]
 //! [--throwaway]`
@@ -13,13 +13,14 @@
 //! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off. Psql writes
 //! none of pgshard's own rows, so it has a little less to do.
 
+#[path = "support/processor.rs"]
+mod processor;
 mod support;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use pgshard::dev::{Binaries, Cluster, ClusterOptions, Server, ServerOptions};
 use pgshard::id::Epoch;
@@ -29,6 +30,7 @@ use pgshard::schema::bootstrap::{Host, Request};
 use pgshard::schema::{self, Migrations};
 use pgshard::{SchemaPrefix, ShardCount, ShardId};
 
+use processor::{Taken, taken};
 use support::Arguments;
 
 const EPOCH_MS: i64 = 1_293_840_000_000;
@@ -74,66 +76,37 @@ fn main() {
         arguments.durability
     );
 
-    let mut times: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    let mut times: BTreeMap<&str, Vec<Taken>> = BTreeMap::new();
+    let count = f64::from(shards.get());
     for run in 1..=arguments.number("runs") {
         let (width, sample) = (arguments.number("width"), arguments.number("sample"));
         let bench = Bench { cluster: &cluster, binaries: &binaries, shards, width, sample };
-        for (name, time, processor) in bench.run(run) {
-            println!("run {run}: {name:<16} {:>9.3} s  servers' processors {processor:>8.2} s", time.as_secs_f64());
-            times.entry(name).or_default().push((time.as_secs_f64(), processor));
+        for (name, taken) in bench.run(run) {
+            println!("run {run}: {name:<16} {}", taken.line(count));
+            times.entry(name).or_default().push(taken);
         }
     }
-    let medians = |name: &str| {
-        let (elapsed, processor): (Vec<f64>, Vec<f64>) = times[name].iter().copied().unzip();
-        (median(elapsed), median(processor))
-    };
-    for name in times.keys() {
-        let (elapsed, processor) = medians(name);
-        let rate = f64::from(shards.get()) / elapsed;
-        println!("median: {name:<16} {elapsed:>9.3} s  servers' processors {processor:>8.2} s  {rate:>8.0} shards/s");
+    for (name, of) in &times {
+        println!("median: {name:<16} {}", Taken::medians(of).line(count));
     }
     println!("psql a shard was timed on {} shards a host and is scaled to all", arguments.number("sample"));
-    let pgshard = medians("pgshard");
+    let pgshard = Taken::medians(&times["pgshard"]);
     for name in ["psql", "psql a shard"] {
-        let psql = medians(name);
+        let psql = Taken::medians(&times[name]);
         println!(
-            "{name} / pgshard: {:.2} x the time, {:.2} x the servers' processor time",
-            psql.0 / pgshard.0,
-            psql.1 / pgshard.1
+            "{name} / pgshard: {:.2} x the time, {:.2} x the servers' processor time, {:.2} x the client's",
+            psql.seconds / pgshard.seconds,
+            psql.servers / pgshard.servers,
+            psql.client / pgshard.client
         );
     }
 }
 
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_unstable_by(f64::total_cmp);
-    times[times.len() / 2]
-}
+/// What was timed, and what it took.
+type Timed = (&'static str, Taken);
 
-/// What was timed, how long it took, and the seconds of processor time that the servers took for it.
-type Timed = (&'static str, Duration, f64);
-
-/// Runs and times something. The processor time is that of the servers' processes that have ended, so the connections
-/// must be closed by then.
 fn timed(name: &'static str, cluster: &Cluster, run: impl FnOnce()) -> Timed {
-    let before = processor_seconds(cluster);
-    let started = Instant::now();
-    run();
-    let elapsed = started.elapsed();
-    // A backend takes a moment to end after its client has gone.
-    std::thread::sleep(Duration::from_millis(200));
-    (name, elapsed, processor_seconds(cluster) - before)
-}
-
-/// The processor time of the servers' children that have ended; 0 where there is no /proc.
-fn processor_seconds(cluster: &Cluster) -> f64 {
-    const TICKS_PER_SECOND: f64 = 100.0;
-    let ticks = |server: &Server| -> Option<u64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid()?)).ok()?;
-        // After the name, which may hold anything: state, and so on; cutime and cstime are fields 16 and 17 of all.
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        Some(fields.get(13)?.parse::<u64>().ok()? + fields.get(14)?.parse::<u64>().ok()?)
-    };
-    cluster.servers().iter().filter_map(ticks).sum::<u64>() as f64 / TICKS_PER_SECOND
+    (name, taken(cluster, run))
 }
 
 struct Bench<'a> {
@@ -201,7 +174,7 @@ impl Bench<'_> {
     /// One psql process a shard, one after the other on each host: what the sample took, scaled to all shards.
     fn psql_a_shard(&self, database: &str) -> Timed {
         self.create_database(database);
-        let (name, elapsed, processor) = timed("psql a shard", self.cluster, || {
+        let (name, taken) = timed("psql a shard", self.cluster, || {
             std::thread::scope(|scope| {
                 for (at, server) in self.cluster.servers().iter().enumerate() {
                     scope.spawn(move || {
@@ -217,7 +190,7 @@ impl Bench<'_> {
         self.drop_database(database);
         let most = (0..self.cluster.servers().len()).map(|host| self.shards_on(host).count()).max().unwrap_or(0);
         let scale = most as f64 / self.sample.clamp(1, most.max(1)) as f64;
-        (name, elapsed.mul_f64(scale), processor * scale)
+        (name, taken.scaled(scale))
     }
 
     fn pgshard(&self, database: &str) -> Vec<Timed> {

@@ -1,17 +1,19 @@
 //! A column more in every table of every shard: `pgshard migrate up`, beside psql with one transaction a shard (one
 //! psql a host), and one psql process a shard, as tools do that know one schema at a time; of those a sample, for their
-//! time. The same servers, the same run. Then `check --ddl` over all of it. Prints times, medians and ratios.
+//! time. The same servers, the same run. Then `check --ddl` over all of it. Prints times, medians and ratios, and the
+//! processor time of servers and client.
 //!
 //! `cargo bench --bench migrate -- [--shards N] [--runs N] [--hosts N] [--sample N] [--major N] [--throwaway]`
 //!
 //! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off.
 
+#[path = "support/processor.rs"]
+mod processor;
 mod support;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use pgshard::dev::{Binaries, Cluster, ClusterOptions, Server, ServerOptions};
 use pgshard::id::Epoch;
@@ -22,6 +24,7 @@ use pgshard::schema::migrate::Request;
 use pgshard::schema::{self, Migrations};
 use pgshard::{SchemaPrefix, ShardCount, ShardId};
 
+use processor::{Taken, taken};
 use support::Arguments;
 
 const TABLES: &str = "
@@ -53,34 +56,29 @@ fn main() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut bench = Bench { cluster: &cluster, binaries: &binaries, shards, runtime, files: BTreeMap::new() };
     bench.bootstrap();
-    let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    let mut times: BTreeMap<&str, Vec<Taken>> = BTreeMap::new();
+    let count = f64::from(shards.get());
     for run in 1..=arguments.number("runs") {
         let mut timed = vec![("pgshard", bench.pgshard(run)), ("psql", bench.psql(run))];
         timed.push(("psql a shard", bench.psql_a_shard(run, arguments.number("sample"))));
         timed.push(("check --ddl", bench.check_ddl()));
-        for (name, time) in timed {
-            println!("run {run}: {name:<14} {:>9.3} s", time.as_secs_f64());
-            times.entry(name).or_default().push(time.as_secs_f64());
+        for (name, taken) in timed {
+            println!("run {run}: {name:<14} {}", taken.line(count));
+            times.entry(name).or_default().push(taken);
         }
     }
-    let median = |name: &str| {
-        let mut of = times[name].clone();
-        of.sort_unstable_by(f64::total_cmp);
-        of[of.len() / 2]
-    };
-    for name in times.keys() {
-        println!(
-            "median: {name:<14} {:>9.3} s  {:>8.0} shards/s",
-            median(name),
-            f64::from(shards.get()) / median(name)
-        );
+    for (name, of) in &times {
+        println!("median: {name:<14} {}", Taken::medians(of).line(count));
     }
     println!("psql a shard was timed on {} shards a host and is scaled to all", arguments.number("sample"));
-    let ours = median("pgshard");
+    let median = |name: &str| Taken::medians(&times[name]);
+    let (ours, psql) = (median("pgshard"), median("psql"));
     println!(
-        "psql / pgshard: {:.2}; psql a shard / pgshard: {:.2}",
-        median("psql") / ours,
-        median("psql a shard") / ours
+        "psql / pgshard: {:.2}, {:.2} of the servers' processors, {:.2} of the client's; psql a shard / pgshard: {:.2}",
+        psql.seconds / ours.seconds,
+        psql.servers / ours.servers,
+        psql.client / ours.client,
+        median("psql a shard").seconds / ours.seconds
     );
 }
 
@@ -120,22 +118,21 @@ impl Bench<'_> {
         assert!(report.is_complete(), "{report:?}");
     }
 
-    fn pgshard(&mut self, run: usize) -> Duration {
+    fn pgshard(&mut self, run: usize) -> Taken {
         self.files.insert(format!("{:04}_run.sql", run + 1), add(&format!("a{run}")));
         let servers = self.cluster.servers().iter();
         let hosts = servers.map(|server| (server.name().clone(), Bench::connect(server))).collect();
         let migrations = Migrations::from_texts(&self.files).expect("good migrations");
         let request = Request::new(self.definition(), hosts, migrations);
-        let started = Instant::now();
-        let report = self.runtime.block_on(schema::migrate(&request, &|_| {}));
-        let elapsed = started.elapsed();
-        let migrated: usize = report.hosts.values().map(|host| host.migrated.len()).sum();
-        assert!(report.is_complete() && migrated == usize::from(self.shards.get()), "{report:?}");
-        elapsed
+        taken(self.cluster, || {
+            let report = self.runtime.block_on(schema::migrate(&request, &|_| {}));
+            let migrated: usize = report.hosts.values().map(|host| host.migrated.len()).sum();
+            assert!(report.is_complete() && migrated == usize::from(self.shards.get()), "{report:?}");
+        })
     }
 
     /// One psql a host, one transaction a shard.
-    fn psql(&self, run: usize) -> Duration {
+    fn psql(&self, run: usize) -> Taken {
         let files = (0..self.cluster.servers().len()).map(|host| {
             let mut sql = String::new();
             for shard in self.shards_on(host) {
@@ -147,42 +144,44 @@ impl Bench<'_> {
             file
         });
         let files: Vec<_> = files.collect();
-        let started = Instant::now();
-        let servers = self.cluster.servers().iter().zip(&files);
-        let running: Vec<_> =
-            servers.map(|(server, file)| self.psql_on(server).arg("-f").arg(file.path()).spawn()).collect();
-        for psql in running {
-            assert!(psql.expect("psql starts").wait().expect("psql ends").success());
-        }
-        started.elapsed()
+        taken(self.cluster, || {
+            let servers = self.cluster.servers().iter().zip(&files);
+            let running: Vec<_> =
+                servers.map(|(server, file)| self.psql_on(server).arg("-f").arg(file.path()).spawn()).collect();
+            for psql in running {
+                assert!(psql.expect("psql starts").wait().expect("psql ends").success());
+            }
+        })
     }
 
     /// One psql process a shard, one after the other on each host; the time of the sample, scaled to all shards.
-    fn psql_a_shard(&self, run: usize, sample: usize) -> Duration {
-        let started = Instant::now();
-        std::thread::scope(|scope| {
-            for (at, server) in self.cluster.servers().iter().enumerate() {
-                scope.spawn(move || {
-                    for shard in self.shards_on(at).take(sample) {
-                        let ddl = add(&format!("c{run}")).replace("{shard}", &SchemaPrefix::default().schema(shard));
-                        let done = self.psql_on(server).arg("-1").arg("-c").arg(ddl).status();
-                        assert!(done.expect("psql runs").success());
-                    }
-                });
+    fn psql_a_shard(&self, run: usize, sample: usize) -> Taken {
+        let each = &|at: usize, server: &Server| {
+            for shard in self.shards_on(at).take(sample) {
+                let ddl = add(&format!("c{run}")).replace("{shard}", &SchemaPrefix::default().schema(shard));
+                let done = self.psql_on(server).arg("-1").arg("-c").arg(ddl).status();
+                assert!(done.expect("psql runs").success());
             }
+        };
+        let of_sample = taken(self.cluster, || {
+            std::thread::scope(|scope| {
+                for (at, server) in self.cluster.servers().iter().enumerate() {
+                    scope.spawn(move || each(at, server));
+                }
+            })
         });
         let most = (0..self.cluster.servers().len()).map(|host| self.shards_on(host).count()).max().unwrap_or(0);
-        started.elapsed().mul_f64(most as f64 / sample.clamp(1, most.max(1)) as f64)
+        of_sample.scaled(most as f64 / sample.clamp(1, most.max(1)) as f64)
     }
 
-    fn check_ddl(&self) -> Duration {
-        let started = Instant::now();
-        let hosts = self.cluster.servers().iter().map(|server| (server.name().clone(), Bench::connect(server)));
-        let survey = self.runtime.block_on(schema::definitions(hosts));
-        let findings = schema::compare(&survey);
-        // Of the sample of each run, which has a column more.
-        assert!(findings.iter().all(|finding| finding.code == "ddl_differs"), "{findings:?}");
-        started.elapsed()
+    fn check_ddl(&self) -> Taken {
+        taken(self.cluster, || {
+            let hosts = self.cluster.servers().iter().map(|server| (server.name().clone(), Bench::connect(server)));
+            let survey = self.runtime.block_on(schema::definitions(hosts));
+            let findings = schema::compare(&survey);
+            // Of the sample of each run, which has a column more.
+            assert!(findings.iter().all(|finding| finding.code == "ddl_differs"), "{findings:?}");
+        })
     }
 
     fn shards_on(&self, host: usize) -> impl Iterator<Item = ShardId> {
