@@ -131,7 +131,7 @@ impl Reply {
 
     pub(super) fn greeting(&mut self) {
         self.put(b'R', &0_u32.to_be_bytes());
-        self.put(b'S', b"server_version\018.0\0");
+        self.put(b'S', b"server_version\x0018.0\0");
         self.put(b'K', &[0; 8]);
         self.ready();
     }
