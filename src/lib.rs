@@ -102,6 +102,7 @@
 //! | `idgen` | [`idgen`] |
 //! | `dev` | [`dev`] |
 //! | `cli` (on by default) | the command `pgshard`, and with it all of these |
+//! | `console` (on by default) | its pages for a browser, `pgshard console` |
 //! | `failpoints` | for pgshard's own tests: a release build's moves can be made to die, as a debug build's can |
 
 /// Methods that set one field of options each, under the field's name: `Options::default().jobs(4)`. Options get new

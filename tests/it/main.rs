@@ -8,6 +8,7 @@ mod support;
 mod balance;
 mod bootstrap;
 mod cli;
+mod console;
 mod contents;
 mod damaged;
 mod dev;

@@ -2,6 +2,8 @@
 
 mod balance;
 mod cluster;
+#[cfg(feature = "console")]
+mod console;
 mod dev;
 mod host;
 mod id;
@@ -20,6 +22,8 @@ use crate::exit::Exit;
 
 pub(crate) use balance::{By, Doing, Drain, Measure, Rebalance};
 pub(crate) use cluster::{Bench, Bootstrap, Check, Explain, Exporter, Init, Rights, Sql};
+#[cfg(feature = "console")]
+pub(crate) use console::Console;
 pub(crate) use dev::{Completions, ConformanceCommand, ConformanceServe, Demo, DevCommand, JsonSchema, Man};
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate, Psql};
@@ -153,6 +157,8 @@ pub(crate) enum Command {
         command: HostCommand,
     },
     Exporter(Exporter),
+    #[cfg(feature = "console")]
+    Console(Console),
     Demo(Demo),
     /// Throwaway local PostgreSQL servers and a config for them
     Dev {

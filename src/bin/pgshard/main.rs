@@ -4,6 +4,7 @@
 //! [`exit`] keep their meaning: scripts rely on them.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(not(feature = "console"), allow(dead_code, reason = "some of it is for the console only"))]
 
 mod args;
 mod commands;

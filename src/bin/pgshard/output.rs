@@ -72,6 +72,11 @@ impl<'a> Said<'a> {
     fn new(level: &'static str, message: &'a str) -> Said<'a> {
         Said { level, message, causes: &[], remedy: None, exit_code: None }
     }
+
+    /// An error that ends no command, and what to do about it.
+    pub(crate) fn refusal(message: &'a str, remedy: Option<&'a str>) -> Said<'a> {
+        Said { remedy, ..Said::new("error", message) }
+    }
 }
 
 /// What comes before the remedy in an error that has one in its words.
@@ -391,7 +396,7 @@ fn logged(line: &str, coloured: bool) -> String {
 ///
 /// JSON may have all characters but the first 32 as they are. Here those that a terminal would obey have JSON's
 /// escapes, so that [`printable`] finds none.
-fn line(object: impl Serialize) -> String {
+pub(crate) fn line(object: impl Serialize) -> String {
     let json = serde_json::to_string(&Versioned { schema_version: 1, object }).expect("our objects have text for keys");
     if json.chars().all(is_plain) {
         return json;

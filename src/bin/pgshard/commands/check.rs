@@ -44,11 +44,20 @@ pub(crate) struct Found<'a> {
     remedy: &'a str,
 }
 
+impl Report<'_> {
+    /// What was found. Without --fail-on a notice is no fault.
+    pub(super) fn about<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> Report<'a> {
+        let findings: Vec<&Finding> = findings.into_iter().collect();
+        let ok = findings.iter().all(|finding| finding.severity < Severity::Warning);
+        Report { ok, findings: findings.into_iter().map(found).collect(), largest_ids: None }
+    }
+}
+
 /// How often the hosts are asked before an alarm is believed.
-const LOOKS_MAX: u32 = 3;
+pub(super) const LOOKS_MAX: u32 = 3;
 
 /// Long enough for an open that is under way to reach both hosts.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 /// Compares the config, the map and the hosts, and names every difference.
 pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {

@@ -35,8 +35,8 @@ pub(crate) struct Explained {
     /// Only for a finding.
     #[serde(skip_serializing_if = "Option::is_none")]
     severity: Option<String>,
-    means: String,
-    r#do: String,
+    pub(super) means: String,
+    pub(super) r#do: String,
 }
 
 /// Prints what a code means and what to do; without a code, the list of all codes.
@@ -76,6 +76,11 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
         }
     }
     Ok(Exit::Done)
+}
+
+/// What the document says about each finding, by its code.
+pub(super) fn findings() -> std::collections::BTreeMap<String, Explained> {
+    all().into_iter().filter(|one| one.kind == "finding").map(|one| (one.code.clone(), one)).collect()
 }
 
 /// Every row of the tables.

@@ -75,7 +75,7 @@ pub(crate) struct OtherDecoded {
 }
 
 impl OtherDecoded {
-    fn new(scheme: Scheme, decoded: &scheme::Decoded) -> OtherDecoded {
+    pub(super) fn new(scheme: Scheme, decoded: &scheme::Decoded) -> OtherDecoded {
         let value = |field: &Field| match field {
             Field::Number(number) => (*number).into(),
             Field::Time(None) => serde_json::Value::Null,

@@ -91,7 +91,7 @@ pub(crate) fn shard_of(target: &Target, config: &Config) -> Result<ShardId, Fail
         .hint("it is not an ID of this cluster, or it lost digits on the way (a double keeps 53 bits)"))
 }
 
-fn located(target: Target, config: &Config, map: &ShardMap) -> Result<Located, Failure> {
+pub(super) fn located(target: Target, config: &Config, map: &ShardMap) -> Result<Located, Failure> {
     let shard = shard_of(&target, config)?;
     let place = map.placement(shard).ok_or_else(|| Failure::usage(format!("the map has no shard {shard}")))?;
     let what = match target {
@@ -109,14 +109,14 @@ fn located(target: Target, config: &Config, map: &ShardMap) -> Result<Located, F
 }
 
 impl Located {
-    fn shard(&self) -> u16 {
+    pub(super) fn shard(&self) -> u16 {
         match &self.what {
             What::Key { shard, .. } | What::Shard { shard } => *shard,
             What::Id(decoded) => decoded.shard(),
         }
     }
 
-    fn pairs(&self) -> Vec<(&'static str, String)> {
+    pub(super) fn pairs(&self) -> Vec<(&'static str, String)> {
         let mut pairs = match &self.what {
             What::Key { key, shard } => vec![("key", key.clone()), ("shard", shard.to_string())],
             What::Id(decoded) => decoded.pairs(),

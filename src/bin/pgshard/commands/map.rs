@@ -15,6 +15,7 @@ use pgshard::store::{MapStore, PublishError, StoreError};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub(super) use self::cells::Level;
 use self::cells::Picture;
 use super::measure::weigh;
 use crate::args::MapShow;
@@ -37,15 +38,22 @@ pub(crate) struct HostShown {
     count: usize,
 }
 
+impl Shown {
+    /// The map, with the config's hosts that have no shards, too.
+    pub(super) fn of(config: &Config, map: &ShardMap) -> Shown {
+        let host = |name: &HostName| {
+            (name.to_string(), HostShown { ranges: map.ranges(name), count: map.shards_on(name).count() })
+        };
+        let hosts = config.hosts.keys().map(host).collect();
+        Shown { version: map.version().get(), shards: map.shards().get(), hosts }
+    }
+}
+
 /// Which host serves which shards, as a list and drawn. Hosts without any are shown too.
 pub(crate) async fn show(args: MapShow, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
-    let host = |name: &HostName| {
-        (name.to_string(), HostShown { ranges: map.ranges(name), count: map.shards_on(name).count() })
-    };
-    let hosts: BTreeMap<String, HostShown> = config.hosts.keys().map(host).collect();
-    let shown = Shown { version: map.version().get(), shards: map.shards().get(), hosts };
+    let shown = Shown::of(&config, &map);
     let weighed = match &args.by {
         None => None,
         Some(by) => Some((by, weigh(&config, by, Duration::from_secs(args.sample_s), output).await?)),

@@ -5,6 +5,7 @@ use std::path::Path;
 use pgshard::config::{Config, ConfigStore};
 use pgshard::map::{MapVersion, ShardMap};
 use pgshard::store::PostgresStore;
+use pgshard::store::postgres::Publication;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -16,20 +17,20 @@ use crate::output::{Align, Format, Output};
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct History {
-    versions: Vec<Version>,
+    pub(super) versions: Vec<Version>,
 }
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Version {
-    version: u64,
-    published_at: String,
-    role: String,
-    publisher: String,
-    reason: String,
+    pub(super) version: u64,
+    pub(super) published_at: String,
+    pub(super) role: String,
+    pub(super) publisher: String,
+    pub(super) reason: String,
     /// How many shards it placed elsewhere; `None` where the version before is not kept.
-    changed: Option<usize>,
+    pub(super) changed: Option<usize>,
     /// The same in words.
-    changes: Option<String>,
+    pub(super) changes: Option<String>,
 }
 
 /// The newest versions.
@@ -38,6 +39,31 @@ pub(crate) async fn history(count: usize, config: Option<&Path>, output: &Output
     let store = postgres(&config)?;
     // One more, to compare the oldest with.
     let found = store.history(count.saturating_add(1)).await?;
+    let versions = versions(&found, count);
+    match output.format() {
+        Format::Json => output.object(History { versions })?,
+        Format::Text => {
+            let columns = [
+                ("version", Align::Right),
+                ("published", Align::Left),
+                ("role", Align::Left),
+                ("by", Align::Left),
+                ("why", Align::Left),
+                ("what", Align::Left),
+            ];
+            let row = |one: Version| {
+                let what = one.changes.unwrap_or_else(|| "the oldest that is kept".to_owned());
+                let at = one.published_at.split('.').next().unwrap_or_default().trim_end_matches('Z').to_owned() + "Z";
+                [one.version.to_string(), at, one.role, one.publisher, one.reason, what]
+            };
+            output.table(&columns, versions.into_iter().map(row))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// The newest versions, and what each changed.
+pub(super) fn versions(found: &[Publication], count: usize) -> Vec<Version> {
     let version = |at: usize| {
         let publication = &found[at];
         let changes = found.get(at + 1).map(|before| before.map.diff(&publication.map));
@@ -60,27 +86,7 @@ pub(crate) async fn history(count: usize, config: Option<&Path>, output: &Output
             changes: words,
         }
     };
-    let versions: Vec<Version> = (0..found.len().min(count)).map(version).collect();
-    match output.format() {
-        Format::Json => output.object(History { versions })?,
-        Format::Text => {
-            let columns = [
-                ("version", Align::Right),
-                ("published", Align::Left),
-                ("role", Align::Left),
-                ("by", Align::Left),
-                ("why", Align::Left),
-                ("what", Align::Left),
-            ];
-            let row = |one: Version| {
-                let what = one.changes.unwrap_or_else(|| "the oldest that is kept".to_owned());
-                let at = one.published_at.split('.').next().unwrap_or_default().trim_end_matches('Z').to_owned() + "Z";
-                [one.version.to_string(), at, one.role, one.publisher, one.reason, what]
-            };
-            output.table(&columns, versions.into_iter().map(row))?;
-        }
-    }
-    Ok(Exit::Done)
+    (0..found.len().min(count)).map(version).collect()
 }
 
 /// How many groups of changes a line of the history tells; `map diff --from` tells all.

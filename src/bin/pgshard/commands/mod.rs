@@ -5,13 +5,17 @@ mod bootstrap;
 mod check;
 mod completions;
 mod conformance;
+#[cfg(feature = "console")]
+mod console;
 mod demo;
 mod dev;
 mod explain;
 mod exporter;
+mod gather;
 mod host;
 mod id;
 mod init;
+mod listen;
 mod locate;
 mod man;
 mod map;
@@ -78,6 +82,8 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         }
         Command::Explain(args) => explain::run(args.code.as_deref(), output),
         Command::Exporter(args) => exporter::run(&args, config, output).await,
+        #[cfg(feature = "console")]
+        Command::Console(args) => console::run(&args, config, output).await,
         Command::Id { command } => match command {
             IdCommand::Decode(args) => id::decode(&args, config, output),
             IdCommand::Encode(args) => id::encode(args, config, output),
@@ -258,6 +264,8 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
         Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,
         Command::Psql(_) | Command::Exporter(_) => return Interrupt::Handled,
+        #[cfg(feature = "console")]
+        Command::Console(_) => return Interrupt::Handled,
         Command::Host { command: HostCommand::Add(_) | HostCommand::Accept(_) } => {
             Some("run the same command again: it does what is left")
         }

@@ -1,5 +1,5 @@
 -- `makers`: who but the reader may make objects in the schema, or has made one that is there. Nothing that they have made may be
--- found by its name alone while the reader asks. A member of the reader's role is no other than the reader.
+-- found by its name alone while the reader asks. Superusers are left out: they need no trap.
 SELECT pg_catalog.json_build_object(
     'oid', n.oid::bigint, 'name', n.nspname, 'owner', pg_catalog.pg_get_userbyid(n.nspowner), 'reader', current_user,
     'reader_bypasses', (SELECT rolsuper OR rolbypassrls FROM pg_catalog.pg_roles WHERE rolname = current_user),
@@ -24,6 +24,7 @@ SELECT pg_catalog.json_build_object(
             ) AS o(owner)
             WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid AND d.refobjid OPERATOR(pg_catalog.=) n.oid
         ) AS m(role)
-        WHERE m.role OPERATOR(pg_catalog.<>) (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) current_user)))
+        WHERE m.role OPERATOR(pg_catalog.<>) (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) current_user)
+            AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.oid OPERATOR(pg_catalog.=) m.role AND r.rolsuper)))
 FROM pg_catalog.pg_namespace n
 WHERE n.oid OPERATOR(pg_catalog.=) $1 OR n.nspname OPERATOR(pg_catalog.=) $2

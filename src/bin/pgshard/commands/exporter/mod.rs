@@ -3,7 +3,6 @@
 //! Its only state is the last answer. However many scrapes come at the same time, the hosts are asked once for them,
 //! and no more often than the shortest time allows.
 
-mod gather;
 mod text;
 
 use std::convert::Infallible;
@@ -18,21 +17,20 @@ use hyper::header::CONTENT_TYPE;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 
-use self::gather::gather;
+use super::gather::{Depth, gather};
+use super::listen::{self, HEADER_TIMEOUT};
 use crate::args::Exporter;
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::Output;
 
+pub(super) use text::{KIND, written};
+
 /// How many connections are answered at a time; the others wait.
 const CONNECTIONS_MAX: usize = 64;
-
-/// How long a client may take to send its request.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is kept between scrapes.
 struct Shared {
@@ -46,10 +44,7 @@ struct Shared {
 pub(crate) async fn run(args: &Exporter, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
     // A mistake in the config is reported now, and again by each scrape if somebody adds one later.
     let config = context::config(config)?.path;
-    let listener = TcpListener::bind(args.listen).await.map_err(|error| {
-        Failure::new(Exit::Failed, format!("cannot listen on {}: {error}", args.listen))
-            .hint("another process may have the port: choose one with --listen")
-    })?;
+    let listener = listen::bind(args.listen).await?;
     let (floor, bound) = (Duration::from_secs(args.floor_s), Duration::from_secs(args.timeout_s));
     let shared = Arc::new(Shared { config, floor, bound, last: Mutex::default() });
     let address = listener.local_addr()?;
@@ -57,37 +52,12 @@ pub(crate) async fn run(args: &Exporter, config: Option<&Path>, output: &Arc<Out
         output.warning(format_args!("{address} can be asked by others: the answer names hosts and shards"));
     }
     output.data(format_args!("listening on http://{address}/metrics"))?;
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        tokio::select! {
-            accepted = accept(&listener, &places) => {
-                if let Some((stream, place)) = accepted {
-                    let shared = shared.clone();
-                    tokio::spawn(async move {
-                        answer(stream, &shared).await;
-                        drop(place);
-                    });
-                }
-            }
-            _ = tokio::signal::ctrl_c() => return Ok(Exit::Done),
-        }
-    }
-}
-
-type Place = tokio::sync::OwnedSemaphorePermit;
-
-/// The next connection, when there is a place for it.
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> Option<(tokio::net::TcpStream, Place)> {
-    let place = places.clone().acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, place)),
-        Err(error) => {
-            // Mostly there are too many open files, which passes.
-            tracing::warn!(%error, "a connection was not accepted");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            None
-        }
-    }
+    let answering = |stream| {
+        let shared = shared.clone();
+        async move { answer(stream, &shared).await }
+    };
+    listen::until_interrupted(&listener, CONNECTIONS_MAX, answering).await;
+    Ok(Exit::Done)
 }
 
 async fn answer(stream: tokio::net::TcpStream, shared: &Shared) {
@@ -107,7 +77,7 @@ async fn answer(stream: tokio::net::TcpStream, shared: &Shared) {
 
 async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<Bytes>> {
     let (status, kind, body) = match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, text::CONTENT_TYPE, shared.scrape().await),
+        (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, KIND, shared.scrape().await),
         (&Method::GET | &Method::HEAD, "/") => (StatusCode::OK, "text/plain", Bytes::from_static(b"see /metrics\n")),
         (&Method::GET | &Method::HEAD, _) => {
             (StatusCode::NOT_FOUND, "text/plain", Bytes::from_static(b"there is only /metrics\n"))
@@ -129,7 +99,7 @@ impl Shared {
         {
             return text.clone();
         }
-        let text = Bytes::from(text::written(&gather(&self.config, self.bound).await));
+        let text = Bytes::from(written(&gather(&self.config, self.bound, Depth::Metrics).await));
         *last = Some((Instant::now(), text.clone()));
         text
     }

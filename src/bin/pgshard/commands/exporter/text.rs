@@ -3,26 +3,27 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use pgshard::map::HostName;
 use pgshard::mover::Phase;
 use pgshard::schema::Severity;
 
-use super::gather::{Gathered, Host};
+use super::super::gather::{Gathered, Host};
 
-pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The bounds of the histogram of pauses, in seconds.
 const PAUSES: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// The text of a scrape.
-pub(super) fn written(gathered: &Gathered) -> String {
+pub(crate) fn written(gathered: &Gathered) -> String {
     let mut page = Page::default();
     page.family("pgshard_scrape_seconds", "gauge", "How long config, map and hosts took to answer.");
     page.sample("pgshard_scrape_seconds", &[], gathered.took.as_secs_f64());
     page.family("pgshard_config_up", "gauge", "Whether config and map can be read.");
-    page.sample("pgshard_config_up", &[], truth(gathered.is_configured));
+    page.sample("pgshard_config_up", &[], truth(gathered.is_configured()));
     page.family("pgshard_map_version", "gauge", "The version of the map that is kept.");
-    if let Some(version) = gathered.map_version {
-        page.sample("pgshard_map_version", &[], version as f64);
+    if let Some(map) = &gathered.map {
+        page.sample("pgshard_map_version", &[], map.version().get() as f64);
     }
     findings(&mut page, gathered);
     hosts(&mut page, &gathered.hosts);
@@ -45,12 +46,12 @@ fn findings(page: &mut Page, gathered: &Gathered) {
     }
 }
 
-fn hosts(page: &mut Page, hosts: &BTreeMap<String, Host>) {
+fn hosts(page: &mut Page, hosts: &BTreeMap<HostName, Host>) {
     let mut each = |name: &str, kind: &str, help: &str, value: &dyn Fn(&Host) -> Option<f64>| {
         page.family(name, kind, help);
         for (host, facts) in hosts {
             if let Some(value) = value(facts) {
-                page.sample(name, &[("host", host)], value);
+                page.sample(name, &[("host", host.as_str())], value);
             }
         }
     };
@@ -75,18 +76,18 @@ fn hosts(page: &mut Page, hosts: &BTreeMap<String, Host>) {
     page.family("pgshard_slot_wal_kept_bytes", "gauge", "The WAL that the host keeps for a slot of a move.");
     for (host, slot) in slots() {
         if let Some(kept) = slot.kept {
-            page.sample("pgshard_slot_wal_kept_bytes", &[("host", host), ("slot", &slot.name)], kept as f64);
+            page.sample("pgshard_slot_wal_kept_bytes", &[("host", host.as_str()), ("slot", &slot.name)], kept as f64);
         }
     }
     page.family("pgshard_slot_lag_bytes", "gauge", "How far the reader of a slot is behind.");
     for (host, slot) in slots() {
         if let Some(behind) = slot.behind {
-            page.sample("pgshard_slot_lag_bytes", &[("host", host), ("slot", &slot.name)], behind as f64);
+            page.sample("pgshard_slot_lag_bytes", &[("host", host.as_str()), ("slot", &slot.name)], behind as f64);
         }
     }
     page.family("pgshard_slot_active", "gauge", "Whether somebody reads from a slot.");
     for (host, slot) in slots() {
-        page.sample("pgshard_slot_active", &[("host", host), ("slot", &slot.name)], truth(slot.active));
+        page.sample("pgshard_slot_active", &[("host", host.as_str()), ("slot", &slot.name)], truth(slot.active));
     }
 }
 

@@ -17,7 +17,7 @@ use crate::output::{Align, Format, Output, size};
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Listed {
-    hosts: BTreeMap<String, ListedHost>,
+    pub(in super::super) hosts: BTreeMap<String, ListedHost>,
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -94,7 +94,14 @@ async fn status(host: &HostConfig) -> Result<HostStatus, Silent> {
 fn listed(answer: &Result<HostStatus, Silent>) -> ListedHost {
     match answer {
         Err(silent) => ListedHost::Silent { error: silent.error.clone() },
-        Ok(facts) => ListedHost::Answered {
+        Ok(facts) => ListedHost::answered(facts),
+    }
+}
+
+impl ListedHost {
+    /// A host that said how it is.
+    pub(in super::super) fn answered(facts: &HostStatus) -> ListedHost {
+        ListedHost::Answered {
             version: version(facts.version),
             in_recovery: facts.in_recovery,
             shards: facts.shards,
@@ -107,7 +114,7 @@ fn listed(answer: &Result<HostStatus, Silent>) -> ListedHost {
             standbys: facts.standbys,
             lag_bytes: facts.lag_bytes,
             lag_ms: facts.lag_ms.map(|ms| (ms * 100.0).round() / 100.0),
-        },
+        }
     }
 }
 

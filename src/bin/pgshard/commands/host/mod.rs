@@ -7,6 +7,7 @@ mod remove;
 
 pub(crate) use accept::{Accepted, accept};
 pub(crate) use add::{Added, add};
+pub(super) use list::ListedHost;
 pub(crate) use list::{Listed, list};
 pub(crate) use remove::{Removed, remove};
 

@@ -12,7 +12,7 @@ use crate::args::By;
 
 /// How heavy a shard is beside the average one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Level {
+pub(in super::super) enum Level {
     Nothing,
     Light,
     Average,
@@ -22,7 +22,7 @@ pub(super) enum Level {
 
 impl Level {
     /// From the lightest, each with its words for the legend.
-    pub(super) const ALL: [(Level, &'static str); 5] = [
+    pub(in super::super) const ALL: [(Level, &'static str); 5] = [
         (Level::Nothing, "nothing"),
         (Level::Light, "under half the average"),
         (Level::Average, "around the average"),
@@ -30,7 +30,7 @@ impl Level {
         (Level::Heaviest, "over four times"),
     ];
 
-    fn of(weight: u64, average: f64) -> Level {
+    pub(in super::super) fn of(weight: u64, average: f64) -> Level {
         match weight as f64 / average {
             _ if weight == 0 => Level::Nothing,
             ratio if ratio < 0.5 => Level::Light,

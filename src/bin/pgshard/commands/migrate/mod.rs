@@ -18,7 +18,7 @@ pub(crate) use backfill::{BackfillEvent, Backfills, backfill};
 pub(crate) use new::{NewFile, new};
 pub(crate) use plan::{Planned as PlannedUp, plan};
 pub(crate) use resolve::{Planned as PlannedResolve, plan_resolving, resolve};
-pub(crate) use status::{Status, status};
+pub(crate) use status::{MigrationStatus, Status, status};
 pub(crate) use wait::{Waited, wait};
 
 use super::bootstrap::{Watcher, exit, tell};

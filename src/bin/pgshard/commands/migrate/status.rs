@@ -16,40 +16,40 @@ use crate::output::{Align, Format, Output};
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Status {
-    migrations: Vec<MigrationStatus>,
+    pub(in super::super) migrations: Vec<MigrationStatus>,
     /// Those that run once per host.
-    once_per_host: Vec<OnceStatus>,
+    pub(in super::super) once_per_host: Vec<OnceStatus>,
     /// The shards that no host says it serves, as ranges.
-    unserved: String,
+    pub(in super::super) unserved: String,
     /// What is wrong with the folder of migrations.
-    mistakes: Vec<String>,
+    pub(in super::super) mistakes: Vec<String>,
     /// The hosts that do not answer: their shards are in no list.
-    silent_hosts: Vec<String>,
+    pub(in super::super) silent_hosts: Vec<String>,
 }
 
 /// A once-per-host migration, and the hosts that have it.
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct OnceStatus {
-    name: String,
-    applied: Vec<String>,
-    pending: Vec<String>,
+    pub(in super::super) name: String,
+    pub(in super::super) applied: Vec<String>,
+    pub(in super::super) pending: Vec<String>,
 }
 
 /// One migration, and the shards by what they have of it.
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct MigrationStatus {
-    name: String,
-    applied: usize,
+    pub(in super::super) name: String,
+    pub(in super::super) applied: usize,
     /// The shards that lack it, as ranges.
-    pending: String,
+    pub(in super::super) pending: String,
     /// The shards that ran it when its text was another, as ranges.
-    changed: String,
+    pub(in super::super) changed: String,
     /// The shards where it was tried and did not succeed, as ranges.
-    failed: String,
+    pub(in super::super) failed: String,
     /// What the first of them failed with.
-    message: Option<String>,
+    pub(in super::super) message: Option<String>,
     /// Whether its file is in the folder; where not, it was run and taken away.
-    in_folder: bool,
+    pub(in super::super) in_folder: bool,
 }
 
 /// Says which migrations which shards have, by the word of the hosts.
@@ -58,25 +58,18 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
     let map = context::map(&config).await?;
     // What a shard has is known by its host, whatever is wrong in the folder.
     let (migrations, unusable) = context::usable_migrations(&config);
-    let mistakes: Vec<String> = unusable.iter().flat_map(context::mistakes).collect();
-    for mistake in &mistakes {
+    let mistakes = unusable.iter().flat_map(|error| error.mistakes.iter().zip(context::mistakes(error)));
+    let mistakes: Vec<(String, String)> = mistakes.map(|(one, words)| (one.file().to_owned(), words)).collect();
+    for (_, mistake) in &mistakes {
         output.error_with_remedy(mistake, "correct it: until then no migration runs");
     }
-    let mistaken: BTreeSet<&str> =
-        unusable.iter().flat_map(|error| &error.mistakes).filter_map(|one| one.file().strip_suffix(".sql")).collect();
     let survey = context::survey(&config).await;
     for (host, facts) in &survey {
         if let Err(error) = facts {
             output.warning(format_args!("{host}: {}: its shards are not counted", chain(error).join(": ")));
         }
     }
-    let status = Status {
-        migrations: statuses(&migrations, &mistaken, &map, &survey),
-        once_per_host: once_per_host(&migrations, &survey),
-        unserved: print_shards(unserved(&map, &survey)),
-        mistakes,
-        silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(host, _)| host.to_string()).collect(),
-    };
+    let status = Status::by(&migrations, &mistakes, &map, &survey);
     match output.format() {
         Format::Json => output.object(&status)?,
         Format::Text => {
@@ -124,6 +117,23 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
 }
 
 impl Status {
+    /// By the word of the hosts; `mistakes` are the folder's, each with its file.
+    pub(in super::super) fn by(
+        migrations: &Migrations,
+        mistakes: &[(String, String)],
+        map: &ShardMap,
+        survey: &Survey,
+    ) -> Status {
+        let mistaken: BTreeSet<&str> = mistakes.iter().filter_map(|(file, _)| file.strip_suffix(".sql")).collect();
+        Status {
+            migrations: statuses(migrations, &mistaken, map, survey),
+            once_per_host: once_per_host(migrations, survey),
+            unserved: print_shards(unserved(map, survey)),
+            mistakes: mistakes.iter().map(|(_, words)| words.clone()).collect(),
+            silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(host, _)| host.to_string()).collect(),
+        }
+    }
+
     /// Whether every shard of the cluster has every file as it is now, and every host the once-per-host files.
     fn is_complete(&self) -> bool {
         let has_all = |one: &MigrationStatus| one.pending.is_empty() && one.changed.is_empty() && one.failed.is_empty();

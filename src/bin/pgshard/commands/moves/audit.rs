@@ -57,7 +57,7 @@ impl ShownAudit {
 }
 
 /// An audit in a word or two.
-pub(super) fn word(audit: &Audit) -> &'static str {
+pub(in super::super) fn word(audit: &Audit) -> &'static str {
     audit.state.as_str().unwrap_or("-")
 }
 

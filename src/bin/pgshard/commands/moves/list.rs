@@ -37,11 +37,11 @@ pub(crate) async fn list(which: Which, config: Option<&Path>, output: &Output) -
         Which::All => mover.list_all().await,
     };
     let reverse_streams = mover.reverse_streams(entries.iter()).await;
-    let moves = grouped(&entries);
-    let listed = |entries| Listed::of(entries, &reverse_streams);
+    let moves = ListReport::of(&entries, &reverse_streams);
     if output.format() == Format::Json {
-        output.object(ListReport { moves: moves.iter().map(listed).collect() })?;
+        output.object(moves)?;
     } else {
+        let none = moves.moves.is_empty();
         let columns = [
             ("move", Align::Left),
             ("shards", Align::Left),
@@ -55,14 +55,14 @@ pub(crate) async fn list(which: Which, config: Option<&Path>, output: &Output) -
             ("back", Align::Left),
             ("WAL kept", Align::Right),
         ];
-        let rows = moves.iter().map(listed).map(|m| {
+        let rows = moves.moves.into_iter().map(|m| {
             let kept = m.back_wal_kept.map_or_else(|| "-".to_owned(), size);
             let at_work = if m.at_work.is_empty() { "nobody".to_owned() } else { m.at_work.join("; ") };
             let phase = if m.desired == "go" { m.phase } else { format!("{}, {}", m.phase, stands(m.desired)) };
             [m.r#move, m.shards, m.source, m.target, phase, at_work, m.next, m.since, m.audit, m.back, kept]
         });
         output.table(&columns, rows)?;
-        if moves.is_empty() && silent.is_empty() {
+        if none && silent.is_empty() {
             output.note(match which {
                 Which::Open => "no move is open, none waits for `complete`",
                 Which::All => "nothing was ever moved",
@@ -82,7 +82,7 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
         return Err(failure(Error::NoSuchMove { id }));
     }
     if output.format() == Format::Json {
-        output.object(ShowReport { r#move: id.to_string(), shards: entries.iter().map(ShownShard::of).collect() })?;
+        output.object(ShowReport::about(id, &entries))?;
         return Ok(unheard(&silent, output));
     }
     let columns = [
@@ -137,29 +137,36 @@ fn grouped(entries: &[Entry]) -> Vec<Vec<&Entry>> {
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct ListReport {
-    moves: Vec<Listed>,
+    pub(in super::super) moves: Vec<Listed>,
+}
+
+impl ListReport {
+    /// The moves of these entries, by their IDs.
+    pub(in super::super) fn of(entries: &[Entry], reverse_streams: &[StreamProgress]) -> ListReport {
+        ListReport { moves: grouped(entries).iter().map(|one| Listed::of(one, reverse_streams)).collect() }
+    }
 }
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Listed {
-    r#move: String,
-    shards: String,
-    source: String,
-    target: String,
-    phase: String,
+    pub(in super::super) r#move: String,
+    pub(in super::super) shards: String,
+    pub(in super::super) source: String,
+    pub(in super::super) target: String,
+    pub(in super::super) phase: String,
     /// Who works on it, since when, and what it was asked for.
-    at_work: Vec<String>,
+    pub(in super::super) at_work: Vec<String>,
     /// `go`, `hold` or `pause`.
-    desired: &'static str,
-    next: String,
+    pub(in super::super) desired: &'static str,
+    pub(in super::super) next: String,
     /// When the first shard was claimed.
-    since: String,
+    pub(in super::super) since: String,
     /// What became of its audit.
-    audit: String,
+    pub(in super::super) audit: String,
     /// Whether a rollback is possible.
-    back: String,
+    pub(in super::super) back: String,
     /// WAL that the targets keep for it, in bytes; null where there is no slot.
-    back_wal_kept: Option<u64>,
+    pub(in super::super) back_wal_kept: Option<u64>,
 }
 
 /// How a move that is told to wait is described.
@@ -177,7 +184,7 @@ fn next(at_work: &[String], desired: DesiredState, least: Phase) -> &'static str
 }
 
 /// The state of a shard's reverse replication in a word.
-fn back(way: Option<&ReverseReplication>) -> String {
+pub(in super::super) fn back(way: Option<&ReverseReplication>) -> String {
     match way {
         None => "-".to_owned(),
         Some(ReverseReplication { lost: Some(why), .. }) => format!("lost: {why}"),
@@ -260,6 +267,13 @@ pub(crate) struct ShownShard<'a> {
     back_of: Option<String>,
     created_at: String,
     updated_at: String,
+}
+
+impl ShowReport<'_> {
+    /// The move with these entries.
+    pub(in super::super) fn about<'a>(id: MoveId, entries: impl IntoIterator<Item = &'a Entry>) -> ShowReport<'a> {
+        ShowReport { r#move: id.to_string(), shards: entries.into_iter().map(ShownShard::of).collect() }
+    }
 }
 
 impl ShownShard<'_> {

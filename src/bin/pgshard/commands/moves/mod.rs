@@ -32,10 +32,13 @@ use crate::output::{Align, Format, Output};
 use find::{Fits, find, named};
 
 pub(crate) use ask::{Requested as AskedToStop, stop};
+pub(super) use audit::word as audit_word;
 pub(crate) use complete::complete_all;
 pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell, tell_by_cause};
-pub(crate) use list::{ListReport, ShowReport, Which, list, show};
+pub(super) use list::back;
+pub(crate) use list::{ListReport, Listed, ShowReport, Which, list, show};
 pub(crate) use progress::{Line, shown, watch};
+pub(super) use progress::{Meter, Rate, chunks, remarks, reverse, stream, words as rate_words};
 pub(crate) use repair::{Shown as Repaired, repair};
 pub(crate) use requests::{Requested as Wanted, want};
 pub(crate) use watch::{MoveEvent, Watcher};

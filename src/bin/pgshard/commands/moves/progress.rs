@@ -138,18 +138,18 @@ fn finish(progress: &Progress, exit: Exit, output: &Output) -> Result<Exit, Fail
 
 /// How fast rows are copied, and how long the rest takes.
 #[derive(Clone, Copy, Debug)]
-struct Rate {
+pub(in super::super) struct Rate {
     per_second: f64,
     left: Option<Duration>,
 }
 
 /// The looks of the last half minute.
 #[derive(Default)]
-struct Meter(VecDeque<(Instant, u64)>);
+pub(in super::super) struct Meter(VecDeque<(Instant, u64)>);
 
 impl Meter {
     /// Notes how much is there. The rate, once there are two looks and something is missing.
-    fn saw(&mut self, progress: &Progress) -> Option<Rate> {
+    pub(in super::super) fn saw(&mut self, progress: &Progress) -> Option<Rate> {
         let copying = progress.shards.iter().filter(|shard| is_copied_now(shard));
         let chunks: Vec<_> = copying.map(|shard| shard.chunks).collect();
         let bytes = progress.shards.iter().map(|shard| shard.chunks.bytes).sum();
@@ -216,7 +216,7 @@ fn table(progress: &Progress, rate: Option<Rate>) -> String {
 }
 
 /// `3/12`; with how many were compared, once one was.
-fn chunks(shard: &ShardProgress) -> Option<String> {
+pub(in super::super) fn chunks(shard: &ShardProgress) -> Option<String> {
     let chunks = shard.chunks;
     let compared = if chunks.verified > 0 { format!(", {} compared", chunks.verified) } else { String::new() };
     (chunks.all > 0).then(|| format!("{}/{}{compared}", chunks.copied, chunks.all))
@@ -228,7 +228,7 @@ fn bytes(shard: &ShardProgress) -> Option<u64> {
 }
 
 /// What else there is to say of a shard.
-fn remarks(shard: &ShardProgress) -> Vec<String> {
+pub(in super::super) fn remarks(shard: &ShardProgress) -> Vec<String> {
     let entry = &shard.entry;
     let mut remarks = Vec::new();
     if !entry.phase.is_ended() {
@@ -249,12 +249,12 @@ fn remarks(shard: &ShardProgress) -> Vec<String> {
     remarks
 }
 
-fn words(rate: &Rate) -> String {
+pub(in super::super) fn words(rate: &Rate) -> String {
     let left = rate.left.map(|left| format!(", {} left", seconds(left))).unwrap_or_default();
     format!("copying at {}/s{left}", size(rate.per_second as u64))
 }
 
-fn stream(progress: &StreamProgress) -> String {
+pub(in super::super) fn stream(progress: &StreamProgress) -> String {
     let mut text = format!("{} keeps {} of WAL", progress.source, size(progress.kept));
     match (&progress.wal_status, progress.pid) {
         (None, _) => text = format!("{}: no slot yet", progress.source),
@@ -273,7 +273,7 @@ fn stream(progress: &StreamProgress) -> String {
 }
 
 /// What the host that serves keeps for a reverse replication.
-fn reverse(progress: &StreamProgress) -> String {
+pub(in super::super) fn reverse(progress: &StreamProgress) -> String {
     let fed = match progress.pid {
         Some(_) => format!("which is fed; it is {} behind", size(progress.lag_bytes)),
         None => "which nobody feeds; `pgshard moves feed` frees it".to_owned(),

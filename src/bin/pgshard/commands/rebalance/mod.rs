@@ -20,6 +20,7 @@ use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard
 
 use self::execute::{Run, Stop};
 pub(crate) use self::show::Planned;
+pub(super) use self::show::{json, of_share};
 pub(crate) use self::watch::RebalanceEvent;
 use self::watch::Watcher;
 use super::measure::{Weighed, weigh};
@@ -171,7 +172,7 @@ fn by_who<'a>(shards: impl Iterator<Item = (ShardId, &'a String)>) -> BTreeMap<&
 }
 
 /// The planner's problem, from the config and what the hosts say.
-fn problem(
+pub(super) fn problem(
     config: &Config,
     weighed: &BTreeMap<ShardId, Weighed>,
     stuck: &BTreeSet<ShardId>,

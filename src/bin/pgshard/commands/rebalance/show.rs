@@ -122,7 +122,7 @@ fn hosts(plan: &Plan, by: &By, output: &Output) -> Result<(), Failure> {
 }
 
 /// What a host has of what it should have.
-fn of_share(host: &HostLoad, amount: &Amount) -> String {
+pub(in super::super) fn of_share(host: &HostLoad, amount: &Amount) -> String {
     match (host.share > 0.0, amount.shards) {
         (true, _) => format!("{:.1} %", amount.part / host.share * 100.0),
         (false, 0) => "empty".to_owned(),
@@ -149,7 +149,7 @@ fn moves(plan: &Plan, by: &By, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> Planned<'a> {
+pub(in super::super) fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> Planned<'a> {
     let amount =
         |planned: &Amount| PlannedAmount { shards: planned.shards, weight: planned.weight, bytes: planned.bytes };
     let percent = |part: f64| (part * 1e5).round() / 1e3;

@@ -1,0 +1,252 @@
+//! The one task that asks the hosts, for all who look.
+//!
+//! Invariant: the hosts are asked once in the shortest time, however many look, and not at all while nobody does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use pgshard::ShardId;
+use pgshard::config::{Config, ConfigStore};
+use pgshard::map::HostName;
+use pgshard::mover::{MoveId, Mover, StreamProgress};
+use pgshard::schema::Measure;
+use pgshard::store::postgres::Publication;
+use tokio::sync::{Notify, watch};
+
+use super::super::gather::{self, Depth, Gathered, gather};
+use super::super::moves::Meter;
+use super::snapshot::{OpenMove, Snapshot};
+use crate::context;
+
+/// How many versions of the map can be looked at.
+const VERSIONS_MAX: usize = 100;
+
+/// How many open moves are followed; the others are shown by what the journals say.
+const FOLLOWED_MAX: usize = 8;
+
+/// Between two looks at open moves.
+const MOVES_EVERY: Duration = Duration::from_secs(2);
+
+/// How long an answer of before is good enough, beside the shortest time, for a page that then follows by itself.
+const STILL_GOOD: Duration = Duration::from_secs(2);
+
+type Seen = Option<Arc<Snapshot>>;
+
+/// The hosts as they were seen last, and who wants to see them.
+pub(super) struct Collector {
+    wanted: Arc<Wanted>,
+    seen: watch::Receiver<Seen>,
+    floor: Duration,
+    bound: Duration,
+}
+
+/// Who looks.
+#[derive(Default)]
+struct Wanted {
+    viewers: AtomicUsize,
+    asked: AtomicBool,
+    told: Notify,
+}
+
+impl Wanted {
+    /// Waits until somebody looks.
+    async fn by_somebody(&self) {
+        while self.viewers.load(Ordering::Relaxed) == 0 && !self.asked.swap(false, Ordering::Relaxed) {
+            self.told.notified().await;
+        }
+        self.asked.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Somebody who is shown each new look; no longer once this is dropped.
+pub(super) struct Viewer {
+    wanted: Arc<Wanted>,
+    pub(super) seen: watch::Receiver<Seen>,
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        self.wanted.viewers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Collector {
+    /// Begins the task, which waits until somebody looks.
+    pub(super) fn start(config: PathBuf, floor: Duration, bound: Duration) -> Collector {
+        let wanted = Arc::new(Wanted::default());
+        let (sender, seen) = watch::channel(None);
+        let task = Task { config, floor, bound, wanted: wanted.clone(), meters: BTreeMap::new() };
+        tokio::spawn(task.run(sender));
+        Collector { wanted, seen, floor, bound }
+    }
+
+    /// Follows what the hosts say; `None` once so many do.
+    pub(super) fn view(&self, viewers_max: usize) -> Option<Viewer> {
+        let viewer = Viewer { wanted: self.wanted.clone(), seen: self.seen.clone() };
+        let before = self.wanted.viewers.fetch_add(1, Ordering::Relaxed);
+        self.wanted.told.notify_one();
+        (before < viewers_max).then_some(viewer)
+    }
+
+    /// What was seen last. If that is too old, waits this long for something newer.
+    pub(super) async fn now(&self, patience: Duration) -> Seen {
+        let mut seen = self.seen.clone();
+        let last = seen.borrow_and_update().clone();
+        let age = last.as_ref().map(|last| Timestamp::now().duration_since(last.at).unsigned_abs());
+        if age.is_some_and(|age| age < self.floor + STILL_GOOD) {
+            return last;
+        }
+        self.wanted.asked.store(true, Ordering::Relaxed);
+        self.wanted.told.notify_one();
+        tokio::time::timeout(patience, seen.changed()).await.ok();
+        seen.borrow().clone()
+    }
+
+    /// Long enough for a whole look.
+    pub(super) fn whole_look(&self) -> Duration {
+        self.bound * 4
+    }
+
+    /// The shortest time between two looks.
+    pub(super) fn floor(&self) -> Duration {
+        self.floor
+    }
+}
+
+struct Task {
+    config: PathBuf,
+    floor: Duration,
+    bound: Duration,
+    wanted: Arc<Wanted>,
+    /// How fast each open move copies.
+    meters: BTreeMap<MoveId, Meter>,
+}
+
+impl Task {
+    async fn run(mut self, sender: watch::Sender<Seen>) {
+        let mut last: Seen = None;
+        loop {
+            self.wanted.by_somebody().await;
+            let began = Instant::now();
+            let snapshot = Arc::new(self.look(last.as_deref()).await);
+            sender.send_replace(Some(snapshot.clone()));
+            last = Some(snapshot.clone());
+            while let left = self.floor.saturating_sub(began.elapsed())
+                && !left.is_zero()
+            {
+                tokio::time::sleep(left.min(MOVES_EVERY)).await;
+                let is_watched = self.wanted.viewers.load(Ordering::Relaxed) > 0;
+                if left > MOVES_EVERY && is_watched && !snapshot.open.is_empty() {
+                    sender.send_replace(Some(Arc::new(self.follow(&snapshot).await)));
+                }
+            }
+        }
+    }
+
+    /// A whole look.
+    async fn look(&mut self, last: Option<&Snapshot>) -> Snapshot {
+        let gathered = gather(&self.config, self.bound, Depth::Pages).await;
+        let mut heard = last.map(|last| last.heard.clone()).unwrap_or_default();
+        let at = Timestamp::now();
+        heard.retain(|name, _| gathered.hosts.contains_key(name));
+        let answered = gathered.hosts.iter().filter(|(_, host)| host.is_up);
+        heard.extend(answered.map(|(name, _)| (name.clone(), at)));
+        let history = match &gathered.config {
+            Some(config) => self.history(config, &gathered, last).await,
+            None => Arc::default(),
+        };
+        let (open, reverse_streams) = self.moves(&gathered).await;
+        Snapshot {
+            at,
+            heard,
+            writes: Arc::new(writes(&gathered, last)),
+            history,
+            open,
+            reverse_streams: Arc::new(reverse_streams),
+            gathered: Arc::new(gathered),
+        }
+    }
+
+    /// The same with what the open moves say now.
+    async fn follow(&mut self, snapshot: &Snapshot) -> Snapshot {
+        let open = match asking(&snapshot.gathered) {
+            Some(mover) => self.open_moves(&mover, &snapshot.gathered).await,
+            None => Vec::new(),
+        };
+        Snapshot {
+            at: Timestamp::now(),
+            open,
+            heard: snapshot.heard.clone(),
+            writes: snapshot.writes.clone(),
+            history: snapshot.history.clone(),
+            reverse_streams: snapshot.reverse_streams.clone(),
+            gathered: snapshot.gathered.clone(),
+        }
+    }
+
+    async fn moves(&mut self, gathered: &Gathered) -> (Vec<OpenMove>, Vec<StreamProgress>) {
+        let Some(mover) = asking(gathered) else { return (Vec::new(), Vec::new()) };
+        let streams = tokio::time::timeout(self.bound, mover.reverse_streams(gathered.entries.iter()));
+        let streams = streams.await.unwrap_or_default();
+        (self.open_moves(&mover, gathered).await, streams)
+    }
+
+    async fn open_moves(&mut self, mover: &Mover, gathered: &Gathered) -> Vec<OpenMove> {
+        let open = gathered.entries.iter().filter(|entry| !entry.phase.is_ended());
+        let ids: BTreeSet<MoveId> = open.map(|entry| entry.id).collect();
+        self.meters.retain(|id, _| ids.contains(id));
+        let mut moves = Vec::new();
+        // The newest: an ID begins with its time.
+        for id in ids.into_iter().rev().take(FOLLOWED_MAX) {
+            if let Ok(Ok(progress)) = tokio::time::timeout(self.bound, mover.progress(id)).await {
+                let rate = self.meters.entry(id).or_default().saw(&progress);
+                moves.push(OpenMove { progress: Arc::new(progress), rate });
+            }
+        }
+        moves
+    }
+
+    /// The versions of the map: read again once there is a new one.
+    async fn history(&self, config: &Config, gathered: &Gathered, last: Option<&Snapshot>) -> Arc<Vec<Publication>> {
+        let kept = last.map(|last| last.history.clone()).unwrap_or_default();
+        let version = gathered.map.as_ref().map(pgshard::map::ShardMap::version);
+        let newest = kept.first().map(|publication| publication.map.version());
+        let ConfigStore::Postgres(store) = context::store(config) else { return Arc::default() };
+        if version.is_some() && version == newest {
+            return kept;
+        }
+        match tokio::time::timeout(self.bound, store.history(VERSIONS_MAX)).await {
+            Ok(Ok(history)) => Arc::new(history),
+            _ => kept,
+        }
+    }
+}
+
+/// A mover that asks the hosts that answered.
+fn asking(gathered: &Gathered) -> Option<Mover> {
+    let config = gathered.config.as_ref()?;
+    let mut hosts = context::all_hosts(config);
+    hosts.retain(|(name, _)| gathered.hosts.get(name).is_some_and(|host| host.is_up));
+    Some(gather::mover(config, hosts))
+}
+
+/// Rows written a second since the look before, of the shards that a host had then and has now.
+fn writes(gathered: &Gathered, last: Option<&Snapshot>) -> BTreeMap<ShardId, f64> {
+    let before = |name: &HostName| last?.gathered.hosts.get(name)?.measured.as_ref();
+    let mut writes = BTreeMap::new();
+    for (name, host) in &gathered.hosts {
+        let (Some((at, now)), Some((earlier, then))) = (&host.measured, before(name)) else { continue };
+        let seconds = at.saturating_duration_since(*earlier).as_secs_f64();
+        let rate = |shard: &ShardId, now: &Measure| {
+            // A server whose statistics were reset counts from zero again.
+            let written = now.writes.checked_sub(then.get(shard)?.writes)?;
+            (seconds > 0.0).then(|| written as f64 / seconds)
+        };
+        writes.extend(now.iter().filter_map(|(shard, measure)| Some((*shard, rate(shard, measure)?))));
+    }
+    writes
+}

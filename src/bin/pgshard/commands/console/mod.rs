@@ -1,0 +1,63 @@
+//! `pgshard console`: the cluster in a browser. It reads only.
+//!
+//! One task asks the hosts ([`collect`]); whoever looks is shown the last [`snapshot`]. A page is a list of parts, each
+//! rendered on the server by itself ([`pages`]); a viewer is sent the parts that have become others ([`live`]).
+//!
+//! Invariant: a request never asks a host. Invariant: nothing is answered before [`guard`] has seen the request.
+
+mod api;
+mod asset;
+mod collect;
+mod guard;
+mod live;
+mod pages;
+mod route;
+mod serve;
+mod snapshot;
+mod token;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::collect::Collector;
+use self::guard::Guard;
+use self::serve::Served;
+use self::token::Token;
+use super::listen;
+use crate::args::Console;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// How many connections are answered at a time; the others wait. A browser opens six at most.
+const CONNECTIONS_MAX: usize = 256;
+
+/// Answers browsers until Ctrl-C.
+pub(crate) async fn run(args: &Console, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    let is_local = args.listen.ip().is_loopback();
+    let token = args.token_file.as_deref().map(Token::read).transpose()?;
+    if !is_local && token.is_none() {
+        return Err(Failure::usage(format!("{} can be reached by others: that needs a token", args.listen)).hint(
+            "(umask 077; openssl rand -hex 24 >token), then --token-file token; or listen on 127.0.0.1, and reach it \
+             through ssh -L",
+        ));
+    }
+    // A mistake in the config is reported now, and by the pages if somebody adds one later.
+    let config = context::config(config)?.path;
+    let listener = listen::bind(args.listen).await?;
+    let address = listener.local_addr()?;
+    if !is_local {
+        output.warning(format_args!(
+            "{address} speaks no TLS: whoever can listen on the way reads the token; put a proxy with TLS in front"
+        ));
+    }
+    let (floor, bound) = (Duration::from_secs(args.floor_s), Duration::from_secs(args.timeout_s));
+    let served = Served { collector: Collector::start(config, floor, bound), guard: Guard::new(&args.names, token) };
+    output.data(format_args!("listening on http://{address}/"))?;
+    let router = serve::router(Arc::new(served));
+    let answering = |stream| serve::connection(stream, router.clone());
+    listen::until_interrupted(&listener, CONNECTIONS_MAX, answering).await;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,137 @@
+//! Every host: its share, its room, its connections, its settings, what its slots keep, its standbys.
+
+use maud::{Markup, html};
+use pgshard::config::{Config, HostConfig};
+use pgshard::schema::{HostFacts, HostStatus, SlotLoad};
+
+use super::super::super::gather::Host;
+use super::super::snapshot::Snapshot;
+use super::words::{command, day_and_clock, text, why_silent};
+use super::{Page, Part, draw};
+use crate::output::{counted, size};
+
+pub(super) fn page(seen: &Snapshot, config: &Config) -> Page {
+    let all: f64 = config.hosts.values().map(|host| host.limits.weight).sum();
+    let mut parts = vec![Part::new("summary", summary(seen, config))];
+    for (name, host) in &config.hosts {
+        let share = if all > 0.0 { host.limits.weight / all } else { 0.0 };
+        parts.push(Part::new(format!("host-{name}"), card(seen, host, share)));
+    }
+    Page::new("Hosts", "/hosts", html! { h1 { "Hosts" } }, parts)
+}
+
+fn summary(seen: &Snapshot, config: &Config) -> Markup {
+    let silent = config.hosts.keys().filter(|name| seen.is_silent(name)).count();
+    html! {
+        p { b { (counted(config.hosts.len(), "host")) }
+            @if silent > 0 { ", " b.badly { (silent) " without an answer" } } "; "
+            (command("pgshard host list")) " " (command("pgshard host add")) }
+    }
+}
+
+fn card(seen: &Snapshot, config: &HostConfig, share: f64) -> Markup {
+    let found = seen.host(&config.name);
+    let is_silent = seen.is_silent(&config.name);
+    html! {
+        article.card.host.silent[is_silent] {
+            h2 { (config.name.as_str()) " "
+                @if is_silent { span.badge.silent { "no answer" } } @else { span.badge.good { "answers" } }
+                @if let Some(status) = found.and_then(|host| host.status.as_ref()).filter(|_| !is_silent) {
+                    span.faint { " PostgreSQL " (status.version / 10_000) "." (status.version % 10_000) }
+                    @if status.in_recovery { " " span.badge.warning { "a standby" } }
+                }
+            }
+            @if is_silent {
+                p { (text(&why_silent(seen, &config.name))) }
+                @if let Some(at) = seen.heard.get(&config.name) { p.faint { "It answered last at "
+                    (day_and_clock(*at)) " UTC." } }
+                p { (command("pgshard check")) " " (command(format!("pgshard explain {}", "host_unreachable"))) }
+            } @else if let Some(host) = found {
+                (numbers(seen, config, host, share))
+                @if let Some(facts) = seen.facts(&config.name) { (settings(facts)) }
+                @if let Some(load) = &host.load { (slots(&load.slots)) }
+                p { (command(format!("pgshard drain {} --plan", config.name))) }
+            }
+        }
+    }
+}
+
+fn numbers(seen: &Snapshot, config: &HostConfig, host: &Host, share: f64) -> Markup {
+    let on_all: usize = seen.gathered.hosts.values().filter_map(|host| host.shards).sum();
+    let part = host.shards.unwrap_or(0) as f64 / on_all.max(1) as f64;
+    let of_shards: u64 = host.measured.iter().flat_map(|(_, shards)| shards.values()).map(|one| one.bytes).sum();
+    html! {
+        dl {
+            dt { "shards" }
+            dd { (host.shards.map_or_else(|| "not bootstrapped".to_owned(), |shards| shards.to_string()))
+                span.faint { ", " (percent(part)) " of all; its share is " (percent(share))
+                    @if let Some(most) = config.limits.shards_max { ", " (most) " at most" } }
+                (draw::bar(part, "after")) }
+            dt { "size" }
+            dd { @if let Some(load) = &host.load { (size(load.bytes)) }
+                span.faint { ", of its shards " (size(of_shards)) } (room(config, of_shards)) }
+            @if let Some(status) = &host.status { (of_status(status)) }
+        }
+    }
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.1} %", part * 100.0)
+}
+
+/// What is left of the limit of the config. How large a disk is, no server says.
+fn room(config: &HostConfig, taken: u64) -> Markup {
+    let Some(most) = config.limits.bytes_max else { return html! {} };
+    html! {
+        span.faint { "; " (size(most.saturating_sub(taken))) " left of max_bytes" }
+        (draw::bar(taken as f64 / most.max(1) as f64, if taken > most { "bad" } else { "after" }))
+    }
+}
+
+fn of_status(status: &HostStatus) -> Markup {
+    let taken = f64::from(status.connections) / f64::from(status.connections_max.max(1));
+    html! {
+        dt { "connections" }
+        dd { (status.connections) span.faint { " of " (status.connections_max) }
+            (draw::bar(taken, if taken > 0.9 { "bad" } else { "after" })) }
+        dt { "WAL" }
+        dd { code { (status.wal) } span.faint { ", wal_level " (status.wal_level)
+            @if let Some(kept) = status.wal_kept { ", slots keep " (size(kept)) } } }
+        dt { "standbys" }
+        dd { (status.standbys)
+            @if let Some(bytes) = status.lag_bytes {
+                span.faint { ", the slowest " (size(bytes)) " behind"
+                    @if let Some(ms) = status.lag_ms { ", " (draw::milliseconds(ms)) } }
+            } }
+    }
+}
+
+fn settings(facts: &HostFacts) -> Markup {
+    html! {
+        details id=(format!("settings-{}", facts.server.database)) {
+            summary { "Settings that matter" }
+            dl.small {
+                @for (name, value) in &facts.settings { dt { (text(name)) } dd { code { (text(value)) } } }
+                dt { "role that asks" } dd { (text(&facts.server.role)) @if facts.server.is_superuser {
+                    ", a superuser" } }
+                dt { "room for locks" } dd { (facts.server.lock_slots) }
+            }
+        }
+    }
+}
+
+fn slots(slots: &[SlotLoad]) -> Markup {
+    html! {
+        @if !slots.is_empty() {
+            div.scroll { table {
+                thead { tr { th { "slot of a move" } th { "read" } th.right { "WAL kept" } th.right { "behind" } } }
+                tbody { @for slot in slots { tr {
+                    td { code { (text(&slot.name)) } }
+                    td { @if slot.active { "now" } @else { span.badge.warning { "by nobody" } } }
+                    td.right { (slot.kept.map_or_else(|| "lost".to_owned(), size)) }
+                    td.right { (slot.behind.map_or_else(|| "-".to_owned(), size)) }
+                } } }
+            } }
+        }
+    }
+}

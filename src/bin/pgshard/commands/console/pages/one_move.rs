@@ -1,0 +1,125 @@
+//! One move: its shards, how long each step took, what its audit found.
+
+use axum::http::StatusCode;
+use maud::{Markup, html};
+use pgshard::map::print_shards;
+use pgshard::mover::{AuditState, Entry, Phase};
+
+use super::super::snapshot::Snapshot;
+use super::words::{advice, day_and_clock, shard_link, short, text};
+use super::{Page, Part, draw, moves};
+use crate::output::counted;
+
+/// More of one move are alike.
+const TIMELINES_MAX: usize = 16;
+
+/// The steps in the order in which they are taken. While the shard is open, and while it is closed.
+const OPEN: [&str; 4] = ["prepare", "copy", "catch_up", "verify"];
+const CLOSED: [&str; 7] = ["swap", "barrier", "marker", "drain", "open", "decide", "commit"];
+
+pub(super) fn page(seen: &Snapshot, id: &str) -> Page {
+    let mut entries: Vec<&Entry> = seen.gathered.entries.iter().filter(|entry| entry.id.to_string() == id).collect();
+    entries.sort_by_key(|entry| entry.shard);
+    let Some(first) = entries.first() else {
+        let missing = html! { h1 { "Move" } p { "No host that answers knows the move " code { (text(id)) } "." } };
+        return Page { status: StatusCode::NOT_FOUND, ..Page::new("Move", "/moves", missing, Vec::new()) };
+    };
+    let fixed = html! { h1 { "Move " code { (id) } } };
+    let mut parts = vec![Part::new("summary", summary(first, &entries))];
+    if let Some(open) = seen.open.iter().find(|open| open.progress.id == first.id) {
+        parts.push(Part::new("live", html! { h2 { "Now" } (moves::live(open)) }));
+    }
+    parts.push(Part::new("shards", html! { h2 { "Shards" } (table(&entries)) }));
+    parts.push(Part::new("steps", timelines(&entries)));
+    parts.push(Part::new("audit", audits(&entries)));
+    Page::new("Move", "/moves", fixed, parts)
+}
+
+fn summary(first: &Entry, entries: &[&Entry]) -> Markup {
+    let least = entries.iter().map(|entry| entry.phase).min().unwrap_or(first.phase);
+    let is_worked_on = entries.iter().any(|entry| entry.worker.is_some());
+    let verbs: &[&str] = match least {
+        Phase::Kept => &["rollback", "audit", "complete"],
+        phase if phase.is_ended() => &["show"],
+        _ if is_worked_on => &["watch", "pause", "stop"],
+        _ => &["resume", "abort"],
+    };
+    html! {
+        div.card {
+            p { "shards " (short(&print_shards(entries.iter().map(|entry| entry.shard)))) " from " b {
+                (first.source.as_str()) }
+                " to " b { (first.target.as_str()) } ", " (first.mode.as_str()) }
+            p { span.badge.notice { (least.as_str()) } ", begun " (day_and_clock(first.created_at)) " UTC"
+                @if let Some(back_of) = first.back_of { ", a rollback of " a href=(format!("/moves/{back_of}")) {
+                    code { (back_of.to_string()) } } } }
+            (moves::commands(first.id, verbs))
+        }
+    }
+}
+
+fn table(entries: &[&Entry]) -> Markup {
+    html! {
+        div.scroll { table {
+            thead { tr { th.right { "shard" } th { "phase" } th.right { "attempt" } th.right { "rows" } th.right {
+                "closed for" }
+                th { "audit" } th { "way back" } th { "at work" } } }
+            tbody { @for entry in entries.iter().take(512) {
+                tr {
+                    td.right { (shard_link(entry.shard)) } td { (entry.phase.as_str()) } td.right { (entry.attempt) }
+                    td.right { (entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string())) }
+                    td.right { (moves::pause(entry).map_or_else(|| "-".to_owned(), draw::milliseconds)) }
+                    td { (moves::audit(super::super::super::moves::audit_word(&entry.audit))) }
+                    td { (text(&super::super::super::moves::back(entry.reverse.as_ref()))) }
+                    td { (text(&entry.worker.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string))) }
+                }
+                @if let Some(error) = &entry.last_error {
+                    tr.bad.more { td colspan="8" { (advice(error)) " What comes next: " (entry.phase.next()) "." } }
+                }
+            } }
+        } }
+    }
+}
+
+/// The steps whose milliseconds the journal has, of these names, and of others in `rest`.
+fn steps(entry: &Entry, names: &[&str]) -> Vec<(String, f64)> {
+    let took = |name: &&str| Some(((*name).replace('_', " "), entry.timings.get(format!("{name}_ms"))?.as_f64()?));
+    names.iter().filter_map(took).collect()
+}
+
+fn timelines(entries: &[&Entry]) -> Markup {
+    let timed: Vec<&&Entry> = entries.iter().filter(|entry| moves::pause(entry).is_some()).collect();
+    html! {
+        @if !timed.is_empty() {
+            h2 { "Steps" }
+            @for entry in timed.iter().take(TIMELINES_MAX) {
+                @let (open, closed) = (steps(entry, &OPEN), steps(entry, &CLOSED));
+                div.card {
+                    h3 { "Shard " (shard_link(entry.shard)) }
+                    @if !open.is_empty() { p.small { "before it was closed, and while it was filled" }
+                        (draw::steps(&open)) }
+                    @if !closed.is_empty() {
+                        p.small { "while it was closed, " (moves::pause(entry).map_or_else(String::new,
+                            draw::milliseconds)) " in all" }
+                        (draw::steps(&closed))
+                    }
+                }
+            }
+            @if timed.len() > TIMELINES_MAX { p.faint { "and " (counted(timed.len() - TIMELINES_MAX, "shard"))
+                " more" } }
+        }
+    }
+}
+
+fn audits(entries: &[&Entry]) -> Markup {
+    let told = |entry: &&&Entry| !matches!(entry.audit.state, AuditState::None | AuditState::Audited);
+    html! {
+        @for entry in entries.iter().filter(told).take(TIMELINES_MAX) {
+            @let words = entry.audit.to_string();
+            div.card {
+                p { "Shard " (shard_link(entry.shard)) ": "
+                    (moves::audit(super::super::super::moves::audit_word(&entry.audit)))
+                    @if !words.is_empty() { " " (text(&words)) } }
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What one look has found, and what follows from it and the looks before.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use pgshard::ShardId;
+use pgshard::map::{HostName, ShardMap};
+use pgshard::mover::{Entry, Progress, StreamProgress};
+use pgshard::schema::{Finding, HostFacts, Severity};
+use pgshard::store::postgres::Publication;
+
+use super::super::gather::{Gathered, Host};
+use super::super::moves::Rate;
+
+/// What is shown until the next look.
+pub(super) struct Snapshot {
+    /// When the look ended.
+    pub(super) at: Timestamp,
+    pub(super) gathered: Arc<Gathered>,
+    /// When each host answered last.
+    pub(super) heard: BTreeMap<HostName, Timestamp>,
+    /// Rows written a second, of shards that were measured twice on one host.
+    pub(super) writes: Arc<BTreeMap<ShardId, f64>>,
+    /// The versions of the map, newest first; empty where the store keeps none.
+    pub(super) history: Arc<Vec<Publication>>,
+    /// The open moves, looked at more often than the rest.
+    pub(super) open: Vec<OpenMove>,
+    /// What hosts keep for rollbacks.
+    pub(super) reverse_streams: Arc<Vec<StreamProgress>>,
+}
+
+/// A move that is under way.
+#[derive(Clone)]
+pub(super) struct OpenMove {
+    pub(super) progress: Arc<Progress>,
+    pub(super) rate: Option<Rate>,
+}
+
+/// A shard as its host describes it.
+pub(super) struct Weight {
+    pub(super) bytes: u64,
+    /// Rows written a second.
+    pub(super) writes: Option<f64>,
+}
+
+impl Snapshot {
+    /// The host with this name, if it answered.
+    pub(super) fn host(&self, name: &HostName) -> Option<&Host> {
+        self.gathered.hosts.get(name)
+    }
+
+    /// What the host said of itself.
+    pub(super) fn facts(&self, name: &HostName) -> Option<&HostFacts> {
+        self.gathered.survey.get(name)?.as_ref().ok()
+    }
+
+    /// Whether the host did not answer.
+    pub(super) fn is_silent(&self, name: &HostName) -> bool {
+        self.host(name).is_none_or(|host| !host.is_up)
+    }
+
+    /// Every finding, the worst first.
+    pub(super) fn findings(&self) -> Vec<&Finding> {
+        let mut findings: Vec<&Finding> = self.gathered.findings.iter().chain(&self.gathered.further).collect();
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        findings
+    }
+
+    /// The worst finding of each shard that has one.
+    pub(super) fn worst(&self) -> BTreeMap<ShardId, Severity> {
+        let mut worst: BTreeMap<ShardId, Severity> = BTreeMap::new();
+        for finding in self.findings() {
+            for shard in &finding.shards {
+                worst.entry(*shard).or_insert(finding.severity);
+            }
+        }
+        worst
+    }
+
+    /// What the shards weigh by the hosts that own them.
+    pub(super) fn weights(&self) -> BTreeMap<ShardId, Weight> {
+        let mut weights = BTreeMap::new();
+        for (_, measures) in self.gathered.hosts.values().filter_map(|host| host.measured.as_ref()) {
+            for (shard, measure) in measures {
+                weights.insert(*shard, Weight { bytes: measure.bytes, writes: self.writes.get(shard).copied() });
+            }
+        }
+        weights
+    }
+
+    /// The map that had this version, or the next one before it.
+    pub(super) fn version(&self, version: u64) -> Option<&Publication> {
+        self.history.iter().find(|publication| publication.map.version().get() <= version)
+    }
+
+    /// The map that is kept.
+    pub(super) fn map(&self) -> Option<&ShardMap> {
+        self.gathered.map.as_ref()
+    }
+
+    /// What the journals say of one shard, the newest move first.
+    pub(super) fn moves_of(&self, shard: ShardId) -> Vec<&Entry> {
+        let mut entries: Vec<&Entry> = self.gathered.entries.iter().filter(|entry| entry.shard == shard).collect();
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.created_at));
+        entries
+    }
+}
