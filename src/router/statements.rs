@@ -4,10 +4,10 @@
 //! used since it last passed. That is about the one used longest ago, and a use costs no more than setting a bit.
 //!
 //! If far more statements are in use than are kept, most of those that are prepared fall out before they are used
-//! again, and each has cost a round trip, a plan and the place of another. So while a full cache finds fewer than half of
-//! what it is asked for, the hand moves by one at every eighth miss only ([`StatementCache::look`]); at the other misses
-//! the statement is run without being kept. What is used more often comes in all the same: a cache of which nothing is
-//! used is replaced after eight misses for each of its places.
+//! again, and each has cost a round trip, a plan and the place of another. So while a full cache finds fewer than half
+//! of what it is asked for, the hand moves by one at every eighth miss only ([`StatementCache::look`]); at the other
+//! misses the statement is run without being kept. What is used more often comes in all the same: a cache of which
+//! nothing is used is replaced after eight misses for each of its places.
 //!
 //! Invariant: a cache never keeps more than its bound. A statement that is found was prepared for this text in this
 //! shard.

@@ -46,7 +46,7 @@ use pgshard::mover::{DesiredState, Leases};
 use pgshard::schema::migrate::{Resolution, Which};
 
 use crate::args::{
-    Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, Locate, MapCommand, MigrateCommand,
+    Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, Init, Locate, MapCommand, MigrateCommand,
     MovesCommand, TicketsCommand, WorkersCommand,
 };
 use crate::confirm::Consent;
@@ -58,13 +58,7 @@ use crate::output::Output;
 pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
     let config = args.global.config.as_deref();
     match args.command {
-        Command::Init(args) => {
-            let overwrite = if args.force { Overwrite::Allowed } else { Overwrite::Refused };
-            match args.from.as_slice() {
-                [] => init::run(args.hosts, args.shards, overwrite, config, output),
-                urls => init::run_from(urls, overwrite, config, output).await,
-            }
-        }
+        Command::Init(args) => run_init(args, config, output).await,
         Command::Check(args) => check::run(&args, config, output).await,
         Command::Bootstrap(args) => {
             bootstrap::run(&args.hosts, &args.assume_empty, &args.lost, args.jobs, config, output).await
@@ -135,6 +129,14 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         Command::Completions(args) => completions::run(args.shell, output),
         Command::JsonSchema(args) => schemas::run(&args.command, args.out.as_deref(), output),
         Command::Man(args) => man::run(args.out.as_deref(), output),
+    }
+}
+
+async fn run_init(args: Init, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    let overwrite = if args.force { Overwrite::Allowed } else { Overwrite::Refused };
+    match args.from.as_slice() {
+        [] => init::run(args.hosts, args.shards, overwrite, config, output),
+        urls => init::run_from(urls, overwrite, config, output).await,
     }
 }
 
