@@ -13,7 +13,7 @@ EPOCH_MAX = (1 << 31) - 1
 """The largest epoch of a shard: it is an `integer` in the control schema."""
 
 _HOST = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
-_NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,1000}", re.ASCII)
 
 LISTED_MAX = 4 * 8192
 """The most shards that a list names, each counted each time. Few bytes can name all of them once more: whoever writes to the

@@ -53,7 +53,12 @@ impl Round {
         if self.case.gap == Gap::None {
             for host in 0..2 {
                 let client = self.world.servers.superuser(host).await;
-                client.batch_execute("ALTER SYSTEM SET synchronous_standby_names = '*'").await.unwrap();
+                // By the name that a standby of ours gives, which is its cluster_name. For `*` a mover's stream would
+                // count as a standby, too, and would confirm commits that no standby has.
+                let name = "SELECT current_setting('cluster_name')";
+                let name: String = client.query_one(name, &[]).await.unwrap().get(0);
+                let names = format!("ALTER SYSTEM SET synchronous_standby_names = '\"{name}\"'");
+                client.batch_execute(&names).await.unwrap();
                 client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
             }
         }

@@ -35,6 +35,9 @@ fn main() -> ExitCode {
             output::refused(first.trim_start_matches("error: ").trim());
             return Exit::Usage.into();
         }
+        Err(mistake) if mistake.use_stderr() && output::refused_escaped(&mistake.render().to_string()) => {
+            return Exit::Usage.into();
+        }
         // This prints help and mistakes itself, and then exits with 0 or 2.
         Err(help) => help.exit(),
     };

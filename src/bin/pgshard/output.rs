@@ -425,6 +425,17 @@ pub(crate) fn refused(mistake: &str) {
     writeln!(io::stderr().lock(), "{said}").ok();
 }
 
+/// Says what is wrong with the command line, if that has characters which a terminal would obey. False if it has none,
+/// and nothing was said.
+pub(crate) fn refused_escaped(mistake: &str) -> bool {
+    let escaped = printable(mistake);
+    let differs = escaped != mistake;
+    if differs {
+        write!(io::stderr().lock(), "{escaped}").ok();
+    }
+    differs
+}
+
 /// A duration for people: `0.84 s`, `3 min 20 s`.
 pub(crate) fn seconds(duration: Duration) -> String {
     let whole = duration.as_secs();

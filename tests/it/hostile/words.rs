@@ -70,9 +70,13 @@ impl World {
         let what = format!("{args:?}");
         let text = self.text(args).await;
         is_clean(&what, &(text.stdout + &text.stderr));
-        // Each line of stdout is read as JSON here.
-        let json = self.run_with(args, &[("PGSHARD_LOG", "pgshard=trace")]).await;
-        is_clean(&format!("{what} as JSON"), &(json.stdout + &json.stderr));
+        // As bytes, since a reader of JSON gives the names as they are.
+        let json = self.command(args, &[("PGSHARD_LOG", "pgshard=trace")]).output().await.unwrap();
+        let said = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        for line in said(&json.stdout).lines() {
+            serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{what}: {error}: {line}"));
+        }
+        is_clean(&format!("{what} as JSON"), &(said(&json.stdout) + &said(&json.stderr)));
     }
 }
 

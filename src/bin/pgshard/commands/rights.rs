@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Format, Output};
+use crate::output::{Format, Output, printable};
 
 /// Which SQL is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,11 @@ pub(super) struct Answer<'a> {
 pub(super) fn run(purpose: Purpose, role: &str, printed: As, output: &Output) -> Result<Exit, Failure> {
     if role.is_empty() || role.contains('\0') {
         return Err(Failure::usage("--role: a role has a name, without NUL"));
+    }
+    if printable(role) != role {
+        let error =
+            "--role: this name has characters that a terminal would obey, and SQL that is printed cannot show them";
+        return Err(Failure::usage(error).hint("rename the role: ALTER ROLE … RENAME TO …"));
     }
     let (parts, migration) = (rights(purpose, role), shard_migration(purpose, role));
     match (output.format(), printed) {
