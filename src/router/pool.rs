@@ -194,7 +194,7 @@ impl Pool {
         let mut slot = Slot::of(self, &grant);
         let Some(session) = grant.connection else {
             let opened = self.open(grant.slot).await;
-            slot.is_open();
+            slot.ends_opening();
             return Some(opened.map(|session| Lease::new(session, slot)));
         };
         match self.opener.checks(&session).await {
@@ -412,8 +412,8 @@ impl Slot {
         Slot { pool: pool.clone(), number: Some(grant.slot), opening: grant.connection.is_none() }
     }
 
-    /// Its connection was opened, or will not be.
-    fn is_open(&mut self) {
+    /// Its connection was opened, or will not be: others may open one.
+    fn ends_opening(&mut self) {
         if std::mem::take(&mut self.opening) {
             self.pool.opened();
         }
@@ -434,7 +434,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.is_open();
+        self.ends_opening();
         if let Some(number) = self.number.take() {
             self.pool.give_back(number, None);
         }

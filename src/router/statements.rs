@@ -99,10 +99,11 @@ impl<S: Clone> StatementCache<S> {
         }
         self.asked += 1;
         if let Some(at) = self.find(wanted) {
-            self.found += 1;
             let entry = &mut self.entries[at];
             entry.used = true;
-            return entry.statement.clone().map_or(Look::ToKeep, Look::Kept);
+            let Some(statement) = entry.statement.clone() else { return Look::ToKeep };
+            self.found += 1;
+            return Look::Kept(statement);
         }
         if self.max == 0 {
             return Look::Passing;

@@ -211,7 +211,7 @@ fn question() -> String {
                   AND c.collprovider::text = CASE WHEN l.icu IS NULL THEN 'c' ELSE 'i' END
                   AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> 'collcollate') = coalesce(l.icu,
                       d.datcollate::text)),
-            current_setting('synchronous_standby_names') ~ '(^|[ ,(])[*]'
+            current_setting('synchronous_standby_names') ~ '(^|[[:space:],(\"])[*]'
         FROM pg_database d
         -- The columns are read by name, because not every version has them: 15 added the provider, 17 renamed the
         -- locale.
