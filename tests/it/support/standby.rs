@@ -42,16 +42,22 @@ impl TestCluster {
         }
     }
 
-    /// Cuts a standby off from its primary.
-    pub(crate) async fn cut_off(&self, standby: usize, primary: usize) {
-        let client = self.superuser(standby).await;
-        // It has all that was acknowledged before.
+    /// Waits until a standby has replayed what its primary has flushed by now.
+    pub(crate) async fn caught_up(&self, standby: usize, primary: usize) {
         let flushed = "SELECT pg_current_wal_flush_lsn()::text";
         let there = super::lines(&self.superuser(primary).await, flushed).await;
+        let client = self.superuser(standby).await;
         let caught_up = format!("SELECT (pg_last_wal_replay_lsn() >= '{}')::text", there.trim());
         while super::lines(&client, &caught_up).await.trim() != "true" {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Cuts a standby off from its primary.
+    pub(crate) async fn cut_off(&self, standby: usize, primary: usize) {
+        // It has all that was acknowledged before.
+        self.caught_up(standby, primary).await;
+        let client = self.superuser(standby).await;
         client.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.expect("it is the superuser");
         client.batch_execute("SELECT pg_reload_conf()").await.expect("it is the superuser");
         while !super::lines(&client, "SELECT pid::text FROM pg_stat_wal_receiver").await.is_empty() {
