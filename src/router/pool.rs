@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::error::PoolPhase;
 use super::metrics::PoolGauges;
@@ -151,11 +151,16 @@ impl Pool {
     /// # Cancel safety
     /// The slot is free again when the future is dropped.
     pub(super) async fn get(self: &Arc<Self>, shard: Option<ShardId>) -> Result<Lease, GetError> {
+        // Whoever is granted a connection that has died asks again, and does not wait for longer because of that.
+        let mut until = None;
         loop {
             let (asked, receiver) = self.ask(shard);
             let grant = match asked {
                 Asked::Granted(grant) => grant,
-                Asked::Waits(ticket) => Waiting { pool: self, ticket: Some(ticket), receiver }.end().await?,
+                Asked::Waits(ticket) => {
+                    let until = *until.get_or_insert_with(|| Instant::now() + self.wait_max);
+                    Waiting { pool: self, ticket: Some(ticket), receiver }.end(until).await?
+                }
                 Asked::Full => return Err(GetError::TooManyWait),
                 Asked::Closed => return Err(GetError::Closed),
             };
@@ -358,13 +363,14 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    async fn end(mut self) -> Result<Grant<Box<Session>>, GetError> {
+    /// Waits for the slot until then at most.
+    async fn end(mut self, until: Instant) -> Result<Grant<Box<Session>>, GetError> {
         let wait_max = self.pool.wait_max;
         let patience = if self.pool.has_limit { PATIENCE.min(wait_max / 2) } else { wait_max };
-        let mut told = tokio::time::timeout(patience, &mut self.receiver).await;
+        let mut told = timeout_at(until - (wait_max - patience), &mut self.receiver).await;
         if told.is_err() && patience < wait_max {
             self.insist();
-            told = tokio::time::timeout(wait_max - patience, &mut self.receiver).await;
+            told = timeout_at(until, &mut self.receiver).await;
         }
         match told {
             Ok(Ok(grant)) => {
