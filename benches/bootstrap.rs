@@ -86,8 +86,8 @@ fn main() {
             times.entry(name).or_default().push(taken);
         }
     }
-    for (name, of) in &times {
-        println!("median: {name:<16} {}", Taken::medians(of).line(count));
+    for (name, taken) in &times {
+        println!("median: {name:<16} {}", Taken::medians(taken).line(count));
     }
     println!("psql a shard was timed on {} shards a host and is scaled to all", arguments.number("sample"));
     let pgshard = Taken::medians(&times["pgshard"]);

@@ -165,8 +165,8 @@ async fn in_process(hosts: &[TicketHost]) -> Outcome<()> {
     let column = |which: fn(&(f64, f64)) -> f64| median(&milliseconds.iter().map(which).collect::<Vec<_>>());
     println!(
         "  snowflake: IDs in {:.2} % of the milliseconds, {:.1} in each of those, of 4096",
-        column(|of| of.0) * 100.0,
-        column(|of| of.1)
+        column(|round| round.0) * 100.0,
+        column(|round| round.1)
     );
     Ok(())
 }

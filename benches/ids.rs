@@ -212,16 +212,16 @@ impl Bench {
             );
             for (name, ..) in VARIANTS {
                 let (own, published) = (&slices[name], &slices["published"]);
-                let of = |slices: &[Slice], what: fn(&Slice) -> f64| slices.iter().map(what).collect::<Vec<_>>();
+                let each = |slices: &[Slice], what: fn(&Slice) -> f64| slices.iter().map(what).collect::<Vec<_>>();
                 let ratios = |what: fn(&Slice) -> f64| -> Vec<f64> {
                     own.iter().zip(published).map(|(own, published)| what(own) / what(published)).collect()
                 };
                 println!(
                     "  {name:<12} {:>7.0} per second   {} x published   {:>6.2} us of the server's processors per \
                      row   {} x",
-                    median(&of(own, |slice| slice.rate)),
+                    median(&each(own, |slice| slice.rate)),
                     spread(&ratios(|slice| slice.rate)),
-                    median(&of(own, |slice| slice.processor_us)),
+                    median(&each(own, |slice| slice.processor_us)),
                     spread(&ratios(|slice| slice.processor_us)),
                 );
             }

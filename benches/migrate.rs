@@ -67,8 +67,8 @@ fn main() {
             times.entry(name).or_default().push(taken);
         }
     }
-    for (name, of) in &times {
-        println!("median: {name:<14} {}", Taken::medians(of).line(count));
+    for (name, taken) in &times {
+        println!("median: {name:<14} {}", Taken::medians(taken).line(count));
     }
     println!("psql a shard was timed on {} shards a host and is scaled to all", arguments.number("sample"));
     let median = |name: &str| Taken::medians(&times[name]);

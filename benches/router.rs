@@ -584,9 +584,9 @@ async fn timed(work: impl Future<Output = Outcome<()>>) -> Outcome<f64> {
     Ok(began.elapsed().as_secs_f64() * 1e6)
 }
 
-fn median(of: &mut [f64]) -> f64 {
-    of.sort_unstable_by(f64::total_cmp);
-    of[of.len() / 2]
+fn median(samples: &mut [f64]) -> f64 {
+    samples.sort_unstable_by(f64::total_cmp);
+    samples[samples.len() / 2]
 }
 
 /// What only this process has in memory.

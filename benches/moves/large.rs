@@ -96,21 +96,21 @@ pub(crate) async fn run(arguments: &Arguments) {
     }
     let split: BTreeMap<&str, f64> =
         parts.into_iter().map(|(name, times)| (name, Times::of(times).median() / 1e3)).collect();
-    let of = |name: &str| split.get(name).copied().unwrap_or(0.0);
-    let words: Vec<String> = PHASES.iter().map(|name| format!("{name} {:.1}", of(name))).collect();
+    let named = |name: &str| split.get(name).copied().unwrap_or(0.0);
+    let words: Vec<String> = PHASES.iter().map(|name| format!("{name} {:.1}", named(name))).collect();
     let rest = ours - split.values().sum::<f64>();
     println!("  seconds of the move, median: {}, all else {rest:.1}", words.join(", "));
-    println!("  without the verification, which no other has: {:.1} s", ours - of("verify"));
+    println!("  without the verification, which no other has: {:.1} s", ours - named("verify"));
 }
 
 async fn fill(bed: &Bed, size: u32) {
-    let rows = |of: f64| ((of * f64::from(size)) as i64).max(1);
+    let rows = |share: f64| ((share * f64::from(size)) as i64).max(1);
     let users = rows(FILL[0].1);
     // The users first, to whom the photos refer.
     for tables in [&FILL[..1], &FILL[1..]] {
-        let filled = tables.iter().map(|(table, of, values)| async move {
+        let filled = tables.iter().map(|(table, share, values)| async move {
             let client = bed.superuser(0).await;
-            let (values, rows) = (values.replace("USERS", &users.to_string()), rows(*of));
+            let (values, rows) = (values.replace("USERS", &users.to_string()), rows(*share));
             // Every user that a photo refers to is there: nobody need look.
             let sql = format!(
                 "SET session_replication_role = replica;

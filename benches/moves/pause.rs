@@ -126,16 +126,16 @@ fn waits(bed: &Bed, entries: &[Entry], windows: &[Window], calls: &[Call]) {
     let mut longest = Vec::new();
     for window in windows.iter().filter(|window| window.moving) {
         for shard in &moved {
-            let of = calls.iter().filter(|call| call.shard == *shard && window.has(call)).map(|call| call.took).max();
-            longest.extend(of);
+            let wait = calls.iter().filter(|call| call.shard == *shard && window.has(call)).map(|call| call.took).max();
+            longest.extend(wait);
         }
     }
     println!("  the longest wait of a writer, by move");
     println!("  {:<10} {}", "", Times::of_durations(longest).line());
     // Shards that stay, on the host that the others leave.
     let map = bed.config.map.as_ref().expect("the config keeps its map");
-    let of = |moving: bool| {
-        let of = windows.iter().filter(|window| window.moving == moving).flat_map(|window| {
+    let calls_of = |moving: bool| {
+        let took = windows.iter().filter(|window| window.moving == moving).flat_map(|window| {
             let source = bed.host(window.source);
             calls
                 .iter()
@@ -145,9 +145,9 @@ fn waits(bed: &Bed, entries: &[Entry], windows: &[Window], calls: &[Call]) {
                 .map(|call| call.took)
                 .collect::<Vec<_>>()
         });
-        Times::of_durations(of)
+        Times::of_durations(took)
     };
-    let (without, with) = (of(false), of(true));
+    let (without, with) = (calls_of(false), calls_of(true));
     println!("  writers of other shards of the source ({} and {} writes)", without.len(), with.len());
     println!("  {:<10} {}", "without", without.line());
     println!("  {:<10} {}", "with", with.line());

@@ -119,9 +119,9 @@ async fn insert(router: &Router, name: &str) -> Result<(ShardId, i64), String> {
 
 async fn update(router: &Router, id: i64) -> Result<(ShardId, i64), String> {
     let shard = router.by_id(id).map_err(words)?;
-    let of = shard.id();
+    let number = shard.id();
     let rows = shard.execute("UPDATE {shard}.users SET seen = seen + 1 WHERE id = $1", &[&id]).await.map_err(words)?;
-    if rows == 1 { Ok((of, id)) } else { Err(format!("an update of {id} hit {rows} rows")) }
+    if rows == 1 { Ok((number, id)) } else { Err(format!("an update of {id} hit {rows} rows")) }
 }
 
 fn words(error: Error) -> String {

@@ -21,13 +21,17 @@ impl Taken {
     }
 
     /// The medians of each.
-    pub(crate) fn medians(of: &[Taken]) -> Taken {
+    pub(crate) fn medians(taken: &[Taken]) -> Taken {
         let median = |field: fn(&Taken) -> f64| {
-            let mut all: Vec<f64> = of.iter().map(field).collect();
+            let mut all: Vec<f64> = taken.iter().map(field).collect();
             all.sort_unstable_by(f64::total_cmp);
             all[all.len() / 2]
         };
-        Taken { seconds: median(|of| of.seconds), servers: median(|of| of.servers), client: median(|of| of.client) }
+        Taken {
+            seconds: median(|taken| taken.seconds),
+            servers: median(|taken| taken.servers),
+            client: median(|taken| taken.client),
+        }
     }
 
     /// For a table: the time, both processor times, the client's part of them, and what a shard costs.

@@ -121,12 +121,12 @@ async fn main() {
             for (verb_name, verb) in VERBS {
                 if words.chosen(name, &all) && words.chosen(verb_name, &VERBS.map(|verb| verb.0)) {
                     let begun = Instant::now();
-                    let (failed, of) = row(versions, fault, verb, &places).await;
+                    let (failed, tried) = row(versions, fault, verb, &places).await;
                     println!(
-                        "{pair:>6} {name:>7} {verb_name:>7}  {of:>3} places, {failed:>2} failures, {:>4} s",
+                        "{pair:>6} {name:>7} {verb_name:>7}  {tried:>3} places, {failed:>2} failures, {:>4} s",
                         begun.elapsed().as_secs()
                     );
-                    (failures, combinations) = (failures + failed, combinations + of);
+                    (failures, combinations) = (failures + failed, combinations + tried);
                 }
             }
         }

@@ -63,11 +63,11 @@ async fn comes_back(version: u32, way: Way) {
     let before = world.everything().await;
     let planned = world.run(&["recover", "db1", "--plan"]).await.ended(4).last();
     assert_eq!(world.everything().await, before, "a plan changes nothing");
-    let of = |name: &str| planned[name].as_array().unwrap().clone();
-    let moved: Vec<_> = of("moves").iter().map(|one| one["shard"].as_u64().unwrap()).collect();
+    let list = |name: &str| planned[name].as_array().unwrap().clone();
+    let moved: Vec<_> = list("moves").iter().map(|one| one["shard"].as_u64().unwrap()).collect();
     assert_eq!(moved, [0, 1, 4, 5], "{planned:#}");
-    assert_eq!(of("repairs").len(), 1, "{planned:#}");
-    let decided: Vec<_> = of("decisions").iter().map(|one| one["shards"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(list("repairs").len(), 1, "{planned:#}");
+    let decided: Vec<_> = list("decisions").iter().map(|one| one["shards"].as_str().unwrap().to_owned()).collect();
     assert_eq!(decided, ["1", "4", "5"], "{planned:#}");
     assert_eq!(planned["done"], false);
 

@@ -144,8 +144,8 @@ const AHEAD: i128 = 20_000;
 pub(crate) async fn sequences_differ(old: Side<'_>, new: Side<'_>) -> Result<Vec<String>, Error> {
     let (old, new) = (sequences(old).await?, sequences(new).await?);
     let mut wrong = Vec::new();
-    let clock = |of: &BTreeMap<String, Sequence>| {
-        ["id_ticket", "id_offset"].iter().filter_map(|name| of.get(*name)).map(|s| s.last).sum::<i128>()
+    let clock = |sequences: &BTreeMap<String, Sequence>| {
+        ["id_ticket", "id_offset"].iter().filter_map(|name| sequences.get(*name)).map(|s| s.last).sum::<i128>()
     };
     if clock(&new) < clock(&old) {
         wrong.push(format!("the ID clock went back from {} to {}", clock(&old), clock(&new)));

@@ -96,9 +96,9 @@ impl Director {
         let mut args: Vec<String>;
         let shards: Vec<u16>;
         if rolls_back {
-            let (id, of) = kept[self.rng.usize(0..kept.len())].clone();
+            let (id, its_shards) = kept[self.rng.usize(0..kept.len())].clone();
             args = ["moves", "rollback", &id, "--yes"].map(str::to_owned).into();
-            shards = of;
+            shards = its_shards;
         } else {
             let mut hosts = Vec::new();
             for gate in &self.shared.gates {
@@ -527,7 +527,7 @@ impl Director {
                         self.shared.tell(format!("the old copy of shard {shard} is fed"));
                         break;
                     }
-                    let open = self.kept().await.iter().any(|(of, shards)| *of == id && shards.contains(&shard));
+                    let open = self.kept().await.iter().any(|(kept, shards)| *kept == id && shards.contains(&shard));
                     if !open {
                         self.shared.tell(format!("the reverse replication of shard {shard} is lost"));
                         break;

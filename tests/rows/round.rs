@@ -102,8 +102,8 @@ pub(crate) async fn round(case: &Case) -> Outcome {
         std::future::pending::<()>().await;
     }
     let counts = Counts::default();
-    for (of, from) in counts.all().into_iter().zip(shared.counts.all()) {
-        of.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    for (count, from) in counts.all().into_iter().zip(shared.counts.all()) {
+        count.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
     Outcome { failure, story, counts, seconds, tables }
 }

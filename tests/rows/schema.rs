@@ -332,13 +332,13 @@ impl Maker<'_> {
         let column = &columns[key[rng.usize(0..key.len())]];
         let (name, number) = (&column.name, self.number);
         let leaf = |part: &str| quote_ident(&format!("p{number} {part}"));
-        let make = |part: &str, of: &str, bound: &str| {
-            format!("CREATE TABLE {{shard}}.{} PARTITION OF {{shard}}.{of} {bound};\n", leaf(part))
+        let make = |part: &str, parent: &str, bound: &str| {
+            format!("CREATE TABLE {{shard}}.{} PARTITION OF {{shard}}.{parent} {bound};\n", leaf(part))
         };
-        let hashed = |of: &str| {
+        let hashed = |parent: &str| {
             let parts = (0..3).map(|n| {
                 let bound = format!("FOR VALUES WITH (MODULUS 3, REMAINDER {n})");
-                make(&format!("h{n}"), of, &bound)
+                make(&format!("h{n}"), parent, &bound)
             });
             parts.collect::<String>()
         };

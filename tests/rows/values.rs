@@ -223,8 +223,8 @@ impl Kind {
         if rng.u8(0..8) == 0 {
             return None;
         }
-        fn one<'a>(rng: &mut Rng, of: &[&'a str]) -> &'a str {
-            of[rng.usize(0..of.len())]
+        fn one<'a>(rng: &mut Rng, words: &[&'a str]) -> &'a str {
+            words[rng.usize(0..words.len())]
         }
         let word = |rng: &mut Rng| format!("{}{}", WORDS[rng.usize(0..WORDS.len())], rng.u8(0..30));
         let address = |rng: &mut Rng| match rng.u8(0..5) {

@@ -131,8 +131,8 @@ on_each_version! {
             let written = application.stop().await;
             let (old, new) = (far.world.servers.app(0).await, far.world.servers.app(1).await);
             let fed = async {
-                let of = |schema: &str| format!("SELECT id || name FROM {schema}.users ORDER BY id");
-                let (there, here) = (of("shard_0000"), of(&format!("shard_0000__left_e{epoch}")));
+                let users = |schema: &str| format!("SELECT id || name FROM {schema}.users ORDER BY id");
+                let (there, here) = (users("shard_0000"), users(&format!("shard_0000__left_e{epoch}")));
                 while lines(&new, &there).await != lines(&old, &here).await {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }

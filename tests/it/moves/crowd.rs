@@ -119,7 +119,8 @@ async fn judge(world: &World, did: &Did) {
         assert!(told.contains("asked"), "nobody pressed Ctrl-C: {told}");
     }
     let Some(id) = did.id() else { return };
-    let all = |of: BTreeMap<i64, String>, fine: &[&str]| of.values().all(|phase| fine.contains(&phase.as_str()));
+    let all =
+        |phases: BTreeMap<i64, String>, fine: &[&str]| phases.values().all(|phase| fine.contains(&phase.as_str()));
     match (did.args[0].as_str(), did.args.get(1).map(String::as_str), code) {
         ("move", _, 0) | (_, Some("resume"), 0) => {
             assert!(all(phases(world, &id).await, &["kept", "completed"]), "{told}")

@@ -16,8 +16,8 @@ pub(crate) async fn ping_pong(versions: &[u32], moves: usize) -> Vec<f64> {
         let to = if number % 2 == 0 { "db2" } else { "db1" };
         let ran = world.run(&["move", "0-1", "--to", to, "--mode", "online", "--yes"]).await;
         let last = ran.ended(0).last();
-        let of = last["pause_ms"].as_object().unwrap_or_else(|| panic!("{last}"));
-        pauses.extend(of.values().filter_map(serde_json::Value::as_f64));
+        let by_shard = last["pause_ms"].as_object().unwrap_or_else(|| panic!("{last}"));
+        pauses.extend(by_shard.values().filter_map(serde_json::Value::as_f64));
         let id = ran.id();
         // Old copies would only fill the disk.
         world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);

@@ -22,8 +22,8 @@ impl TestCluster {
         fs::remove_dir_all(&data).expect("the server has stopped");
 
         let binaries = Binaries::of_major(version).expect("the server of this version ran");
-        let of = self.servers().iter().position(|server| server.port() == primary.port()).expect("it is ours");
-        self.pg_basebackup(&binaries, of, &data, &["-R"]);
+        let its_number = self.servers().iter().position(|server| server.port() == primary.port()).expect("it is ours");
+        self.pg_basebackup(&binaries, its_number, &data, &["-R"]);
         fs::write(data.join("pgshard.conf"), conf).expect("the directory is ours to write to");
         give(&data, owner.uid(), owner.gid());
         standby.start().expect("the standby starts");
