@@ -12,10 +12,9 @@ use pgshard::Router;
 use pgshard::config::Config;
 use pgshard::dev::{Binaries, StopMode};
 use serde_json::Value;
-use tokio_postgres::Client;
 
 use crate::manual::{BEFORE, Block, blocks};
-use crate::support::{Ran, World, Writers, lines, other};
+use crate::support::{Ran, World, Writers, lines, other, until};
 
 /// The sections that have a test here.
 const PLAYED: [&str; 11] = [
@@ -185,16 +184,6 @@ impl Steady {
 /// The url of another database on the same server.
 fn another_database(url: &str, name: &str) -> String {
     format!("{}/{name}", url.rsplit_once('/').unwrap().0)
-}
-
-async fn until(client: &Client, sql: &str) {
-    for _ in 0..3000 {
-        if client.query_one(sql, &[]).await.unwrap().get::<_, Option<bool>>(0) == Some(true) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("never true: {sql}");
 }
 
 #[test]

@@ -7,9 +7,8 @@ use pgshard::dev::StopMode;
 use pgshard::mover::{AuditState, Error, Failpoint, Options, Phase};
 use serde_json::Value;
 use tokio::process::Child;
-use tokio_postgres::Client;
 
-use crate::support::{Ran, World, other};
+use crate::support::{Ran, World, other, until};
 
 /// A table with a text key, so that every change has a key that a failpoint knows; one without a key; columns of all
 /// kinds.
@@ -41,16 +40,6 @@ async fn world(version: u32, shards: u16) -> World {
         db1.batch_execute(&sql).await.unwrap();
     }
     world
-}
-
-/// Queries until the answer is true.
-async fn until(db: &Client, sql: &str) {
-    let asked = async {
-        while !db.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), asked).await.unwrap_or_else(|_| panic!("never: {sql}"));
 }
 
 /// A move of one shard that is held before its fence, with everything verified. Its mover harms changes in this way.

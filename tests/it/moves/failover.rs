@@ -6,18 +6,7 @@ use std::time::Duration;
 use pgshard::dev::StopMode;
 use tokio_postgres::Client;
 
-use crate::support::{Ran, World, lines};
-
-/// Waits until a query gives true.
-async fn until(client: &Client, sql: &str) {
-    for _ in 0..3000 {
-        if client.query_one(sql, &[]).await.unwrap().get::<_, Option<bool>>(0) == Some(true) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("never true: {sql}");
-}
+use crate::support::{Ran, World, lines, until};
 
 /// Cuts the standby off, waits until `client`'s slot has confirmed more than the standby has of these shards, and
 /// promotes the standby in place of its primary.

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use tokio::process::Child;
-use tokio_postgres::Client;
 
-use crate::support::{Ran, World, go_on, lines, other, stopped};
+use crate::support::{Ran, World, go_on, lines, other, stopped, until};
 
 const TABLES: &str = "
     CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL);
@@ -16,17 +15,6 @@ const TABLES: &str = "
 
 async fn world(version: u32) -> World {
     World::with_tables(&[version, other(version)], 6, &[("0001_tables.sql", TABLES)]).await
-}
-
-/// Waits until a query gives true.
-async fn until(client: &Client, sql: &str) {
-    for _ in 0..3000 {
-        if client.query_one(sql, &[]).await.unwrap().get::<_, Option<bool>>(0) == Some(true) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("never true: {sql}");
 }
 
 /// Begins a move that waits before its fence, and waits until it does. Gives its ID.

@@ -21,7 +21,9 @@ pub(crate) use cluster::{TestCluster, connect};
 pub(crate) use control::control;
 pub(crate) use frozen::Frozen;
 pub(crate) use rounds::rounds;
-pub(crate) use world::{Ran, TABLES, World, go_on, in_turn, is_long, lines, never_stopped, other, share, stopped};
+pub(crate) use world::{
+    Ran, TABLES, World, go_on, in_turn, is_long, lines, never_stopped, other, share, stopped, until,
+};
 pub(crate) use writers::Writers;
 
 /// What a command says on stderr, as it says it without `--json`: a test of its words reads both in the same way.

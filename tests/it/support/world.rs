@@ -294,6 +294,17 @@ pub(crate) async fn lines(client: &Client, sql: &str) -> String {
     rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
 }
 
+/// Waits until a query gives true.
+pub(crate) async fn until(client: &Client, sql: &str) {
+    for _ in 0..3000 {
+        if client.query_one(sql, &[]).await.unwrap().get::<_, Option<bool>>(0) == Some(true) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("never true: {sql}");
+}
+
 /// The result of one run of the command.
 pub(crate) struct Ran {
     status: ExitStatus,
