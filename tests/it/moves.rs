@@ -16,6 +16,7 @@ mod online;
 mod online_holes;
 mod operators;
 mod partitions;
+mod published;
 mod refusals;
 mod repair;
 mod restart;

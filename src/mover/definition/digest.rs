@@ -128,6 +128,11 @@ impl CatalogDigest {
         Ok(taken)
     }
 
+    /// The OID of the schema.
+    pub(crate) fn schema(&self) -> u32 {
+        self.schema
+    }
+
     /// Whether the schema was left unchanged since, whatever it is called now.
     ///
     /// Locks: none but ACCESS SHARE on catalogs.

@@ -243,14 +243,15 @@ impl<'d> CutOver<'d> {
         Ok(Behind::Ready)
     }
 
-    /// Looks, while the shard is open, for what would make the fence fail: altered tables, and transactions that hold
-    /// locks. Gives what it learns; `None` if the shard's schema does not exist.
+    /// Looks, while the shard is open, for what would make the fence fail: altered tables, an altered publication, and
+    /// transactions that hold locks. Gives what it learns; `None` if the shard's schema does not exist.
     async fn before_fence(&self) -> Result<Option<Known>, Error> {
         let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
             return Ok(None);
         };
         let digest = self.work.catalog_digest(schema).await?;
-        if let Some(what) = self.work.altered(schema, self.built).await? {
+        let altered = self.work.altered(schema, self.built).await?;
+        if let Some(what) = altered.or(self.work.gap(schema).await?) {
             return Err(Error::Altered { shard: self.work.hold.shard, what });
         }
         // A transaction that is already that old will not end within the budget; a younger one may.

@@ -1,5 +1,5 @@
-//! The watchdog checks every few seconds, while the shards of a group are copied and followed, that nobody alters them,
-//! and that the slot does not fill the source's disk.
+//! The watchdog checks every few seconds, while the shards of a group are copied and followed, that nobody alters them or
+//! their publication, and that the slot does not fill the source's disk.
 //!
 //! Invariant: it changes nothing by itself. It tells the driver of a shard, which ends in an orderly way.
 
@@ -7,6 +7,7 @@ use crate::mover::copy::signals::{Altered, altered};
 use crate::mover::preflight::facts;
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ const AT_MOST: Duration = Duration::from_millis(200);
 pub(crate) struct Watchdog {
     watched: Mutex<BTreeMap<ShardId, Watched>>,
     altered: watch::Sender<Altered>,
+    /// Whether the tables of all shards have been published.
+    published: AtomicBool,
 }
 
 /// A shard as it was when the target was built.
@@ -55,7 +58,16 @@ pub(in crate::mover) struct TooMuch {
 
 impl Watchdog {
     pub(in crate::mover) fn new() -> Watchdog {
-        Watchdog { watched: Mutex::default(), altered: watch::Sender::new(Altered::new()) }
+        Watchdog {
+            watched: Mutex::default(),
+            altered: watch::Sender::new(Altered::new()),
+            published: AtomicBool::new(false),
+        }
+    }
+
+    /// The tables of all shards are published from now on, and must stay so.
+    pub(in crate::mover) fn watch_publication(&self) {
+        self.published.store(true, Ordering::Relaxed);
     }
 
     /// Watches over this shard from now on.
@@ -152,6 +164,13 @@ impl Watchdog {
             if began.elapsed() > AT_MOST {
                 *next = Some(shard);
                 break;
+            }
+            if self.published.load(Ordering::Relaxed) {
+                let gap = slot::gap(session.client.client(), slot, was.schema).await;
+                if let Some(gap) = gap.map_err(|error| session.failed("looking at the publication", error))? {
+                    self.tell(shard, gap);
+                    continue;
+                }
             }
             let now = catalog::stamp(session.client.client(), was.schema).await;
             let now = now.map_err(|error| Error::Catalog { host: source.clone(), source: error })?;

@@ -24,6 +24,7 @@ use crate::mover::protocol::state::Phase;
 use crate::mover::step::keys::is_key;
 use crate::mover::step::{Blueprint, ShardMove};
 use crate::mover::stream::follower::Follower;
+use crate::mover::stream::slot;
 use crate::schema::catalog::{Namespace, preamble};
 use crate::schema::fingerprint::fingerprint;
 
@@ -169,7 +170,8 @@ impl ShardMove<'_> {
     /// Whether the shard is still what the target was built from; if not, what was altered. Also gives the sequences
     /// whose values are not within their presets, which [`set_anew`](ShardMove::set_anew) corrects. Nobody takes values
     /// any longer, except transactions older than the swap that have not touched the sequences before. It runs behind
-    /// the fence, after the barrier, at the same time as the marker and the last changes.
+    /// the fence, after the barrier, at the same time as the marker and the last changes. The publication must be whole,
+    /// too.
     ///
     /// Locks: ACCESS SHARE on catalogs and on the shard's sequences, for one statement each.
     pub(crate) async fn unchanged(
@@ -182,9 +184,17 @@ impl ShardMove<'_> {
         let began = Instant::now();
         let client = self.source.client.client();
         let (schema, names) = (self.names.left(self.epoch), presets.names().collect::<Vec<_>>());
-        // Both are sent before the first is answered.
-        let looked = tokio::try_join!(digest.is_same(client), sequences::values_of(client, &schema, &names));
-        let (same, now) = looked.map_err(|error| self.source.failed("looking for changes", error))?;
+        let stream = self.stream();
+        // All are sent before the first is answered.
+        let looked = tokio::try_join!(
+            digest.is_same(client),
+            sequences::values_of(client, &schema, &names),
+            slot::gap(client, &stream, digest.schema())
+        );
+        let (same, now, gap) = looked.map_err(|error| self.source.failed("looking for changes", error))?;
+        if let Some(gap) = gap {
+            return Ok(Err(gap));
+        }
         if !same && let Some(what) = self.altered(left, built).await? {
             return Ok(Err(what));
         }
@@ -226,6 +236,23 @@ impl ShardMove<'_> {
             || built.fingerprint == fingerprint(&self.facts_at_source(&namespace).await?).as_str();
         let what = "somebody altered them during the move; abort the move and start it again";
         Ok((!same).then(|| what.to_owned()))
+    }
+
+    /// What keeps the shard's changes out of its stream, if anything.
+    ///
+    /// Locks: as [`slot::gap`].
+    pub(crate) async fn gap(&self, schema: u32) -> Result<Option<String>, Error> {
+        let stream = self.stream();
+        let gap = slot::gap(self.source.client.client(), &stream, schema).await;
+        gap.map_err(|error| self.source.failed("looking at the publication", error))
+    }
+
+    /// The name of publication and slot. A rollback uses those of the reverse replication.
+    fn stream(&self) -> String {
+        match self.back_of {
+            None => slot::stream_name(self.hold.id),
+            Some(taken_back) => slot::back_name(taken_back, &self.target.host),
+        }
     }
 
     /// Forgets what was compared, because one of the servers was restarted or replaced.

@@ -62,9 +62,17 @@ impl From<Error> for Failure {
             | Error::UnknownHost { .. }
             | Error::OtherHost { .. }
             | Error::Failpoint { .. } => Failure::Final(Box::new(error)),
+            error if is_unpublished(&error) => Failure::Final(Box::new(error)),
             error => Failure::Passing(Box::new(error)),
         }
     }
+}
+
+/// Whether the source's server finds a change in its WAL from a time at which the publication did not exist. It would
+/// answer the same for ever: a publication that is made again is younger than that.
+fn is_unpublished(error: &Error) -> bool {
+    let Error::Replication { source: ReplicationError::Refused { code, .. }, .. } = error else { return false };
+    code == SqlState::UNDEFINED_OBJECT.code()
 }
 
 /// Whether the source's server finds a change in its WAL whose table it no longer knows, for example because the table

@@ -7,8 +7,9 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
+use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, Type};
 
 use crate::map::HostName;
 use crate::mover::control::session::Session;
@@ -150,6 +151,40 @@ pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, St
                 AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary ELSE false END)";
     let rows = source.rows(what, sql, &[&name]).await?;
     rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+}
+
+/// What keeps changes of a schema's tables out of a publication of ours, if anything: somebody else has altered it.
+/// PostgreSQL leaves such changes out of the stream without any sign; from version 18 on all of them, if the publication
+/// is gone.
+///
+/// Locks: ACCESS SHARE on catalogs, for one statement.
+pub(crate) async fn gap<C: GenericClient + Sync>(
+    client: &C,
+    name: &str,
+    schema: u32,
+) -> Result<Option<String>, tokio_postgres::Error> {
+    // Before version 15 there are neither conditions nor lists of columns.
+    let sql = "WITH ours AS MATERIALIZED (
+            SELECT oid, pubinsert AND pubupdate AND pubdelete AND pubtruncate AS whole
+            FROM pg_catalog.pg_publication WHERE pubname = $1)
+        SELECT CASE
+            WHEN NOT EXISTS (SELECT FROM ours) THEN 'is gone'
+            WHEN NOT (SELECT whole FROM ours) THEN 'no longer publishes every INSERT, UPDATE, DELETE and TRUNCATE'
+            ELSE (
+                SELECT pg_catalog.format('no longer publishes all of the table %s', c.relname)
+                FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_class c ON c.oid = d.objid
+                WHERE d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass AND d.refobjid = $2
+                    AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                    AND c.relkind = 'r' AND c.relpersistence = 'p' AND NOT EXISTS (
+                        SELECT FROM ours JOIN pg_catalog.pg_publication_rel r ON r.prpubid = ours.oid
+                        WHERE r.prrelid = c.oid AND pg_catalog.to_jsonb(r) ->> 'prqual' IS NULL
+                            AND pg_catalog.to_jsonb(r) ->> 'prattrs' IS NULL)
+                LIMIT 1)
+        END";
+    let rows = client.query_typed(sql, &[(&name, Type::TEXT), (&schema, Type::OID)]).await?;
+    let gap: Option<String> = rows.first().map_or(Ok(None), |row| row.try_get(0))?;
+    let words = "since somebody else has altered it; abort the move and start it again";
+    Ok(gap.map(|gap| format!("the publication {name} {gap}, {words}")))
 }
 
 /// Creates the slot, unless it exists. Gives the position from which it sends changes.

@@ -114,6 +114,7 @@ impl<'a> Group<'a> {
             let begun = std::mem::take(&mut members);
             members = self.each(&mut ends, begun, async |one| self.known(one, &source).await).await;
             let position = self.slot(&source, &mut members, &mut ends).await?;
+            self.watchdog.watch_publication();
             self.load(&source, &mut members, &mut ends, position).await?;
             if members.is_empty() {
                 return drop_shared(self.context, &self.shared).await;
