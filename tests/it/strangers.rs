@@ -3,6 +3,8 @@
 //! (CVE-2018-1058). Whoever may create objects in a shard sets them there, where a definition is read with the shard
 //! before PostgreSQL's own schema.
 
+mod code;
+
 use tokio_postgres::Client;
 
 use crate::support::{Ran, World, lines};

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::mover::control::journal::{Entry, Note};
 use crate::mover::copy::transfer as copy;
 use crate::mover::copy::transfer::Hashing;
-use crate::mover::definition::ddl::Creation;
+use crate::mover::definition::ddl::{Creation, Stage};
 use crate::mover::definition::sequences;
 use crate::mover::definition::sequences::Presets;
 use crate::mover::preflight::facts;
@@ -172,7 +172,8 @@ impl ShardMove<'_> {
         let incoming = self.names.incoming();
         let began = Instant::now();
         self.target.batch(what, &preamble(&incoming)).await?;
-        for statement in &creation.after_data {
+        let (at_open, now): (Vec<_>, Vec<_>) = creation.after_data.iter().partition(|one| one.stage == Stage::Grant);
+        for statement in now {
             self.target.statement(what, &statement.sql).await?;
         }
         self.fill_fenced(creation, left).await?;
@@ -182,9 +183,11 @@ impl ShardMove<'_> {
         self.source.batch("copying rows", "ROLLBACK").await?;
         self.at("after indexes")?;
         let hash = entry.open_token.map(token_hash).unwrap_or_default();
-        let sql = "UPDATE pgshard.incoming SET ready_attempt = $2, open_hash = $3 WHERE shard_id = $1";
+        let at_open: String = at_open.iter().map(|one| format!("{};\n", one.sql)).collect();
+        let at_open = Some(at_open).filter(|text| !text.is_empty());
+        let sql = "UPDATE pgshard.incoming SET ready_attempt = $2, open_hash = $3, at_open = $4 WHERE shard_id = $1";
         let what = "declaring the target ready";
-        self.target.execute(what, sql, &[&self.hold.shard.as_i32(), &attempt, &hash]).await?;
+        self.target.execute(what, sql, &[&self.hold.shard.as_i32(), &attempt, &hash, &at_open]).await?;
         self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
         self.at("before ready")?;
         self.target.batch(what, "COMMIT").await?;

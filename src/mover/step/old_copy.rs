@@ -10,7 +10,7 @@ use crate::map::{HostName, ShardEpoch};
 use crate::mover::control::journal::{Entry, Hold};
 use crate::mover::control::session::Session;
 use crate::mover::definition::ddl;
-use crate::mover::definition::ddl::Target;
+use crate::mover::definition::ddl::{Target, grants};
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
 use crate::mover::protocol::desired::Back;
@@ -22,7 +22,7 @@ use crate::mover::stream::row_index;
 use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
 use crate::pg::quote_ident;
-use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace};
+use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace, Relation};
 use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 
@@ -172,12 +172,13 @@ pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, sh
     Ok(true)
 }
 
-/// Removes foreign keys, triggers and rules from an old copy, gives its tables without a key an index by which changes
-/// find their rows, and records the position from which it takes changes.
+/// Removes foreign keys, triggers and rules from an old copy, and from all but the owner the right to make some; gives
+/// its tables without a key an index by which changes find their rows, and records the position from which it takes
+/// changes.
 ///
 /// Does nothing if that was done already, or if there is no reverse replication.
 ///
-/// Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody else uses, for one transaction; behind a reader it
+/// Locks: ROW EXCLUSIVE on the old copy's tables, then ACCESS EXCLUSIVE on those that change, which nobody else uses, for one transaction; behind a reader it
 /// gives up after two seconds.
 pub(crate) async fn drop_constraints(
     source: &Session,
@@ -202,14 +203,24 @@ pub(crate) async fn drop_constraints(
     let mut facts = facts::of_schema(source, &Namespace::Oid(oid)).await?;
     let tables = table::shapes(source, oid).await?;
     if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
-        return lose(source, entry.id, entry.shard, "its old copy was altered").await;
+        return lose(source, entry.id, entry.shard, ALTERED).await;
     }
     let version = facts::version(source).await?;
     let target = Target { schema: &names.incoming(), final_schema: &names.schema, version };
     let Ok(mut creation) = ddl::create(&facts, &target) else {
         return lose(source, entry.id, entry.shard, "its old copy cannot be restored").await;
     };
-    let mut changes = take_off(&mut facts, &left);
+    let relations: Vec<&Relation> = facts.relations.iter().filter(|one| one.kind.is_table()).collect();
+    let (oids, qualified): (Vec<u32>, Vec<String>) = relations
+        .iter()
+        .map(|table| (table.oid, format!("{}.{}", quote_ident(&left), quote_ident(&table.name))))
+        .unzip();
+    let mut changes = String::new();
+    if !qualified.is_empty() {
+        // Whoever is about to make a trigger waits from here on, and finds that he may not any more.
+        changes = format!("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE;\n", qualified.join(", ONLY "));
+    }
+    changes.push_str(&take_off(&mut facts, &left));
     changes.push_str(&row_index::give(&mut creation, (&left, &names.incoming()), &tables, version));
     source.batch(what, "BEGIN").await?;
     let dropped = async {
@@ -218,19 +229,35 @@ pub(crate) async fn drop_constraints(
         if source.execute(what, sql, &[&id, &shard, &text_at_open(&creation), &fingerprint(&facts).as_str()]).await?
             == 0
         {
-            return Ok(());
+            return Ok(true);
         }
         source.batch(what, &changes).await?;
+        if has_triggers(source, &oids).await? {
+            return Ok(false);
+        }
         let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)";
         source.execute(what, sql, &[&id, &shard, &entry.lease, &opened]).await?;
-        Ok(())
+        Ok(true)
     };
-    let dropped: Result<(), Error> = dropped.await;
-    source.batch(what, if dropped.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
-    dropped
+    let dropped: Result<bool, Error> = dropped.await;
+    source.batch(what, if matches!(dropped, Ok(true)) { "COMMIT" } else { "ROLLBACK" }).await?;
+    if dropped? { Ok(()) } else { lose(source, entry.id, entry.shard, ALTERED).await }
 }
 
-/// Removes foreign keys, triggers and rules from the facts. Gives the statements that remove them in this schema.
+/// Why an old copy is not taken back that is not what it was.
+const ALTERED: &str = "its old copy was altered";
+
+/// Whether one of these tables has a trigger, or is referred to by a foreign key.
+///
+/// Locks: none but ACCESS SHARE on catalogs. The caller has locked the tables, so the answer stays true.
+async fn has_triggers(source: &Session, tables: &[u32]) -> Result<bool, Error> {
+    let what = "looking for triggers in the old copy";
+    let sql = "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = ANY ($1::oid[]))";
+    source.row(what, sql, &[&tables]).await?.get(0)
+}
+
+/// Removes foreign keys, triggers and rules from the facts, and the privileges by which others make some. Gives the
+/// statements that remove them in this schema.
 fn take_off(facts: &mut Facts, schema: &str) -> String {
     let mut drops = String::new();
     let mut gone = Vec::new();
@@ -250,6 +277,7 @@ fn take_off(facts: &mut Facts, schema: &str) -> String {
         drops.push_str(&format!("DROP RULE {} ON {};\n", quote_ident(&rule.name), table(rule.relation)));
         gone.push(Address::new("pg_rewrite", rule.oid));
     }
+    drops.push_str(&grants::take_away(facts, schema));
     facts.triggers.clear();
     facts.rules.clear();
     facts.reads.retain(|(reader, ..)| reader.class != "pg_rewrite");

@@ -12,6 +12,7 @@
 //! Invariant: nothing is left out silently. What cannot be carried is refused by name, all at once; what is lost
 //! without harm is in [`Creation::notes`].
 
+pub(crate) mod grants;
 mod inheritance;
 mod order;
 mod partitions;
@@ -60,6 +61,8 @@ pub enum Stage {
     Finish,
     /// Indexes and the like that only helped to apply changes are dropped.
     Dismantle,
+    /// Privileges by which others attach code to a table: TRIGGER and REFERENCES.
+    Grant,
 }
 
 /// When a statement of [`Creation::after_data`] is run while changes are applied to the target.
@@ -71,7 +74,8 @@ pub(crate) enum Online {
     /// Once the target is in a state that the source was in. Before that, rows that were copied at different times may
     /// contradict each other.
     CaughtUp,
-    /// When the target is opened: triggers and rules, which act on changes or refuse them.
+    /// When the target is opened: triggers and rules, which act on changes or refuse them, and the privileges by which
+    /// others make some.
     Open,
     /// When the foreign keys that the open has made are validated.
     Proved,
@@ -98,7 +102,7 @@ impl Statement {
             Stage::Index if self.sql.starts_with("CREATE INDEX") => Online::Loaded,
             Stage::Index | Stage::Attached | Stage::Check | Stage::Finish => Online::CaughtUp,
             Stage::Proved => Online::Proved,
-            Stage::ForeignKey | Stage::Trigger | Stage::Dismantle => Online::Open,
+            Stage::ForeignKey | Stage::Trigger | Stage::Dismantle | Stage::Grant => Online::Open,
         }
     }
 }

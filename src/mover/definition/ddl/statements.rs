@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::mover::definition::ddl::order::Node;
-use crate::mover::definition::ddl::{Refresh, Stage, Statement, Target};
+use crate::mover::definition::ddl::{Refresh, Stage, Statement, Target, grants};
 use crate::mover::definition::refusal::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{
@@ -102,6 +102,7 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
     nodes.extend(facts.rules.iter().map(|rule| writer.rule(rule)));
     nodes.extend(facts.relations.iter().filter_map(|relation| writer.finish(relation)));
     nodes.extend(writer.default_privileges());
+    nodes.extend(grants::at_open(facts, target.schema));
     nodes
 }
 
@@ -178,7 +179,7 @@ impl<'a> Writer<'a> {
         Node { address, stage, rank, what, sql, table: None, may_wait: false }
     }
 
-    /// Comments and grants on an object and on its columns.
+    /// Comments and grants on an object and on its columns, but for those that come at the open.
     fn said(&self, address: &Address) -> Vec<String> {
         let Some(name) = self.names.get(address) else { return Vec::new() };
         let of_schema = address.class == "pg_namespace";
@@ -208,7 +209,7 @@ impl<'a> Writer<'a> {
             };
             sql.push(format!("COMMENT ON {on} IS {text}"));
         }
-        for grant in listed(&self.grants, &address) {
+        for grant in listed(&self.grants, &address).filter(|grant| !grants::attaches_code(grant)) {
             let grantee = role(&grant.grantee);
             let columns = column(grant.column).map(|column| format!(" ({column})")).unwrap_or_default();
             // GRANT says TABLE for views too.
@@ -635,7 +636,7 @@ fn state_of(enabled: &str) -> Option<&'static str> {
     }
 }
 
-fn role(grantee: &Grantee) -> String {
+pub(super) fn role(grantee: &Grantee) -> String {
     match grantee {
         Grantee::Owner => "CURRENT_USER".to_owned(),
         Grantee::Public => "PUBLIC".to_owned(),
