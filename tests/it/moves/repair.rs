@@ -83,6 +83,16 @@ const BEFORE: [(&str, &str); 10] = [
     ("online", "after drain"),
 ];
 
+/// Triggers in every state on a table of an old copy, which end whatever runs them.
+const TRAPS: &str = "
+    CREATE SCHEMA traps;
+    CREATE FUNCTION traps.trap() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'a trap'; END $$;
+    CREATE TRIGGER a BEFORE TRUNCATE ON shard_0001__left_e1.cache FOR EACH STATEMENT EXECUTE FUNCTION traps.trap();
+    CREATE TRIGGER b BEFORE TRUNCATE ON shard_0001__left_e1.cache FOR EACH STATEMENT EXECUTE FUNCTION traps.trap();
+    CREATE TRIGGER c BEFORE TRUNCATE ON shard_0001__left_e1.cache FOR EACH STATEMENT EXECUTE FUNCTION traps.trap();
+    CREATE TRIGGER d BEFORE TRUNCATE ON shard_0001__left_e1.cache FOR EACH STATEMENT EXECUTE FUNCTION traps.trap();
+    ALTER TABLE shard_0001__left_e1.cache ENABLE ALWAYS TRIGGER b, ENABLE REPLICA TRIGGER c, DISABLE TRIGGER d";
+
 on_each_version! {
     /// The source is restored to before it decided, in each phase of a move: it and the target serve the shard. The
     /// source stands down, and what it took meanwhile is kept.
@@ -278,12 +288,16 @@ on_each_version! {
             insert(&world, 0, shard, "a").await;
         }
         // In an old copy, unlogged tables have rows from before the move.
-        let cached = "CREATE UNLOGGED TABLE shard_0000.cache (id int PRIMARY KEY);
-                      INSERT INTO shard_0000.cache VALUES (1)";
-        world.servers.app(0).await.batch_execute(cached).await.unwrap();
+        for shard in 0..2 {
+            let cached = format!("CREATE UNLOGGED TABLE shard_{shard:04}.cache (id int PRIMARY KEY);
+                INSERT INTO shard_{shard:04}.cache VALUES (1)");
+            world.servers.app(0).await.batch_execute(&cached).await.unwrap();
+        }
         killed(&world, 0, "online", "").await;
         killed(&world, 1, "blocking", "after decide").await;
         insert(&world, 1, 0, "there").await;
+        // Whoever has TRIGGER there may have set a trap meanwhile. Nothing else runs it either.
+        world.servers.app(0).await.batch_execute(TRAPS).await.unwrap();
         tokio::task::block_in_place(|| world.servers.server(1).stop(StopMode::Immediate)).unwrap();
         for shard in [0, 1] {
             repair(&world, shard, &["--yes"]).await.ended(4);
@@ -291,7 +305,13 @@ on_each_version! {
             assert_eq!((world.state(0, shard).await.as_str(), world.host_of(shard)), ("serving", 0));
             insert(&world, 0, shard, "b").await;
         }
-        assert_eq!(lines(&world.servers.app(0).await, "SELECT id::text FROM shard_0000.cache").await, "");
+        let db1 = world.servers.app(0).await;
+        let cached = "SELECT id::text FROM shard_0000.cache UNION ALL SELECT id::text FROM shard_0001.cache";
+        assert_eq!(lines(&db1, cached).await, "");
+        let traps = "SELECT tgname || ' ' || tgenabled FROM pg_trigger WHERE tgrelid = 'shard_0001.cache'::regclass
+            ORDER BY 1";
+        assert_eq!(lines(&db1, traps).await, "a O\nb A\nc R\nd D\n");
+        db1.batch_execute("DROP SCHEMA traps CASCADE").await.unwrap();
         tokio::task::block_in_place(|| world.servers.server(1).start()).unwrap();
         assert_eq!(found(&world, 0).await[0]["code"], "served_twice");
         repair(&world, 0, &["--yes"]).await.ended(0);

@@ -84,6 +84,15 @@ struct Work<'a> {
     names: Names,
 }
 
+/// The statements that turn off the triggers of some tables, and those that bring each into the state in which it was.
+///
+/// Locks: none but ACCESS SHARE on catalogs; the caller has locked the tables, so that no other comes.
+const TRIGGERS: &str = "
+    SELECT coalesce(string_agg(format('ALTER TABLE ONLY %s DISABLE TRIGGER %I;', tgrelid::regclass, tgname), ' '), ''),
+        coalesce(string_agg(format('ALTER TABLE ONLY %s %s TRIGGER %I;', tgrelid::regclass,
+            CASE tgenabled WHEN 'A' THEN 'ENABLE ALWAYS' ELSE 'ENABLE' END, tgname), ' '), '')
+    FROM pg_trigger WHERE tgrelid = ANY ($1::oid[]) AND NOT tgisinternal AND tgenabled IN ('O', 'A')";
+
 impl Work<'_> {
     async fn act(&self, action: &Action) -> Result<(), Error> {
         match action {
@@ -137,7 +146,8 @@ impl Work<'_> {
     }
 
     /// Makes the old copy the shard again. Its unlogged tables are emptied, as after a crash: their rows are from
-    /// before the move, and nothing was fed to them since.
+    /// before the move, and nothing was fed to them since. No trigger runs for that: the old copy has had nobody to look
+    /// after it, and whoever may make triggers there would run code as us.
     ///
     /// Locks: as pgshard.take_back says, and ACCESS EXCLUSIVE on unlogged tables that nobody uses, for one transaction.
     async fn take_back(&self, at: &Session, epoch: ShardEpoch, copy: ShardEpoch, to: ShardEpoch) -> Result<(), Error> {
@@ -149,7 +159,12 @@ impl Work<'_> {
             let tables = table::unlogged(at, schema).await?;
             let names: Vec<String> = tables.iter().map(|table| transfer::qualified(&left, table)).collect();
             if !names.is_empty() {
-                at.batch(what, &format!("TRUNCATE ONLY {}", names.join(", ONLY "))).await?;
+                let all = names.join(", ONLY ");
+                at.batch(what, &format!("LOCK TABLE ONLY {all} IN ACCESS EXCLUSIVE MODE")).await?;
+                let oids: Vec<u32> = tables.iter().map(|table| table.oid).collect();
+                let row = at.row(what, TRIGGERS, &[&oids]).await?;
+                let (off, on): (&str, &str) = (row.get(0)?, row.get(1)?);
+                at.batch(what, &format!("{off} TRUNCATE ONLY {all}; {on}")).await?;
             }
             let sql = "SELECT pgshard.take_back($1, $2, $3, $4, $5)";
             self.call(at, sql, &[&epoch.as_i32(), &copy.as_i32(), &to.as_i32(), &WHY]).await
