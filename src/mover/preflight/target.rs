@@ -121,6 +121,60 @@ async fn rights(session: &Session, roles: &[String], objects: &[String]) -> Resu
     rows.iter().map(|row| Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, row.get(3)?)))).collect()
 }
 
+/// Whose the objects are at the target that a shard needs from outside of it. What a stranger has made there, by the name
+/// of something that is missing, would run as whoever copies rows, builds indexes or writes.
+///
+/// Locks: none but ACCESS SHARE on catalogs.
+pub(in crate::mover) async fn strangers_objects(
+    source: &Session,
+    target: &Session,
+    facts: &Facts,
+) -> Result<Vec<Refusal>, Error> {
+    let wanted = wanted(facts);
+    let (here, there) = tokio::try_join!(owners(source, &wanted), owners(target, &wanted))?;
+    let foreign = there.into_iter().filter(|(_, owner)| !owner.trusted).filter_map(|(at, owner)| {
+        let same = here.get(&at).is_some_and(|here| here.name == owner.name);
+        (!same).then(|| (&wanted[at], owner.name, here.get(&at)))
+    });
+    Ok(foreign
+        .map(|(wanted, owner, here)| {
+            let Wanted { kind, name, used_by, .. } = wanted;
+            let whose = here.map_or_else(|| "nobody".to_owned(), |here| here.name.clone());
+            let reason = format!(
+                "uses {kind} {name}, which belongs to {owner} at the target and to {whose} at {}: it would run as \
+                 whoever writes",
+                source.host
+            );
+            let remedy = "look at what it does there; give it to the same role on both hosts, or create it anew";
+            Refusal::new(used_by.clone(), reason, remedy)
+        })
+        .collect())
+}
+
+/// The owner of something that a shard needs.
+struct Owner {
+    name: String,
+    /// Whether the role that asks may trust what it does.
+    trusted: bool,
+}
+
+/// The owners of what exists of these on a host, by their places in the list.
+///
+/// Locks: none but ACCESS SHARE on catalogs.
+async fn owners(session: &Session, wanted: &[Wanted]) -> Result<BTreeMap<usize, Owner>, Error> {
+    let kinds: Vec<&str> = wanted.iter().map(|wanted| wanted.kind.as_str()).collect();
+    let names: Vec<&str> = wanted.iter().map(|wanted| wanted.name.as_str()).collect();
+    let sql = include_str!("../definition/sql/owners.sql");
+    let rows = session.rows("reading whose they are", sql, &[&kinds, &names]).await?;
+    let mut owners = BTreeMap::new();
+    for row in &rows {
+        let at: i64 = row.get(0)?;
+        let Some(at) = usize::try_from(at - 1).ok().filter(|at| *at < wanted.len()) else { continue };
+        owners.insert(at, Owner { name: row.get(1)?, trusted: row.get(2)? });
+    }
+    Ok(owners)
+}
+
 struct Wanted {
     kind: String,
     name: String,
