@@ -169,12 +169,17 @@ fn search() -> Result<(Vec<Binaries>, Vec<String>), Error> {
         look(vec![String::from_utf8_lossy(&output.stdout).trim().into()]);
     }
     looked.push("PATH".to_owned());
-    look(std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default());
+    look(std::env::var_os("PATH").map(|path| in_path(&path)).unwrap_or_default());
     for laid in laid_by_setup() {
         looked.push(format!("{}/*/bin", laid.display()));
         look(versions_in(&laid));
     }
     Ok((found, looked))
+}
+
+/// The folders of a `PATH`, without those that are the current directory or below it.
+fn in_path(path: &OsStr) -> Vec<PathBuf> {
+    std::env::split_paths(path).filter(|folder| folder.is_absolute()).collect()
 }
 
 /// `…/18/bin`, `…/15/bin`: the folders of programs below a folder with one folder a version, newest first.
@@ -221,6 +226,11 @@ mod tests {
         }
         let names = versions_in(folder.path());
         assert_eq!(names, ["18/bin", "15/bin", "9/bin"].map(|name| folder.path().join(name)));
+    }
+
+    #[test]
+    fn the_current_directory_is_in_no_path() {
+        assert_eq!(in_path(":.:/usr/bin:bin::".as_ref()), [Path::new("/usr/bin")]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::facts::{HostFacts, Survey};
 use super::finding::{Finding, Findings, Severity};
@@ -74,12 +74,18 @@ pub(super) fn lacking(findings: &mut Findings, survey: &Survey) {
     }
 }
 
-/// Hosts that are reached over a network without a proof of their identity, and files with passwords or keys that other
-/// users of this machine can read. `config` is the file that names the hosts.
+/// Hosts that are reached over a network without a proof of their identity; files with passwords or keys that other
+/// users of this machine can read; and a config or migrations that they can write. `config` is the file that names the
+/// hosts, `migrations` the folder of the application's migrations.
 ///
 /// Asks no server. A file that cannot be read is skipped: whoever needs it reports that.
-pub fn exposed<'a>(hosts: impl IntoIterator<Item = (&'a HostName, &'a ConnectOptions)>, config: &Path) -> Vec<Finding> {
+pub fn exposed<'a>(
+    hosts: impl IntoIterator<Item = (&'a HostName, &'a ConnectOptions)>,
+    config: &Path,
+    migrations: Option<&Path>,
+) -> Vec<Finding> {
     let mut findings = Findings::default();
+    writable(&mut findings, config, migrations);
     let mut said = false;
     for (host, connect) in hosts {
         if !connect.addresses().iter().all(|address| is_local(address)) {
@@ -100,6 +106,18 @@ pub fn exposed<'a>(hosts: impl IntoIterator<Item = (&'a HostName, &'a ConnectOpt
         }
     }
     findings.sorted()
+}
+
+/// What every user of this machine can write, and what runs as us, or gets our passwords, is what it says.
+fn writable(findings: &mut Findings, config: &Path, migrations: Option<&Path>) {
+    let entries = migrations.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    let all = [config].into_iter().chain(migrations).chain(files.iter().map(PathBuf::as_path));
+    for path in all.filter(|path| mode(path) & 0o002 != 0) {
+        let path = path.display();
+        let what = format!("every user of this machine can write to {path}: it says what runs on the hosts");
+        findings.add(Severity::Warning, "open_file", None, what, format!("chmod o-w {path}"));
+    }
 }
 
 fn transport(findings: &mut Findings, host: &HostName, mode: SslMode) {
@@ -128,7 +146,12 @@ fn is_local(address: &str) -> bool {
 
 /// Whether others than the file's owner can read it.
 fn is_open(file: &Path) -> bool {
-    std::fs::metadata(file).is_ok_and(|facts| facts.permissions().mode() & 0o077 != 0)
+    mode(file) & 0o077 != 0
+}
+
+/// The rights on what a path leads to; none if that cannot be read.
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).map_or(0, |facts| facts.permissions().mode())
 }
 
 #[cfg(test)]
@@ -139,7 +162,7 @@ mod tests {
     fn said(urls: &[&str], config: &Path) -> Vec<String> {
         let hosts: Vec<(HostName, ConnectOptions)> =
             urls.iter().map(|url| (HostName::new("db1").unwrap(), ConnectOptions::parse(url).unwrap())).collect();
-        let findings = exposed(hosts.iter().map(|(host, connect)| (host, connect)), config);
+        let findings = exposed(hosts.iter().map(|(host, connect)| (host, connect)), config, None);
         findings.iter().map(|one| format!("{} {}", one.severity.as_str(), one.code)).collect()
     }
 
@@ -196,8 +219,33 @@ mod tests {
             std::fs::set_permissions(&password, std::fs::Permissions::from_mode(mode)).unwrap();
             let connect = ConnectOptions::parse("postgres://a@127.0.0.1/d").unwrap();
             let host = (HostName::new("db1").unwrap(), connect.with_password(Password::File(password.clone())));
-            let findings = exposed([(&host.0, &host.1)], Path::new("/nonexistent"));
+            let findings = exposed([(&host.0, &host.1)], Path::new("/nonexistent"), None);
             assert_eq!(findings.len(), expected.len());
+        }
+    }
+
+    #[test]
+    fn files_that_others_can_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let (config, migrations) = (folder.path().join("pgshard.toml"), folder.path().join("migrations"));
+        let file = migrations.join("0001_a.sql");
+        std::fs::create_dir(&migrations).unwrap();
+        for file in [&config, &file] {
+            std::fs::write(file, "").unwrap();
+        }
+        let chmod = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let found = || {
+            let findings = exposed([], &config, Some(&migrations));
+            findings.iter().map(|one| format!("{} {}", one.code, one.remedy)).collect::<Vec<_>>()
+        };
+        for path in [&config, &file, &migrations] {
+            assert_eq!(found(), [""; 0]);
+            let (closed, open) = if path.is_dir() { (0o755, 0o777) } else { (0o644, 0o646) };
+            chmod(path, open);
+            assert_eq!(found(), [format!("open_file chmod o-w {}", path.display())]);
+            chmod(path, closed);
         }
     }
 }

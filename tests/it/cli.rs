@@ -6,6 +6,7 @@ mod config;
 mod contract;
 mod help;
 mod ids;
+mod local;
 mod remedies;
 mod servers;
 mod verbs;

@@ -15,13 +15,16 @@ use pgshard::store::{MapStore, StoreError};
 
 use crate::exit::Exit;
 use crate::failure::{Failure, chain};
+use crate::trust;
 
 /// The config that `--config` names, else the one that is found.
 ///
 /// # Errors
-/// With [`Exit::Usage`] and all of its mistakes at once.
+/// With [`Exit::Usage`] and all of its mistakes at once; or if it was found, and another user may have written it.
 pub(crate) fn config(flag: Option<&Path>) -> Result<Config, Failure> {
-    Config::load(Config::find(flag)).map_err(|error| match error {
+    let path = Config::find(flag);
+    trust::found(&path, flag)?;
+    Config::load(path).map_err(|error| match error {
         ConfigError::Invalid { diagnostics, .. } => {
             Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string))
         }

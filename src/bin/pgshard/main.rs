@@ -14,12 +14,15 @@ mod exit;
 mod failure;
 mod logging;
 mod output;
+mod trust;
 mod values;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
+use rustix::fs::Mode;
+use rustix::process::umask;
 
 use args::Args;
 use commands::Interrupt;
@@ -27,6 +30,9 @@ use exit::Exit;
 use output::Output;
 
 fn main() -> ExitCode {
+    // Whatever the caller's umask is: what a command makes, every user of the machine may not write to.
+    let given = umask(Mode::WOTH);
+    umask(given | Mode::WOTH);
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(mistake) if mistake.use_stderr() && std::env::args_os().any(|word| word == "--json") => {

@@ -79,7 +79,7 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         let new = |one: &Finding| one.code != "identity_unread" || one.host.as_ref().is_some_and(heard);
         findings.extend(identities.into_iter().filter(new));
         let hosts = config.hosts.values().map(|host| (&host.name, &host.connect));
-        findings.extend(schema::exposed(hosts, &config.path));
+        findings.extend(schema::exposed(hosts, &config.path, config.cluster.migrations.as_deref()));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         // The hosts do not answer at the same instant: a shard that is opened in between is seen on two hosts, and
         // nobody should follow the remedy for that in vain. A real alarm is seen every time.

@@ -168,7 +168,7 @@ async fn further(config: &Config, survey: &Survey, bound: Duration) -> Vec<Findi
     let (mut found, sources) = tokio::join!(identities, sources);
     found.extend(sources);
     let hosts = config.hosts.values().map(|host| (&host.name, &host.connect));
-    found.extend(schema::exposed(hosts, &config.path));
+    found.extend(schema::exposed(hosts, &config.path, config.cluster.migrations.as_deref()));
     found
 }
 

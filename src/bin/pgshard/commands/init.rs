@@ -14,6 +14,7 @@ use toml_edit::{DocumentMut, Table, value};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::trust;
 
 /// Whether a file that is there may be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,9 @@ pub(crate) fn run(
     if hosts > shards.get() {
         return Err(Failure::usage(format!("{hosts} hosts cannot share {shards} shards: one or more each")));
     }
-    write(&Config::find(config), &text(hosts, shards)?, overwrite, output)?;
+    let path = Config::find(config);
+    trust::found(&path, config)?;
+    write(&path, &text(hosts, shards)?, overwrite, output)?;
     output.note(
         "\nnext:\n  1. put your servers' URLs into it, and look at shards and epoch, which cannot change later\n  \
          2. pgshard check       can the servers be reached?\n  \
@@ -59,6 +62,7 @@ pub(crate) async fn run_from(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let path = Config::find(config);
+    trust::found(&path, config)?;
     let text = from::text(urls, &path).await?;
     write(&path, &text, overwrite, output)?;
     output.note(
