@@ -121,8 +121,8 @@ async fn rights(session: &Session, roles: &[String], objects: &[String]) -> Resu
     rows.iter().map(|row| Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, row.get(3)?)))).collect()
 }
 
-/// Whose the objects are at the target that a shard needs from outside of it. What a stranger has made there, by the name
-/// of something that is missing, would run as whoever copies rows, builds indexes or writes.
+/// Whose the objects are at the target that a shard needs from outside of it. What a stranger has made there, by the
+/// name of something that is missing, would run as whoever copies rows, builds indexes or writes.
 ///
 /// Locks: none but ACCESS SHARE on catalogs.
 pub(in crate::mover) async fn strangers_objects(

@@ -178,8 +178,8 @@ pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, sh
 ///
 /// Does nothing if that was done already, or if there is no reverse replication.
 ///
-/// Locks: ROW EXCLUSIVE on the old copy's tables, then ACCESS EXCLUSIVE on those that change, which nobody else uses, for one transaction; behind a reader it
-/// gives up after two seconds.
+/// Locks: ROW EXCLUSIVE on the old copy's tables, then ACCESS EXCLUSIVE on those that change, which nobody else uses,
+/// for one transaction; behind a reader it gives up after two seconds.
 pub(crate) async fn drop_constraints(
     source: &Session,
     target: &Session,

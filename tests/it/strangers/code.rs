@@ -1,5 +1,6 @@
-//! A role with every right on a shard's tables tries to have its code run by a mover: TRIGGER and REFERENCES attach what
-//! runs as whoever writes. The mover writes to what it builds at a target, and to an old copy that is fed or taken back.
+//! A role with every right on a shard's tables tries to have its code run by a mover: TRIGGER and REFERENCES attach
+//! what runs as whoever writes. The mover writes to what it builds at a target, and to an old copy that is fed or taken
+//! back.
 
 use std::time::Duration;
 
@@ -110,8 +111,8 @@ async fn attacked(world: &World, args: &[&str], at: &str, (host, schema): (usize
     assert!(answers.iter().all(|answer| answer != "done"), "{args:?}, {at}: {answers:?}");
 }
 
-/// Feeds the old copies until a query of a host gives something else than before the feed, which must be this. Nothing is
-/// caught.
+/// Feeds the old copies until a query of a host gives something else than before the feed, which must be this. Nothing
+/// is caught.
 async fn fed(world: &World, db: &Client, sql: &str, (before, until): (&str, &str)) {
     let mut feeding = world.command(&["moves", "feed"], &[]).spawn().unwrap();
     // Whatever is seen first; a feed that runs a trap has nothing more to show.

@@ -146,8 +146,8 @@ impl Work<'_> {
     }
 
     /// Makes the old copy the shard again. Its unlogged tables are emptied, as after a crash: their rows are from
-    /// before the move, and nothing was fed to them since. No trigger runs for that: the old copy has had nobody to look
-    /// after it, and whoever may make triggers there would run code as us.
+    /// before the move, and nothing was fed to them since. No trigger runs for that: the old copy has had nobody to
+    /// look after it, and whoever may make triggers there would run code as us.
     ///
     /// Locks: as pgshard.take_back says, and ACCESS EXCLUSIVE on unlogged tables that nobody uses, for one transaction.
     async fn take_back(&self, at: &Session, epoch: ShardEpoch, copy: ShardEpoch, to: ShardEpoch) -> Result<(), Error> {

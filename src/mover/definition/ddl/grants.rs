@@ -1,5 +1,6 @@
-//! Privileges by which a role has its code run by others: TRIGGER, and REFERENCES, on a table. A trigger runs as whoever
-//! writes to the table. So does, before PostgreSQL 18, a deferred trigger of a table whose foreign key cascades.
+//! Privileges by which a role has its code run by others: TRIGGER, and REFERENCES, on a table. A trigger runs as
+//! whoever writes to the table. So does, before PostgreSQL 18, a deferred trigger of a table whose foreign key
+//! cascades.
 //!
 //! A mover writes to a schema that it builds and to an old copy, as the role that owns them. Nobody else has these
 //! privileges there: the schema gets them when it is opened, after the last thing that the mover writes.
@@ -21,8 +22,8 @@ pub(super) fn attaches_code(grant: &Grant) -> bool {
     attaching && !grant.revoked && grant.grantee != Grantee::Owner
 }
 
-/// `GRANT TRIGGER ON TABLE a, b TO x`, for all of them: tables with the same grant are in one statement, since the shard
-/// is closed while they run.
+/// `GRANT TRIGGER ON TABLE a, b TO x`, for all of them: tables with the same grant are in one statement, since the
+/// shard is closed while they run.
 pub(super) fn at_open(facts: &Facts, schema: &str) -> Option<Node> {
     let mut tables: BTreeMap<(String, String, &str), Vec<String>> = BTreeMap::new();
     for grant in facts.grants.iter().filter(|grant| attaches_code(grant)) {
