@@ -247,12 +247,14 @@ pub(crate) async fn drop_constraints(
 /// Why an old copy is not taken back that is not what it was.
 const ALTERED: &str = "its old copy was altered";
 
-/// Whether one of these tables has a trigger, or is referred to by a foreign key.
+/// Whether one of these tables has a trigger, or is referred to by a foreign key. Keys that are checked at the end of a
+/// transaction have one of PostgreSQL's own.
 ///
 /// Locks: none but ACCESS SHARE on catalogs. The caller has locked the tables, so the answer stays true.
 async fn has_triggers(source: &Session, tables: &[u32]) -> Result<bool, Error> {
     let what = "looking for triggers in the old copy";
-    let sql = "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = ANY ($1::oid[]))";
+    let sql = "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = ANY ($1::oid[])
+        AND NOT (tgisinternal AND tgfoid = 'unique_key_recheck'::regproc))";
     source.row(what, sql, &[&tables]).await?.get(0)
 }
 
