@@ -308,8 +308,8 @@ on_each_version! {
         let db1 = world.servers.app(0).await;
         let cached = "SELECT id::text FROM shard_0000.cache UNION ALL SELECT id::text FROM shard_0001.cache";
         assert_eq!(lines(&db1, cached).await, "");
-        let traps = "SELECT concat_ws(' ', tgname, tgenabled) FROM pg_trigger WHERE tgrelid = 'shard_0001.cache'::regclass
-            ORDER BY 1";
+        let traps = "SELECT concat_ws(' ', tgname, tgenabled) FROM pg_trigger
+            WHERE tgrelid = 'shard_0001.cache'::regclass ORDER BY 1";
         assert_eq!(lines(&db1, traps).await, "a O\nb A\nc R\nd D\n");
         db1.batch_execute("DROP SCHEMA traps CASCADE").await.unwrap();
         tokio::task::block_in_place(|| world.servers.server(1).start()).unwrap();
