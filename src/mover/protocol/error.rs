@@ -168,8 +168,11 @@ pub enum Error {
         /// Host and process from which it was asked.
         by: String,
     },
-    /// This mover's lease was taken over.
-    #[error("shard {shard}: this mover's lease was taken over, and the mover that took it goes on with the move")]
+    /// This mover's lease ran out, or was taken over by a command that goes on with the move or aborts it.
+    #[error(
+        "shard {shard}: this mover has lost its lease, and does nothing more: it came too late, or another command \
+             has taken the shard, to go on or to abort"
+    )]
     LeaseLost {
         /// The shard.
         shard: ShardId,
@@ -378,7 +381,7 @@ pub enum Error {
         host: HostName,
         /// The slot.
         slot: String,
-        /// `gone`, `lost`, or why it was dropped.
+        /// `gone`, `lost`, whose it is, or why it was dropped.
         state: &'static str,
     },
     /// The target has lost changes that it had applied, for example by a fail-over, and the source does not send them

@@ -101,8 +101,15 @@ async fn phases(world: &World, id: &str) -> BTreeMap<i64, String> {
 /// Checks that the exit code and the words are true, as far as possible while others were at work too.
 async fn judge(world: &World, did: &Did) {
     let (code, told) = (did.ran.code(), did.told());
-    for wrong in ["57P01", "terminating connection", "taken over", "contradict", "panicked", "does not exist"] {
+    for wrong in ["57P01", "terminating connection", "contradict", "panicked", "does not exist"] {
         assert!(!told.contains(wrong), "{wrong}: {told}");
+    }
+    // On a slow machine a lease ends early. Then somebody else may abort or go on, and the words allow for each.
+    if told.contains("has lost its lease") {
+        let worked = matches!(did.args[0].as_str(), "move" | "drain" | "rebalance")
+            || matches!(did.args[1].as_str(), "resume" | "abort" | "complete");
+        assert!(worked && [1, 7, 8, 130].contains(&code) && told.contains("who works on it"), "{told}");
+        return;
     }
     let codes: &[i32] = match (did.args[0].as_str(), did.args.get(1).map(String::as_str)) {
         ("move", _) => &[0, 1, 4, 8, 130, -9],
