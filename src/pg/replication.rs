@@ -461,12 +461,13 @@ impl Writer {
         self.send(&buffer).await
     }
 
-    /// Tells the server, on a running stream, up to where everything is durable.
-    pub(crate) async fn status(&mut self, durable: u64, reply: Reply) -> Result<(), ReplicationError> {
+    /// Tells the server, on a running stream, up to where everything is written, and up to where it is flushed and
+    /// applied.
+    pub(crate) async fn status(&mut self, written: u64, flushed: u64, reply: Reply) -> Result<(), ReplicationError> {
         let mut data = Vec::with_capacity(34);
         data.push(b'r');
-        for _written_flushed_applied in 0..3 {
-            data.extend_from_slice(&durable.to_be_bytes());
+        for position in [written, flushed, flushed] {
+            data.extend_from_slice(&position.to_be_bytes());
         }
         // The time of day. The server only uses it to show how old this status is.
         let since_2000 = Duration::from_secs(946_684_800);

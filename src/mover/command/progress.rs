@@ -209,8 +209,8 @@ async fn chunks(context: &Context, host: &HostName, id: MoveId) -> Result<BTreeM
 async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamProgress, Error> {
     let sql = "SELECT s.active_pid, s.wal_status,
             greatest(0, pg_current_wal_lsn() - s.restart_lsn)::bigint,
-            greatest(0, pg_current_wal_lsn() - s.confirmed_flush_lsn)::bigint,
-            extract(epoch FROM r.flush_lag)::double precision
+            greatest(0, pg_current_wal_lsn() - greatest(s.confirmed_flush_lsn, r.write_lsn))::bigint,
+            extract(epoch FROM coalesce(r.flush_lag, r.write_lag))::double precision
         FROM pg_replication_slots s LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = $1";
     let rows = source.rows("looking at the slot", sql, &[&name]).await?;
     let mut stream = StreamProgress {

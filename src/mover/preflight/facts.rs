@@ -74,8 +74,6 @@ pub(crate) struct StreamFacts {
     pub(crate) prepared: i64,
     /// Old transactions that have written, in any database: the creation of a slot waits for them too.
     pub(crate) old: Vec<String>,
-    /// Whether commits wait for any synchronous standby: a mover's stream is one, then.
-    pub(crate) waits_for_any: bool,
 }
 
 /// A row of `pgshard.shard`.
@@ -210,8 +208,7 @@ fn question() -> String {
                 WHERE c.collnamespace = 'pg_catalog'::regnamespace
                   AND c.collprovider::text = CASE WHEN l.icu IS NULL THEN 'c' ELSE 'i' END
                   AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> 'collcollate') = coalesce(l.icu,
-                      d.datcollate::text)),
-            current_setting('synchronous_standby_names') ~ '(^|[[:space:],(\"])[*]'
+                      d.datcollate::text))
         FROM pg_database d
         -- The columns are read by name, because not every version has them: 15 added the provider, 17 renamed the
         -- locale.
@@ -264,7 +261,6 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
             free_senders: row.get(10)?,
             prepared: row.get(11)?,
             old: row.get(19)?,
-            waits_for_any: row.get(21)?,
         },
     }))
 }

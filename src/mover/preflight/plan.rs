@@ -192,7 +192,7 @@ pub(crate) fn judge(
     let lent = if mode == Mode::Online { facts.online.lent.clone() } else { Vec::new() };
     let old_locks = facts.locks.iter().filter(|lock| lock.seconds > 1.0);
     let warnings = old_locks.map(waited_for).chain(facts.sequences.iter().cloned()).chain(notes).chain(no_reverse);
-    let warnings = warnings.chain(full(&lent)).chain(any_standby(source, mode));
+    let warnings = warnings.chain(full(&lent));
     Ok(ShardPlan {
         shard,
         schema: facts.schema.clone(),
@@ -208,18 +208,6 @@ pub(crate) fn judge(
         after_data,
         warnings: warnings.collect(),
         lent,
-    })
-}
-
-/// What `synchronous_standby_names = '*'` means while a mover's stream is open: PostgreSQL counts the stream as a
-/// standby, and a commit does not wait for one that is gone.
-fn any_standby(source: &HostFacts, mode: Mode) -> Option<String> {
-    let name = &source.name;
-    (mode == Mode::Online && source.stream.waits_for_any).then(|| {
-        format!(
-            "synchronous_standby_names has * on host {name}, for which this move's stream counts as a standby: if host \
-             {name} fails over meanwhile, commits may be lost that no standby had. Name the standbys there"
-        )
     })
 }
 
@@ -339,8 +327,7 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
         }
     }
     if mode == Mode::Online {
-        let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared, old: _, waits_for_any: _ } =
-            &source.stream;
+        let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared, old: _ } = &source.stream;
         if wal_level != "logical" {
             let remedy = "set wal_level = logical there and restart the server, or move with --mode blocking";
             refuse(source, format!("has wal_level {wal_level}: it cannot send its changes"), remedy);
@@ -474,7 +461,6 @@ mod tests {
                 free_slots: 1,
                 free_senders: 1,
                 prepared: 0,
-                waits_for_any: false,
                 old: Vec::new(),
             },
         }
@@ -585,7 +571,6 @@ mod tests {
             free_slots: 0,
             free_senders: 0,
             prepared: 2,
-            waits_for_any: false,
             old: Vec::new(),
         };
         let mute = HostFacts { stream, ..host("db1") };

@@ -2,14 +2,15 @@
 //! applied at the target in the order of the commits.
 //!
 //! [`slot`] creates publication and slot, [`transport`] and [`wire`] read the stream, [`changes`] decides by the chunks
-//! of the copy what to apply, [`layout`] and [`apply`] apply it, and [`run`] combines them. [`worker`] is the task, and
-//! [`follower`] its handle.
+//! of the copy what to apply, [`layout`] and [`apply`] apply it, [`confirm`] decides who confirms the slot, and [`run`]
+//! combines them. [`worker`] is the task, and [`follower`] its handle.
 //!
 //! Invariant: a source transaction is in the target whole or not at all, and once. The source is never told that
 //! something is durable which is not durable at the target.
 
 mod apply;
 mod changes;
+mod confirm;
 pub(crate) mod fault;
 pub(crate) mod follower;
 #[cfg(any(test, fuzzing))]

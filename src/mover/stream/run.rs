@@ -17,6 +17,7 @@ use crate::shard::ShardId;
 
 use crate::mover::stream::apply::{Applier, Care};
 use crate::mover::stream::changes::{Followed, Tables};
+use crate::mover::stream::confirm::Confirmation;
 use crate::mover::stream::fault::{Failure, Fault};
 use crate::mover::stream::follower::{Align, Command, Lag};
 use crate::mover::stream::harm::harmed;
@@ -88,6 +89,7 @@ pub(crate) struct Run<'a> {
     batch: Option<Batch>,
     /// Everything below this position is durable for all shards of this run.
     position: u64,
+    confirmation: Confirmation,
     raised: Instant,
 }
 
@@ -99,7 +101,7 @@ impl<'a> Run<'a> {
         shards: BTreeMap<ShardId, Followed>,
         tables: Tables,
         near: u64,
-        position: u64,
+        confirmation: Confirmation,
     ) -> Run<'a> {
         Run {
             worker,
@@ -112,7 +114,8 @@ impl<'a> Run<'a> {
             backlog: VecDeque::new(),
             transaction: None,
             batch: None,
-            position,
+            position: confirmation.from,
+            confirmation,
             raised: Instant::now(),
         }
     }
@@ -147,6 +150,10 @@ impl<'a> Run<'a> {
                 }
                 if self.raised.elapsed() >= RAISE_EVERY {
                     self.raise().await?;
+                    // Whoever waits for a marker waits behind a fence.
+                    if self.worker.expected.is_empty() && self.confirmation.is_over(self.position).await? {
+                        return Ok(End::Again);
+                    }
                 }
             }
             if let Some(frame) = self.backlog.pop_front() {

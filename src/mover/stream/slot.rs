@@ -52,13 +52,16 @@ pub(crate) struct Owner<'a> {
 /// The state of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotState {
-    /// `reserved`, `extended`, `unreserved` or `lost`.
-    pub(crate) wal_status: Option<String>,
+    /// Why its stream cannot be trusted any longer.
+    pub(crate) lost: Option<&'static str>,
     /// How much WAL the server keeps for it.
     pub(crate) kept_bytes: i64,
     /// Transactions that were committed before this position are no longer sent.
     pub(crate) confirmed: u64,
 }
+
+/// The state of a slot that has come to this server from the primary that it replaced.
+pub(crate) const OF_A_FORMER_PRIMARY: &str = "a copy of a former primary's";
 
 /// How many tables are published at a time, so that one transaction does not need locks on thousands.
 const TABLES_AT_ONCE: usize = 64;
@@ -288,17 +291,40 @@ pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
 
 /// The state of the slot; `None` if there is none.
 ///
+/// One that was synchronized from a former primary, as PostgreSQL does from 17 on for slots with `failover`, is lost,
+/// too: what it has confirmed may be changes that this server lacks, and new ones are at the same positions. Where it was
+/// promoted without them, a reader would miss the new ones.
+///
 /// Locks: none.
 pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<SlotState>, Error> {
-    let sql = "SELECT wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
-        FROM pg_replication_slots WHERE slot_name = $1";
+    let sql = "SELECT CASE WHEN wal_status = 'lost' THEN 'lost'
+                WHEN (to_jsonb(s) ->> 'synced')::boolean THEN 'synchronized' END,
+            (pg_current_wal_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
+        FROM pg_replication_slots s WHERE slot_name = $1";
     let rows = source.rows("looking at the slot", sql, &[&name]).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     Ok(Some(SlotState {
-        wal_status: row.get(0)?,
+        lost: row.get::<_, Option<String>>(0)?.map(|why| if why == "lost" { "lost" } else { OF_A_FORMER_PRIMARY }),
         kept_bytes: row.get::<_, Option<i64>>(1)?.unwrap_or(0),
         confirmed: row.get::<_, Option<PgLsn>>(2)?.map(u64::from).unwrap_or(0),
     }))
+}
+
+/// Whether the server may count a stream of ours as a synchronous standby, whatever its name is: `*` is among
+/// `synchronous_standby_names`. A name that only contains an asterisk says so too, which does no harm.
+///
+/// Locks: none.
+pub(crate) async fn may_count_streams(source: &Session) -> Result<bool, Error> {
+    let sql = "SELECT position('*' IN current_setting('synchronous_standby_names')) > 0";
+    source.row("asking which standbys commits wait for", sql, &[]).await?.get(0)
+}
+
+/// Confirms a slot that nobody reads up to this position, which is beyond what it has confirmed.
+///
+/// Locks: none. The slot is in use meanwhile, and the server reads the WAL that it keeps.
+pub(crate) async fn advance(source: &Session, name: &str, position: u64) -> Result<(), Error> {
+    let sql = "SELECT end_lsn FROM pg_replication_slot_advance($1, $2)";
+    source.row("advancing the slot", sql, &[&name, &PgLsn::from(position)]).await.map(drop)
 }
 
 /// How long a walsender may take to end.

@@ -14,6 +14,7 @@ use crate::map::HostName;
 use crate::mover::protocol::error::Error;
 use crate::pg::{ConnectOptions, Reader, ReplicationError, Reply, Writer, quote_ident, quote_literal};
 
+use crate::mover::stream::confirm::ConfirmedBy;
 use crate::mover::stream::wire;
 use crate::mover::stream::wire::Message;
 
@@ -27,6 +28,9 @@ const STATUS_EVERY: Duration = Duration::from_secs(1);
 
 /// The shortest time between two reports of a position that changes.
 const STATUS_PAUSE: Duration = Duration::from_millis(100);
+
+/// No position: whoever reports it as flushed confirms nothing, and is no standby.
+const NOT_FLUSHED: u64 = 0;
 
 /// What comes from the server.
 #[derive(Debug)]
@@ -71,7 +75,7 @@ impl Transport {
     /// Opens the stream at `from`; transactions whose commit record begins before it are not sent.
     ///
     /// Locks: none. The slot is active for this connection as long as it lives.
-    pub(crate) async fn start(source: &Source<'_>, from: u64) -> Result<Transport, Error> {
+    pub(super) async fn start(source: &Source<'_>, from: u64, by: ConfirmedBy) -> Result<Transport, Error> {
         let failed = |error| failed(source.host, error);
         let connection = source.options.replicate("pgshard mover").await.map_err(failed)?;
         let command = format!(
@@ -88,7 +92,7 @@ impl Transport {
         let asked = Arc::new(Notify::new());
         let reader = tokio::spawn(read(reader, source.host.clone(), sender, said, asked.clone()));
         let every = source.options.patience().map_or(STATUS_EVERY, |patience| patience.idle / 3);
-        let writer = tokio::spawn(tell(writer, told, asked, every));
+        let writer = tokio::spawn(tell(writer, told, asked, every, by));
         Ok(Transport { packs, durable, server, reader, writer })
     }
 
@@ -218,12 +222,22 @@ fn heard(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
 
 /// Ends with the connection; the reader finds out why it ended. An answer is wanted every `reply_every`: a server that
 /// has nothing to send would be silent for half of `wal_sender_timeout`, or for ever where that is 0.
-async fn tell(mut writer: Writer, mut durable: watch::Receiver<u64>, asked: Arc<Notify>, reply_every: Duration) {
+async fn tell(
+    mut writer: Writer,
+    mut durable: watch::Receiver<u64>,
+    asked: Arc<Notify>,
+    reply_every: Duration,
+    by: ConfirmedBy,
+) {
     let mut last = Instant::now();
     loop {
         let position = *durable.borrow_and_update();
         let reply = if last.elapsed() >= reply_every { Reply::Wanted } else { Reply::NotNeeded };
-        if writer.status(position, reply).await.is_err() {
+        let flushed = match by {
+            ConfirmedBy::Stream => position,
+            ConfirmedBy::Session => NOT_FLUSHED,
+        };
+        if writer.status(position, flushed, reply).await.is_err() {
             return;
         }
         if reply == Reply::Wanted {

@@ -20,6 +20,7 @@ use crate::shard::ShardId;
 
 use crate::mover::stream::apply::{Applier, Care};
 use crate::mover::stream::changes::{Followed, TableState, Tables};
+use crate::mover::stream::confirm::Confirmation;
 use crate::mover::stream::fault::{Failure, Fault, is_undecodable, words};
 use crate::mover::stream::follower::{Basis, Command, FollowerOptions, View};
 use crate::mover::stream::layout::TargetColumn;
@@ -95,7 +96,7 @@ pub(super) enum End {
     Alone,
     /// A rollback has taken the stream.
     TakenOver,
-    /// It has not ended: the next run applies rows one by one.
+    /// It has not ended: the next run applies rows one by one, or its slot is confirmed first.
     Again,
 }
 
@@ -236,8 +237,8 @@ impl Worker {
         // target that has failed over since.
         free_slot(&source, &options.stream).await?;
         let state = slot_state(&source, &options.stream).await?.ok_or_else(|| lost("gone"))?;
-        if state.wal_status.as_deref() == Some("lost") {
-            return Err(lost("lost").into());
+        if let Some(state) = state.lost {
+            return Err(lost(state).into());
         }
         // Read after the slot's state: the slot is only told what is durable here, so a row that is behind it lacks
         // something. A mover that has taken a shard meanwhile has read on from the shard's row.
@@ -267,8 +268,9 @@ impl Worker {
             slot: &options.stream,
             publication: &options.stream,
         };
-        let transport = Transport::start(&slot, from).await?;
-        Run::new(self, applier, transport, shards, tables, near, from).follow().await
+        let confirmation = Confirmation::begin(source, &options.stream, state.confirmed, from).await?;
+        let transport = Transport::start(&slot, from, confirmation.by).await?;
+        Run::new(self, applier, transport, shards, tables, near, confirmation).follow().await
     }
 
     /// Whether a rollback has taken one of the shards whose old copies are fed from this stream. While it has, the

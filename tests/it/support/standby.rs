@@ -65,6 +65,30 @@ impl TestCluster {
         }
     }
 
+    /// Has a standby synchronize the slots of its primary that were made with `failover`, from PostgreSQL 17 on.
+    pub(crate) async fn synchronize_slots(&self, standby: usize, primary: usize) {
+        let primary = self.superuser(primary).await;
+        let slot = "SELECT FROM pg_create_physical_replication_slot('standby')";
+        primary.execute(slot, &[]).await.expect("it is the superuser");
+        let client = self.superuser(standby).await;
+        let conninfo = super::lines(&client, "SELECT current_setting('primary_conninfo')").await;
+        let conninfo = format!("{} dbname=app", conninfo.trim()).replace('\'', "''");
+        for set in [
+            format!("primary_conninfo = '{conninfo}'"),
+            "primary_slot_name = 'standby'".to_owned(),
+            "hot_standby_feedback = on".to_owned(),
+            "sync_replication_slots = on".to_owned(),
+        ] {
+            client.batch_execute(&format!("ALTER SYSTEM SET {set}")).await.expect("it is the superuser");
+        }
+        client.batch_execute("SELECT pg_reload_conf()").await.expect("it is the superuser");
+        let used = "SELECT pid::text FROM pg_replication_slots s JOIN pg_stat_replication r ON r.pid = s.active_pid
+            WHERE slot_name = 'standby' AND s.xmin IS NOT NULL";
+        while super::lines(&primary, used).await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Makes a standby a primary.
     pub(crate) async fn promote(&self, standby: usize) {
         let promoted = self.superuser(standby).await.query_one("SELECT pg_promote(true, 60)", &[]).await;

@@ -37,15 +37,15 @@ impl Group<'_> {
             // The slot was created before the shards came here: a new one would lack what has changed since.
             let lost = |state| Error::SlotLost { host: self.shared.source.clone(), slot: name.clone(), state };
             let there = there.ok_or_else(|| lost("gone"))?;
-            return if there.wal_status.as_deref() == Some("lost") { Err(lost("lost")) } else { Ok(there.confirmed) };
+            return there.lost.map_or(Ok(there.confirmed), |state| Err(lost(state)));
         }
-        let lost = there.as_ref().is_some_and(|state| state.wal_status.as_deref() == Some("lost"));
-        if lost {
-            tracing::warn!(slot = name, host = %self.shared.source, "the server has dropped WAL that the slot needs: \
-                the shards are copied again");
+        let lost = there.as_ref().and_then(|state| state.lost);
+        if let Some(state) = lost {
+            tracing::warn!(slot = name, host = %self.shared.source, state, "the slot cannot be used any longer: the \
+                shards are copied again");
             slot::drop_slot(source, &name).await?;
         }
-        let kept = there.filter(|_| !lost).map(|state| state.confirmed);
+        let kept = there.filter(|_| lost.is_none()).map(|state| state.confirmed);
         let target = self.session(&self.shared.target).await?;
         let (phases, there) = (self.phases(source).await?, self.there(&target).await?);
         let behind = |member: &Member| {

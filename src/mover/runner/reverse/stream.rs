@@ -39,7 +39,7 @@ pub(crate) async fn prepare(
 ) -> Result<Option<String>, Error> {
     let name = slot::back_name(id, &source.host);
     let there = slot::slot_state(target, &name).await?;
-    match there.as_ref().map(|state| state.wal_status.as_deref() == Some("lost")) {
+    match there.as_ref().map(|state| state.lost.is_some()) {
         Some(false) => return Ok(Some(name)),
         // What was opened meanwhile has been written to since.
         lost => {
@@ -174,9 +174,10 @@ pub(crate) async fn judge(
     }
     let why = match state {
         None => "its slot is gone".to_owned(),
-        Some(state) if state.wal_status.as_deref() == Some("lost") => {
-            "its slot kept more WAL than max_slot_wal_keep_size allows".to_owned()
+        Some(state) if state.lost == Some(slot::OF_A_FORMER_PRIMARY) => {
+            format!("its slot is {}, which may have sent other changes", slot::OF_A_FORMER_PRIMARY)
         }
+        Some(state) if state.lost.is_some() => "its slot kept more WAL than max_slot_wal_keep_size allows".to_owned(),
         Some(state) if u64::try_from(state.kept_bytes).is_ok_and(|kept| kept > context.options.back_wal_max) => {
             format!("its slot kept {} MiB of WAL, more than it may", state.kept_bytes >> 20)
         }
