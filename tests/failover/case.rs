@@ -68,6 +68,32 @@ pub(crate) enum Mover {
     Dies,
 }
 
+/// Whom commits wait for, where the standbys are synchronous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Names {
+    /// The standby by its name.
+    Standby,
+    /// `*`: whoever streams.
+    Any,
+}
+
+/// How routers reach the hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By the addresses of both servers.
+    Addresses,
+    /// Through a PgBouncer in transaction mode, which leads to the promoted standby from its promotion on.
+    PgBouncer,
+}
+
+/// What standbys have of the slots of their primaries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slots {
+    None,
+    /// From 17 on: those that were made with `failover`, whose readers wait for the standby.
+    Synchronized,
+}
+
 /// One round.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
@@ -79,6 +105,9 @@ pub(crate) struct Case {
     pub(crate) gap: Gap,
     pub(crate) former: Former,
     pub(crate) mover: Mover,
+    pub(crate) names: Names,
+    pub(crate) way: Way,
+    pub(crate) slots: Slots,
 }
 
 fn one<T: Copy>(rng: &mut Rng, all: &[T]) -> T {
@@ -100,7 +129,11 @@ impl Case {
         let gap = one(rng, &[Gap::None, Gap::Moments, Gap::SincePhase, Gap::SincePhase, Gap::SinceBefore]);
         let former = one(rng, &[Former::Gone, Former::Gone, Former::Thawed, Former::StartedAgain]);
         let mover = one(rng, &[Mover::Lives, Mover::Dies]);
-        Case { seed, version, phase, hosts, gap, former, mover }
+        let names = one(rng, &[Names::Standby, Names::Any]);
+        let way = one(rng, &[Way::Addresses, Way::Addresses, Way::PgBouncer]);
+        let slots = one(rng, &[Slots::None, Slots::Synchronized]);
+        let slots = if version < 17 { Slots::None } else { slots };
+        Case { seed, version, phase, hosts, gap, former, mover, names, way, slots }
     }
 }
 
@@ -111,7 +144,9 @@ impl fmt::Display for Case {
         let (seed, version, hosts) = (self.seed, self.version, hosts.join(" and "));
         write!(
             f,
-            "--seed {seed} --version {version}: {phase:?}, {hosts}, gap {gap:?}, former {former:?}, mover {mover:?}"
+            "--seed {seed} --version {version}: {phase:?}, {hosts}, gap {gap:?}, former {former:?}, mover {mover:?}, \
+             names {:?}, way {:?}, slots {:?}",
+            self.names, self.way, self.slots
         )
     }
 }

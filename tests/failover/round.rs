@@ -10,7 +10,8 @@ use serde_json::Value;
 use tokio::process::Child;
 use tokio_postgres::Client;
 
-use super::case::{Case, Former, Gap, Mover, Phase};
+use super::case::{Case, Former, Gap, Mover, Names, Phase, Slots, Way};
+use super::pooler::Pooler;
 use super::support::{Frozen, Ran, World, lines, stopped};
 use super::writers::{Writers, disorder};
 
@@ -30,6 +31,8 @@ pub(crate) struct Round {
     later: BTreeMap<u16, u16>,
     /// The shards that an alarm was about.
     alarmed: BTreeSet<u16>,
+    /// One for each host, if routers go through them.
+    poolers: Vec<Pooler>,
     begun: Instant,
 }
 
@@ -39,7 +42,7 @@ impl Round {
         let begun = Instant::now();
         let world = World::with_standbys(case.version, SHARDS).await;
         let (had, later, alarmed) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let mut round = Round { case, world, had, later, alarmed, begun };
+        let mut round = Round { case, world, had, later, alarmed, poolers: Vec::new(), begun };
         round.tell(&round.case.to_string());
         round.run().await;
     }
@@ -50,18 +53,7 @@ impl Round {
 
     async fn run(&mut self) {
         self.world.run(&["bootstrap"]).await.ended(0);
-        if self.case.gap == Gap::None {
-            for host in 0..2 {
-                let client = self.world.servers.superuser(host).await;
-                // By the name that a standby of ours gives, which is its cluster_name. For `*` a mover's stream would
-                // count as a standby, too, and would confirm commits that no standby has.
-                let name = "SELECT current_setting('cluster_name')";
-                let name: String = client.query_one(name, &[]).await.unwrap().get(0);
-                let names = format!("ALTER SYSTEM SET synchronous_standby_names = '\"{name}\"'");
-                client.batch_execute(&names).await.unwrap();
-                client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
-            }
-        }
+        self.set_up().await;
         let writers = Writers::start(&self.world, SHARDS).await;
         writers.more(40).await;
         if matches!(self.case.phase, Phase::Fed | Phase::Rollback(_)) {
@@ -97,6 +89,40 @@ impl Round {
         let (shard, to) = if self.world.host_of(0) == 0 { ("0", "db2") } else { ("0", "db1") };
         self.world.run(&["move", shard, "--to", to, "--mode", "online", "--yes"]).await.ended(0);
         self.judge(&rows.concat().iter().map(|row| (row.id, row.port, row.shard)).collect::<Vec<_>>()).await;
+    }
+
+    /// What the case says of standbys, and of the way to the hosts.
+    async fn set_up(&mut self) {
+        for host in 0..2 {
+            let client = self.world.servers.superuser(host).await;
+            let mut settings = Vec::new();
+            if self.case.gap == Gap::None {
+                // A standby of ours gives its cluster_name as its name.
+                let name = "SELECT current_setting('cluster_name')";
+                let name: String = client.query_one(name, &[]).await.unwrap().get(0);
+                let names = if self.case.names == Names::Any { "*".to_owned() } else { format!("\"{name}\"") };
+                settings.push(format!("synchronous_standby_names = '{names}'"));
+            }
+            if self.case.slots == Slots::Synchronized {
+                self.world.servers.synchronize_slots(standby(host), host).await;
+                settings.push("synchronized_standby_slots = 'standby'".to_owned());
+            }
+            for set in settings {
+                client.batch_execute(&format!("ALTER SYSTEM SET {set}")).await.unwrap();
+            }
+            client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+            if self.case.way == Way::PgBouncer {
+                let lines = "default_pool_size = 20\nserver_login_retry = 1\nserver_connect_timeout = 3";
+                let pooler = Pooler::with(&self.world.servers, host, lines).await;
+                let config = std::fs::read_to_string(&self.world.config.path).unwrap();
+                let section = format!("[hosts.db{}]\n", host + 1);
+                assert!(config.contains(&section), "{config}");
+                let url = format!("postgres://app@127.0.0.1:{}/app?sslmode=disable", pooler.port());
+                let more = format!("{section}router_url = \"{url}\"\nprepare = \"unnamed\"\n");
+                self.world.write("pgshard.toml", &config.replace(&section, &more));
+                self.poolers.push(pooler);
+            }
+        }
     }
 
     async fn cut_off(&self, when: Gap) {
@@ -171,7 +197,11 @@ impl Round {
         let later = self.world.servers.superuser(standby(host)).await;
         let (served, kept) = ids(&later).await;
         self.had.insert(former.port(), served.into_iter().chain(kept).collect());
-        self.later.insert(former.port(), self.world.servers.server(standby(host)).port());
+        let promoted = self.world.servers.server(standby(host)).port();
+        self.later.insert(former.port(), promoted);
+        if let Some(pooler) = self.poolers.get(host) {
+            pooler.lead_to(promoted).await;
+        }
         if self.case.former == Former::StartedAgain {
             tokio::task::block_in_place(|| self.world.servers.server(host).start()).unwrap();
         }

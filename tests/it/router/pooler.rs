@@ -3,19 +3,21 @@
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use pgshard::pg::ConnectOptions;
 
-use crate::support::TestCluster;
+use crate::support::{TestCluster, connect};
 
 /// A PgBouncer in front of one host. If it died, the test that uses it fails.
 pub(crate) struct Pooler {
     port: u16,
     child: Child,
     log: PathBuf,
+    ini: PathBuf,
+    lines: String,
 }
 
 impl Pooler {
@@ -28,13 +30,6 @@ impl Pooler {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let server = servers.server(host);
         let log = std::env::temp_dir().join(format!("pgshard-pgbouncer-{port}.log"));
-        let ini = format!(
-            "[databases]\napp = host=127.0.0.1 port={} dbname=app user=app\n
-             [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n
-             pool_mode = transaction\nmax_client_conn = 500\nlogfile = {}\n{lines}\n",
-            server.port(),
-            log.display()
-        );
         let mut command = Command::new(program());
         command.arg("-q").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // It does not run as root either.
@@ -43,10 +38,10 @@ impl Pooler {
             command.uid(owner.uid()).gid(owner.gid());
         }
         // Not in the servers' folder, which not everybody can read.
-        let open = std::env::temp_dir().join(format!("pgshard-pgbouncer-{port}.ini"));
-        std::fs::write(&open, ini).unwrap();
-        let child = command.arg(&open).spawn().unwrap();
-        let pooler = Pooler { port, child, log };
+        let ini = std::env::temp_dir().join(format!("pgshard-pgbouncer-{port}.ini"));
+        std::fs::write(&ini, settings(port, &log, server.port(), lines)).unwrap();
+        let child = command.arg(&ini).spawn().unwrap();
+        let pooler = Pooler { port, child, log, ini, lines: lines.to_owned() };
         let connect = pooler.connect();
         for tries in 0.. {
             match connect.connect("is it up").await {
@@ -55,8 +50,17 @@ impl Pooler {
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
-        std::fs::remove_file(open).unwrap();
         pooler
+    }
+
+    /// From now on it leads to another server, and nobody keeps a session with the former one: what an operator does
+    /// after a fail-over.
+    pub(crate) async fn lead_to(&self, server: u16) {
+        std::fs::write(&self.ini, settings(self.port, &self.log, server, &self.lines)).unwrap();
+        let console = connect(&format!("host=127.0.0.1 port={} user=app dbname=pgbouncer", self.port)).await;
+        for command in ["RELOAD", "KILL app", "RESUME app"] {
+            console.simple_query(command).await.unwrap_or_else(|error| panic!("{command}: {error}"));
+        }
     }
 
     /// Where it takes connections.
@@ -68,6 +72,15 @@ impl Pooler {
         ConnectOptions::parse(&format!("host=127.0.0.1 port={} user=app dbname=app sslmode=disable", self.port))
             .unwrap()
     }
+}
+
+fn settings(port: u16, log: &Path, server: u16, lines: &str) -> String {
+    format!(
+        "[databases]\napp = host=127.0.0.1 port={server} dbname=app user=app\n
+         [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n
+         admin_users = app\npool_mode = transaction\nmax_client_conn = 500\nlogfile = {}\n{lines}\n",
+        log.display()
+    )
 }
 
 /// How many statements are prepared in the session, without those that PgBouncer itself prepares from 1.21 on, where it
@@ -91,6 +104,7 @@ impl Drop for Pooler {
         let _ = self.child.wait();
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let _ = std::fs::remove_file(&self.log);
+        let _ = std::fs::remove_file(&self.ini);
         let last: Vec<&str> = log.lines().rev().take(20).collect();
         match died {
             Ok(Some(status)) if !std::thread::panicking() => panic!("PgBouncer died ({status}): {last:#?}"),

@@ -82,8 +82,7 @@ impl TestCluster {
             client.batch_execute(&format!("ALTER SYSTEM SET {set}")).await.expect("it is the superuser");
         }
         client.batch_execute("SELECT pg_reload_conf()").await.expect("it is the superuser");
-        let used = "SELECT pid::text FROM pg_replication_slots s JOIN pg_stat_replication r ON r.pid = s.active_pid
-            WHERE slot_name = 'standby' AND s.xmin IS NOT NULL";
+        let used = "SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = 'standby' AND active";
         while super::lines(&primary, used).await.is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
