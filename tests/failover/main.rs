@@ -23,8 +23,9 @@ use words::Words;
 const HELP: &str = "script/test-failover [--seed S] [--minutes M] [--rounds N] [--version V] [--keep-going]
 
 Each seed is a round: a phase of a move, which hosts fail over in it, what their standbys lack, what becomes of the
-mover and of the former primaries, whether routers go through PgBouncer, and whether standbys synchronize slots. Rounds go on from seed to seed, on 15 and 18 in turn where no version is named, until
-the minutes or the rounds are over. A round that fails prints its story and the words that play it again.";
+mover and of the former primaries, whether routers go through PgBouncer, and whether standbys synchronize slots. Rounds
+go on from seed to seed, on 15 and 18 in turn where no version is named, until the minutes or the rounds are over.
+A round that fails prints its story and the words that play it again.";
 
 struct Asked {
     seed: u64,

@@ -54,8 +54,8 @@ impl Confirmation {
         Ok(Confirmation { source, by, from, began: Instant::now() })
     }
 
-    /// Whether a new run must begin, where the present one has come to this position: the slot waits for being advanced,
-    /// or the stream would count as a standby from now on.
+    /// Whether a new run must begin, since the present one has come to this position: the slot is to be advanced, or
+    /// the stream would count as a standby from now on.
     pub(super) async fn is_over(&self, position: u64) -> Result<bool, Error> {
         match self.by {
             // A source that is too slow to say so is asked again: the applier has other things to do.

@@ -292,8 +292,8 @@ pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
 /// The state of the slot; `None` if there is none.
 ///
 /// One that was synchronized from a former primary, as PostgreSQL does from 17 on for slots with `failover`, is lost,
-/// too: what it has confirmed may be changes that this server lacks, and new ones are at the same positions. Where it was
-/// promoted without them, a reader would miss the new ones.
+/// too: what it has confirmed may be changes that this server lacks, and new ones are at the same positions. A reader
+/// would miss the new ones.
 ///
 /// Locks: none.
 pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<SlotState>, Error> {

@@ -294,7 +294,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
              host is gone for good: `pgshard moves repair {shard} --give-up {host} --plan`"
         ),
         Error::LeaseLost { .. } => format!(
-            "`pgshard moves show {id}` says what has become of it, and who works on it; if nobody does, and it is open, \
+            "`pgshard moves show {id}` says what has become of it, and who works on it; if nobody does and it is open, \
              `pgshard moves resume {id}`"
         ),
         Error::PauseTooLong { .. } => {
