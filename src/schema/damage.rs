@@ -68,6 +68,8 @@ FROM pg_catalog.pg_namespace n WHERE nspname = 'pgshard'";
 /// Something that is damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Damage {
+    /// What became of it.
+    pub(super) kind: Kind,
     /// The migration that made it.
     pub(super) version: i32,
     /// The damage, in one sentence.
@@ -76,6 +78,15 @@ pub(super) struct Damage {
     pub(super) mend: String,
     /// What to do where no statement of ours makes it good.
     pub(super) by_hand: Option<String>,
+}
+
+/// What became of something that a migration made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It does not exist.
+    Gone,
+    /// It is there, and not as it was made.
+    Altered,
 }
 
 /// A function as the migrations make it.
@@ -95,7 +106,7 @@ pub(super) fn damages(installed: &Installed) -> Vec<Damage> {
         let made = name_after(sql, "CREATE UNIQUE INDEX ").filter(|name| !installed.indexes.contains(*name));
         if let Some(name) = made {
             let (what, mend) = (format!("its index {name} is gone"), sql.to_owned());
-            found.push(Damage { version, what, mend, by_hand: None });
+            found.push(Damage { kind: Kind::Gone, version, what, mend, by_hand: None });
         }
     }
     found.extend(exposed(installed));
@@ -108,16 +119,13 @@ fn exposed(installed: &Installed) -> Vec<Damage> {
     let mut found = Vec::new();
     for name in installed.open.iter().filter(|name| !for_routers(name)) {
         let mend = format!("REVOKE ALL ON pgshard.{} FROM PUBLIC", quote_ident(name));
-        found.push(Damage {
-            version: RIGHTS,
-            what: format!("its table {name} is open to everybody"),
-            mend,
-            by_hand: None,
-        });
+        let what = format!("its table {name} is open to everybody");
+        found.push(Damage { kind: Kind::Altered, version: RIGHTS, what, mend, by_hand: None });
     }
     if installed.usable && !installed.everybody {
         let mend = "REVOKE ALL ON SCHEMA pgshard FROM PUBLIC".to_owned();
-        found.push(Damage { version: RIGHTS, what: "everybody may use the schema".to_owned(), mend, by_hand: None });
+        let what = "everybody may use the schema".to_owned();
+        found.push(Damage { kind: Kind::Altered, version: RIGHTS, what, mend, by_hand: None });
     }
     found
 }
@@ -127,7 +135,9 @@ fn of_function(installed: &Installed, name: &str, expected: &Expected) -> Option
     let definer = header(expected.sql).contains("SECURITY DEFINER");
     let guarded = header(expected.sql).contains("SET search_path = pg_catalog, pg_temp");
     let for_routers = FUNCTIONS.iter().any(|(one, _)| *one == name);
-    let what = match installed.functions.get(name) {
+    let there = installed.functions.get(name);
+    let kind = if there.is_none() { Kind::Gone } else { Kind::Altered };
+    let what = match there {
         None => format!("its function {name} is gone"),
         Some(there) if there.body != body || there.definer != definer || there.guarded != guarded => {
             format!("its function {name} was altered")
@@ -147,7 +157,7 @@ fn of_function(installed: &Installed, name: &str, expected: &Expected) -> Option
         Some(false) => format!("REVOKE ALL ON FUNCTION pgshard.{name} FROM PUBLIC"),
         None => String::new(),
     };
-    Some(Damage { version: expected.version, what, mend: format!("{create}; {rights}"), by_hand: None })
+    Some(Damage { kind, version: expected.version, what, mend: format!("{create}; {rights}"), by_hand: None })
 }
 
 /// The statements of all migrations, each with its migration's version.

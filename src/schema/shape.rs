@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 use super::control::steps;
-use super::damage::Damage;
+use super::damage::{Damage, Kind};
 use super::facts::Gone;
 use super::script::statements;
 use crate::pg::quote_ident;
@@ -137,9 +137,9 @@ pub(super) fn damages(shape: &Shape) -> Vec<Damage> {
     for (name, made) in tables() {
         match shape.tables.get(&name) {
             None if REMADE.contains(&name.as_str()) => {
-                found.push(mended(made.version, format!("its table {name} is gone"), made.sql.join("; ")));
+                found.push(mended(made.version, format!("its table {name} is gone"), made.sql.join("; ")).gone());
             }
-            None => found.push(by_hand(made.version, format!("its table {name} is gone"), RESTORE.to_owned())),
+            None => found.push(by_hand(made.version, format!("its table {name} is gone"), RESTORE.to_owned()).gone()),
             Some(there) => {
                 let from = found.len();
                 of_table(&name, &made, there, &shape.owner, &mut found);
@@ -174,7 +174,7 @@ pub(super) fn damages(shape: &Shape) -> Vec<Damage> {
 
 /// The tables and columns that are gone, for a reader who cannot do without them.
 pub(super) fn gone(shape: &Shape) -> Vec<Gone> {
-    let gone = damages(shape).into_iter().filter(|damage| damage.what.ends_with(" is gone"));
+    let gone = damages(shape).into_iter().filter(|damage| damage.kind == Kind::Gone);
     gone.map(|damage| Gone {
         what: damage.what,
         remedy: damage.by_hand.unwrap_or_else(|| format!("as the owner: {}", damage.mend)),
@@ -189,14 +189,18 @@ impl Shape {
 }
 
 fn mended(version: i32, what: String, mend: String) -> Damage {
-    Damage { version, what, mend, by_hand: None }
+    Damage { kind: Kind::Altered, version, what, mend, by_hand: None }
 }
 
 fn by_hand(version: i32, what: String, remedy: String) -> Damage {
-    Damage { version, what, mend: String::new(), by_hand: Some(remedy) }
+    Damage { kind: Kind::Altered, version, what, mend: String::new(), by_hand: Some(remedy) }
 }
 
 impl Damage {
+    fn gone(self) -> Damage {
+        Damage { kind: Kind::Gone, ..self }
+    }
+
     /// Makes a repair by bootstrap one by hand.
     fn leave_to_owner(&mut self) {
         if self.by_hand.is_none() {
@@ -261,14 +265,16 @@ fn of_table(name: &str, made: &Made, there: &Table, owner: &str, found: &mut Vec
 fn of_column(table: &str, column: &str, item: &Item, there: &Table, found: &mut Vec<Damage>) {
     let name = format!("{}.{column}", table.trim_start_matches("pgshard."));
     let alter = |what: String| format!("ALTER TABLE {table} ALTER COLUMN {column} {what}");
-    let mut mend = |what: String, mend: String| found.push(mended(item.version, what, mend));
     let Some(is) = there.columns.get(column) else {
         let what = format!("its column {name} is gone");
-        if item.not_null && item.default.is_none() {
-            return found.push(by_hand(item.version, what, RESTORE.to_owned()));
-        }
-        return mend(what, format!("ALTER TABLE {table} ADD COLUMN {}", item.sql));
+        let damage = if item.not_null && item.default.is_none() {
+            by_hand(item.version, what, RESTORE.to_owned())
+        } else {
+            mended(item.version, what, format!("ALTER TABLE {table} ADD COLUMN {}", item.sql))
+        };
+        return found.push(damage.gone());
     };
+    let mut mend = |what: String, mend: String| found.push(mended(item.version, what, mend));
     if is.kind != item.kind {
         let what = format!("its column {name} is of the type {}, not {}", is.kind, item.kind);
         mend(what, alter(format!("TYPE {0} USING {column}::text::{0}", item.kind)));
@@ -463,5 +469,27 @@ mod tests {
         for (name, made) in &tables {
             assert!(made.key.is_some(), "{name}");
         }
+    }
+    /// What is gone is told from what was altered by no text: names in it are anybody's.
+    #[test]
+    fn what_is_gone() {
+        let owner = "who is gone".to_owned();
+        let beacon = Table {
+            owner: "somebody".to_owned(),
+            columns: BTreeMap::new(),
+            checks: 0,
+            keyed: true,
+            logged: true,
+            secured: false,
+            attached: BTreeSet::new(),
+        };
+        let tables = BTreeMap::from([("beacon".to_owned(), beacon)]);
+        let shape = Shape { tables, functions: BTreeMap::new(), owner };
+        let said = "its table beacon belongs to somebody, not to who is gone";
+        assert!(damages(&shape).iter().any(|damage| damage.what == said));
+        let gone: Vec<String> = gone(&shape).into_iter().map(|gone| gone.what).collect();
+        assert!(gone.iter().any(|what| what == "its table move is gone"), "{gone:?}");
+        assert!(gone.iter().any(|what| what.starts_with("its column beacon.")), "{gone:?}");
+        assert!(!gone.iter().any(|what| what == said), "{gone:?}");
     }
 }
