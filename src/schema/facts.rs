@@ -366,11 +366,20 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
                WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE'),
        (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user)";
 
+/// Where the leases of movers are.
+const MOVERS: &str = "pgshard.mover";
+
+/// In the place of [`MOVERS`] where that table is gone: `bootstrap` makes it anew, so the rest must be readable
+/// without it.
+const NO_MOVERS: &str = "(SELECT NULL::uuid AS lease, NULL::timestamptz AS lease_until, NULL::timestamptz AS since)";
+
 /// What control schemas have since version 6. It is not compared between hosts, since it may be from another moment
 /// than the rest.
 ///
 /// A mover is alive if it renews its lease, and the connection that holds the lease's lock exists.
-const SINCE_6: &str = "
+fn since_6(movers: &str) -> String {
+    format!(
+        "
 SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_host)::text,
        (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.holder,
                    CASE WHEN coalesce(w.lease_until, m.lease_until) > clock_timestamp()
@@ -380,8 +389,10 @@ SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_
                                    AND l.objid::bigint = ('x' || left(w.lease::text, 8))::bit(32)::bigint
                                    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())))
                         THEN coalesce(w.since, m.created_at) END))
-        FROM pgshard.move m LEFT JOIN pgshard.mover w USING (lease)
-        WHERE m.phase NOT IN ('kept', 'completed', 'aborted') AND ($2::integer IS NULL OR m.shard_id = $2))::text";
+        FROM pgshard.move m LEFT JOIN {movers} w USING (lease)
+        WHERE m.phase NOT IN ('kept', 'completed', 'aborted') AND ($2::integer IS NULL OR m.shard_id = $2))::text"
+    )
+}
 
 /// What control schemas have since version 8, read separately for the same reason.
 const SINCE_8: &str = r"
@@ -604,9 +615,7 @@ fn get<'r, T: FromSql<'r>>(row: &'r tokio_postgres::Row, column: usize) -> Resul
 
 async fn read_since_6(client: &Client, shape: &Shape, control: &mut ControlFacts) -> Result<(), FactsError> {
     let failed = |source| FactsError::Query { what: "control schema", source };
-    // `bootstrap` makes the table anew, so what is left must be readable without it.
-    let movers = "(SELECT NULL::uuid AS lease, NULL::timestamptz AS lease_until, NULL::timestamptz AS since) w";
-    let sql = if shape.has_table("mover") { SINCE_6.to_owned() } else { SINCE_6.replace("pgshard.mover w", movers) };
+    let sql = since_6(if shape.has_table("mover") { MOVERS } else { NO_MOVERS });
     let row = client.query_one(&sql, &[&LOCK_MOVERS.cast_unsigned(), &None::<i32>]).await.map_err(failed)?;
     let unreadable = |error: &dyn std::fmt::Display| FactsError::Unreadable { what: error.to_string() };
     if let Some(json) = row.try_get::<_, Option<&str>>(0).map_err(failed)? {
@@ -634,7 +643,7 @@ async fn read_still_lent(client: &Client) -> Result<BTreeSet<(ShardId, String)>,
     Ok(lent)
 }
 
-/// The moves in an answer to [`SINCE_6`].
+/// The moves in an answer to [`since_6`].
 fn open_moves(row: &tokio_postgres::Row) -> Result<BTreeMap<ShardId, OpenMove>, FactsError> {
     let failed = |source| FactsError::Query { what: "control schema", source };
     let Some(json) = row.try_get::<_, Option<&str>>(1).map_err(failed)? else { return Ok(BTreeMap::new()) };
@@ -651,7 +660,7 @@ fn open_moves(row: &tokio_postgres::Row) -> Result<BTreeMap<ShardId, OpenMove>, 
 
 /// The move of a shard that is at work or has stopped halfway, if it still is and can be read.
 pub(super) async fn open_move(client: &Client, shard: ShardId) -> Option<OpenMove> {
-    let row = client.query_one(SINCE_6, &[&LOCK_MOVERS.cast_unsigned(), &Some(shard.as_i32())]).await.ok()?;
+    let row = client.query_one(&since_6(MOVERS), &[&LOCK_MOVERS.cast_unsigned(), &Some(shard.as_i32())]).await.ok()?;
     open_moves(&row).ok()?.remove(&shard)
 }
 
