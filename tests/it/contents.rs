@@ -111,13 +111,34 @@ on_each_version! {
         let row = db1.query_one("SELECT n, m FROM shard_0000.notes WHERE title = 'c'", &[]).await.unwrap();
         assert_eq!((row.get::<_, i32>(0), row.get::<_, i32>(1)), (51, -71));
 
+        // Policies that hide rows leave their table unread, and no other table of the host.
+        db1.batch_execute(
+            "ALTER TABLE shard_0000.photos ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+            INSERT INTO shard_0001.notes (n) VALUES (50)",
+        )
+        .await
+        .unwrap();
+        let said = findings(&world, &["check", "--rows"]).await;
+        assert_eq!(found(&said, "sequence_behind")["shard"], 1, "{said:#?}");
+        let unread = found(&said, "rows_unread");
+        assert_eq!((&unread["host"], &unread["shard"]), (&"db1".into(), &0.into()));
+        assert!(text(unread, "message").contains("photos is not read: its policies hide rows"), "{unread}");
+        db1.batch_execute(
+            "ALTER TABLE shard_0000.photos DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;
+            DELETE FROM shard_0001.notes WHERE n = 50",
+        )
+        .await
+        .unwrap();
+        assert_eq!(codes(&findings(&world, &["check", "--rows"]).await), ["ids_ahead"]);
+
         // If somebody locks a table for long, it is reported as not read.
         let other = world.servers.app(0).await;
         other.batch_execute("BEGIN; LOCK TABLE shard_0000.photos").await.unwrap();
-        assert!(
-            text(found(&findings(&world, &["check", "--rows"]).await, "rows_unread"), "message")
-                .contains("lock timeout")
-        );
+        db1.batch_execute("INSERT INTO shard_0001.notes (n) VALUES (90)").await.unwrap();
+        let said = findings(&world, &["check", "--rows"]).await;
+        let unread = found(&said, "rows_unread");
+        assert!(unread["shard"] == 0 && text(unread, "message").contains("lock timeout"), "{unread}");
+        assert_eq!(found(&said, "sequence_behind")["shard"], 1, "the other tables are read");
     }
 
     async fn tickets(version) {

@@ -33,12 +33,13 @@ WITH tables AS (
     JOIN pg_catalog.pg_attribute a ON a.attrelid = f.oid AND a.attnum = f.attnum AND NOT a.attisdropped
     LEFT JOIN LATERAL pg_catalog.pg_partition_tree(f.oid) p ON true
 )
-SELECT DISTINCT t.shard, n.nspname::text, c.relname::text, s.attname::text, pg_catalog.pg_relation_size(c.oid)
-        / pg_catalog.current_setting('block_size')::int8,
+SELECT DISTINCT t.shard, n.nspname::text, c.relname::text, s.attname::text,
     qn.nspname::text, q.relname::text, coalesce(i.seqincrement > 0, true),
     -- Whoever owns a table or a sequence can put a view in its place, or a policy on it, that runs what he likes as its reader.
     (SELECT min(pg_catalog.pg_get_userbyid(o.role)::text) FROM (VALUES (c.relowner), (q.relowner)) AS o(role)
-        WHERE o.role <> n.nspowner AND o.role <> (SELECT u.oid FROM pg_catalog.pg_roles u WHERE u.rolname = current_user))
+        WHERE o.role <> n.nspowner AND o.role <> (SELECT u.oid FROM pg_catalog.pg_roles u WHERE u.rolname = current_user)),
+    -- Whether policies would hide rows from the reader.
+    pg_catalog.row_security_active(c.oid)
 FROM spread s
 JOIN tables t ON t.oid = s.parent
 JOIN pg_catalog.pg_class c ON c.oid = s.oid AND c.relkind = 'r'

@@ -50,8 +50,19 @@ enum FilledBy {
     },
     /// A sequence by its quoted name, and the value that it will reach although a row has it already.
     Sequence { name: String, behind: Option<i64> },
-    /// Its table belongs to this role, which could run what it likes as whoever reads it.
-    Unread { owner: String },
+    /// Its table was not read.
+    Unread(Unread),
+}
+
+/// Why a table is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Unread {
+    /// It belongs to this role, which could run what it likes as whoever reads it.
+    OfAnother(String),
+    /// Policies hide rows of it from the config's role.
+    Hidden,
+    /// The server refuses a statement: somebody has locked it, or its shard has left meanwhile.
+    Refused(String),
 }
 
 /// What all rows show.
@@ -121,9 +132,18 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                 findings.add_shard(Severity::Error, "ids_past_clock", Some(&shelf.host), *shard, what, remedy);
             }
         }
-        FilledBy::Unread { owner } => {
-            let what = format!("{table} is not read: it belongs to {owner}, or its sequence does");
-            let remedy = "let the shard's owner own it".to_owned();
+        FilledBy::Unread(why) => {
+            let (why, remedy) = match why {
+                Unread::OfAnother(owner) => {
+                    (format!("it belongs to {owner}, or its sequence does"), "let the shard's owner own it")
+                }
+                Unread::Hidden => (
+                    "its policies hide rows from the config's role".to_owned(),
+                    "ALTER ROLE … BYPASSRLS, as a move needs it too; or read it as a role that sees all rows",
+                ),
+                Unread::Refused(reason) => (reason.clone(), "see what the reason says, then again"),
+            };
+            let (what, remedy) = (format!("{table} is not read: {why}"), remedy.to_owned());
             findings.add_shard(Severity::Error, "rows_unread", Some(&shelf.host), *shard, what, remedy);
         }
         FilledBy::Sequence { name: sequence, behind: Some(value) } => {

@@ -8,13 +8,13 @@ use tokio_postgres::types::Type;
 
 use super::super::facts::{FactsError, chain};
 use super::super::session;
-use super::{Column, FilledBy, Shelf};
+use super::{Column, FilledBy, Shelf, Unread};
 use crate::pg::{Connection, quote_ident};
 use crate::shard::ShardId;
 
 const COLUMNS: &str = include_str!("columns.sql");
 
-/// Shards whose columns are asked for at once: each table takes a lock until the end of the query.
+/// Shards whose columns are asked for at once: each partition takes a lock until the end of the query.
 const SHARDS_AT_ONCE: usize = 16;
 
 /// 8 MiB at the usual block size.
@@ -32,10 +32,9 @@ struct Wanted {
     schema: String,
     table: String,
     name: String,
-    blocks: i64,
     sequence: Option<Sequence>,
-    /// Who owns the table or the sequence, if that is neither the shard's owner nor the reader.
-    owner: Option<String>,
+    /// Why its table is not to be read.
+    unread: Option<Unread>,
 }
 
 struct Sequence {
@@ -70,38 +69,50 @@ pub(super) async fn read(shelf: &Shelf) -> Result<Vec<Column>, String> {
         let wanted: Result<Vec<Option<Wanted>>, _> = rows.map_err(failed)?.iter().map(wanted).collect();
         let wanted: Vec<Wanted> = wanted.map_err(failed)?.into_iter().flatten().collect();
         for of_a_table in wanted.chunk_by(|a, b| (&a.schema, &a.table) == (&b.schema, &b.table)) {
-            let foreign = of_a_table.iter().find_map(|wanted| Some((wanted, wanted.owner.clone()?)));
-            if let Some((Wanted { shard, table, name, .. }, owner)) = foreign {
-                let (table, name, filled_by) = (table.clone(), name.clone(), FilledBy::Unread { owner });
-                columns.push(Column { shard: *shard, table, name, filled_by });
-                continue;
-            }
-            let seen = table(&client, of_a_table, step).await?;
-            for (wanted, seen) in of_a_table.iter().zip(seen) {
-                columns.push(judged(&client, wanted, seen).await?);
-            }
+            columns.extend(of_table(&client, of_a_table, step).await?);
         }
     }
     Ok(columns)
 }
 
+/// The columns of a table, or one that says why it is not read. Only an error of the connection ends more than this
+/// table.
+async fn of_table(client: &Connection, wanted: &[Wanted], step: i64) -> Result<Vec<Column>, String> {
+    let unread = |Wanted { shard, table, name, .. }: &Wanted, why: Unread| {
+        vec![Column { shard: *shard, table: table.clone(), name: name.clone(), filled_by: FilledBy::Unread(why) }]
+    };
+    if let Some((wanted, why)) = wanted.iter().find_map(|wanted| Some((wanted, wanted.unread.clone()?))) {
+        return Ok(unread(wanted, why));
+    }
+    let Some(first) = wanted.first() else { return Ok(Vec::new()) };
+    match seen(client, wanted, step).await {
+        Err(reason) if !client.is_closed() => Ok(unread(first, Unread::Refused(reason))),
+        seen => seen,
+    }
+}
+
+async fn seen(client: &Connection, wanted: &[Wanted], step: i64) -> Result<Vec<Column>, String> {
+    let seen = table(client, wanted, step).await?;
+    let mut columns = Vec::new();
+    for (wanted, seen) in wanted.iter().zip(seen) {
+        columns.push(judged(client, wanted, seen).await?);
+    }
+    Ok(columns)
+}
+
 fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
-    let sequence = match row.try_get::<_, Option<&str>>(5)?.zip(row.try_get::<_, Option<&str>>(6)?) {
+    let sequence = match row.try_get::<_, Option<&str>>(4)?.zip(row.try_get::<_, Option<&str>>(5)?) {
         Some((schema, name)) => {
-            Some(Sequence { name: format!("{}.{}", quote_ident(schema), quote_ident(name)), grows: row.try_get(7)? })
+            Some(Sequence { name: format!("{}.{}", quote_ident(schema), quote_ident(name)), grows: row.try_get(6)? })
         }
         None => None,
     };
     let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else { return Ok(None) };
-    Ok(Some(Wanted {
-        shard,
-        schema: row.try_get(1)?,
-        table: row.try_get(2)?,
-        name: row.try_get(3)?,
-        blocks: row.try_get(4)?,
-        sequence,
-        owner: row.try_get(8)?,
-    }))
+    let unread = match row.try_get::<_, Option<String>>(7)? {
+        Some(owner) => Some(Unread::OfAnother(owner)),
+        None => row.try_get::<_, bool>(8)?.then_some(Unread::Hidden),
+    };
+    Ok(Some(Wanted { shard, schema: row.try_get(1)?, table: row.try_get(2)?, name: row.try_get(3)?, sequence, unread }))
 }
 
 /// Reads all rows of a table, this many blocks at a time. Rows that are added behind the last block meanwhile are not
@@ -130,8 +141,9 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
     }
     let Some(first) = columns.first() else { return Ok(seen) };
     let from = format!("{}.{}", quote_ident(&first.schema), quote_ident(&first.table));
+    let blocks = blocks(client, &from).await?;
     let mut block = 0;
-    while block < first.blocks {
+    while block < blocks {
         let begun = Instant::now();
         let end = block.saturating_add(step);
         let text = format!("SELECT {selected} FROM ONLY {from} WHERE ctid >= '({block},0)' AND ctid < '({end},0)'");
@@ -156,6 +168,14 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
         tokio::time::sleep(begun.elapsed()).await;
     }
     Ok(seen)
+}
+
+/// How many blocks a table has. It is asked for each table alone, since it waits for a lock.
+async fn blocks(client: &Connection, table: &str) -> Result<i64, String> {
+    const BLOCKS: &str = "SELECT pg_catalog.pg_relation_size($1::text::pg_catalog.regclass)
+        / pg_catalog.current_setting('block_size')::int8";
+    let rows = client.query_typed(BLOCKS, &[(&table, Type::TEXT)]).await.map_err(failed)?;
+    rows.first().ok_or("the size of a table has no row")?.try_get(0).map_err(failed)
 }
 
 /// Compares what was seen with what the generator says. The generator is asked afterwards, so whatever it gave out
