@@ -69,7 +69,7 @@ pub(crate) struct Said<'a> {
 }
 
 impl<'a> Said<'a> {
-    fn new(level: &'static str, message: &'a str) -> Said<'a> {
+    pub(crate) fn new(level: &'static str, message: &'a str) -> Said<'a> {
         Said { level, message, causes: &[], remedy: None, exit_code: None }
     }
 

@@ -61,3 +61,15 @@ fn errors_are_objects() {
         assert!(object["remedy"].as_str().unwrap_or_default().contains(remedy), "{text}");
     }
 }
+
+/// The log is objects too: whoever reads stderr need not tell two forms apart.
+#[test]
+fn the_log_is_objects() {
+    let folder = folder();
+    let config = "[cluster]\nshards = 1\nepoch = \"2026-01-01T00:00:00Z\"\n[hosts.db1]\n\
+                  url = \"postgres://app@127.0.0.1:1/app\"\n[map]\nversion = 1\n[map.placement]\ndb1 = \"0\"\n";
+    fs::write(folder.path().join("pgshard.toml"), config).unwrap();
+    // `pgshard` compares each line with the schema.
+    let run = pgshard(folder.path(), &["sql", "SELECT 1", "--json"]);
+    assert!(run.stderr.contains("warning: out of reach"), "{}", run.stderr);
+}

@@ -45,8 +45,7 @@ pub(crate) fn keeps(args: &[&str], stdout: &str, stderr: &str) {
         let name = command(args);
         stdout.lines().for_each(|line| check(&name, line));
     }
-    // Log lines are text.
-    stderr.lines().filter(|line| line.starts_with('{')).for_each(|line| check("stderr", line));
+    stderr.lines().for_each(|line| check("stderr", line));
 }
 
 /// The longest beginning of the arguments that is the name of a schema.
