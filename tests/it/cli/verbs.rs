@@ -84,7 +84,11 @@ fn codes_are_explained() {
     assert_eq!(alone(&["explain", "host_absent", "--json"]).json().len(), 2, "it is an alarm or a warning");
     let slip = alone(&["explain", "host_emptid"]);
     assert!(slip.exit == 2 && slip.stderr.contains("did you mean host_emptied?"), "{slip:?}");
-    assert!(alone(&["explain"]).stdout.lines().count() > 80);
+    let list = alone(&["explain"]).stdout;
+    let listed: BTreeSet<&str> = list.lines().collect();
+    assert!(listed.len() > 80 && listed.len() == list.lines().count(), "each once: {list}");
+    let signpost = alone(&["explain", "SH001"]).stdout;
+    assert!(signpost.contains("says where to ask (docs/protocol.md)"), "{signpost}");
 }
 
 /// The shard is where the hosts say, even if the map disagrees; psql gets its own password file, its arguments, and

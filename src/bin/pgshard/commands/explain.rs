@@ -46,7 +46,9 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
         match output.format() {
             Format::Json => all.iter().try_for_each(|one| output.object(one))?,
             Format::Text => {
-                let rows = all.iter().map(|one| [one.code.clone(), one.kind.to_owned()]);
+                // A code with several remedies has a row for each.
+                let mut rows: Vec<_> = all.iter().map(|one| [one.code.clone(), one.kind.to_owned()]).collect();
+                rows.dedup();
                 output.table(&[("code", Align::Left), ("what it is", Align::Left)], rows)?;
             }
         }
@@ -112,10 +114,12 @@ fn of_section(section: &Section) -> Vec<Explained> {
 
 fn cells(row: &str) -> Vec<String> {
     let row = row.trim().trim_start_matches('|').trim_end_matches('|');
-    row.split(" | ").map(|cell| cell.trim().to_owned()).collect()
+    // An empty cell shares no space with its neighbours then.
+    row.replace("| |", "|  |").split(" | ").map(|cell| cell.trim().to_owned()).collect()
 }
 
-/// A cell without its links: `[text](keys.md#part)` gives `text (docs/keys.md#part)`. Bold is not.
+/// A cell without its links: `[text](keys.md#part)` gives `text (docs/keys.md#part)`, `[keys.md](keys.md)` only
+/// `docs/keys.md`. Bold is not.
 fn plain(cell: &str) -> String {
     let mut text = String::new();
     let mut rest = cell;
@@ -130,7 +134,11 @@ fn plain(cell: &str) -> String {
             Some(("", part)) => format!("docs/operating.md#{part}"),
             _ => format!("docs/{target}"),
         };
-        text.push_str(&format!("{before}{words} ({place})"));
+        text.push_str(before);
+        match words == target {
+            true => text.push_str(&place),
+            false => text.push_str(&format!("{words} ({place})")),
+        }
         rest = after;
     }
     (text + rest).replace("**", "")
@@ -152,9 +160,27 @@ mod tests {
         assert!(all.iter().filter(|one| one.kind == "finding").all(|one| one.severity.is_some()));
     }
 
+    /// Who asks for a code sees one row: nothing in it may stand above or below.
+    #[test]
+    fn every_row_stands_for_itself() {
+        let leans = |text: &str| {
+            let words: Vec<&str> = text.split(|c: char| !c.is_alphanumeric()).collect();
+            words.contains(&"above") || words.contains(&"below") || text.starts_with(['…', '|'])
+        };
+        let leaning = all().into_iter().filter(|one| leans(&one.means) || leans(&one.r#do));
+        let leaning: Vec<String> = leaning.map(|one| format!("{}: {} | {}", one.code, one.means, one.r#do)).collect();
+        assert!(leaning.is_empty(), "{}", leaning.join("\n"));
+    }
+
+    #[test]
+    fn a_cell_may_be_empty() {
+        assert_eq!(cells("| a | | c |"), ["a", "", "c"]);
+    }
+
     #[test]
     fn links_are_places() {
         assert_eq!(plain("[above](#a-host), **now**"), "above (docs/operating.md#a-host), now");
+        assert_eq!(plain("[keys.md](keys.md), [rights](rights.md)"), "docs/keys.md, rights (docs/rights.md)");
         assert_eq!(plain("see [it](high-availability.md#x); [a]"), "see it (docs/high-availability.md#x); [a]");
     }
 }
