@@ -82,7 +82,14 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 
 /// What an error says and what its causes say, each once.
 pub(crate) fn chain(error: &(dyn Error + 'static)) -> Vec<String> {
-    std::iter::successors(Some(error), |error| cause(*error)).map(words).collect()
+    let mut told: Vec<String> = Vec::new();
+    for words in std::iter::successors(Some(error), |error| cause(*error)).map(words) {
+        // Some errors say their cause themselves.
+        if !told.last().is_some_and(|last| last.ends_with(&words)) {
+            told.push(words);
+        }
+    }
+    told
 }
 
 /// The server's own answer, where `tokio_postgres` says only "db error".
@@ -102,6 +109,20 @@ fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'stati
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{what}")]
+    struct Layer {
+        what: &'static str,
+        source: Option<Box<Layer>>,
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let layer = |what, source: Option<Layer>| Layer { what, source: source.map(Box::new) };
+        let error = layer("no answer: closed", Some(layer("closed", Some(layer("os error 104", None)))));
+        assert_eq!(chain(&error), ["no answer: closed", "os error 104"]);
+    }
 
     #[test]
     fn only_our_own_output_can_break_the_pipe() {

@@ -222,7 +222,9 @@ pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-fn named(shards: Vec<ShardId>) -> String {
+fn named(mut shards: Vec<ShardId>) -> String {
+    // They may be of several hosts.
+    shards.sort_unstable();
     let plural = if shards.len() == 1 { "shard" } else { "shards" };
     format!("{plural} {}", print_shards(shards))
 }

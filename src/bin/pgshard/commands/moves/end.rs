@@ -346,6 +346,10 @@ pub(crate) fn failure(error: Error) -> Failure {
         Error::Unaudited { id, .. } => Failure::new(Exit::Refused, error).hint(format!(
             "`pgshard moves show {id}` says more; `pgshard moves complete {id} --unaudited` drops it all the same"
         )),
+        Error::Connect { ref source, .. } => {
+            let hint = format!("{}; then the same command again", source.remedy());
+            Failure::new(Exit::Failed, error).hint(hint)
+        }
         // Nothing was claimed, so nothing waits for a resume.
         error => match code(&error) {
             Exit::Waits => Failure::new(Exit::Failed, error).hint("nothing was changed; try again"),
