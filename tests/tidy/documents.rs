@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{files, none_of, root, source};
+use super::{files, none_of, root, source, word};
 
 /// A heading as links name it: `## What is noticed` becomes `#what-is-noticed`.
 fn anchor(heading: &str) -> String {
@@ -94,4 +94,43 @@ fn guarantees_name_tests_that_exist() {
     }
     none_of(mistakes, "each guarantee names the tests that show it");
     assert!(named > 40);
+}
+
+/// Alerts and the dashboard ask for what `pgshard exporter` says it tells. Each alert is tested, and leads to a part of
+/// a document.
+#[test]
+fn alerts_ask_for_what_is_told() {
+    let manual = source("docs/operating.md");
+    let told: BTreeSet<&str> =
+        manual.lines().filter_map(|line| line.strip_prefix("| `pgshard_")?.split('`').next()).collect();
+    let mut mistakes = Vec::new();
+    for file in ["ops/alerts.yml", "ops/dashboard.json"] {
+        for rest in source(file).split("pgshard_").skip(1) {
+            let name = word(rest);
+            let family = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
+            if !told.contains(family) {
+                mistakes.push(format!("{file}: the exporter does not tell pgshard_{name}"));
+            }
+        }
+    }
+    let (alerts, tests) = (source("ops/alerts.yml"), source("ops/alerts_test.yml"));
+    let after = |key: &str| -> Vec<&str> { alerts.lines().filter_map(|line| line.trim().strip_prefix(key)).collect() };
+    let (names, runbooks) = (after("- alert: "), after("runbook: "));
+    assert!(told.len() > 10 && names.len() > 5 && names.len() == runbooks.len());
+    for name in names {
+        let raised = tests
+            .split(&format!("alertname: {name}\n"))
+            .nth(1)
+            .is_some_and(|rest| rest.trim_start().starts_with("exp_alerts:\n"));
+        if !raised {
+            mistakes.push(format!("ops/alerts_test.yml: nothing raises {name}"));
+        }
+    }
+    for runbook in runbooks {
+        let (page, part) = runbook.split_once('#').unwrap();
+        if !anchors(&source(page)).contains(part) {
+            mistakes.push(format!("ops/alerts.yml: {page} has no heading for #{part}"));
+        }
+    }
+    none_of(mistakes, "ops/ is what the exporter and the documents say");
 }

@@ -1,7 +1,7 @@
 //! The commands for operators: psql on the right host, many keys at once, the meaning of a code, metrics, the map for
 //! other programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -226,6 +226,17 @@ fn exporter() {
     is(&seen, "pgshard_move_pause_seconds_bucket{le=\"+Inf\"}", 2.0);
     is(&seen, "pgshard_map_version", 3.0);
     assert!(seen["pgshard_host_bytes{host=\"db1\"}"] > 1e6);
+    let manual = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operating.md")).unwrap();
+    let told: BTreeSet<&str> = manual
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .filter(|name| name.starts_with("pgshard_"))
+        .collect();
+    let families = seen.keys().map(|name| name.split('{').next().unwrap());
+    let families: BTreeSet<&str> = families
+        .map(|name| ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name))
+        .collect();
+    assert_eq!(families, told, "the table of docs/operating.md has every metric, and no other");
     // The reverse replication has a slot at the target.
     assert!(seen.keys().any(|name| name.starts_with("pgshard_slot_wal_kept_bytes{host=\"db2\",")), "{seen:#?}");
 
