@@ -438,8 +438,10 @@ SELECT json_build_object(
                                                END || relname
                                     FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND NOT relispartition
                                         AND relname <> 'pgshard_backfill'
-                                    UNION ALL SELECT pronamespace, 'function ' || proname FROM pg_proc) AS of (ns,
-                                    object)
+                                    -- Two of ours have the shard's number in their names. All shards have them.
+                                    UNION ALL SELECT pronamespace, 'function '
+                                        || regexp_replace(proname, '^(id_raise|id_lease)_[0-9]+$', '\1_N')
+                                    FROM pg_proc) AS of (ns, object)
                                 GROUP BY ns) AS o ON o.ns = n.oid
                      WHERE s.state = 'serving') AS of_a_shard
                  GROUP BY of_a_shard.objects) AS sets),

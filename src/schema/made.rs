@@ -59,8 +59,9 @@ pub(super) fn lacking<'a>(controls: impl IntoIterator<Item = (&'a HostName, &'a 
                 *counts.entry(object).or_default() += here.len();
             }
         }
+        let usual = usual(counts, shards.len());
         for (objects, here) in sets {
-            if let Some(what) = verdict(objects, applied, &counts, shards.len()) {
+            if let Some(what) = verdict(objects, applied, &usual, shards.len()) {
                 lacking.extend(here.into_iter().map(|at| (at, what.clone())));
             }
         }
@@ -68,16 +69,24 @@ pub(super) fn lacking<'a>(controls: impl IntoIterator<Item = (&'a HostName, &'a 
     lacking
 }
 
+/// What nearly all of these shards have, and how many. Found once: shards with names of their own are a set each, and
+/// to look through all names for each of thousands of sets takes seconds.
+fn usual<'a>(mut counts: BTreeMap<&'a str, usize>, all: usize) -> BTreeMap<&'a str, usize> {
+    counts.retain(|_, count| all >= SHARDS_MIN && *count * 4 >= all * 3);
+    counts
+}
+
 fn verdict(
     objects: &BTreeSet<String>,
     applied: &[RecordedMigration],
-    counts: &BTreeMap<&str, usize>,
+    usual: &BTreeMap<&str, usize>,
     all: usize,
 ) -> Option<String> {
     let ours: Vec<&str> = own::functions(applied).filter(|name| !objects.contains(*name)).collect();
-    let usual = counts.iter().filter(|(_, count)| all >= SHARDS_MIN && **count * 4 >= all * 3);
-    let gone: Vec<(&str, usize)> =
-        usual.map(|(name, count)| (*name, *count)).filter(|(name, _)| !objects.contains(*name)).collect();
+    let mut gone: Vec<(&str, usize)> =
+        usual.iter().map(|(name, count)| (*name, *count)).filter(|(name, _)| !objects.contains(*name)).collect();
+    // Not all are named, and rows matter most.
+    gone.sort_by_key(|(name, _)| !name.starts_with("table "));
     let how = if objects.is_empty() { "is empty: it lacks" } else { "lacks" };
     match (gone.as_slice(), ours.as_slice()) {
         ([], []) => None,
@@ -139,6 +148,12 @@ mod tests {
                 "5 is empty: it lacks table photos, table users, which 9 of 11 shards with the same migrations have",
             ]
         );
+        // Where not all are named, tables are.
+        let many: Vec<String> = (0..9).map(|number| format!("function f{number}")).chain(["table z".into()]).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let said = found(&["0001_a"], &[(&many, &[0, 1, 2, 3]), (&[], &[5])]);
+        assert!(said[0].starts_with("5 is empty: it lacks table z, function f0,"), "{said:?}");
+        assert!(said[0].contains(", function f6, and 2 more, which 4 of 5"), "{said:?}");
         // What half of them have is not missing in the others, and two shards prove nothing.
         assert_eq!(found(&["0001_a"], &[(full, &[0, 1]), (half, &[2, 3])]), [""; 0]);
         assert_eq!(found(&["0001_a"], &[(full, &[0]), (&[], &[1])]), [""; 0]);

@@ -237,6 +237,11 @@ on_each_version! {
         }
         assert_eq!(world.everything().await, before);
         world.run(&["move", "3", "--to", "db2", "--plan"]).await.ended(0);
+        // Its name has the shard's number, and so no other shard has it.
+        db1.batch_execute("DROP FUNCTION shard_0003.id_raise_3()").await.unwrap();
+        let lost = "objects_missing: shard 3: its schema lacks function id_raise_N, which 14 of 16 shards";
+        let said = findings(&world, &["check"]).await;
+        assert!(said.iter().any(|said| said.starts_with(lost)), "{said:#?}");
     }
 
     /// One shard that has run another text keeps all others, on every host, from getting anything.
