@@ -55,6 +55,16 @@ impl Finding {
         Finding { severity, code, host: None, shards: Vec::new(), message: why, remedy }
     }
 
+    /// The finding that nobody can read the kept map now; `why` says what is in the way.
+    pub fn unreachable_map(why: &str) -> Finding {
+        let (severity, code) = (Severity::Error, "map_unreachable");
+        let message = format!("the map cannot be read: {why}");
+        let remedy = "have its database answer: routers go on with the map that they have, and no move begins until \
+                      then"
+            .to_owned();
+        Finding { severity, code, host: None, shards: Vec::new(), message, remedy }
+    }
+
     /// That the folder of the shard migrations is not there, or that a file in it is wrong; `why` says which.
     pub fn unusable_migrations(why: String) -> Finding {
         let (severity, code) = (Severity::Error, "migrations_unusable");

@@ -43,6 +43,7 @@ mod settings;
 mod shape;
 mod sources;
 mod status;
+mod streams;
 #[cfg(test)]
 pub(crate) mod tables;
 
@@ -76,3 +77,4 @@ pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
 pub use rights::{Grants, Purpose, rights, shard_migration};
 pub use sources::sources;
 pub use status::{HostStatus, Surroundings, host_status, surroundings};
+pub use streams::{Slot, StreamReader, Streams, streams};

@@ -3,6 +3,7 @@
 
 mod browser;
 mod client;
+mod driver;
 mod safe;
 
 use std::fs;
@@ -12,8 +13,8 @@ use pgshard::dev::StopMode;
 use serde_json::Value;
 
 use crate::support::{World, contract};
-use browser::Browser;
 use client::Console;
+use driver::Browser;
 
 /// What `/api/…` has is what the command prints, and has the same schema.
 #[tokio::test(flavor = "multi_thread")]
@@ -42,6 +43,12 @@ async fn json_is_what_the_commands_print() {
     let shown = console.get(&format!("/api/moves/{id}"));
     contract::keeps(&["moves", "show"], &shown.body, "");
     assert_eq!(shown.json(), world.run(&["moves", "show", &id]).await.last());
+    // The beginning of its ID is enough, as for the command.
+    assert_eq!(console.get(&format!("/api/moves/{}", &id[..8])).json(), shown.json());
+    assert!(console.get(&format!("/moves/{}", &id[..8])).body.contains(&id));
+    for (path, says) in [("/api/moves/abc", "too little of an ID"), ("/api/moves/ffffffff", "no move's ID begins")] {
+        assert!(console.get(path).json()["message"].as_str().unwrap().contains(says), "{path}");
+    }
     for (path, status) in
         [("/api/moves/x", 404), ("/api/other", 404), ("/api/rebalance?by=x", 400), ("/api/ids/x", 400)]
     {
@@ -122,7 +129,7 @@ async fn the_map_of_another_time() {
 
     // By the slider, without loading the page again.
     let browser = Browser::open(1280, 900);
-    browser.go(&console, "/shards");
+    browser.go(&console.address, "/shards");
     browser.until("document.querySelector('[data-host=db2]').children.length === 5");
     browser.value(
         "(() => { const range = document.getElementById('version'); range.value = range.min;
@@ -131,6 +138,45 @@ async fn the_map_of_another_time() {
     browser.until("document.querySelector('[data-host=db2]').children.length === 4");
     browser.until("document.body.innerText.includes('not the map of today')");
     assert_eq!(browser.complaints(), [""; 0]);
+}
+
+/// A map that cannot be read is shown as it was, and nobody is told to make it again; without one the reason is shown.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_map_out_of_reach() {
+    let world = World::new(&[18, older!(), 18], 12).await;
+    let text = fs::read_to_string(&world.config.path).unwrap();
+    let head = &text[..text.find("[map]").unwrap()];
+    let fleet = format!("{head}[map]\nstore = \"postgres\"\nurl = \"{}\"\n", world.servers.server(2).url());
+    let fleet = world.write("fleet.toml", &fleet);
+    let path = fleet.to_str().unwrap();
+    world.run(&["--config", path, "map", "import", world.config.path.to_str().unwrap()]).await.ended(0);
+    let args = ["--floor-s", "1", "--timeout-s", "2"];
+    let console = Console::on(&fleet, &args);
+    console.seen("/shards", "data-shards=\"4-7\"");
+    let server = world.servers.server(2);
+    server.stop(StopMode::Immediate).unwrap();
+    let then = console.seen("/shards", "the map cannot be read");
+    assert!(then.contains("data-shards=\"4-7\"") && then.contains("This is how it was at"), "{then}");
+    let shard = console.get("/shards/5").body;
+    assert!(shard.contains("as it was read at") && shard.contains("serves it"), "{shard}");
+    // One that has never read it. The hosts that answer are shown all the same.
+    let other = Console::on(&fleet, &args);
+    let none = other.seen("/shards", "map_unreachable");
+    assert!(none.contains("The map cannot be read") && !none.contains("data-shards"), "{none}");
+    assert_eq!(other.get("/hosts").body.matches("badge good\">answers").count(), 2);
+    for console in [&console, &other] {
+        let map = console.get("/api/map");
+        assert_eq!(map.status, 503);
+        contract::keeps(&["check"], "", &map.body);
+        let findings = console.get("/api/check").json()["findings"].clone();
+        assert!(
+            findings[0]["code"] == "map_unreachable" && !findings.to_string().contains("map rebuild"),
+            "{findings}"
+        );
+    }
+    server.start().unwrap();
+    console.until("/shards", |page| page.contains("data-shards=\"4-7\"") && !page.contains("cannot be read"));
+    other.seen("/shards", "data-shards=\"4-7\"");
 }
 
 /// Every page says what there is, and nothing in it needs more than its policy allows.

@@ -13,12 +13,14 @@ use pgshard::map::{HostName, ShardMap};
 use pgshard::mover::{Entry, Hosts, Mover, Observer, Options};
 use pgshard::pg::ConnectError;
 use pgshard::schema::{
-    self, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations, Severity, Sizes, Survey,
+    self, ClockFacts, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations, Severity, Sizes,
+    Streams, Survey,
 };
-use pgshard::store::MapStore;
+use pgshard::store::{MapStore, StoreError};
 
 use super::check::{BETWEEN_LOOKS, LOOKS_MAX};
 use crate::context;
+use crate::failure::chain;
 
 /// How much the hosts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,17 +72,22 @@ pub(super) struct Host {
     pub(super) shards: Option<usize>,
     pub(super) load: Option<HostLoad>,
     pub(super) status: Option<HostStatus>,
+    /// Its slots, and who streams from it.
+    pub(super) streams: Option<Streams>,
     /// When, and what the shards weigh that it owns. The sizes are estimates.
     pub(super) measured: Option<(Instant, BTreeMap<ShardId, Measure>)>,
 }
 
-/// Asks config, map and hosts.
-pub(super) async fn gather(path: &Path, bound: Duration, depth: Depth) -> Gathered {
+/// What hosts said of their clocks before, for those that need not say it again.
+pub(super) type Clocks = BTreeMap<HostName, ClockFacts>;
+
+/// Asks config, map and hosts. A host in `clocks` is not asked for its clocks, which cost it more than all else.
+pub(super) async fn gather(path: &Path, bound: Duration, depth: Depth, clocks: &Clocks) -> Gathered {
     let began = Instant::now();
     let mut gathered = Gathered::default();
     match context::config(Some(path)) {
         Ok(config) => {
-            hosts(&config, bound, depth, &mut gathered).await;
+            hosts(&config, bound, depth, clocks, &mut gathered).await;
             gathered.config = Some(config);
         }
         Err(failure) => {
@@ -92,8 +99,8 @@ pub(super) async fn gather(path: &Path, bound: Duration, depth: Depth) -> Gather
     gathered
 }
 
-async fn hosts(config: &Config, bound: Duration, depth: Depth, gathered: &mut Gathered) {
-    let asked = join_all(config.hosts.values().map(|host| ask(config, host, bound, depth)));
+async fn hosts(config: &Config, bound: Duration, depth: Depth, clocks: &Clocks, gathered: &mut Gathered) {
+    let asked = join_all(config.hosts.values().map(|host| ask(config, host, bound, depth, clocks)));
     let map_store = config.map_store();
     let map = tokio::time::timeout(bound, map_store.load());
     let (answers, map) = tokio::join!(asked, map);
@@ -107,8 +114,19 @@ async fn hosts(config: &Config, bound: Duration, depth: Depth, gathered: &mut Ga
     }
     match map {
         Ok(Ok(map)) => judge(config, map, bound, depth, gathered).await,
-        Ok(Err(error)) => gathered.findings.push(Finding::damaged_map(error.to_string())),
-        Err(_) => gathered.findings.push(Finding::damaged_map("its database did not answer in time".to_owned())),
+        Ok(Err(error)) => gathered.findings.push(no_map(&error)),
+        Err(_) => gathered.findings.push(Finding::unreachable_map("its database did not answer in time")),
+    }
+}
+
+/// What to do differs: a map that is damaged is made again, one that is out of reach is not.
+fn no_map(error: &StoreError) -> Finding {
+    match error {
+        StoreError::Damaged { .. }
+        | StoreError::NoMap { .. }
+        | StoreError::NotInstalled { .. }
+        | StoreError::Text { .. } => Finding::damaged_map(error.to_string()),
+        error => Finding::unreachable_map(&chain(error).join(": ")),
     }
 }
 
@@ -127,8 +145,11 @@ async fn judge(config: &Config, mut map: ShardMap, bound: Duration, depth: Depth
         if let Ok(Ok(newer)) = tokio::time::timeout(bound, config.map_store().load()).await {
             map = newer;
         }
-        if let Ok(again) = tokio::time::timeout(bound, schema::survey_with_clocks(heard)).await {
-            gathered.survey.extend(again);
+        if let Ok(again) = tokio::time::timeout(bound, schema::survey(heard)).await {
+            for (name, facts) in again {
+                let clock = gathered.survey.get(&name).and_then(|facts| facts.as_ref().ok()?.clock.clone());
+                gathered.survey.insert(name, facts.map(|facts| HostFacts { clock, ..facts }));
+            }
         }
         gathered.findings = schema::check(&map, &gathered.survey, &cluster, folder);
     }
@@ -181,11 +202,13 @@ struct Answer {
 }
 
 /// Asks one host. If it takes longer than the limit, it counts as out of reach, and no other host waits for it.
-async fn ask(config: &Config, host: &HostConfig, bound: Duration, depth: Depth) -> Answer {
+async fn ask(config: &Config, host: &HostConfig, bound: Duration, depth: Depth, clocks: &Clocks) -> Answer {
     let (name, connect) = (host.name.clone(), &host.connect);
     let facts = async {
-        let mut survey = schema::survey_with_clocks([(name.clone(), connect.clone())]).await;
-        survey.remove(&name)
+        let hosts = [(name.clone(), connect.clone())];
+        let Some(clock) = clocks.get(&name) else { return schema::survey_with_clocks(hosts).await.remove(&name) };
+        let facts = schema::survey(hosts).await.remove(&name)?;
+        Some(facts.map(|facts| HostFacts { clock: Some(clock.clone()), ..facts }))
     };
     let application_name = if depth == Depth::Pages { "pgshard console" } else { "pgshard exporter" };
     let load = async {
@@ -194,6 +217,7 @@ async fn ask(config: &Config, host: &HostConfig, bound: Duration, depth: Depth) 
         found.load = schema::host_load(connection.client()).await.ok();
         if depth == Depth::Pages {
             found.status = schema::host_status(connection.client()).await.ok();
+            found.streams = schema::streams(connection.client()).await.ok();
             // It may wait for a lock of somebody else's, which says nothing about the host.
             let measured = tokio::time::timeout(bound / 2, schema::measure(connection.client(), Sizes::Estimated));
             found.measured = measured.await.ok().and_then(Result::ok).map(|measures| (Instant::now(), measures));

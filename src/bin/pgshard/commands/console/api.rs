@@ -24,6 +24,7 @@ use super::pages::plan::Planning;
 use super::route::Spread;
 use super::serve::Served;
 use super::snapshot::Snapshot;
+use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Said, line};
 use crate::values;
@@ -63,7 +64,7 @@ fn failed(status: StatusCode, failure: &Failure) -> Response {
 
 /// Answers from what was seen last, or says why nothing was.
 async fn with<T: Serialize>(served: &Served, answer: impl FnOnce(&Snapshot) -> Option<T>) -> Response {
-    let Some(seen) = served.collector.now(served.collector.whole_look()).await else {
+    let Some(seen) = served.collector.fresh().await else {
         return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
     };
     match answer(&seen) {
@@ -76,7 +77,7 @@ async fn with<T: Serialize>(served: &Served, answer: impl FnOnce(&Snapshot) -> O
 }
 
 async fn check(State(served): State<Arc<Served>>) -> Response {
-    let Some(seen) = served.collector.now(served.collector.whole_look()).await else {
+    let Some(seen) = served.collector.fresh().await else {
         return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
     };
     Json(Report::about(seen.findings())).into_response()
@@ -90,7 +91,7 @@ fn listed(seen: &Snapshot) -> Hosts {
     let host = |(name, host): (&pgshard::map::HostName, &super::super::gather::Host)| {
         let shown = match &host.status {
             Some(status) if host.is_up => ListedHost::answered(status),
-            _ => ListedHost::Silent { error: super::pages::why_silent(seen, name) },
+            _ => ListedHost::Silent { error: seen.why_silent(name) },
         };
         (name.to_string(), shown)
     };
@@ -118,14 +119,19 @@ async fn moves(State(served): State<Arc<Served>>) -> Response {
 }
 
 async fn one_move(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Response {
-    let Some(seen) = served.collector.now(served.collector.whole_look()).await else {
+    let Some(seen) = served.collector.fresh().await else {
         return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
     };
-    let entries: Vec<_> = seen.gathered.entries.iter().filter(|entry| entry.id.to_string() == id).collect();
-    match entries.first() {
-        Some(first) => Json(ShowReport::about(first.id, entries.iter().copied())).into_response(),
-        None => refused(StatusCode::NOT_FOUND, "no host that answers knows this move", Some("/api/moves lists them")),
+    let id = match seen.move_named(&id) {
+        Ok(id) => id,
+        Err(failure) if failure.exit() == Exit::Usage => return failed(StatusCode::NOT_FOUND, &failure),
+        Err(failure) => return failed(StatusCode::SERVICE_UNAVAILABLE, &failure),
+    };
+    let entries = seen.entries_of(id);
+    if entries.is_empty() {
+        return refused(StatusCode::NOT_FOUND, "no host that answers knows this move", Some("/api/moves lists them"));
     }
+    Json(ShowReport::about(id, entries)).into_response()
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -142,7 +148,7 @@ async fn balance(State(served): State<Arc<Served>>, uri: Uri) -> Response {
         return refused(StatusCode::BAD_REQUEST, "a plan is by count, bytes or writes", None);
     };
     let spread = *spread;
-    let Some(seen) = served.collector.now(served.collector.whole_look()).await else {
+    let Some(seen) = served.collector.fresh().await else {
         return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
     };
     let answered = tokio::task::spawn_blocking(move || match Planning::new(&seen, spread) {
@@ -186,7 +192,7 @@ async fn locate(State(served): State<Arc<Served>>, uri: Uri) -> Response {
         Ok(target) => target,
         Err(failure) => return failed(StatusCode::BAD_REQUEST, &failure),
     };
-    let Some(seen) = served.collector.now(served.collector.whole_look()).await else {
+    let Some(seen) = served.collector.fresh().await else {
         return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
     };
     let (Some(config), Some(map)) = (&seen.gathered.config, seen.map()) else {

@@ -8,16 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::config::{Config, ConfigStore};
 use pgshard::map::HostName;
 use pgshard::mover::{MoveId, Mover, StreamProgress};
-use pgshard::schema::Measure;
+use pgshard::schema::{FactsError, HostFacts, Measure};
 use pgshard::store::postgres::Publication;
 use tokio::sync::{Notify, watch};
 
-use super::super::gather::{self, Depth, Gathered, gather};
+use super::super::gather::{self, Clocks, Depth, Gathered, gather};
 use super::super::moves::Meter;
 use super::snapshot::{OpenMove, Snapshot};
 use crate::context;
@@ -30,6 +31,10 @@ const FOLLOWED_MAX: usize = 8;
 
 /// Between two looks at open moves.
 const MOVES_EVERY: Duration = Duration::from_secs(2);
+
+/// How often hosts are asked for their clocks and those of their shards' IDs. That opens two sequences of each shard, and
+/// neither clock goes wrong from one look to the next.
+const CLOCKS_EVERY: Duration = Duration::from_secs(60);
 
 /// How long an answer of before is good enough, beside the shortest time, for a page that then follows by itself.
 const STILL_GOOD: Duration = Duration::from_secs(2);
@@ -79,7 +84,7 @@ impl Collector {
     pub(super) fn start(config: PathBuf, floor: Duration, bound: Duration) -> Collector {
         let wanted = Arc::new(Wanted::default());
         let (sender, seen) = watch::channel(None);
-        let task = Task { config, floor, bound, wanted: wanted.clone(), meters: BTreeMap::new() };
+        let task = Task { config, floor, bound, wanted: wanted.clone(), meters: BTreeMap::new(), clocks: None };
         tokio::spawn(task.run(sender));
         Collector { wanted, seen, floor, bound }
     }
@@ -96,8 +101,7 @@ impl Collector {
     pub(super) async fn now(&self, patience: Duration) -> Seen {
         let mut seen = self.seen.clone();
         let last = seen.borrow_and_update().clone();
-        let age = last.as_ref().map(|last| Timestamp::now().duration_since(last.at).unsigned_abs());
-        if age.is_some_and(|age| age < self.floor + STILL_GOOD) {
+        if last.as_ref().is_some_and(|last| last.age() < self.floor + STILL_GOOD) {
             return last;
         }
         self.wanted.asked.store(true, Ordering::Relaxed);
@@ -106,9 +110,12 @@ impl Collector {
         seen.borrow().clone()
     }
 
-    /// Long enough for a whole look.
-    pub(super) fn whole_look(&self) -> Duration {
-        self.bound * 4
+    /// The same, with the patience for a whole look; `None` rather than something old, for a program that would take it
+    /// for what is.
+    pub(super) async fn fresh(&self) -> Seen {
+        let whole_look = self.bound * 4;
+        let seen = self.now(whole_look).await;
+        seen.filter(|seen| seen.age() < self.floor + STILL_GOOD + whole_look)
     }
 
     /// The shortest time between two looks.
@@ -124,6 +131,8 @@ struct Task {
     wanted: Arc<Wanted>,
     /// How fast each open move copies.
     meters: BTreeMap<MoveId, Meter>,
+    /// What hosts said of their clocks, and when they were asked.
+    clocks: Option<(Instant, Clocks)>,
 }
 
 impl Task {
@@ -149,7 +158,16 @@ impl Task {
 
     /// A whole look.
     async fn look(&mut self, last: Option<&Snapshot>) -> Snapshot {
-        let gathered = gather(&self.config, self.bound, Depth::Pages).await;
+        let (asked, kept) = self
+            .clocks
+            .take()
+            .filter(|(asked, _)| asked.elapsed() < CLOCKS_EVERY)
+            .unwrap_or((Instant::now(), Clocks::new()));
+        let gathered = gather(&self.config, self.bound, Depth::Pages, &kept).await;
+        let clock = |(name, facts): (&HostName, &Result<HostFacts, FactsError>)| {
+            Some((name.clone(), facts.as_ref().ok()?.clock.clone()?))
+        };
+        self.clocks = Some((asked, gathered.survey.iter().filter_map(clock).collect()));
         let mut heard = last.map(|last| last.heard.clone()).unwrap_or_default();
         let at = Timestamp::now();
         heard.retain(|name, _| gathered.hosts.contains_key(name));
@@ -160,8 +178,13 @@ impl Task {
             None => Arc::default(),
         };
         let (open, reverse_streams) = self.moves(&gathered).await;
+        let before = || {
+            let last = last?;
+            last.map_before.clone().or_else(|| Some(Arc::new((last.at, last.map()?.clone()))))
+        };
         Snapshot {
             at,
+            map_before: if gathered.map.is_none() { before() } else { None },
             heard,
             writes: Arc::new(writes(&gathered, last)),
             history,
@@ -180,6 +203,7 @@ impl Task {
         Snapshot {
             at: Timestamp::now(),
             open,
+            map_before: snapshot.map_before.clone(),
             heard: snapshot.heard.clone(),
             writes: snapshot.writes.clone(),
             history: snapshot.history.clone(),
@@ -199,13 +223,15 @@ impl Task {
         let open = gathered.entries.iter().filter(|entry| !entry.phase.is_ended());
         let ids: BTreeSet<MoveId> = open.map(|entry| entry.id).collect();
         self.meters.retain(|id, _| ids.contains(id));
+        // The newest: an ID begins with its time. At the same time, so that a host that has just fallen silent holds up
+        // all of them for one limit, and not for one limit each.
+        let bound = self.bound;
+        let ask = |id| async move { tokio::time::timeout(bound, mover.progress(id)).await };
+        let asked = join_all(ids.into_iter().rev().take(FOLLOWED_MAX).map(ask)).await;
         let mut moves = Vec::new();
-        // The newest: an ID begins with its time.
-        for id in ids.into_iter().rev().take(FOLLOWED_MAX) {
-            if let Ok(Ok(progress)) = tokio::time::timeout(self.bound, mover.progress(id)).await {
-                let rate = self.meters.entry(id).or_default().saw(&progress);
-                moves.push(OpenMove { progress: Arc::new(progress), rate });
-            }
+        for progress in asked.into_iter().flatten().flatten() {
+            let rate = self.meters.entry(progress.id).or_default().saw(&progress);
+            moves.push(OpenMove { progress: Arc::new(progress), rate });
         }
         moves
     }

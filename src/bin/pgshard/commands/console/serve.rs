@@ -57,7 +57,7 @@ pub(super) async fn connection(stream: TcpStream, router: Router) {
 }
 
 async fn metrics(State(served): State<Arc<Served>>) -> Response {
-    let Some(seen) = served.collector.now(served.collector.whole_look()).await else {
+    let Some(seen) = served.collector.fresh().await else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked\n").into_response();
     };
     ([(CONTENT_TYPE, exporter::KIND)], exporter::written(&seen.gathered)).into_response()

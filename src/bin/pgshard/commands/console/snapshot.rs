@@ -2,22 +2,26 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::map::{HostName, ShardMap};
-use pgshard::mover::{Entry, Progress, StreamProgress};
+use pgshard::mover::{Entry, MoveId, Progress, StreamProgress};
 use pgshard::schema::{Finding, HostFacts, Severity};
 use pgshard::store::postgres::Publication;
 
 use super::super::gather::{Gathered, Host};
-use super::super::moves::Rate;
+use super::super::moves::{Rate, among};
+use crate::failure::{Failure, chain};
 
 /// What is shown until the next look.
 pub(super) struct Snapshot {
     /// When the look ended.
     pub(super) at: Timestamp,
     pub(super) gathered: Arc<Gathered>,
+    /// The map that was read last, and when, if it cannot be read now.
+    pub(super) map_before: Option<Arc<(Timestamp, ShardMap)>>,
     /// When each host answered last.
     pub(super) heard: BTreeMap<HostName, Timestamp>,
     /// Rows written a second, of shards that were measured twice on one host.
@@ -45,6 +49,11 @@ pub(super) struct Weight {
 }
 
 impl Snapshot {
+    /// How long ago the look ended.
+    pub(super) fn age(&self) -> Duration {
+        Timestamp::now().duration_since(self.at).unsigned_abs()
+    }
+
     /// The host with this name, if it answered.
     pub(super) fn host(&self, name: &HostName) -> Option<&Host> {
         self.gathered.hosts.get(name)
@@ -58,6 +67,14 @@ impl Snapshot {
     /// Whether the host did not answer.
     pub(super) fn is_silent(&self, name: &HostName) -> bool {
         self.host(name).is_none_or(|host| !host.is_up)
+    }
+
+    /// Why a host said nothing.
+    pub(super) fn why_silent(&self, name: &HostName) -> String {
+        match self.gathered.survey.get(name) {
+            Some(Err(error)) => chain(error).join(": "),
+            _ => "it did not answer in time".to_owned(),
+        }
     }
 
     /// Every finding, the worst first.
@@ -94,9 +111,31 @@ impl Snapshot {
         self.history.iter().find(|publication| publication.map.version().get() <= version)
     }
 
+    /// The map to show: the one that is kept; where it cannot be read, the one that was read last, and when.
+    pub(super) fn map_shown(&self) -> Option<(&ShardMap, Option<Timestamp>)> {
+        let before = || self.map_before.as_deref().map(|(at, map)| (map, Some(*at)));
+        self.map().map(|map| (map, None)).or_else(before)
+    }
+
     /// The map that is kept.
     pub(super) fn map(&self) -> Option<&ShardMap> {
         self.gathered.map.as_ref()
+    }
+
+    /// The move with this ID, or the only one whose ID begins so.
+    ///
+    /// # Errors
+    /// As for the commands, when there is no such move, several are meant, or a host that was silent may have another.
+    pub(super) fn move_named(&self, text: &str) -> Result<MoveId, Failure> {
+        let silent = self.gathered.hosts.iter().filter(|(_, host)| !host.is_up);
+        among(text, &self.gathered.entries, silent.map(|(name, _)| (name, self.why_silent(name))))
+    }
+
+    /// What the journals say of one move, by shards.
+    pub(super) fn entries_of(&self, id: MoveId) -> Vec<&Entry> {
+        let mut entries: Vec<&Entry> = self.gathered.entries.iter().filter(|entry| entry.id == id).collect();
+        entries.sort_by_key(|entry| entry.shard);
+        entries
     }
 
     /// What the journals say of one shard, the newest move first.

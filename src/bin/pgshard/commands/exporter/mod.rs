@@ -19,7 +19,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::Mutex;
 
-use super::gather::{Depth, gather};
+use super::gather::{Clocks, Depth, gather};
 use super::listen::{self, HEADER_TIMEOUT};
 use crate::args::Exporter;
 use crate::context;
@@ -99,7 +99,7 @@ impl Shared {
         {
             return text.clone();
         }
-        let text = Bytes::from(written(&gather(&self.config, self.bound, Depth::Metrics).await));
+        let text = Bytes::from(written(&gather(&self.config, self.bound, Depth::Metrics, &Clocks::new()).await));
         *last = Some((Instant::now(), text.clone()));
         text
     }

@@ -1,7 +1,9 @@
 //! Finds the move that is meant: by its ID, by the beginning of its ID, or because it is the only one.
 
+use std::collections::BTreeSet;
+
 use pgshard::map::HostName;
-use pgshard::mover::{Error, Heard, MoveId, Mover, Phase};
+use pgshard::mover::{Entry, Heard, MoveId, Mover, Phase};
 
 use super::chain;
 use crate::exit::Exit;
@@ -51,7 +53,7 @@ pub(super) async fn find(mover: &Mover, id: Option<&str>, fits: Fits) -> Result<
         return named(mover, id).await;
     }
     let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
-    may_have_more(&silent)?;
+    may_have_more(silent.first().map(|(host, error)| (host, chain(error))))?;
     let mut ids: Vec<MoveId> = entries.iter().filter(|entry| fits.takes(entry.phase)).map(|entry| entry.id).collect();
     ids.dedup();
     match ids.as_slice() {
@@ -72,6 +74,31 @@ pub(super) async fn named(mover: &Mover, text: &str) -> Result<MoveId, Failure> 
     if let Ok(id) = text.parse() {
         return Ok(id);
     }
+    let prefix = beginning(text)?;
+    let Heard { found: entries, unknown: silent, .. } = mover.list_all().await;
+    may_have_more(silent.first().map(|(host, error)| (host, chain(error))))?;
+    only(&prefix, &entries)
+}
+
+/// The same among entries that were read, where these hosts were silent, for the reason beside them.
+///
+/// # Errors
+/// As [`find`].
+pub(in super::super) fn among<'a>(
+    text: &str,
+    entries: &[Entry],
+    mut silent: impl Iterator<Item = (&'a HostName, String)>,
+) -> Result<MoveId, Failure> {
+    if let Ok(id) = text.parse() {
+        return Ok(id);
+    }
+    let prefix = beginning(text)?;
+    may_have_more(silent.next())?;
+    only(&prefix, entries)
+}
+
+/// The beginning of an ID, as it is compared.
+fn beginning(text: &str) -> Result<String, Failure> {
     let prefix = text.trim().to_ascii_lowercase();
     if prefix.is_empty() || !prefix.chars().all(|c| c.is_ascii_hexdigit() || c == '-') {
         return Err(Failure::usage(format!("{text:?} is not the ID of a move")).hint(LIST));
@@ -80,11 +107,14 @@ pub(super) async fn named(mover: &Mover, text: &str) -> Result<MoveId, Failure> 
         let error = format!("{text:?} is too little of an ID: {PREFIX_MIN} characters are needed");
         return Err(Failure::usage(error).hint(LIST));
     }
-    let Heard { found: entries, unknown: silent, .. } = mover.list_all().await;
-    may_have_more(&silent)?;
-    let mut ids: Vec<MoveId> =
-        entries.iter().map(|entry| entry.id).filter(|id| id.to_string().starts_with(&prefix)).collect();
-    ids.dedup();
+    Ok(prefix)
+}
+
+/// The only move whose ID begins so.
+fn only(prefix: &str, entries: &[Entry]) -> Result<MoveId, Failure> {
+    let ids: BTreeSet<MoveId> =
+        entries.iter().map(|entry| entry.id).filter(|id| id.to_string().starts_with(prefix)).collect();
+    let ids: Vec<MoveId> = ids.into_iter().collect();
     match ids.as_slice() {
         [only] => Ok(*only),
         [] => Err(Failure::usage(format!("no move's ID begins with {prefix}")).hint(LIST)),
@@ -96,9 +126,9 @@ pub(super) async fn named(mover: &Mover, text: &str) -> Result<MoveId, Failure> 
 }
 
 /// A host that does not answer may have another move that fits.
-fn may_have_more(silent: &[(HostName, Error)]) -> Result<(), Failure> {
-    let Some((host, error)) = silent.first() else { return Ok(()) };
-    let error = format!("host {host} may have a move too: {}", chain(error));
+fn may_have_more(silent: Option<(&HostName, String)>) -> Result<(), Failure> {
+    let Some((host, why)) = silent else { return Ok(()) };
+    let error = format!("host {host} may have a move too: {why}");
     Err(Failure::new(Exit::Failed, error).hint("name the move by its whole ID, see `pgshard moves list`"))
 }
 

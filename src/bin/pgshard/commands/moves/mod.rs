@@ -35,6 +35,7 @@ pub(crate) use ask::{Requested as AskedToStop, stop};
 pub(super) use audit::word as audit_word;
 pub(crate) use complete::complete_all;
 pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell, tell_by_cause};
+pub(super) use find::among;
 pub(super) use list::back;
 pub(crate) use list::{ListReport, Listed, ShowReport, Which, list, show};
 pub(crate) use progress::{Line, shown, watch};

@@ -42,6 +42,11 @@ function arrange(order) {
 
 function take(event) {
   const parts = JSON.parse(event.data);
+  // What was loaded before there was anything to show has no search and no slider: they are no parts.
+  if ("" in parts && document.getElementById("nothing") && parts[""] !== "nothing") {
+    location.reload();
+    return;
+  }
   if ("" in parts) arrange(parts[""]);
   for (const [id, html] of Object.entries(parts)) if (id) replace(id, html);
   document.body.dataset.fresh = String(Number(document.body.dataset.fresh || 0) + 1);

@@ -2,11 +2,11 @@
 
 use maud::{Markup, html};
 use pgshard::config::{Config, HostConfig};
-use pgshard::schema::{HostFacts, HostStatus, SlotLoad};
+use pgshard::schema::{HostFacts, HostStatus, Slot, StreamReader};
 
 use super::super::super::gather::Host;
 use super::super::snapshot::Snapshot;
-use super::words::{command, day_and_clock, text, why_silent};
+use super::words::{command, day_and_clock, text};
 use super::{Page, Part, draw};
 use crate::output::{counted, size};
 
@@ -42,14 +42,14 @@ fn card(seen: &Snapshot, config: &HostConfig, share: f64) -> Markup {
                 }
             }
             @if is_silent {
-                p { (text(&why_silent(seen, &config.name))) }
+                p { (text(&seen.why_silent(&config.name))) }
                 @if let Some(at) = seen.heard.get(&config.name) { p.faint { "It answered last at "
                     (day_and_clock(*at)) " UTC." } }
                 p { (command("pgshard check")) " " (command(format!("pgshard explain {}", "host_unreachable"))) }
             } @else if let Some(host) = found {
                 (numbers(seen, config, host, share))
                 @if let Some(facts) = seen.facts(&config.name) { (settings(facts)) }
-                @if let Some(load) = &host.load { (slots(&load.slots)) }
+                @if let Some(streams) = &host.streams { (slots(&streams.slots)) (readers(&streams.readers)) }
                 p { (command(format!("pgshard drain {} --plan", config.name))) }
             }
         }
@@ -120,16 +120,53 @@ fn settings(facts: &HostFacts) -> Markup {
     }
 }
 
-fn slots(slots: &[SlotLoad]) -> Markup {
+fn slots(slots: &[Slot]) -> Markup {
     html! {
         @if !slots.is_empty() {
             div.scroll { table {
-                thead { tr { th { "slot of a move" } th { "read" } th.right { "WAL kept" } th.right { "behind" } } }
+                thead { tr { th { "slot" } th { "read" } th.right { "WAL kept" } th.right { "behind" } } }
                 tbody { @for slot in slots { tr {
-                    td { code { (text(&slot.name)) } }
+                    td { code { (text(&slot.name)) } " " span.faint { (kind(slot)) } }
                     td { @if slot.active { "now" } @else { span.badge.warning { "by nobody" } } }
-                    td.right { (slot.kept.map_or_else(|| "lost".to_owned(), size)) }
+                    td.right { (slot.kept.map_or_else(|| "-".to_owned(), size)) (in_danger(slot)) }
                     td.right { (slot.behind.map_or_else(|| "-".to_owned(), size)) }
+                } } }
+            } }
+        }
+    }
+}
+
+fn kind(slot: &Slot) -> Markup {
+    html! {
+        @if slot.name.starts_with("pgshard_") { "of a move" } @else { (text(&slot.kind)) }
+        @if let Some(database) = &slot.database { ", " (text(database)) }
+    }
+}
+
+/// What `max_slot_wal_keep_size` has taken from a slot, or is about to.
+fn in_danger(slot: &Slot) -> Markup {
+    html! {
+        @match slot.wal_status.as_deref() {
+            Some("lost") => { " " span.badge.error { "lost" } },
+            Some("unreserved") => { " " span.badge.warning { "soon lost" } },
+            _ => {},
+        }
+    }
+}
+
+fn readers(readers: &[StreamReader]) -> Markup {
+    let own = |words: &Option<String>| text(words.as_deref().filter(|words| !words.is_empty()).unwrap_or("-"));
+    html! {
+        @if !readers.is_empty() {
+            div.scroll { table {
+                thead { tr { th { "standby, or who else streams" } th { "state" } th.right { "behind" } th.right {
+                    "for" } } }
+                tbody { @for reader in readers { tr {
+                    td { (own(&reader.name)) }
+                    td { @if reader.state.is_none() { span.faint { "told to pg_monitor only" } }
+                        @else { (own(&reader.state)) " " span.faint { (own(&reader.sync_state)) } } }
+                    td.right { (reader.lag_bytes.map_or_else(|| "-".to_owned(), size)) }
+                    td.right { (reader.lag_ms.map_or_else(|| "-".to_owned(), draw::milliseconds)) }
                 } } }
             } }
         }

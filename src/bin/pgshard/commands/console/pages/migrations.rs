@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::super::super::migrate::{MigrationStatus, Status};
 use super::super::snapshot::Snapshot;
-use super::words::{advice, command, how_many, short, text};
+use super::words::{advice, command, how_many, no_map, short, text};
 use super::{Page, Part, draw};
 use crate::output::counted;
 
@@ -12,8 +12,7 @@ pub(super) fn page(seen: &Snapshot) -> Page {
     let gathered = &seen.gathered;
     let fixed = html! { h1 { "Migrations" } };
     let Some(map) = seen.map() else {
-        let missing = html! { div.card.bad { p { "The map cannot be read: " (command("pgshard check")) } } };
-        return Page::new("Migrations", "/migrations", fixed, vec![Part::new("summary", missing)]);
+        return Page::new("Migrations", "/migrations", fixed, vec![Part::new("summary", no_map(seen))]);
     };
     let status = Status::by(&gathered.migrations, &gathered.mistakes, map, &gathered.survey);
     let parts = vec![

@@ -28,8 +28,6 @@ use super::asset::MARK;
 use super::route::Route;
 use super::snapshot::Snapshot;
 
-pub(super) use words::why_silent;
-
 /// What a page is rendered from.
 pub(super) struct View {
     /// What was seen last; `None` before the first look.
@@ -130,11 +128,15 @@ fn status(view: &View) -> Markup {
     let silent: Vec<&str> =
         seen.gathered.hosts.iter().filter(|(_, host)| !host.is_up).map(|(name, _)| name.as_str()).collect();
     let findings = seen.findings();
-    let bad = findings.iter().filter(|finding| finding.severity >= Severity::Warning).count();
+    let count = |one: Severity| findings.iter().filter(|finding| finding.severity == one).count();
+    let bad = [Severity::Alarm, Severity::Error, Severity::Warning].map(|one| (one, count(one)));
     let took = seen.gathered.took.as_millis();
     html! {
         @if !silent.is_empty() { span.badge.silent { "no answer from " (silent.join(", ")) } " " }
-        @if bad > 0 { a.badge.warning href="/findings" { (crate::output::counted(bad, "finding")) } " " }
+        @for (severity, count) in bad { @if count > 0 {
+            a class=(format!("badge {}", severity.as_str())) href="/findings" {
+                (crate::output::counted(count, severity.as_str())) } " "
+        } }
         span { "seen at " time datetime=(seen.at.to_string()) { (words::clock(seen.at)) } " UTC" }
         span.faint { ", in " (took) " ms, every " (view.floor.as_secs()) " s" }
     }

@@ -93,9 +93,8 @@ pub(super) fn live(open: &OpenMove) -> Markup {
     html! {
         @if let Some(rate) = &open.rate { p { (told::rate_words(rate)) } }
         div.scroll { table {
-            thead { tr { th.right { "shard" } th { "phase" } th.right { "chunks" } th.wide { "copied" } th.right {
-                "bytes" }
-                th.right { "attempt" } th { "" } } }
+            thead { tr { th.right { "shard" } th { "phase" } th.right { "chunks" } th.wide { "copied" }
+                th.right { "rows" } th.right { "bytes" } th.right { "attempt" } th { "" } } }
             tbody { @for shard in progress.shards.iter().take(SHARDS_MAX) { (row(shard)) } }
         } }
         @if progress.shards.len() > SHARDS_MAX { p.faint { "and " (counted(progress.shards.len() - SHARDS_MAX,
@@ -113,6 +112,7 @@ fn row(shard: &ShardProgress) -> Markup {
         td { (shard.entry.phase.as_str()) }
         td.right { (told::chunks(shard).unwrap_or_else(|| "-".to_owned())) }
         td { @if chunks.all > 0 { (draw::bar(chunks.copied as f64 / chunks.all as f64, "after")) } }
+        td.right { (chunks.rows) }
         td.right { (size(chunks.bytes)) }
         td.right { (shard.entry.attempt) }
         td { @for remark in told::remarks(shard) { div { (text(&remark)) } } }

@@ -17,14 +17,19 @@ const TIMELINES_MAX: usize = 16;
 const OPEN: [&str; 4] = ["prepare", "copy", "catch_up", "verify"];
 const CLOSED: [&str; 7] = ["swap", "barrier", "marker", "drain", "open", "decide", "commit"];
 
-pub(super) fn page(seen: &Snapshot, id: &str) -> Page {
-    let mut entries: Vec<&Entry> = seen.gathered.entries.iter().filter(|entry| entry.id.to_string() == id).collect();
-    entries.sort_by_key(|entry| entry.shard);
-    let Some(first) = entries.first() else {
-        let missing = html! { h1 { "Move" } p { "No host that answers knows the move " code { (text(id)) } "." } };
-        return Page { status: StatusCode::NOT_FOUND, ..Page::new("Move", "/moves", missing, Vec::new()) };
+pub(super) fn page(seen: &Snapshot, named: &str) -> Page {
+    let id = match seen.move_named(named) {
+        Ok(id) => id,
+        Err(failure) => {
+            return missing(html! { p { (text(&failure.words())) } @if let Some(hint) = failure.advice() { p {
+            (advice(hint)) } } });
+        }
     };
-    let fixed = html! { h1 { "Move " code { (id) } } };
+    let entries = seen.entries_of(id);
+    let Some(first) = entries.first() else {
+        return missing(html! { p { "No host that answers knows the move " code { (id.to_string()) } "." } });
+    };
+    let fixed = html! { h1 { "Move " code { (id.to_string()) } } };
     let mut parts = vec![Part::new("summary", summary(first, &entries))];
     if let Some(open) = seen.open.iter().find(|open| open.progress.id == first.id) {
         parts.push(Part::new("live", html! { h2 { "Now" } (moves::live(open)) }));
@@ -33,6 +38,11 @@ pub(super) fn page(seen: &Snapshot, id: &str) -> Page {
     parts.push(Part::new("steps", timelines(&entries)));
     parts.push(Part::new("audit", audits(&entries)));
     Page::new("Move", "/moves", fixed, parts)
+}
+
+fn missing(why: Markup) -> Page {
+    let fixed = html! { h1 { "Move" } div.card.bad { (why) } };
+    Page { status: StatusCode::NOT_FOUND, ..Page::new("Move", "/moves", fixed, Vec::new()) }
 }
 
 fn summary(first: &Entry, entries: &[&Entry]) -> Markup {

@@ -7,7 +7,7 @@ use pgshard::map::HostName;
 use pgshard::schema::{Finding, ShardState};
 
 use super::super::snapshot::Snapshot;
-use super::words::{advice, command, number, severity, short, text};
+use super::words::{advice, clock, command, number, severity, short, text};
 use super::{Page, Part, moves};
 use crate::output::size;
 
@@ -38,7 +38,8 @@ pub(super) fn page(seen: &Snapshot, config: &Config, shard: ShardId) -> Page {
 }
 
 fn about(seen: &Snapshot, config: &Config, shard: ShardId) -> Markup {
-    let place = seen.map().and_then(|map| map.placement(shard));
+    let (map, read_at) = seen.map_shown().unzip();
+    let place = map.and_then(|map| map.placement(shard));
     let weights = seen.weights();
     let weight = weights.get(&shard);
     let elsewhere = config.hosts.keys().find(|name| place.as_ref().is_some_and(|place| place.host != **name));
@@ -49,7 +50,9 @@ fn about(seen: &Snapshot, config: &Config, shard: ShardId) -> Markup {
                 @if let Some(place) = &place {
                     dt { "host, by the map" }
                     dd { a href=(format!("/hosts#host-{}", place.host)) { (place.host.as_str()) }
-                        @if seen.is_silent(&place.host) { " " span.badge.silent { "no answer" } } }
+                        @if seen.is_silent(&place.host) { " " span.badge.silent { "no answer" } }
+                        @if let Some(at) = read_at.flatten() { span.faint { ", as it was read at " (clock(at)) " UTC: " }
+                            span.badge.error { "the map cannot be read" } } }
                     dt { "epoch" } dd { (place.epoch.get()) }
                 }
                 @if let Some(weight) = weight {

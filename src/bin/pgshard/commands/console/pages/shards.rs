@@ -13,7 +13,7 @@ use super::super::super::locate::{Located, Target, located};
 use super::super::super::map::Level;
 use super::super::route::{Shade, Sought};
 use super::super::snapshot::{Snapshot, Weight};
-use super::words::{command, day_and_clock, number, text};
+use super::words::{command, day_and_clock, no_map, number, text};
 use super::{Page, Part};
 use crate::failure::Failure;
 use crate::output::{counted, size};
@@ -35,9 +35,8 @@ pub(super) fn page(
         (choices(shade, version))
         (slider(seen, shade, version))
     };
-    let Some(now) = seen.map() else {
-        let missing = html! { div.card.bad { p { "The map cannot be read: " (command("pgshard check")) } } };
-        return Page::new("Shards", "/shards", fixed, vec![Part::new("summary", missing)]);
+    let Some((now, read_at)) = seen.map_shown() else {
+        return Page::new("Shards", "/shards", fixed, vec![Part::new("summary", no_map(seen))]);
     };
     // A version that is kept no longer is shown as the map of today is.
     let earlier = version.and_then(|version| seen.version(version)).filter(|one| one.map.version() != now.version());
@@ -45,7 +44,7 @@ pub(super) fn page(
     let found = sought.map(|sought| find(sought, config, map));
     let marked = found.as_ref().and_then(|found| ShardId::new(found.as_ref().ok()?.shard()));
     let grid = Grid { seen, map, shade, is_now: earlier.is_none(), marked, facts: Facts::of(seen, shade) };
-    let mut parts = vec![Part::new("summary", grid.summary(earlier.map(|one| one.published_at)))];
+    let mut parts = vec![Part::new("summary", grid.summary(earlier.map(|one| one.published_at), read_at))];
     parts.extend(found.map(|found| Part::new("found", answer(found))));
     parts.push(Part::new("legend", grid.legend()));
     let mut hosts: BTreeSet<&HostName> = config.hosts.keys().collect();
@@ -190,7 +189,7 @@ struct Grid<'a> {
 }
 
 impl Grid<'_> {
-    fn summary(&self, published_at: Option<Timestamp>) -> Markup {
+    fn summary(&self, published_at: Option<Timestamp>, read_at: Option<Timestamp>) -> Markup {
         let silent: Vec<&HostName> = self.map.hosts().iter().filter(|host| self.seen.is_silent(host)).collect();
         html! {
             p {
@@ -204,6 +203,10 @@ impl Grid<'_> {
                         ": what is in grey is as the map has it"
                 }
                 "."
+            }
+            @if let Some(at) = read_at {
+                p { span.badge.error { "the map cannot be read" } " This is how it was at " (day_and_clock(at)) " UTC; "
+                    "shards may have moved since. " a href="/findings" { "Findings" } " has the reason." }
             }
         }
     }

@@ -2,11 +2,9 @@
 
 use jiff::Timestamp;
 use maud::{Markup, html};
-use pgshard::map::HostName;
 use pgshard::schema::Severity;
 
 use super::super::snapshot::Snapshot;
-use crate::failure::chain;
 use crate::output::printable;
 
 /// A text of somebody else's: what would turn the direction of writing is shown as an escape, and maud escapes the
@@ -59,11 +57,17 @@ pub(super) fn day_and_clock(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// Why a host said nothing.
-pub(in super::super) fn why_silent(seen: &Snapshot, name: &HostName) -> String {
-    match seen.gathered.survey.get(name) {
-        Some(Err(error)) => chain(error).join(": "),
-        _ => "it did not answer in time".to_owned(),
+/// Why there is no map to show, and what to do.
+pub(super) fn no_map(seen: &Snapshot) -> Markup {
+    html! {
+        div.card.bad {
+            p { "The map cannot be read. What the hosts say is on the page " a href="/hosts" { "Hosts" } ". "
+                (command("pgshard check")) }
+            @for finding in seen.findings() {
+                p { (severity(finding.severity)) " " code { (finding.code) } " " (text(&finding.message)) }
+                p.remedy { b { "Remedy: " } (advice(&finding.remedy)) }
+            }
+        }
     }
 }
 
