@@ -1,11 +1,15 @@
 //! The console of a large cluster: 8192 shards on 16 hosts, each a database of its own on a few servers. The size of
 //! each page and how long it takes, what a viewer is sent at each look, the memory of the console, and what a host is
-//! asked in a minute; beside the commands that say the same, each run once.
+//! asked in a minute; beside the commands that say the same, each run once. In Chromium, the first paint of the grid,
+//! and an update of all of it.
 //!
 //! `cargo bench --bench console -- [--shards N] [--hosts N] [--servers N] [--viewers N] [--seconds N] [--major N]`
 //!
 //! A shard has no tables but what pgshard makes: to bootstrap so many takes most of the time.
 
+#[expect(dead_code, reason = "the tests use the rest of it")]
+#[path = "../tests/it/console/driver.rs"]
+mod driver;
 mod support;
 
 use std::fmt::Write as _;
@@ -22,6 +26,7 @@ use pgshard::dev::{self, Cluster, ClusterOptions, Durability, ServerOptions};
 use pgshard::map::HostName;
 use tokio_postgres::NoTls;
 
+use driver::Browser;
 use support::Arguments;
 
 const PAGES: [&str; 8] =
@@ -114,6 +119,7 @@ fn console(config: &Path, arguments: &Arguments, runtime: &tokio::runtime::Runti
         println!("{page:40} {:>10.1} {median:>6.1} ms", bytes as f64 / 1024.0);
     }
 
+    in_a_browser(&address);
     let seconds = arguments.number("seconds");
     let asked = |urls: &[(HostName, String)]| runtime.block_on(asked(urls));
     let before = asked(urls);
@@ -125,6 +131,7 @@ fn console(config: &Path, arguments: &Arguments, runtime: &tokio::runtime::Runti
     println!("{:40} {:>10.1}", "sessions a minute and host", a_minute(after.0, before.0));
     println!("{:40} {:>10.1}", "transactions a minute and host", a_minute(after.1, before.1));
     println!("{:40} {:>10.1}", "MiB of memory, at most", memory(child.id()));
+    println!("{:40} {:>7} ms", "a look, all hosts", look(&address));
     child.kill().expect("it is ours");
     child.wait().expect("it ends");
 }
@@ -142,14 +149,53 @@ async fn asked(urls: &[(HostName, String)]) -> (i64, i64) {
     (sessions, transactions)
 }
 
+/// How long the last look took, in milliseconds, as pages say it.
+fn look(address: &str) -> u64 {
+    let page = String::from_utf8(body(address, "/findings")).expect("a text");
+    let took = page.split(", in ").nth(1).and_then(|rest| rest.split(" ms").next());
+    took.and_then(|number| number.parse().ok()).expect("a page says it")
+}
+
+/// Medians of what the browser measures itself: from the request to the first paint with content and to the end of the
+/// load; then all panels are put into the page anew, and laid out.
+fn in_a_browser(address: &str) {
+    const PAINTED: &str = "(performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime || 0";
+    const LOADED: &str = "performance.getEntriesByType('navigation')[0].loadEventEnd";
+    const UPDATED: &str = "(() => { const began = performance.now();
+        for (const part of document.querySelectorAll('[id^=panel-]')) replace(part.id, part.innerHTML + ' ');
+        document.body.offsetHeight; return performance.now() - began; })()";
+    let browser = Browser::open(1280, 900);
+    println!("\n{:40} {:>9} {:>9} {:>9}", "in Chromium, medians", "painted", "loaded", "updated");
+    for page in ["/shards", "/shards?by=bytes", "/hosts"] {
+        let mut rounds: [Vec<f64>; 3] = Default::default();
+        for _ in 0..ROUNDS {
+            browser.go(address, page);
+            browser.until(&format!("({PAINTED}) > 0 && {LOADED} > 0"));
+            for (times, measured) in rounds.iter_mut().zip([PAINTED, LOADED, UPDATED]) {
+                times.push(browser.value(measured).as_f64().expect("a time"));
+            }
+        }
+        let [painted, loaded, updated] = rounds.map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            times[ROUNDS / 2]
+        });
+        println!("{page:40} {painted:>6.1} ms {loaded:>6.1} ms {updated:>6.1} ms");
+    }
+    assert!(browser.complaints().is_empty(), "the browser complains");
+}
+
 /// The bytes of a page.
 fn get(address: &str, path: &str) -> usize {
+    body(address, path).len()
+}
+
+fn body(address: &str, path: &str) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).expect("the console answers");
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").expect("a request");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).expect("an answer");
     assert!(answer.starts_with(b"HTTP/1.1 200"), "{path}");
-    answer.len()
+    answer
 }
 
 /// Viewers of the grid, for a while: how many updates they got after the first, and how many bytes.
