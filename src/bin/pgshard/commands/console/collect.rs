@@ -32,8 +32,8 @@ const FOLLOWED_MAX: usize = 8;
 /// Between two looks at open moves.
 const MOVES_EVERY: Duration = Duration::from_secs(2);
 
-/// How often hosts are asked for their clocks and those of their shards' IDs. That opens two sequences of each shard, and
-/// neither clock goes wrong from one look to the next.
+/// How often hosts are asked for their clocks and those of their shards' IDs. That opens two sequences of each shard,
+/// and neither clock goes wrong from one look to the next.
 const CLOCKS_EVERY: Duration = Duration::from_secs(60);
 
 /// How long an answer of before is good enough, beside the shortest time, for a page that then follows by itself.

@@ -51,8 +51,10 @@ fn about(seen: &Snapshot, config: &Config, shard: ShardId) -> Markup {
                     dt { "host, by the map" }
                     dd { a href=(format!("/hosts#host-{}", place.host)) { (place.host.as_str()) }
                         @if seen.is_silent(&place.host) { " " span.badge.silent { "no answer" } }
-                        @if let Some(at) = read_at.flatten() { span.faint { ", as it was read at " (clock(at)) " UTC: " }
-                            span.badge.error { "the map cannot be read" } } }
+                        @if let Some(at) = read_at.flatten() {
+                            span.faint { ", as it was read at " (clock(at)) " UTC: " }
+                            span.badge.error { "the map cannot be read" }
+                        } }
                     dt { "epoch" } dd { (place.epoch.get()) }
                 }
                 @if let Some(weight) = weight {
