@@ -71,7 +71,7 @@ pub(super) fn lacking<'a>(controls: impl IntoIterator<Item = (&'a HostName, &'a 
 
 /// What nearly all of these shards have, and how many. Found once: shards with names of their own are a set each, and
 /// to look through all names for each of thousands of sets takes seconds.
-fn usual<'a>(mut counts: BTreeMap<&'a str, usize>, all: usize) -> BTreeMap<&'a str, usize> {
+fn usual(mut counts: BTreeMap<&str, usize>, all: usize) -> BTreeMap<&str, usize> {
     counts.retain(|_, count| all >= SHARDS_MIN && *count * 4 >= all * 3);
     counts
 }
