@@ -293,10 +293,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             "when the host answers, `pgshard moves resume {id}`; `pgshard moves show {id}` says how far it is. If the \
              host is gone for good: `pgshard moves repair {shard} --give-up {host} --plan`"
         ),
-        Error::LeaseLost { .. } => format!(
-            "`pgshard moves show {id}` says what has become of it, and who works on it; if nobody does and it is open, \
-             `pgshard moves resume {id}`"
-        ),
+        Error::LeaseLost { .. } => format!("`pgshard moves show {id}` says what became of it, and who works on it"),
         Error::PauseTooLong { .. } => {
             format!("allow more with --max-pause-s: `pgshard moves resume {id}`, or `pgshard moves abort {id}`")
         }
