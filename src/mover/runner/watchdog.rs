@@ -1,5 +1,5 @@
-//! The watchdog checks every few seconds, while the shards of a group are copied and followed, that nobody alters them or
-//! their publication, and that the slot does not fill the source's disk.
+//! The watchdog checks every few seconds, while the shards of a group are copied and followed, that nobody alters them
+//! or their publication, and that the slot does not fill the source's disk.
 //!
 //! Invariant: it changes nothing by itself. It tells the driver of a shard, which ends in an orderly way.
 

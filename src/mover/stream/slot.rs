@@ -157,8 +157,8 @@ pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, St
 }
 
 /// What keeps changes of a schema's tables out of a publication of ours, if anything: somebody else has altered it.
-/// PostgreSQL leaves such changes out of the stream without any sign; from version 18 on all of them, if the publication
-/// is gone.
+/// PostgreSQL leaves such changes out of the stream without any sign; from version 18 on all of them, if the
+/// publication is gone.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 pub(crate) async fn gap<C: GenericClient + Sync>(

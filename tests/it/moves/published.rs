@@ -35,7 +35,8 @@ on_each_version! {
     async fn while_a_move_is_held(version) {
         let world = World::new(&[version, version], 2).await;
         let db1 = world.servers.app(0).await;
-        db1.batch_execute("INSERT INTO shard_0000.users (name) SELECT 'old' FROM generate_series(1, 100)").await.unwrap();
+        let some = "INSERT INTO shard_0000.users (name) SELECT 'old' FROM generate_series(1, 100)";
+        db1.batch_execute(some).await.unwrap();
         let held = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
         for (alteration, words, since) in ALTERATIONS {
             if version < since {
