@@ -115,6 +115,7 @@ impl ShardEpoch {
 
     /// Whether nothing that happened can lead here from there: more than a million moves of one shard, one every
     /// minute for two years.
+    #[cfg(feature = "ops")]
     pub(crate) const fn jumps(self, from: ShardEpoch) -> bool {
         self.0.saturating_sub(from.0) > 1 << 20
     }
