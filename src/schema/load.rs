@@ -2,6 +2,8 @@
 
 use tokio_postgres::Client;
 
+use super::streams::WAL;
+
 /// The load of a host's database.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostLoad {
@@ -47,13 +49,14 @@ pub async fn host_load(client: &Client) -> Result<HostLoad, tokio_postgres::Erro
     } else {
         None
     };
-    let sql = r"WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
-                ELSE pg_catalog.pg_current_wal_lsn() END AS lsn)
+    let sql = format!(
+        r"{WAL}
         SELECT slot_name::text, active, greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), 0)::bigint,
             greatest(pg_catalog.pg_wal_lsn_diff(lsn, confirmed_flush_lsn), 0)::bigint
         FROM wal, pg_catalog.pg_replication_slots
-        WHERE slot_name LIKE 'pgshard\_%' AND database = pg_catalog.current_database() ORDER BY 1";
-    let slots = client.query(sql, &[]).await?;
+        WHERE slot_name LIKE 'pgshard\_%' AND database = pg_catalog.current_database() ORDER BY 1"
+    );
+    let slots = client.query(&sql, &[]).await?;
     let slot = |row: &tokio_postgres::Row| {
         let bytes = |at: usize| Ok(row.try_get::<_, Option<i64>>(at)?.map(unsigned));
         Ok(SlotLoad { name: row.try_get(0)?, active: row.try_get(1)?, kept: bytes(2)?, behind: bytes(3)? })

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use tokio_postgres::Client;
 
+use super::streams::WAL;
+
 /// The state of a host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostStatus {
@@ -42,8 +44,8 @@ pub struct HostStatus {
 /// # Cancel safety
 /// Only reads.
 pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::Error> {
-    let sql = "WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
-                ELSE pg_catalog.pg_current_wal_lsn() END AS lsn)
+    let sql = format!(
+        "{WAL}
         SELECT pg_catalog.current_setting('server_version_num')::int4, pg_catalog.pg_is_in_recovery(),
             pg_catalog.pg_database_size(pg_catalog.current_database()),
             (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database())::int4,
@@ -55,8 +57,9 @@ pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::
                 FROM pg_catalog.pg_stat_replication),
             (SELECT max(extract(epoch FROM replay_lag) * 1000)::double precision FROM pg_catalog.pg_stat_replication),
             pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
-        FROM wal";
-    let row = client.query_one(sql, &[]).await?;
+        FROM wal"
+    );
+    let row = client.query_one(&sql, &[]).await?;
     let shards = if row.try_get(11)? {
         let sql = "SELECT count(*)::int4 FROM pgshard.shard WHERE state <> 'moved'";
         Some(unsigned(client.query_one(sql, &[]).await?.try_get(0)?))

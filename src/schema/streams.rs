@@ -45,7 +45,8 @@ pub struct StreamReader {
     pub lag_ms: Option<f64>,
 }
 
-const LSN: &str = "WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN
+/// The end of a server's WAL, as `wal.lsn`: on a standby, of what it has replayed.
+pub(super) const WAL: &str = "WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN
         pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END AS lsn)";
 
 /// Reads the slots and the readers, a hundred of each at most. It locks only catalogs.
@@ -57,13 +58,13 @@ const LSN: &str = "WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() 
 /// Only reads.
 pub async fn streams(client: &Client) -> Result<Streams, Error> {
     let slots = format!(
-        "{LSN} SELECT slot_name::text, slot_type, database::text, active, wal_status,
+        "{WAL} SELECT slot_name::text, slot_type, database::text, active, wal_status,
             greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), 0)::bigint,
             greatest(pg_catalog.pg_wal_lsn_diff(lsn, confirmed_flush_lsn), 0)::bigint
         FROM wal, pg_catalog.pg_replication_slots ORDER BY 6 DESC NULLS LAST, 1 LIMIT 100"
     );
     let readers = format!(
-        "{LSN} SELECT application_name, state, sync_state,
+        "{WAL} SELECT application_name, state, sync_state,
             greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), 0)::bigint,
             (extract(epoch FROM replay_lag) * 1000)::double precision
         FROM wal, pg_catalog.pg_stat_replication ORDER BY 4 DESC NULLS LAST, 1 LIMIT 100"
