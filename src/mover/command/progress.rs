@@ -177,10 +177,7 @@ async fn at_source(
     }
     let open = |shard: &ShardProgress| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended();
     let Some(first) = shards.iter().find(|shard| open(shard)) else { return Ok((shards, None)) };
-    let name = match first.entry.back_of {
-        None => slot::stream_name(id),
-        Some(taken_back) => slot::back_name(taken_back, &first.entry.target),
-    };
+    let name = slot::name_of(id, first.entry.back_of, &first.entry.target);
     let waits = shards.iter().any(|shard| open(shard) && shard.entry.phase == Phase::Prepared);
     let stream = stream(&session, name, waits).await?;
     Ok((shards, Some(stream)))

@@ -247,12 +247,9 @@ impl ShardMove<'_> {
         gap.map_err(|error| self.source.failed("looking at the publication", error))
     }
 
-    /// The name of publication and slot. A rollback uses those of the reverse replication.
+    /// The name of publication and slot.
     fn stream(&self) -> String {
-        match self.back_of {
-            None => slot::stream_name(self.hold.id),
-            Some(taken_back) => slot::back_name(taken_back, &self.target.host),
-        }
+        slot::name_of(self.hold.id, self.back_of, &self.target.host)
     }
 
     /// Forgets what was compared, because one of the servers was restarted or replaced.

@@ -31,6 +31,12 @@ pub(crate) fn back_name(id: MoveId, source: &HostName) -> String {
     format!("{}{BACK}{of_source}", stream_name(id))
 }
 
+/// The name of the publication and slot that a move from this source to this target reads: its own, or, for a rollback,
+/// those of the reverse replication.
+pub(crate) fn name_of(id: MoveId, back_of: Option<MoveId>, target: &HostName) -> String {
+    back_of.map_or_else(|| stream_name(id), |taken_back| back_name(taken_back, target))
+}
+
 /// The names of reverse replications contain this, and no others do.
 const BACK: &str = "_back_";
 
@@ -186,8 +192,12 @@ pub(crate) async fn gap<C: GenericClient + Sync>(
         END";
     let rows = client.query_typed(sql, &[(&name, Type::TEXT), (&schema, Type::OID)]).await?;
     let gap: Option<String> = rows.first().map_or(Ok(None), |row| row.try_get(0))?;
-    let words = "since somebody else has altered it; abort the move and start it again";
-    Ok(gap.map(|gap| format!("the publication {name} {gap}, {words}")))
+    // What to do with a move is for its command to say; it cannot know that an old copy is of no use any longer.
+    let next = match is_back(name) {
+        true => "; abort the rollback, complete the move that it takes back, and move the shard by a new one",
+        false => "",
+    };
+    Ok(gap.map(|gap| format!("the publication {name} {gap}, since somebody else has altered it{next}")))
 }
 
 /// Creates the slot, unless it exists. Gives the position from which it sends changes.

@@ -62,6 +62,36 @@ on_each_version! {
         assert_eq!(lines(&db2, &sql).await, "100\n");
     }
 
+    /// While no mover is there to notice: the next one finds it, although the shard was compared, and copies again.
+    async fn while_the_mover_is_dead(version) {
+        let world = World::new(&[version, version], 2).await;
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        let some = "INSERT INTO shard_0000.users (name) SELECT 'old' FROM generate_series(1, 100)";
+        db1.batch_execute(some).await.unwrap();
+        let held = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let mut child = world.command(&held, &[]).spawn().unwrap();
+        until(&db1, "SELECT bool_or(phase = 'ready') FROM pgshard.move").await;
+        let id = lines(&db1, "SELECT move_id::text FROM pgshard.move").await;
+        let alterations = || ALTERATIONS.iter().filter(|(.., since)| version >= *since).map(|(alteration, ..)| alteration);
+        for alteration in alterations() {
+            child.kill().await.unwrap();
+            let name = lines(&db1, PUBLICATION).await;
+            db1.batch_execute(&alteration.replace("{p}", name.trim())).await.unwrap();
+            db1.batch_execute("UPDATE shard_0000.users SET name = name || '!'").await.unwrap();
+            let from = lines(&db2, "SELECT stream_from::text FROM pgshard.incoming").await;
+            child = world.command(&["moves", "resume", id.trim()], &[]).spawn().unwrap();
+            until(&db2, &format!("SELECT bool_or(stream_from > '{}') FROM pgshard.incoming", from.trim())).await;
+            until(&db1, "SELECT bool_or(phase = 'ready') FROM pgshard.move").await;
+        }
+        world.run(&["moves", "continue", id.trim()]).await;
+        Ran::of(child).await.ended(0);
+        let marks = alterations().count();
+        let sql = format!("SELECT count(*)::text FROM shard_0000.users WHERE name = 'old' || repeat('!', {marks})");
+        assert_eq!(lines(&db2, &sql).await, "100\n");
+        db1.batch_execute("DROP PUBLICATION IF EXISTS another").await.unwrap();
+        world.audit_places().await;
+    }
+
     /// While an old copy is fed: it lacks rows then, and the shard is not taken back to it.
     async fn while_an_old_copy_is_fed(version) {
         let world = World::new(&[version, version], 2).await;

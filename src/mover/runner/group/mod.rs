@@ -173,10 +173,7 @@ impl<'a> Group<'a> {
 
     /// The name of publication and slot. A rollback uses those of the reverse replication.
     fn stream(&self) -> String {
-        match self.shared.back_of {
-            None => slot::stream_name(self.shared.id),
-            Some(taken_back) => slot::back_name(taken_back, &self.shared.target),
-        }
+        slot::name_of(self.shared.id, self.shared.back_of, &self.shared.target)
     }
 
     fn failed(&self, shard: ShardId, error: Error) -> End {

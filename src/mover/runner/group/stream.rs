@@ -22,8 +22,8 @@ use crate::shard::ShardId;
 const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Group<'_> {
-    /// Creates publication and slot before anything is copied, or finds them. What was copied under a slot that is gone
-    /// is copied again. Gives the position from which the slot sends changes.
+    /// Creates publication and slot before anything is copied, or finds them. What was copied under a slot that is gone,
+    /// or whose publication somebody has altered, is copied again. Gives the position from which the slot sends changes.
     pub(super) async fn slot(
         &self,
         source: &Session,
@@ -45,9 +45,19 @@ impl Group<'_> {
                 shards are copied again");
             slot::drop_slot(source, &name).await?;
         }
-        let kept = there.filter(|_| lost.is_none()).map(|state| state.confirmed);
+        let mut kept = there.filter(|_| lost.is_none()).map(|state| state.confirmed);
         let target = self.session(&self.shared.target).await?;
         let (phases, there) = (self.phases(source).await?, self.there(&target).await?);
+        if kept.is_some()
+            && let Some(gap) = self.gap(source, members, &there).await?
+        {
+            // While no mover looked. Which changes are missing nobody knows, and a publication that is made whole again
+            // does not bring them back.
+            tracing::warn!(host = %self.shared.source, gap, "the shards are copied again");
+            slot::drop_slot(source, &name).await?;
+            slot::drop_publication(source, &name).await?;
+            kept = None;
+        }
         let behind = |member: &Member| {
             let phase = phases.get(&member.part.shard).copied().unwrap_or(Phase::Claimed);
             there.get(&member.part.shard).is_none_or(|there| !there.can_go_on(phase, kept))
@@ -86,6 +96,32 @@ impl Group<'_> {
             [self.shared.id.uuid(), &self.heartbeat.lease(), &shards, &PgLsn::from(position)];
         target.execute("writing where the stream begins", sql, &params).await?;
         Ok(position)
+    }
+
+    /// What keeps changes of these shards out of the slot's stream, if anything: of those whose changes were taken from
+    /// it before.
+    ///
+    /// Locks: as [`slot::gap`].
+    async fn gap(
+        &self,
+        source: &Session,
+        members: &[Member],
+        there: &BTreeMap<ShardId, There>,
+    ) -> Result<Option<String>, Error> {
+        let name = self.stream();
+        for one in members {
+            let shard = one.part.shard;
+            if there.get(&shard).is_none_or(|there| there.from.is_none()) {
+                continue;
+            }
+            let Some(oid) = facts::schema_oid(source, &self.context.prefix.schema(shard)).await? else { continue };
+            let gap = slot::gap(source.client.client(), &name, oid).await;
+            let gap = gap.map_err(|error| source.failed("looking at the publication", error))?;
+            if gap.is_some() {
+                return Ok(gap);
+            }
+        }
+        Ok(None)
     }
 
     /// What the target has of each shard that was announced to it.
