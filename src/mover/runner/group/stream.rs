@@ -22,8 +22,9 @@ use crate::shard::ShardId;
 const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Group<'_> {
-    /// Creates publication and slot before anything is copied, or finds them. What was copied under a slot that is gone,
-    /// or whose publication somebody has altered, is copied again. Gives the position from which the slot sends changes.
+    /// Creates publication and slot before anything is copied, or finds them. What was copied under a slot that is
+    /// gone, or whose publication somebody has altered, is copied again. Gives the position from which the slot sends
+    /// changes.
     pub(super) async fn slot(
         &self,
         source: &Session,
