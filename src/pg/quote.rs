@@ -25,6 +25,12 @@ fn quoted(text: &str, mark: char) -> String {
     out
 }
 
+/// A DO statement. A name in the body cannot end its quotes, whatever the name is.
+pub(crate) fn do_block(body: &str) -> String {
+    let tag = "$rights$";
+    if body.contains(tag) { format!("DO {}", quote_literal(body)) } else { format!("DO {tag} {body} {tag}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

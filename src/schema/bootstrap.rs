@@ -26,7 +26,7 @@ use super::lock;
 use super::migrate::{OnHost, Pace, run_once};
 use super::migrations::{Migrations, Pending};
 use super::plan::{HostPlan, Knowledge, plan};
-use super::rights::{self, Users};
+use super::rights::{self, Roles};
 use super::session;
 use crate::map::{HostName, ShardEpoch, print_ranges};
 use crate::pg::{ConnectOptions, Connection};
@@ -174,7 +174,8 @@ pub struct HostReport {
     pub unchanged: usize,
     /// The shards that were left as they were, each with the reason.
     pub failed: BTreeMap<ShardId, ShardFault>,
-    /// The roles that may ask here from now on where shards are: those that may use a shard's schema.
+    /// The roles that may ask here from now on where shards are: those that may use a shard's schema; and those that
+    /// may watch.
     pub admitted: BTreeSet<String>,
     /// Why the host was left as it was, or half done.
     pub fault: Option<HostFault>,
@@ -240,7 +241,7 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
         || hosts.iter().zip(&read).filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name));
     let written_to = chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
     let knowledge = Knowledge::of(asked, &request.vouched, &request.lost).with_drift(written_to, &request.migrations);
-    let routers = routers(read.iter().flatten().map(|(_, facts)| facts));
+    let roles = roles(read.iter().flatten().map(|(_, facts)| facts));
     let reports = chosen().map(|(host, read)| async {
         let report = match read {
             Err(fault) => HostReport::left(fault.clone()),
@@ -248,7 +249,7 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
                 Err(refusals) => HostReport::left(HostFault::Refused(refusals)),
                 Ok(plan) => {
                     let lock_slots = facts.server.lock_slots;
-                    Job { host, request, plan, routers: &routers, observer, lock_slots }.run().await
+                    Job { host, request, plan, roles: &roles, observer, lock_slots }.run().await
                 }
             },
         };
@@ -267,13 +268,18 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
     Report { hosts: reports, ..Report::default() }
 }
 
-/// The roles that may use a shard of any of these hosts, or may ask there.
-fn routers<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> BTreeSet<String> {
-    facts.filter_map(|facts| facts.control.as_ref()).flat_map(|one| one.routers.elsewhere().cloned()).collect()
+/// The roles that may use a shard of any of these hosts, or may ask or watch there.
+fn roles<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> Roles {
+    let mut roles = Roles::default();
+    for control in facts.filter_map(|facts| facts.control.as_ref()) {
+        roles.routers.extend(control.routers.elsewhere().cloned());
+        roles.monitors.extend(control.monitors.all.iter().cloned());
+    }
+    roles
 }
 
-/// Brings the records of all hosts up to date, also of those that were not to be written to, lets the routers' roles
-/// ask there, and ends the locks. A host with something wrong is left alone, and its records are ignored.
+/// Brings the records of all hosts up to date, also of those that were not to be written to, lets the roles
+/// of routers and monitors ask there, and ends the locks. A host with something wrong is left alone, and its records are ignored.
 async fn settle<'a>(
     request: &Request,
     sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,
@@ -299,15 +305,14 @@ async fn settle<'a>(
     let forgotten: BTreeSet<HostName> = request.lost.iter().filter(|host| !named(host)).cloned().collect();
     let controls = good.iter().filter_map(|(host, _, facts)| Some((&host.name, facts.control.as_ref()?)));
     let record = known::record(controls, &forgotten);
-    let routers = routers(good.iter().map(|(_, _, facts)| facts));
+    let roles = roles(good.iter().map(|(_, _, facts)| facts));
     for (host, session, facts) in &good {
         let Some(control) = &facts.control else { continue };
-        let is_open = control.routers.lacking.is_empty() && routers.is_subset(&control.routers.all);
-        if control.known == record && is_open {
+        if control.known == record && roles.are_let_in(&control.routers, &control.monitors) {
             continue;
         }
         let outcome = async {
-            let admitted = rights::admit(session, Users::OfShards, &routers).await;
+            let admitted = rights::admit_all(session, &roles).await;
             let admitted = admitted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;
             write_record(session, &record).await.map(|()| admitted)
         };
@@ -383,8 +388,8 @@ struct Job<'a> {
     host: &'a Host,
     request: &'a Request,
     plan: HostPlan,
-    /// The roles of the routers of all hosts.
-    routers: &'a BTreeSet<String>,
+    /// The roles of routers and monitors of all hosts.
+    roles: &'a Roles,
     observer: Observer<'a>,
     lock_slots: i64,
 }
@@ -428,7 +433,7 @@ impl Job<'_> {
         let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
         let mut first = open(self.host).await?;
         if !is_whole {
-            let installed = install_for(&mut first, &self.request.cluster, &self.host.name, self.routers).await;
+            let installed = install_for(&mut first, &self.request.cluster, &self.host.name, self.roles).await;
             let versions = installed.map_err(|error| match error {
                 ControlError::Refused(refusals) => HostFault::Refused(refusals),
                 other => HostFault::Control { reason: chain(&other) },

@@ -54,6 +54,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
     settings::check(&mut findings, survey);
     exposed::check(&mut findings, survey);
     exposed::lacking(&mut findings, survey);
+    exposed::watchers(&mut findings, survey);
     findings.without_consequences();
     findings.sorted()
 }
@@ -108,7 +109,7 @@ fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
         FactsError::Unreachable { source } => {
             ("host_unreachable", format!("{}; its shards are not served", source.remedy()))
         }
-        FactsError::NotOwner { owner, .. } => ("not_owner", format!("connect as {owner}, or as a member of it")),
+        FactsError::NotOwner { owner, role } => ("not_owner", not_owner(owner, role)),
         FactsError::Lacking { gone } => {
             for Gone { what, remedy } in gone {
                 let message = format!("of its control schema: {what}");
@@ -124,6 +125,15 @@ fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
         _ => ("host_unreadable", "see what the server's log says".to_owned()),
     };
     findings.add(Severity::Error, code, Some(host), chain(error), remedy);
+}
+
+/// What to do where a role neither owns the control schema nor may watch it.
+fn not_owner(owner: &str, role: &str) -> String {
+    format!(
+        "connect as {owner}, or as a member of it; or, for {role} to watch only, run what `pgshard rights --for monitor \
+         --role {}` prints",
+        super::rights::shell_word(role)
+    )
 }
 
 /// The control migrations that were run by what is there, and are not recorded; with the statement that records them.

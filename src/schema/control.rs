@@ -3,7 +3,6 @@
 //! Invariant: a host that recorded another N, epoch, prefix or name is never written to. A control migration is
 //! run once, whole, and its text never changes afterwards; a change is the next number.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
@@ -12,7 +11,7 @@ use tokio_postgres::Client;
 use super::damage::damages;
 use super::facts::{ControlFacts, FactsError, HostFacts, host_facts, installed, shape as read_shape};
 use super::lock;
-use super::rights::{self, Users};
+use super::rights::{self, Roles};
 use super::shape;
 use crate::id::Epoch;
 use crate::map::{HostName, print_shards};
@@ -369,7 +368,7 @@ pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> 
 /// # Cancel safety
 /// All or nothing: it is one transaction.
 pub async fn install(client: &mut Client, cluster: &Cluster, host: &HostName) -> Result<Vec<i32>, ControlError> {
-    install_for(client, cluster, host, &BTreeSet::new()).await
+    install_for(client, cluster, host, &Roles::default()).await
 }
 
 /// [`install`], and lets these roles ask there, as well as those that may use a shard of the host. In one transaction:
@@ -378,7 +377,7 @@ pub(super) async fn install_for(
     client: &mut Client,
     cluster: &Cluster,
     host: &HostName,
-    routers: &BTreeSet<String>,
+    others: &Roles,
 ) -> Result<Vec<i32>, ControlError> {
     let sql = |doing| move |source| ControlError::Sql { doing, source };
     let transaction = client.transaction().await.map_err(sql("begin a transaction"))?;
@@ -406,8 +405,8 @@ pub(super) async fn install_for(
     }
     versions.sort_unstable();
     versions.dedup();
-    let admitted = rights::admit(transaction.client(), Users::OfShards, routers).await;
-    admitted.map_err(sql("let the roles of routers ask"))?;
+    let admitted = rights::admit_all(transaction.client(), others).await;
+    admitted.map_err(sql("let the roles of routers and monitors ask"))?;
     if facts.control.is_none() {
         let record = "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name, key_kind)
             VALUES ($1, $2, $3, $4, $5)";
@@ -472,6 +471,7 @@ pub(super) mod tests {
             public_may_create: false,
             may_replicate: true,
             lock_slots: 6400,
+            watcher: None,
         };
         HostFacts {
             server,

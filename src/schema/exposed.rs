@@ -3,6 +3,7 @@
 //!
 //! On throwaway servers, superusers are no finding: nobody keeps rows there.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,32 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
                 .to_owned();
             let remedy = "REVOKE CREATE ON SCHEMA public FROM PUBLIC".to_owned();
             findings.add(Severity::Warning, "public_create", Some(host), what, remedy);
+        }
+    }
+}
+
+/// What monitors lack on a host.
+pub(super) fn watchers(findings: &mut Findings, survey: &Survey) {
+    for (host, facts) in survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?))) {
+        let Some(control) = &facts.control else { continue };
+        for role in control.monitors.lacking.union(&control.monitors.blind) {
+            let what = format!("the role {role} watches here, and may not see all that there is to see");
+            let prints = format!("what `pgshard rights --for monitor --role {}` prints", shell_word(role));
+            let remedy = match control.monitors.blind.contains(role) {
+                true => format!("run {prints}, the first part by an administrator"),
+                false => format!("run `pgshard bootstrap`, or {prints}"),
+            };
+            findings.add(Severity::Warning, "rights_missing", Some(host), what, remedy);
+        }
+        let clocks = facts.clock.as_ref().map(|clock| &clock.ids_ahead_ms);
+        let serves = control.shards.values().any(|row| row.state.is_owner());
+        if let (Some(role), true) = (&facts.server.watcher, serves && clocks.is_some_and(BTreeMap::is_empty)) {
+            let what = format!(
+                "the role {role} only watches, and may not read the clocks of IDs, which are in the shards: whether \
+                 IDs are ahead of the host's clock is not known"
+            );
+            let remedy = "run `pgshard check` as the owner now and then".to_owned();
+            findings.add(Severity::Notice, "ids_unread", Some(host), what, remedy);
         }
     }
 }

@@ -19,6 +19,7 @@ use super::damage::{INSTALLED, Installed};
 use super::known::Record;
 use super::lock::{self, Foreign};
 use super::made::MadeSet;
+use super::monitors::{self, Monitors};
 use super::rights::{self, Routers, Users};
 use super::shape::{self, SHAPE, Shape};
 use crate::map::{HostName, RangeItem, ShardEpoch, parse_ranges};
@@ -56,7 +57,7 @@ pub struct OfMoves {
     pub publications: Vec<String>,
 }
 
-/// The server and the rights of the role that asked.
+/// The server, and the rights of the role that asked; or of the owner, where who asked only watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerFacts {
     /// `server_version_num`: 150004 is 15.4.
@@ -79,6 +80,8 @@ pub struct ServerFacts {
     pub may_replicate: bool,
     /// How many locks on objects the server has room for, all connections together.
     pub lock_slots: i64,
+    /// The role that asked, if it only watches. What is said of a role is then said of the control schema's owner.
+    pub watcher: Option<String>,
 }
 
 /// What the control schema of a host holds.
@@ -125,6 +128,8 @@ pub struct ControlFacts {
     pub(super) shape: Option<Shape>,
     /// The roles of routers.
     pub(super) routers: Routers,
+    /// The roles that only watch.
+    pub(super) monitors: Monitors,
     /// Locks of ours that are a stranger's.
     pub(super) foreign_locks: Vec<Foreign>,
 }
@@ -305,7 +310,7 @@ pub enum FactsError {
         #[source]
         source: ConnectError,
     },
-    /// The control schema belongs to another role.
+    /// The control schema belongs to another role, and who asked may not watch either.
     #[error("its control schema belongs to the role {owner}, not to {role}")]
     NotOwner {
         /// The role that owns it.
@@ -337,8 +342,17 @@ pub enum FactsError {
 }
 
 const SERVER: &str = r"
+WITH owner AS (
+    SELECT r.* FROM pg_roles r JOIN pg_namespace n ON n.nspowner = r.oid
+    WHERE n.nspname = 'pgshard' AND NOT pg_has_role(n.nspowner, 'USAGE')
+        AND (SELECT count(*) > 1 FROM pg_class c WHERE c.relnamespace = n.oid
+             AND c.relname IN ('control_migration', 'cluster', 'shard'))),
+about AS (
+    SELECT oid, rolname, rolsuper, rolreplication FROM owner
+    UNION ALL SELECT oid, rolname, rolsuper, rolreplication FROM pg_roles
+    WHERE rolname = current_user AND NOT EXISTS (SELECT FROM owner))
 SELECT current_setting('server_version_num')::int4, current_user::text, current_database()::text,
-       pg_is_in_recovery(), has_database_privilege(current_database(), 'CREATE'),
+       pg_is_in_recovery(), has_database_privilege(about.oid, current_database(), 'CREATE'),
        (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = 'pgshard'),
        coalesce((SELECT pg_has_role(nspowner, 'USAGE') FROM pg_namespace WHERE nspname = 'pgshard'), true),
        current_setting('max_locks_per_transaction')::int8
@@ -361,10 +375,11 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
              'default_transaction_deferrable', 'session_replication_role']) AS name)::text,
        (SELECT json_build_object('server_encoding', pg_encoding_to_char(encoding), 'lc_collate', datcollate,
                                  'lc_ctype', datctype) FROM pg_database WHERE datname = current_database())::text,
-       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
+       about.rolsuper,
        EXISTS (SELECT FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
                WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE'),
-       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user)";
+       about.rolreplication OR about.rolsuper, about.rolname::text
+FROM about";
 
 /// Where the leases of movers are.
 const MOVERS: &str = "pgshard.mover";
@@ -400,11 +415,18 @@ SELECT l.shard_id, l.table_name
 FROM pgshard.lent_identity l JOIN pgshard.shard s ON s.shard_id = l.shard_id AND s.state = 'serving'
 WHERE NOT EXISTS (SELECT FROM pgshard.move m WHERE m.shard_id = l.shard_id
                   AND m.phase NOT IN ('kept', 'completed', 'aborted'))
+  -- By the catalogs: to_regclass() wants a right on the schema, which a monitor does not have.
   AND NOT EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
-                  WHERE r.prrelid = to_regclass(format('%I.%I', s.schema_name, l.table_name))
-                    AND p.pubname LIKE 'pgshard\_%')";
+                  JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+                  WHERE n.nspname = s.schema_name AND c.relname = l.table_name AND p.pubname LIKE 'pgshard\_%')";
 
-/// Rows as JSON arrays, which are short: a host has thousands of shards.
+/// Where audits are, and what stands for them in a control schema of a version before 4. Of the whole row a monitor may
+/// not ask.
+const AUDITED: &str = "pgshard.move";
+const NO_AUDITS: &str = "(SELECT shard_id, move_id, target, phase, NULL::text AS audit, NULL::jsonb AS audit_found
+    FROM pgshard.move)";
+
+/// Rows as JSON arrays, which are short: a host has thousands of shards. `AUDITED` is [`AUDITED`] or [`NO_AUDITS`].
 const CONTROL: &str = r#"
 SELECT json_build_object(
     'migrations', (SELECT json_agg(json_build_array(version, name, checksum) ORDER BY version)
@@ -451,11 +473,10 @@ SELECT json_build_object(
     'open_ways', (SELECT json_agg(json_build_array(b.shard_id, b.move_id, m.target)) FROM pgshard.back b
         JOIN pgshard.move m USING (move_id, shard_id)
                   WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'),
-    -- In this way, as a control schema that is older has no audits.
-    'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, coalesce(j -> 'audit_found', '{}')))
-               FROM pgshard.move m, LATERAL (SELECT to_jsonb(m) AS j OFFSET 0) AS whole
-               WHERE m.phase = 'kept' AND (j ->> 'audit') IS DISTINCT FROM 'audited'
-                 AND NOT (j ->> 'audit' = 'under way' AND EXISTS (SELECT FROM pg_stat_activity a
+    'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, coalesce(m.audit_found, '{}')))
+               FROM AUDITED AS m
+               WHERE m.phase = 'kept' AND m.audit IS DISTINCT FROM 'audited'
+                 AND NOT (m.audit = 'under way' AND EXISTS (SELECT FROM pg_stat_activity a
                           WHERE a.application_name = 'pgshard audit ' || m.move_id || '/' || m.shard_id))),
     'live_moves', (SELECT json_agg(DISTINCT move_id) FROM pgshard.move WHERE phase NOT IN ('completed', 'aborted')),
     'ledger', (SELECT json_agg(json_build_array(l.kind, l.name, l.move_id, l.shard_id, m.phase) ORDER BY l.kind, l.name)
@@ -524,12 +545,34 @@ type RawIncoming = (ShardId, Uuid, String, i32, bool);
 /// # Cancel safety
 /// Nothing is written and no transaction is left open.
 pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
+    facts_for(client, Who::Owner).await
+}
+
+/// Who may ask a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    /// A role that acts for the owner of the control schema: it is going to write.
+    Owner,
+    /// That, or one that only watches.
+    Monitor,
+}
+
+async fn facts_for(client: &Client, who: Who) -> Result<HostFacts, FactsError> {
     let failed = |source| FactsError::Query { what: "server", source };
     let row = client.query_one(SERVER, &[]).await.map_err(failed)?;
     let owner: Option<String> = get(&row, 5)?;
+    let (owns_control, bootstrapped, has_record): (bool, bool, bool) = (get(&row, 6)?, get(&row, 8)?, get(&row, 9)?);
+    let mut watcher = None;
+    if let (false, true, Some(owner)) = (owns_control, bootstrapped, &owner) {
+        let role: String = get(&row, 1)?;
+        if who == Who::Owner || !monitors::watches(client).await.map_err(failed)? {
+            return Err(FactsError::NotOwner { owner: owner.clone(), role });
+        }
+        watcher = Some(role);
+    }
     let server = ServerFacts {
         version: get(&row, 0)?,
-        role: get(&row, 1)?,
+        role: get(&row, 19)?,
         database: get(&row, 2)?,
         in_recovery: get(&row, 3)?,
         may_create: get(&row, 4)?,
@@ -538,11 +581,8 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         public_may_create: get(&row, 17)?,
         may_replicate: get(&row, 18)?,
         lock_slots: get(&row, 7)?,
+        watcher,
     };
-    let (owns_control, bootstrapped, has_record): (bool, bool, bool) = (get(&row, 6)?, get(&row, 8)?, get(&row, 9)?);
-    if let (false, true, Some(owner)) = (owns_control, bootstrapped, owner) {
-        return Err(FactsError::NotOwner { owner, role: server.role });
-    }
     let schemas = get::<Vec<String>>(&row, 10)?.into_iter().collect();
     let of_moves = OfMoves {
         schemas: get::<Vec<String>>(&row, 11)?.into_iter().collect(),
@@ -568,7 +608,8 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
 /// Everything of the control schema but its shape.
 async fn read_control(client: &Client, shape: &Shape, has_record: bool) -> Result<ControlFacts, FactsError> {
     let failed = |source| FactsError::Query { what: "control schema", source };
-    let row = client.query_one(CONTROL, &[]).await.map_err(failed)?;
+    let audited = if shape.has_column("move", "audit_found") { AUDITED } else { NO_AUDITS };
+    let row = client.query_one(&CONTROL.replace("AUDITED", audited), &[]).await.map_err(failed)?;
     let mut control = control_facts(row.try_get(0).map_err(failed)?)?;
     if has_record {
         read_since_6(client, shape, &mut control).await?;
@@ -579,6 +620,7 @@ async fn read_control(client: &Client, shape: &Shape, has_record: bool) -> Resul
     control.installed = Some(installed(client).await?);
     control.foreign_locks = lock::foreign(client).await.map_err(failed)?;
     control.routers = rights::routers(client, &Users::OfShards, &BTreeSet::new()).await.map_err(failed)?;
+    control.monitors = monitors::monitors(client, &BTreeSet::new()).await.map_err(failed)?;
     Ok(control)
 }
 
@@ -716,14 +758,14 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
     })
 }
 
-/// Asks many hosts at the same time, each over a connection of its own.
+/// Asks many hosts at the same time, each over a connection of its own. The role may be one that only watches.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections.
 pub async fn survey(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Survey {
     let ask = |(name, connect): (HostName, ConnectOptions)| async move {
         let facts = match connect.connect("pgshard survey").await {
-            Ok(connection) => host_facts(&connection).await,
+            Ok(connection) => facts_for(&connection, Who::Monitor).await,
             Err(source) => Err(FactsError::Unreachable { source }),
         };
         (name, facts)
@@ -742,7 +784,7 @@ pub async fn survey_with_clocks(hosts: impl IntoIterator<Item = (HostName, Conne
 
 async fn facts_with_clock(connect: ConnectOptions) -> Result<HostFacts, FactsError> {
     let connection = connect.connect("pgshard survey").await.map_err(|source| FactsError::Unreachable { source })?;
-    let mut facts = host_facts(&connection).await?;
+    let mut facts = facts_for(&connection, Who::Monitor).await?;
     facts.clock = Some(clock::read(&connection, &facts).await?);
     Ok(facts)
 }

@@ -1,7 +1,8 @@
 //! The rights that each role needs, and which roles may ask a host where a shard is.
 //!
 //! A role with USAGE on the schema of a shard counts as a router's role. The catalogs are the only record of that. A
-//! role that may ask on one host may ask on all others too, so that hosts without shards also answer it.
+//! role that may ask on one host may ask on all others too, so that hosts without shards also answer it. The roles that
+//! only watch are kept apart from those ([`monitors`]).
 //!
 //! Invariant: unasked, this module gives a role no more than the right to ask, and to open a fence whose time is over.
 //! Rights on the tables of shards are given by the application's migrations.
@@ -11,7 +12,8 @@ use std::collections::BTreeSet;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::pg::{quote_ident, quote_literal};
+use super::monitors::{self, Monitors, monitors};
+use crate::pg::{do_block, quote_ident, quote_literal};
 
 /// What a role is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub enum Purpose {
     Router,
     /// Reads rows, through a router.
     Reader,
+    /// Watches: reads what the hosts say of shards and moves, and no row.
+    Monitor,
 }
 
 /// Statements to be run together by one role. Running them again changes nothing.
@@ -60,11 +64,15 @@ pub fn rights(purpose: Purpose, role: &str) -> Vec<Grants> {
             then.push(on_shards(purpose, role));
             vec![administrator(first), owner(then)]
         }
+        Purpose::Monitor => {
+            first.extend([on_database(role, "CONNECT"), monitors::of_server(role)]);
+            vec![administrator(first), owner(monitors::of_monitor(role))]
+        }
     }
 }
 
 /// The text of a shard migration that gives the role what it needs in each shard, so that later shards have it too.
-/// `None` for roles that own the shards.
+/// `None` for roles that own the shards, or need nothing in them.
 pub fn shard_migration(purpose: Purpose, role: &str) -> Option<String> {
     let grantee = quote_ident(role).replace("{shard}", "{{shard}}");
     let grants =
@@ -76,7 +84,7 @@ pub fn shard_migration(purpose: Purpose, role: &str) -> Option<String> {
 /// What a role needs in a shard: the rights, and on what.
 fn of_shard(purpose: Purpose) -> &'static [(&'static str, &'static str)] {
     match purpose {
-        Purpose::Owner | Purpose::Mover => &[],
+        Purpose::Owner | Purpose::Mover | Purpose::Monitor => &[],
         Purpose::Router => &[
             ("USAGE", "SCHEMA"),
             ("SELECT, INSERT, UPDATE, DELETE", "ALL TABLES IN SCHEMA"),
@@ -131,12 +139,6 @@ fn bypass_policies(role: &str) -> String {
          {name} BYPASSRLS;\n    END IF;\nEND",
         pad = " ".repeat(15),
     ))
-}
-
-/// A DO statement. A role's name in the body cannot end its quotes, whatever the name is.
-fn do_block(body: &str) -> String {
-    let tag = "$rights$";
-    if body.contains(tag) { format!("DO {}", quote_literal(body)) } else { format!("DO {tag} {body} {tag}") }
 }
 
 /// A word, quoted for a shell where it needs quotes.
@@ -214,7 +216,7 @@ fn sql() -> String {
                 AND a.grantee <> (SELECT k.nspowner FROM pg_catalog.pg_namespace k WHERE k.nspname = 'pgshard')
                 AND CASE WHEN $1::pg_catalog.text IS NOT NULL THEN n.nspname = $1
                     ELSE n.nspname IN (SELECT s.schema_name FROM pgshard.shard s)
-                        OR n.nspname = 'pgshard' AND a.grantee <> 0 END
+                        OR n.nspname = 'pgshard' AND a.grantee <> 0 AND a.grantee NOT IN ({monitors}) END
             UNION SELECT r.rolname::text FROM pg_catalog.pg_roles r
             WHERE r.rolname = ANY ($2::pg_catalog.text[])
                 OR r.rolname IN ('pg_read_all_data', 'pg_write_all_data')
@@ -227,6 +229,7 @@ fn sql() -> String {
         FROM routers CROSS JOIN pg_catalog.pg_namespace n WHERE n.nspname = 'pgshard' AND role IS NOT NULL",
         tables = names(&TABLES),
         functions = names(&functions),
+        monitors = monitors::oids(),
     )
 }
 
@@ -253,6 +256,9 @@ pub(super) async fn routers(
     Ok(routers)
 }
 
+/// Keeps others from granting at the same time.
+const ALONE: &str = "LOCK TABLE pgshard.control_migration IN SHARE ROW EXCLUSIVE MODE";
+
 /// Gives the rights that a router needs to the roles that may use these schemas, and to those of `others` that exist.
 /// Returns the names of those that lacked a right. To be called in a transaction.
 ///
@@ -266,12 +272,45 @@ pub(crate) async fn admit(
     if routers(client, &users, others).await?.lacking.is_empty() {
         return Ok(BTreeSet::new());
     }
-    client.batch_execute("LOCK TABLE pgshard.control_migration IN SHARE ROW EXCLUSIVE MODE").await?;
+    client.batch_execute(ALONE).await?;
     let lacking = routers(client, &users, others).await?.lacking;
     for statement in lacking.iter().flat_map(|role| of_router(role)) {
         client.batch_execute(&statement).await?;
     }
     Ok(lacking)
+}
+
+/// The roles that the hosts of a cluster know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Roles {
+    pub(super) routers: BTreeSet<String>,
+    pub(super) monitors: BTreeSet<String>,
+}
+
+impl Roles {
+    /// Whether a host knows all of them, and none lacks a right there that its owner can give.
+    pub(super) fn are_let_in(&self, routers: &Routers, monitors: &Monitors) -> bool {
+        let nobody_lacks = routers.lacking.is_empty() && monitors.lacking.is_empty();
+        nobody_lacks && self.routers.is_subset(&routers.all) && self.monitors.is_subset(&monitors.all)
+    }
+}
+
+/// Gives what they need of the control schema to the roles of routers and of monitors: to those of this host, and those
+/// of `others` that exist. Returns the names of those that lacked something. To be called in a transaction.
+///
+/// Locks: as [`admit`].
+pub(super) async fn admit_all(client: &Client, others: &Roles) -> Result<BTreeSet<String>, tokio_postgres::Error> {
+    let mut admitted = admit(client, Users::OfShards, &others.routers).await?;
+    if monitors(client, &others.monitors).await?.lacking.is_empty() {
+        return Ok(admitted);
+    }
+    client.batch_execute(ALONE).await?;
+    let lacking = monitors(client, &others.monitors).await?.lacking;
+    for statement in lacking.iter().flat_map(|role| monitors::of_monitor(role)) {
+        client.batch_execute(&statement).await?;
+    }
+    admitted.extend(lacking);
+    Ok(admitted)
 }
 
 #[cfg(test)]

@@ -186,6 +186,10 @@ impl Shape {
     pub(super) fn has_table(&self, name: &str) -> bool {
         self.tables.contains_key(name)
     }
+
+    pub(super) fn has_column(&self, table: &str, column: &str) -> bool {
+        self.tables.get(table).is_some_and(|table| table.columns.contains_key(column))
+    }
 }
 
 fn mended(version: i32, what: String, mend: String) -> Damage {
@@ -312,6 +316,12 @@ fn all() -> impl Iterator<Item = (i32, &'static str)> {
 
 fn identifier(text: &str) -> &str {
     &text[..text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(text.len())]
+}
+
+/// The columns of each table, as the migrations create them.
+#[cfg(test)]
+pub(super) fn columns() -> BTreeMap<String, BTreeSet<String>> {
+    tables().into_iter().map(|(name, made)| (name, made.columns.into_keys().collect())).collect()
 }
 
 /// The tables, from the migrations' statements in order.

@@ -4,6 +4,7 @@
 mod browser;
 mod client;
 mod driver;
+mod monitor;
 mod safe;
 
 use std::fs;

@@ -13,7 +13,7 @@ use tokio_postgres::Client;
 use crate::support::{Ran, TABLES, TestCluster, World, connect, lines};
 
 /// Control migration 9 taken back: what the commit before it left.
-const BEFORE: &str = "
+pub(crate) const BEFORE: &str = "
     GRANT USAGE ON SCHEMA pgshard TO PUBLIC;
     GRANT SELECT ON pgshard.cluster, pgshard.shard, pgshard.identity TO PUBLIC;
     GRANT EXECUTE ON FUNCTION pgshard.look, pgshard.expire_fence, pgshard.finish_open, pgshard.migrated,
@@ -29,7 +29,7 @@ fn taken(roles: &str) -> String {
 }
 
 /// The control schema as a version before left it, with what is in it now.
-fn older(version: u32) -> String {
+pub(crate) fn older(version: u32) -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/control");
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
     files.sort();
@@ -65,7 +65,7 @@ fn older(version: u32) -> String {
     )
 }
 
-async fn on_all(world: &World, sql: &str) {
+pub(crate) async fn on_all(world: &World, sql: &str) {
     for host in 0..world.servers.servers().len() {
         world.servers.superuser(host).await.batch_execute(sql).await.unwrap();
     }
@@ -140,7 +140,7 @@ async fn grows(counts: &[&AtomicU64]) {
 
 /// Two hosts whose databases are a superuser's and closed to PUBLIC, and a config of the role keeper, which is not
 /// there yet.
-async fn plain(version: u32) -> World {
+pub(crate) async fn plain(version: u32) -> World {
     let servers = TestCluster::start(version, 2);
     servers.write_config_with_migrations(4, &[("0001_tables.sql", TABLES)]);
     let text = std::fs::read_to_string(servers.directory().join("pgshard.toml")).unwrap();
@@ -154,7 +154,7 @@ async fn plain(version: u32) -> World {
 }
 
 /// Runs what `pgshard rights` prints on both hosts: the first part as a superuser, the second as keeper.
-async fn granted(world: &World, purpose: &str, role: &str) {
+pub(crate) async fn granted(world: &World, purpose: &str, role: &str) {
     let parts = world.run(&["rights", "--for", purpose, "--role", role]).await.ended(0).last()["parts"].clone();
     for host in [0, 1] {
         let url = world.servers.server(host).superuser_url();

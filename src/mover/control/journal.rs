@@ -225,8 +225,12 @@ impl Session {
     /// Locks: none but ACCESS SHARE on the table.
     pub(crate) async fn entries(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
         // One move's entries are found by the key: the journal keeps everything that ever left the host.
+        let columns = match self.reads_tokens {
+            true => COLUMNS.to_owned(),
+            false => COLUMNS.replace("open_token", "NULL::uuid AS open_token"),
+        };
         let sql = format!(
-            "SELECT {COLUMNS} FROM pgshard.move WHERE $1::uuid IS NULL OR move_id = $1 ORDER BY move_id, shard_id"
+            "SELECT {columns} FROM pgshard.move WHERE $1::uuid IS NULL OR move_id = $1 ORDER BY move_id, shard_id"
         );
         self.read_entries("reading the journal", &sql, &[&id.map(|id| *id.uuid())]).await
     }

@@ -53,9 +53,9 @@ impl Hosts {
         let connected = connect.connect("pgshard mover").await;
         let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
         lookout.start();
-        let session = Session { host: host.clone(), shard: None, client };
+        let mut session = Session { host: host.clone(), shard: None, reads_tokens: true, client };
         session.batch("the mover's settings", SETTINGS).await?;
-        session.check().await?;
+        session.reads_tokens = session.check().await?;
         Ok(session)
     }
 }
@@ -86,29 +86,34 @@ pub(crate) struct Session {
     pub(crate) host: HostName,
     /// The shard that errors name.
     pub(crate) shard: Option<ShardId>,
+    /// Whether the role may read the tokens of moves, which one that only watches may not.
+    pub(crate) reads_tokens: bool,
     pub(crate) client: Connection,
 }
 
 impl Session {
     /// Checks that the host is the one that bootstrap gave this name, and has a control schema that a mover can work
     /// with. If two names were exchanged, the journal of one host would be read as that of the other, and what a move
-    /// has just built would look like the remains of a dead one.
-    async fn check(&self) -> Result<(), Error> {
+    /// has just built would look like the remains of a dead one. Gives [`Session::reads_tokens`].
+    async fn check(&self) -> Result<bool, Error> {
         let what = "asking the host for its name";
         let present = self.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
         if !present.get::<_, bool>(0)? {
-            return Ok(());
+            return Ok(true);
         }
-        let sql = "SELECT host_name, (SELECT max(version) FROM pgshard.control_migration) FROM pgshard.cluster";
+        let sql = "SELECT host_name, (SELECT max(version) FROM pgshard.control_migration),
+                coalesce((SELECT pg_catalog.has_column_privilege(c.oid, 'open_token', 'SELECT')
+                    FROM pg_catalog.pg_class c WHERE c.oid = to_regclass('pgshard.move')), true)
+            FROM pgshard.cluster";
         let rows = self.rows(what, sql, &[]).await?;
-        let Some(row) = rows.first() else { return Ok(()) };
+        let Some(row) = rows.first() else { return Ok(true) };
         let (name, version): (String, Option<i32>) = (row.get(0)?, row.get(1)?);
         if name != self.host.as_str() {
             return Err(Error::OtherHost { host: self.host.clone(), name });
         }
         match version {
             Some(version) if version < control::VERSION => Err(Error::ControlOld { host: self.host.clone(), version }),
-            _ => Ok(()),
+            _ => row.get(2),
         }
     }
 

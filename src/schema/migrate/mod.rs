@@ -29,7 +29,7 @@ use super::control::Cluster;
 use super::facts::{Survey, chain};
 use super::fault::{HostFault, ShardFault};
 use super::migrations::Migrations;
-use super::rights::{self, Users};
+use super::rights::{self, Roles};
 use super::session;
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection};
@@ -208,9 +208,9 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
     report
 }
 
-/// Lets the roles ask that a file has let use a shard, and makes what was done last.
+/// Lets the roles ask that a file has let use a shard, and those watch that lack something of it, and makes what was done last.
 async fn finish(session: &Connection, of_host: &mut HostReport) -> Result<(), HostFault> {
-    let admitted = rights::admit(session, Users::OfShards, &BTreeSet::new()).await;
+    let admitted = rights::admit_all(session, &Roles::default()).await;
     of_host.admitted = admitted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;
     if of_host.changed() { flush(session).await } else { Ok(()) }
 }

@@ -66,21 +66,7 @@ impl Console {
 
     /// With these headers; `Host` is the address where none of them says otherwise.
     pub(super) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
-        if !headers.iter().any(|(name, _)| *name == "Host") {
-            head += &format!("Host: {}\r\n", self.address);
-        }
-        head.extend(headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")));
-        write!(stream, "{head}\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {answer:?}"));
-        let mut lines = head.lines();
-        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
-        let header = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()));
-        Answer { status, headers: lines.filter_map(header).collect(), body: body.to_owned() }
+        ask(&self.address, method, path, headers)
     }
 
     /// The page once it has this: the first look may take longer than a page waits.
@@ -108,6 +94,29 @@ impl Console {
         write!(stream, "GET /events?page={page} HTTP/1.1\r\nHost: {}\r\n\r\n", self.address).unwrap();
         Events(BufReader::new(stream))
     }
+}
+
+/// Asks whoever answers HTTP at an address.
+pub(super) fn get(address: &str, path: &str) -> Answer {
+    ask(address, "GET", path, &[])
+}
+
+fn ask(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+    if !headers.iter().any(|(name, _)| *name == "Host") {
+        head += &format!("Host: {address}\r\n");
+    }
+    head.extend(headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")));
+    write!(stream, "{head}\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {answer:?}"));
+    let mut lines = head.lines();
+    let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+    let header = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()));
+    Answer { status, headers: lines.filter_map(header).collect(), body: body.to_owned() }
 }
 
 /// The events of a page that is followed.

@@ -215,6 +215,7 @@ role lacks something.
 Examples:
   pgshard rights --for owner --role app
   pgshard rights --for router --role web
+  pgshard rights --for monitor --role watch
   pgshard rights --for router --role web --migration > migrations/0002_web.sql")]
 pub(crate) struct Rights {
     /// What the role is for
@@ -239,6 +240,8 @@ pub(crate) enum RightsFor {
     Router,
     /// Reads rows, through a router
     Reader,
+    /// Watches: for `console`, `exporter`, `check` and `moves list`; reads no row, and writes nothing
+    Monitor,
 }
 
 impl From<RightsFor> for Purpose {
@@ -248,6 +251,7 @@ impl From<RightsFor> for Purpose {
             RightsFor::Mover => Purpose::Mover,
             RightsFor::Router => Purpose::Router,
             RightsFor::Reader => Purpose::Reader,
+            RightsFor::Monitor => Purpose::Monitor,
         }
     }
 }

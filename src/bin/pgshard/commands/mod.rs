@@ -32,6 +32,7 @@ mod rights;
 mod schemas;
 mod sql;
 mod tickets;
+mod watching;
 mod workers;
 
 use std::path::Path;

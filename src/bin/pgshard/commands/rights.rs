@@ -27,7 +27,7 @@ struct Part {
 pub(super) struct Answer<'a> {
     role: &'a str,
     parts: Vec<Part>,
-    /// The text of a shard migration; `null` for a role that owns the shards.
+    /// The text of a shard migration; `null` for a role that needs no grant in shards.
     migration: Option<String>,
 }
 
@@ -47,7 +47,11 @@ pub(super) fn run(purpose: Purpose, role: &str, printed: As, output: &Output) ->
             output.object(Answer { role, parts, migration })?;
         }
         (Format::Text, As::Migration) => {
-            let none = || Failure::usage("--migration: this role owns the shards, and needs no grant there");
+            let none = || {
+                Failure::usage(
+                    "--migration: this role owns the shards, or reads nothing in them, and needs no grant there",
+                )
+            };
             output.raw(migration.ok_or_else(none)?.as_bytes())?;
         }
         (Format::Text, As::Statements) => output.raw(text(&parts).as_bytes())?,

@@ -24,7 +24,7 @@ use self::collect::Collector;
 use self::guard::Guard;
 use self::serve::Served;
 use self::token::Token;
-use super::listen;
+use super::{listen, watching};
 use crate::args::Console;
 use crate::context;
 use crate::exit::Exit;
@@ -45,7 +45,7 @@ pub(crate) async fn run(args: &Console, config: Option<&Path>, output: &Arc<Outp
         ));
     }
     // A mistake in the config is reported now, and by the pages if somebody adds one later.
-    let config = context::config(config)?.path;
+    let config = context::config(config)?;
     let listener = listen::bind(args.listen).await?;
     let address = listener.local_addr()?;
     if !is_local {
@@ -54,7 +54,9 @@ pub(crate) async fn run(args: &Console, config: Option<&Path>, output: &Arc<Outp
         ));
     }
     let (floor, bound) = (Duration::from_secs(args.floor_s), Duration::from_secs(args.timeout_s));
-    let served = Served { collector: Collector::start(config, floor, bound), guard: Guard::new(&args.names, token) };
+    watching::warn_of_writers(&config, bound, output);
+    let served =
+        Served { collector: Collector::start(config.path, floor, bound), guard: Guard::new(&args.names, token) };
     output.data(format_args!("listening on http://{address}/"))?;
     let router = serve::router(Arc::new(served));
     let answering = |stream| serve::connection(stream, router.clone());

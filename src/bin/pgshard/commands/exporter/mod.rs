@@ -21,6 +21,7 @@ use tokio::sync::Mutex;
 
 use super::gather::{Clocks, Depth, gather};
 use super::listen::{self, HEADER_TIMEOUT};
+use super::watching;
 use crate::args::Exporter;
 use crate::context;
 use crate::exit::Exit;
@@ -43,10 +44,11 @@ struct Shared {
 /// Answers scrapes until Ctrl-C.
 pub(crate) async fn run(args: &Exporter, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
     // A mistake in the config is reported now, and again by each scrape if somebody adds one later.
-    let config = context::config(config)?.path;
+    let config = context::config(config)?;
     let listener = listen::bind(args.listen).await?;
     let (floor, bound) = (Duration::from_secs(args.floor_s), Duration::from_secs(args.timeout_s));
-    let shared = Arc::new(Shared { config, floor, bound, last: Mutex::default() });
+    watching::warn_of_writers(&config, bound, output);
+    let shared = Arc::new(Shared { config: config.path, floor, bound, last: Mutex::default() });
     let address = listener.local_addr()?;
     if !address.ip().is_loopback() {
         output.warning(format_args!("{address} can be asked by others: the answer names hosts and shards"));
