@@ -35,6 +35,12 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("template", template),
 ];
 
+/// Calls a function by its name: what a target of `fuzz/` does.
+pub fn run(name: &str, data: &[u8]) {
+    let (_, target) = TARGETS.iter().find(|(known, _)| *known == name).expect("a target of this name");
+    target(data);
+}
+
 /// The text, if the bytes are one. Readers of files get no other.
 fn text(data: &[u8]) -> Option<&str> {
     std::str::from_utf8(data).ok()
@@ -206,19 +212,32 @@ mod tests {
 
     /// What is kept, and what comes of it: the same inputs each time, many more with `PGSHARD_TEST_LONG`.
     fn holds(target: &str) {
-        let (_, run) = TARGETS.into_iter().find(|(name, _)| *name == target).expect("it is a target");
         let corpus = corpus(target);
         for data in &corpus {
-            run(data);
+            run(target, data);
         }
         let mut rng = Rng::with_seed(1);
         let count = if std::env::var_os("PGSHARD_TEST_LONG").is_some() { 1_000_000 } else { 3000 };
         for _ in 0..count {
             let data = changed(&corpus, &mut rng);
-            if std::panic::catch_unwind(|| run(&data)).is_err() {
+            if std::panic::catch_unwind(|| run(target, &data)).is_err() {
                 panic!("{target}: {}\n{data:?}", String::from_utf8_lossy(&data));
             }
         }
+    }
+
+    /// A stable compiler does not build `fuzz/`.
+    #[test]
+    fn each_has_a_target_of_cargo_fuzz() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        for (name, _) in TARGETS {
+            let path = format!("fuzz_targets/{name}.rs");
+            let program = std::fs::read_to_string(folder.join(&path)).unwrap();
+            assert!(program.contains(&format!("pgshard::fuzzing::run(\"{name}\", data)")), "{path}");
+            assert!(manifest.contains(&format!("name = \"{name}\"\npath = \"{path}\"")), "{name}");
+        }
+        assert_eq!(std::fs::read_dir(folder.join("fuzz_targets")).unwrap().count(), TARGETS.len());
     }
 
     macro_rules! targets {

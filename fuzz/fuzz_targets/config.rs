@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::config`, with inputs of libFuzzer.
+//! `config` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::config(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("config", data));

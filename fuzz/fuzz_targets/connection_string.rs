@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::connection_string`, with inputs of libFuzzer.
+//! `connection_string` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::connection_string(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("connection_string", data));

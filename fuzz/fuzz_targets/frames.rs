@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::frames`, with inputs of libFuzzer.
+//! `frames` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::frames(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("frames", data));

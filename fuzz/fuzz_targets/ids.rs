@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::ids`, with inputs of libFuzzer.
+//! `ids` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::ids(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("ids", data));

@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::map`, with inputs of libFuzzer.
+//! `map` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::map(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("map", data));

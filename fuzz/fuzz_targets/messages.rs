@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::messages`, with inputs of libFuzzer.
+//! `messages` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::messages(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("messages", data));

@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::pgoutput`, with inputs of libFuzzer.
+//! `pgoutput` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::pgoutput(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("pgoutput", data));

@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::pgpass`, with inputs of libFuzzer.
+//! `pgpass` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::pgpass(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("pgpass", data));

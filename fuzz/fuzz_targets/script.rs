@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::script`, with inputs of libFuzzer.
+//! `script` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::script(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("script", data));

@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::service`, with inputs of libFuzzer.
+//! `service` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::service(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("service", data));

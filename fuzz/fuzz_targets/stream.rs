@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::stream`, with inputs of libFuzzer.
+//! `stream` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::stream(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("stream", data));

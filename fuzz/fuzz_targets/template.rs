@@ -1,4 +1,4 @@
-//! `pgshard::fuzzing::template`, with inputs of libFuzzer.
+//! `template` of `pgshard::fuzzing`, with inputs of libFuzzer.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::template(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pgshard::fuzzing::run("template", data));

@@ -3,14 +3,19 @@
     script/bench-python                 all
     script/bench-python get by_ids      only these
     script/bench-python --far by_ids    the servers half a millisecond away
+    script/bench-python --few-files     the servers with PostgreSQL's own max_files_per_process, 1000
 
-The bench works in pairs: a few calls on a shard, then as many on the plain database, in turns, in one process. The result is
-the median of the pairs' ratios: of the time, of the client's processor time, and of the instructions that the client ran
-outside of the kernel, if the kernel allows counting them. No figure makes the bench fail.
+The bench works in pairs: a few calls on a shard, then as many on the plain database, which has no router, in turns, in one
+process. The result is the median of the pairs' ratios: of the time, of the client's processor time, and of the instructions
+that the client ran outside of the kernel, if the kernel allows counting them. No figure makes the bench fail.
+
+A shard's table has three files here, and a session that uses 512 shards of a host wants them all open: with fewer
+allowed, each statement closes three files and opens three.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -28,11 +33,13 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests")]
 
 from counter import instructions  # noqa: E402 # beside this file
-from world import VERSION, World  # noqa: E402 # by the path above
+from world import VERSION, World, control  # noqa: E402 # by the path above
 
 SHARDS = 1024
-PAIRS = 60
+PAIRS = 150
 CALLS = 10
+FILES = 4096
+"""How many files a server's process may have open."""
 TABLE = """CREATE TABLE {shard}.bench_photo (
     id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL, title varchar(100) NOT NULL, likes int NOT NULL
 );
@@ -135,17 +142,59 @@ def pairs(name: str, ours: Callable[[int], Any], theirs: Callable[[int], Any]) -
 def _ratios(
     clocks: dict[str, Callable[[], float]], ours: Callable[[int], Any], theirs: Callable[[int], Any]
 ) -> dict[str, list[float]]:
+    from django.db import router
+
+    routers = router.routers
     ratios: dict[str, list[float]] = {clock: [] for clock in clocks}
     for pair in range(PAIRS):
         spent: dict[Any, list[float]] = {}
         for which in (ours, theirs) if pair % 2 else (theirs, ours):
+            router.routers = routers if which is ours else []
             before = [clock() for clock in clocks.values()]
             for number in range(pair * CALLS, (pair + 1) * CALLS):
                 which(number)
             spent[which] = [clock() - start for clock, start in zip(clocks.values(), before)]
         for clock, mine, plain in zip(clocks, spent[ours], spent[theirs]):
             ratios[clock].append(mine / plain)
+    router.routers = routers
     return ratios
+
+
+def by_hand(on_shards: list[tuple[int, str]], on_plain: list[str]) -> None:
+    """Sends statements with psycopg alone, in pairs, and prints how much longer those on shards take: that is the server's time,
+    which no client can save."""
+    import psycopg
+    from django.db import connections
+
+    from pgshard import connect
+    from pgshard.django.cluster import cluster
+
+    directory, plain = cluster().directory, connections["default"].settings_dict
+    mine = [(directory.place(shard).host, sql.format(schema=directory.schema(shard))) for shard, sql in on_shards]
+    theirs = [("", sql) for sql in on_plain]
+    with contextlib.ExitStack() as stack:
+        args = {"host": plain["HOST"], "port": plain["PORT"], "user": plain["USER"], "dbname": plain["NAME"]}
+        cursors = {"": stack.enter_context(psycopg.connect(**args, autocommit=True)).cursor()}
+        for host in directory.hosts:
+            cursors[host.name] = stack.enter_context(connect(host)).cursor()
+
+        def took(lines: list[tuple[str, str]], numbers: range) -> float:
+            began = time.perf_counter()
+            for number in numbers:
+                host, line = lines[number % len(lines)]
+                cursors[host].execute(line, prepare=False)
+                assert len(cursors[host].fetchall()) == 1
+            return (time.perf_counter() - began) / len(numbers) * 1e6
+
+        for lines in (mine, theirs):
+            took(lines, range(1000))
+        rounds = [range(pair * CALLS, (pair + 1) * CALLS) for pair in range(PAIRS)]
+        spent = [(took(mine, numbers), took(theirs, numbers)) for numbers in rounds]
+    more = statistics.median(one - other for one, other in spent)
+    ratio = statistics.median(one / other for one, other in spent)
+    print(
+        f"  without Django     {ratio:5.2f} x: the server takes {more:.0f} us more for the same statement", flush=True
+    )
 
 
 class Bench:
@@ -175,13 +224,24 @@ class Bench:
             lambda n: self.photo.objects.get(pk=self.ids[n % size]),
             lambda n: self.plain.objects.get(pk=self.plain_ids[n % size]),
         )
+        columns = ", ".join(f'"{{0}}"."{name}"' for name in ("id", "user_id", "title", "likes"))
+        line = f'SELECT {columns} FROM {{1}}"{{0}}" WHERE "{{0}}"."id" = {{2}} LIMIT 21'
+        by_hand(
+            [(self._shard_of(id), line.format("bench_photo", "{schema}.", id)) for id in self.ids],
+            [line.format("bench_plain", "", id) for id in self.plain_ids],
+        )
+
+    def _shard_of(self, id: int) -> int:
+        from pgshard.django.cluster import cluster
+
+        return cluster().directory.shard_of_id(id)
 
     def get_anew(self) -> None:
         """One row, of a shard that the thread has not used since the request began."""
         from pgshard.django.backend import pools
 
         size, kept = len(self.ids), pools.WRAPPERS_MAX
-        pools.release()
+        pools.close_all()
         pools.WRAPPERS_MAX = 64
         pairs(
             "get, a shard's first",
@@ -197,6 +257,8 @@ class Bench:
             lambda n: self.photo.objects.create(user_id=8, title="x"),
             lambda n: self.plain.objects.create(user_id=8, title="x"),
         )
+        line = """INSERT INTO {0} ("user_id", "title", "likes") VALUES (8, 'x', 0) RETURNING "id" """
+        by_hand([(8, line.format('{schema}."bench_photo"'))], [line.format('"bench_plain"')])
 
     def update(self) -> None:
         """A row by its ID."""
@@ -295,7 +357,7 @@ def child() -> None:
         for shard in range(4096):
             connections[f"shard-{shard}"]
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        pools.release()
+        pools.close_all()
         tracemalloc.start()
         for shard in range(1000):
             connections[f"shard-{shard}"]
@@ -319,7 +381,16 @@ def move_away(world: World) -> list[subprocess.Popen[str]]:
     return relays
 
 
+def allow_files(world: World) -> None:
+    """Lets each process of the servers have as many files open as its shards' tables have."""
+    for host in ("db1", "db2"):
+        with world.superuser(host) as connection:
+            connection.execute(f"ALTER SYSTEM SET max_files_per_process = {FILES}")
+        control(world.server(host), "restart")
+
+
 FAR = "--far"
+FEW = "--few-files"
 ALL = ("get", "get_elsewhere", "get_anew", "create", "update", "atomic", "request", "by_ids", "start")
 
 
@@ -328,7 +399,7 @@ def main() -> None:
     if CHILD in sys.argv:
         return child()
     is_far = FAR in sys.argv
-    names = [name for name in sys.argv[1:] if name != FAR] or ALL
+    names = [name for name in sys.argv[1:] if name not in (FAR, FEW)] or ALL
     wrong = [name for name in names if name not in ALL]
     if wrong:
         raise SystemExit(f"no bench is called {wrong[0]}: there are {', '.join(ALL)}")
@@ -336,6 +407,8 @@ def main() -> None:
     relays: list[subprocess.Popen[str]] = []
     try:
         world.migrate(TABLE)
+        if FEW not in sys.argv:
+            allow_files(world)
         if is_far:
             relays = move_away(world)
         prepare(world)
@@ -345,7 +418,11 @@ def main() -> None:
             cursor.execute(PLAIN)
         where = "on 2 hosts, half a millisecond away" if is_far else "on 2 hosts"
         load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-        print(f"PostgreSQL {VERSION}, Python {sys.version.split()[0]}, {SHARDS} shards {where}; {load}", flush=True)
+        files = "files as PostgreSQL has it" if FEW in sys.argv else f"{FILES} files a process"
+        print(
+            f"PostgreSQL {VERSION}, Python {sys.version.split()[0]}, {SHARDS} shards {where}, {files}; {load}",
+            flush=True,
+        )
         bench = Bench()
         for name in names:
             getattr(bench, name)()

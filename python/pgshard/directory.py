@@ -110,7 +110,9 @@ class Directory:
         """Where the next try of a statement goes. Takes no lock, and does no I/O but to ask for the file's modification
         time."""
         self._follower.glance()
-        return self._snapshot.placement(shard)
+        snapshot = self._snapshot
+        # The same as `placement`: this runs for each statement.
+        return snapshot.learned.get(shard) or snapshot.map.placements[shard]
 
     def epoch(self, shard: int) -> int:
         """The epoch at which the shard is where it is, as far as this process knows. Asks no host and no file."""

@@ -27,18 +27,8 @@ Connection = Linked
 
 
 def is_alive(connection: Connection) -> bool:
-    """Whether neither the end of an idle connection nor silence of its host has been noticed. Only the socket is asked: nothing
-    is sent.
-
-    If a server sends something to an idle connection, it is usually a farewell: the server is being shut down, or has ended the
-    session. (A notice that a reload changed a setting also counts as one, and costs a new connection.)
-    """
-    if connection.closed or connection.is_retired:
-        return False
-    try:
-        return not connection.has_news()
-    except (psycopg.Error, OSError):
-        return False
+    """Whether neither the end of an idle connection nor silence of its host has been noticed."""
+    return connection.seems_alive()
 
 
 class Pool:

@@ -48,17 +48,18 @@ class Linked(psycopg.Connection[Any]):
     """What is known of its host."""
     generation = 0
     """The circuit's generation when it was opened."""
-    answer_max: float | None = None
-    """After how many seconds each wait ends, even if the server has stopped while its machine has not."""
+    _answer_max: float | None = None
 
-    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
-        if self.answer_max is None:
-            return super().wait(gen, *args, **kwargs)
-        try:
-            return super().wait(_until(gen, time.monotonic() + self.answer_max), *args, **kwargs)
-        except TimeoutError:
-            self.pgconn.finish()
-            raise NoAnswer(f"no answer within {self.answer_max:g} s") from None
+    @property
+    def answer_max(self) -> float | None:
+        """After how many seconds each wait ends, even if the server has stopped while its machine has not."""
+        return self._answer_max
+
+    @answer_max.setter
+    def answer_max(self, seconds: float | None) -> None:
+        # A class of its own, so that a wait without a limit costs what psycopg's costs.
+        self._answer_max = seconds
+        self.__class__ = Linked if seconds is None else _Limited
 
     _news: select.poll | None = None
 
@@ -69,6 +70,22 @@ class Linked(psycopg.Connection[Any]):
             self._news = select.poll()
             self._news.register(self.fileno(), select.POLLIN)
         return bool(self._news.poll(0))
+
+    def seems_alive(self) -> bool:
+        """Whether it is open, its host has not gone silent since, and the server has sent nothing that nobody asked for. Asked
+        before each statement, so nothing is sent.
+
+        What a server sends to an idle connection is usually a farewell: it is being shut down, or has ended the session. (A
+        notice that a reload changed a setting also counts as one, and costs a new connection.)
+        """
+        circuit = self.circuit
+        if self.closed or (circuit is not None and circuit.generation != self.generation):
+            return False
+        try:
+            news = self._news
+            return not (news.poll(0) if news is not None else self.has_news())
+        except (psycopg.Error, OSError):
+            return False
 
     @property
     def is_retired(self) -> bool:
@@ -91,6 +108,18 @@ class Linked(psycopg.Connection[Any]):
                     shared.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     pass  # It has ended by itself.
+
+
+class _Limited(Linked):
+    """A connection whose waits have a limit."""
+
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
+        limit = self._answer_max or 0.0
+        try:
+            return super().wait(_until(gen, time.monotonic() + limit), *args, **kwargs)
+        except TimeoutError:
+            self.pgconn.finish()
+            raise NoAnswer(f"no answer within {limit:g} s") from None
 
 
 def _until(gen: Generator[Any, Any, T], end: float) -> Generator[Any, Any, T]:

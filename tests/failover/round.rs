@@ -112,15 +112,7 @@ impl Round {
             }
             client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
             if self.case.way == Way::PgBouncer {
-                let lines = "default_pool_size = 20\nserver_login_retry = 1\nserver_connect_timeout = 3";
-                let pooler = Pooler::with(&self.world.servers, host, lines).await;
-                let config = std::fs::read_to_string(&self.world.config.path).unwrap();
-                let section = format!("[hosts.db{}]\n", host + 1);
-                assert!(config.contains(&section), "{config}");
-                let url = format!("postgres://app@127.0.0.1:{}/app?sslmode=disable", pooler.port());
-                let more = format!("{section}router_url = \"{url}\"\nprepare = \"unnamed\"\n");
-                self.world.write("pgshard.toml", &config.replace(&section, &more));
-                self.poolers.push(pooler);
+                self.poolers.push(Pooler::on_the_way(&self.world, host).await);
             }
         }
     }

@@ -139,6 +139,20 @@ on_each_version! {
         let unread = found(&said, "rows_unread");
         assert!(unread["shard"] == 0 && text(unread, "message").contains("lock timeout"), "{unread}");
         assert_eq!(found(&said, "sequence_behind")["shard"], 1, "the other tables are read");
+
+        // Partitions are looked at before anything is read: if one is locked, its shard is reported, and no other.
+        other.batch_execute("ROLLBACK").await.unwrap();
+        db1.batch_execute(
+            "CREATE TABLE shard_0000.views (id bigint NOT NULL DEFAULT shard_0000.next_id()) PARTITION BY RANGE (id);
+            CREATE TABLE shard_0000.views_all PARTITION OF shard_0000.views DEFAULT",
+        )
+        .await
+        .unwrap();
+        other.batch_execute("BEGIN; LOCK TABLE shard_0000.views_all").await.unwrap();
+        let said = findings(&world, &["check", "--rows"]).await;
+        let unread = found(&said, "rows_unread");
+        assert!(unread["shard"] == 0 && text(unread, "message").contains("lock timeout"), "{unread}");
+        assert_eq!(found(&said, "sequence_behind")["shard"], 1, "the other shards are read");
     }
 
     async fn tickets(version) {

@@ -14,15 +14,17 @@ use pgshard::dev::{Binaries, StopMode};
 use serde_json::Value;
 
 use crate::manual::{BEFORE, Block, blocks};
+use crate::router::pooler::Pooler;
 use crate::support::{Ran, World, Writers, lines, other, until};
 
 /// The sections that have a test here.
-const PLAYED: [&str; 11] = [
+const PLAYED: [&str; 12] = [
     "One host is restored",
     "One shard is restored",
     "The config is lost",
     "The map is lost",
     "The control database is lost",
+    "A host fails over",
     "A source fails over in the middle of a move",
     "A disk is filling",
     "Somebody else's move",
@@ -406,6 +408,41 @@ on_each_version! {
         let rows = notes.flawless().acknowledged.iter().map(|row| (row.id, row.payload.clone()));
         Rows(rows.collect()).are_there(&world.router().await).await;
         world.run(&["check"]).await.ended(0);
+    }
+
+    async fn a_host_fails_over(version) {
+        let world = World::with_standby(version, 4, 0).await;
+        let pooler = Pooler::on_the_way(&world, 0).await;
+        let mut rows = Rows::default();
+        let router = world.router().await;
+        rows.write(&router, 0..4, "before", 5).await;
+        world.servers.caught_up(2, 0).await;
+        tokio::task::block_in_place(|| world.servers.server(0).stop(StopMode::Immediate)).unwrap();
+        world.servers.promote(2).await;
+        let shard = (0..4).find(|shard| world.host_of(*shard) == 0).unwrap();
+        let sql = "SELECT FROM {shard}.users LIMIT 1";
+        router.by_key(shard).query(sql, &[]).await.expect_err("PgBouncer leads to the former primary");
+
+        let mut book = Book::open(&world, version, "A host fails over");
+        pooler.name(world.servers.server(2).port());
+        book.set("PGBOUNCER_URL", &format!("postgres://app@127.0.0.1:{}/pgbouncer", pooler.port()));
+        book.next().await;
+        // The router that met the former primary goes on, once it has forgotten that the host was down.
+        let goes_on = async {
+            while router.by_key(shard).query(sql, &[]).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), goes_on).await.expect("calls reach the promoted server");
+        book.next().await;
+        book.next().await;
+        book.end().await;
+        rows.write(&router, 0..4, "after", 5).await;
+        rows.are_there(&router).await;
+        let recorded = "SELECT timeline::text FROM pgshard.identity WHERE host = 'db1'";
+        for server in [1, 2] {
+            assert_eq!(lines(&world.servers.app(server).await, recorded).await, "2\n");
+        }
     }
 
     async fn a_source_fails_over_with_its_journal(version) {

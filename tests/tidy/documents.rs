@@ -69,6 +69,26 @@ fn the_book_has_every_page() {
     assert!(source("book.toml").contains("src = \"docs\""));
 }
 
+/// The book consists of `docs/`: on a page of it, what lies elsewhere is named, and not linked to.
+#[test]
+fn no_page_of_the_book_links_out_of_it() {
+    let docs = root().join("docs").canonicalize().unwrap();
+    let mut mistakes = Vec::new();
+    for page in files(&[".md"]).into_iter().filter(|file| file.path.starts_with("docs/")) {
+        let folder = root().join(&page.path).parent().unwrap().to_path_buf();
+        for (at, _) in page.text.match_indices("](") {
+            let rest = &page.text[at + 2..];
+            let link = rest[..rest.find(')').unwrap_or(0)].split('#').next().unwrap_or_default();
+            // Another test reports links to files that do not exist.
+            let Ok(to) = folder.join(link).canonicalize() else { continue };
+            if !link.is_empty() && !link.contains("://") && !to.starts_with(&docs) {
+                mistakes.push(format!("{}: {link}", page.path));
+            }
+        }
+    }
+    none_of(mistakes, "a page of docs/ links to pages of docs/ only");
+}
+
 /// `moves::dead::gc` in backticks is the test `gc` in `tests/it/moves/dead.rs`.
 #[test]
 fn guarantees_name_tests_that_exist() {

@@ -15,12 +15,10 @@ from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
-from .sharded import key_names, shard_names
+from .sharded import key_names, shard_conditions, shard_names
 
 T = TypeVar("T")
 
-_LOOKUPS = frozenset(("", "exact", "in", "pk", "pk__exact", "id", "id__exact"))
-"""The lookups of a condition that can name a shard."""
 _NOWHERE = "shard-0"
 """The shard of a query that cannot have a result. It is never sent there."""
 
@@ -113,44 +111,39 @@ class ShardedQuerySet(models.QuerySet):
     def _filter_or_exclude(self, negate: bool, args: Any, kwargs: Any) -> Any:
         made = super()._filter_or_exclude(negate, args, kwargs)
         if not negate:
-            pairs = list(kwargs.items())
-            for q in args:
-                if isinstance(q, models.Q):
-                    pairs += _conditions(q)
+            pairs: Any = kwargs.items()
+            if args:
+                pairs = list(pairs)
+                for q in args:
+                    if isinstance(q, models.Q):
+                        pairs += _conditions(q)
             made._narrow(pairs)
         return made
 
-    def _narrow(self, pairs: list[tuple[str, Any]]) -> None:
+    def _narrow(self, pairs: Iterable[tuple[str, Any]]) -> None:
         """Goes to the shard that these conditions name. Raises `WrongShard` if they name two."""
         found: str | None = None
+        known = shard_conditions(self.model)
         for name, value in pairs:
+            condition = known.get(name)
+            if condition is None:
+                continue
+            key, is_list = condition
             try:
-                where = self._named(name, value)
+                where = _common_place(key, value) if is_list else _place(key, value)
             except WrongId:
                 # No such shard exists, so no such row does.
                 self.query.set_empty()
                 where = found or self._db or _NOWHERE
-            if where is not None and found not in (None, where):
+            if found is None:
+                found = where
+            elif where is not None and where != found:
                 raise WrongShard(
                     f"{self.model.__name__}: the filter names {found} and {where}: its key and its ID disagree"
                 )
-            found = where or found
         if self._db is None and found is not None:
             self._db = found
             self._noted(found)
-
-    def _named(self, name: str, value: Any) -> str | None:
-        """The shard that one condition names; None if it names none, or several."""
-        field, _, lookup = name.partition(LOOKUP_SEP)
-        names = shard_names(self.model)
-        if field not in names or lookup not in _LOOKUPS:
-            return None
-        if lookup == "in":
-            if isinstance(value, (models.QuerySet, str)) or not isinstance(value, Iterable):
-                return None
-            places = {_place(names[field], one) for one in value}
-            return places.pop() if len(places) == 1 else None
-        return _place(names[field], value)
 
     def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
         """This query set; if it is on no shard yet, on the one that the values of a new row name."""
@@ -165,7 +158,10 @@ class ShardedQuerySet(models.QuerySet):
         """The shard that the values of a new row name; None if they name none. Raises `WrongShard` and `WrongId`."""
         names, found = shard_names(self.model), None
         for name, value in values.items():
-            where = _place(names[name], value) if name in names else None
+            if name not in names:
+                continue
+            key = names[name]
+            where = alias_of_value(key, value) if key is not None and type(value) is int else _place(key, value)
             if where is None:
                 continue
             if found is not None and found != where:
@@ -285,6 +281,14 @@ def _place(key: Any, value: Any) -> str | None:
         if value is None:
             return None
     return alias_of_id(int(value)) if key is None else alias_of_value(key, value)
+
+
+def _common_place(key: Any, values: Any) -> str | None:
+    """The one shard of all these values; None if there is none, or if they are no list."""
+    if isinstance(values, (models.QuerySet, str)) or not isinstance(values, Iterable):
+        return None
+    places = {_place(key, one) for one in values}
+    return places.pop() if len(places) == 1 else None
 
 
 def _conditions(q: models.Q) -> list[tuple[str, Any]]:

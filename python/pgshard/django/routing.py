@@ -16,7 +16,7 @@ from ..ids import shard_of_id
 from ..keys import INTEGER_MAX, INTEGER_MIN
 from ..recovery import Recovery
 from .backend.pools import release
-from .cluster import PREFIX, alias, cluster, shard_of_alias
+from .cluster import ALIASES, alias, cluster, shard_of_alias, state
 from .errors import NoShard, ShardMoved, WrongShard
 from .sharded import is_sharded, key_fields, rules
 
@@ -37,15 +37,15 @@ def alias_of_key(key: Any) -> str:
 
 def alias_of_id(id: int) -> str:
     """The database alias of an ID's shard. Raises `WrongId`."""
-    return alias(shard_of_id(id, cluster().shards))
+    return ALIASES[shard_of_id(id, (state.cluster or cluster()).shards)]
 
 
 def alias_of_value(field: Any, value: Any) -> str:
     """The database alias of a key's shard, from a value for the key's field. Raises `WrongKey`."""
-    current = cluster()
+    current = state.cluster or cluster()
     if type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX:
         # The same as `keys.shard_of_key`: this runs for each query and, for a new row, twice.
-        return f"{PREFIX}{value % current.shards}"
+        return ALIASES[value % current.shards]
     return alias_of_key(field.to_python(value))
 
 
@@ -86,12 +86,20 @@ def alias_of_instance(instance: Any) -> str | None:
 def check_instance(instance: Any, using: str) -> None:
     """Refuses to write an object to a shard where it does not belong. Raises `WrongShard` or `NoShard`."""
     model = type(instance)
-    if shard_of_alias(using) is None:
+    shard = shard_of_alias(using)
+    if shard is None:
         raise NoShard(f"{model.__name__} is sharded, and {using!r} is no shard: leave using= out, or name a shard")
+    keys, id_name, references = rules(model)
+    if len(keys) == 1 and not references and (id_name is None or getattr(instance, id_name) is None):
+        # Most new rows: the same as below, in one step.
+        value, current = getattr(instance, keys[0][0]), cluster()
+        integer = type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX
+        if integer and value % current.shards == shard:
+            return
     belongs = alias_of_instance(instance)
     if belongs is not None and belongs != using:
         raise WrongShard(f"{model.__name__} belongs on {belongs} by its key or ID, and would be saved on {using}")
-    for attribute, name in rules(model).references:
+    for attribute, name in references:
         value = getattr(instance, attribute)
         if isinstance(value, int) and alias_of_id(value) != using:
             raise WrongShard(
@@ -186,16 +194,25 @@ def within(where: str) -> Iterator[str]:
 def run_on(using: str, work: Callable[[], T]) -> T:
     """Runs `work` on a shard, and runs all of it again if it met a move and left nothing behind. Within a transaction, runs it
     once."""
+    try:
+        return work()
+    except ShardMoved as moved:
+        return run_again(using, moved, work)
+
+
+def run_again(using: str, moved: ShardMoved, work: Callable[[], T]) -> T:
+    """Runs `work` on a shard after a first time that met a move, if that left nothing behind; otherwise raises `moved`."""
     recovery: Recovery | None = None
     while True:
+        ours = moved.whole and moved.shard == shard_of_alias(using)
+        if not ours or connections[using].in_atomic_block:
+            raise moved
+        recovery = recovery or Recovery(cluster().asking, moved.shard)
+        wait_out(recovery, moved)
         try:
             return work()
-        except ShardMoved as moved:
-            ours = moved.whole and moved.shard == shard_of_alias(using)
-            if not ours or connections[using].in_atomic_block:
-                raise
-            recovery = recovery or Recovery(cluster().asking, moved.shard)
-            wait_out(recovery, moved)
+        except ShardMoved as once_more:
+            moved = once_more
 
 
 def wait_out(recovery: Recovery, moved: Any) -> None:
@@ -237,5 +254,5 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
 
 __all__ = [
     "ShardRouter", "WrongId", "alias_of_id", "alias_of_instance", "alias_of_key", "check_instance", "refuse", "release",
-    "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
+    "run_again", "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
 ]  # fmt: skip

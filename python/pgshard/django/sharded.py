@@ -63,6 +63,21 @@ def shard_names(model: Any) -> dict[str, Any]:
     return found
 
 
+def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
+    """The conditions of a query that can say the shard, such as `user__pk` or `id__in`: for each the key's field, or None for
+    the ID, and whether its value is a list."""
+    found: dict[str, tuple[Any, bool]] | None = model.__dict__.get("_pgshard_conditions")
+    if found is None:
+        found = {}
+        for name, field in shard_names(model).items():
+            found[name] = (field, False)
+            for lookup in ("exact", "pk", "pk__exact", "id", "id__exact"):
+                found[f"{name}__{lookup}"] = (field, False)
+            found[f"{name}__in"] = (field, True)
+        model._pgshard_conditions = found
+    return found
+
+
 def has_shard_id(model: Any) -> bool:
     """Whether a shard made the primary key, so that it says which shard."""
     found: bool | None = model.__dict__.get("_pgshard_id")

@@ -84,10 +84,10 @@ def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestS
 
 def end(made: TestShards) -> None:
     """Drops what `begin` has made, and makes the aliases lead to the real shards again."""
+    state.visible = ()
     pools.close_all()
     cluster().asking.close()
     os.environ.pop(TEST_CONFIG, None)
-    state.visible = ()
     state.cluster = made.real
     shutil.rmtree(made.folder, ignore_errors=True)
     with _server(made.host) as server:

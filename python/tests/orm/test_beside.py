@@ -229,16 +229,19 @@ def test_the_admin_needs_a_shard(m, p, admin):
 
 def test_the_debug_toolbars_panel_sees_shards(m, p):
     from debug_toolbar.toolbar import DebugToolbar
-    from django.db import connections
     from django.http import HttpResponse
     from django.test import RequestFactory
 
     from pgshard.django.backend import pools
     from pgshard.django.contrib.debug_toolbar import ShardedSQLPanel
 
+    def made():
+        answer = lambda request: HttpResponse()  # noqa: E731
+        return ShardedSQLPanel(DebugToolbar(RequestFactory().get("/"), answer), answer)
+
+    pools.close_all()
     m.Photo.objects.bulk_create([m.Photo(user_id=U, title=f"{n:03d}") for n in range(30)])
-    request = RequestFactory().get("/")
-    panel = ShardedSQLPanel(DebugToolbar(request, lambda request: HttpResponse()), lambda request: HttpResponse())
+    panel = made()
     # One alias was used before, and one is made now.
     assert "shard-3" in pools.slots().touched
     assert "shard-12" not in pools.slots().touched
@@ -254,9 +257,18 @@ def test_the_debug_toolbars_panel_sees_shards(m, p):
     assert '"shard_0012"."photos_photo"' in panel._queries[0]["sql"]
     m.Photo.objects.for_key(U).count()
     assert len(panel._queries) == 4
-    # One request later nothing of it remains.
+    # The next request, and one with the toolbar.
     pools.release()
-    assert not hasattr(connections["shard-3"], "_djdt_cursor")
+    assert m.Photo.objects.for_key(U).count() == 31
+    assert len(panel._queries) == 4
+    pools.release()
+    again = made()
+    again.enable_instrumentation()
+    try:
+        assert m.Photo.objects.for_key(U).count() == 31
+    finally:
+        again.disable_instrumentation()
+    assert (len(again._queries), len(panel._queries)) == (1, 4)
 
 
 # ------------------------------------------------------------------------------------------------------- content types

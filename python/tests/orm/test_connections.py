@@ -42,11 +42,39 @@ def test_all_aliases_of_a_thread_share_one_connection_a_host(m, pools):
     assert len(pools.slots().touched) == 16
     pools.release()
     assert in_use(pools) == {}
+    pools.close_all()
     assert len(pools.slots().touched) == 0
+
+
+def test_connection_objects_stay_for_the_next_request_without_their_connection(m, pools):
+    from django.db import connections, transaction
+
+    wrapper = connections["shard-3"]
+    wrapper.force_debug_cursor = True
+    assert m.Photo.objects.for_key(U).count() == 0
+    wrapper.force_debug_cursor = False
+    other = connections["shard-4"]
+    with transaction.atomic(using="shard-4"):
+        assert m.Photo.objects.for_key(4).count() == 0
+        mine = other.connection
+        pools.release()
+        assert other.connection is mine
+        assert m.Photo.objects.for_key(4).count() == 0
+    assert connections["shard-3"] is wrapper
+    assert (wrapper.connection, len(wrapper.queries_log)) == (None, 0)
+    pools.release()
+    assert (other.connection, in_use(pools)) == (None, {})
+    # The connection is another thread's by now.
+    pool = pools._pools.by_host["db1"]
+    held = pool.take()
+    assert m.Photo.objects.for_key(U).count() == 0
+    assert wrapper.connection is not held
+    pool.give_back(held)
 
 
 def test_connection_objects_are_bounded(m, pools, monkeypatch):
     monkeypatch.setattr(pools, "WRAPPERS_MAX", 4)
+    pools.close_all()
     for user in range(16):
         assert m.Photo.objects.for_key(user).count() == 0
     assert len(pools.slots().touched) <= 5

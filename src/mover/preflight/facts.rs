@@ -295,6 +295,27 @@ pub(crate) async fn given_away(
     Ok(given)
 }
 
+/// Whether somebody might make the barrier wait, for a schema given by its OID. If not, nobody does. It is a question
+/// for the time behind the fence: [`locks`] has to be planned anew after a swap, with half a dozen views, which takes
+/// longer than to run it. Like that one, it passes readers over; unlike it, it also counts VACUUM and ANALYZE, and
+/// relations of other databases that have the same OIDs.
+///
+/// Locks: as [`locks`].
+pub(crate) async fn may_be_locked(session: &Session, schema: u32) -> Result<bool, Error> {
+    // By pg_depend, which has an index by schema; pg_class has none.
+    let sql = "SELECT EXISTS (
+            SELECT FROM pg_catalog.pg_lock_status() l
+            WHERE l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid() AND (
+                l.locktype = 'relation' AND l.mode NOT IN ('AccessShareLock', 'SIReadLock') AND l.relation IN (
+                    SELECT d.objid FROM pg_catalog.pg_depend d
+                    WHERE d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass AND d.refobjid = $1
+                        AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass)
+                OR l.locktype = 'object' AND l.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+                    AND l.objid = $1))";
+    let rows = session.typed_rows("looking for locks", sql, &[(&schema, Type::OID)]).await?;
+    rows.first().map_or(Ok(true), |row| row.get(0))
+}
+
 /// Who would make the barrier wait, for a schema given by its OID.
 ///
 /// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.

@@ -19,6 +19,7 @@ use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
 use crate::mover::preflight::table::TableShape;
 use crate::mover::protocol::error::Error;
+use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::step::ShardMove;
 use crate::mover::stream::follower::{Follower, write_watermark};
 use crate::pg::quote_literal;
@@ -37,7 +38,12 @@ const TRIES: u32 = 20;
 ///
 /// # Errors
 /// [`Error::RowsDiffer`] with the keys of rows that differ.
-pub(in crate::mover) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, follower: &Follower) -> Result<(), Error> {
+pub(in crate::mover) async fn shard(
+    work: &ShardMove<'_>,
+    hosts: &Hosts,
+    follower: &Follower,
+    permits: &CutOverPermits,
+) -> Result<(), Error> {
     let shard = work.hold.shard;
     let Some(schema) = facts::schema_oid(&work.source, &work.names.schema).await? else {
         return Err(Error::Altered { shard, what: "its schema is gone".to_owned() });
@@ -56,6 +62,7 @@ pub(in crate::mover) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, followe
     let compared = bunches.into_iter().map(|bunch| {
         let (copy, one_at_a_time) = (&copy, &one_at_a_time);
         async move {
+            let _piece = permits.piece().await;
             // The sessions are its own: a comparison that is given up leaves them in a transaction.
             let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
             let (source, target) = tokio::try_join!(open(&work.source.host), open(&work.target.host))?;

@@ -74,10 +74,14 @@ impl<'d> CutOver<'d> {
     /// Fences, and does everything that belongs behind the fence. On errors other than those of the outcome, the fence
     /// stands, and the mover leaves the shard.
     pub(in crate::mover) async fn run(&mut self) -> Result<Outcome, Error> {
-        let Some(before) = self.before_fence().await? else {
+        let piece = self.online.permits.piece().await;
+        let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
             return Ok(Outcome::Refused("its schema does not exist".to_owned()));
         };
+        let before = self.before_fence(schema).await?;
         self.done.unopened = Some(audit::Target::open(self.patience.context, self.work).await);
+        drop(piece);
+        self.wait_for_locks(schema).await?;
         let permit = self.online.permits.acquire(&self.patience.context.hosts, self.work);
         let permit = self.patience.wait_for(permit).await?;
         if let Some(blockers) = self.patience.wait_for(self.work.hold_tables(permit.opening())).await? {
@@ -85,6 +89,7 @@ impl<'d> CutOver<'d> {
         }
         let token = Uuid::new_v4();
         let presets = self.work.preset().await?;
+        let _still = self.online.permits.stillness().await;
         let fenced_at = Instant::now();
         let swapped = match self.work.swap(permit.gate(), token).await {
             Ok(Some(swapped)) => swapped,
@@ -243,18 +248,20 @@ impl<'d> CutOver<'d> {
         Ok(Behind::Ready)
     }
 
-    /// Looks, while the shard is open, for what would make the fence fail: altered tables, an altered publication, and
-    /// transactions that hold locks. Gives what it learns; `None` if the shard's schema does not exist.
-    async fn before_fence(&self) -> Result<Option<Known>, Error> {
-        let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
-            return Ok(None);
-        };
+    /// Looks, while the shard is open, for what would make the fence fail: altered tables, and an altered publication.
+    async fn before_fence(&self, schema: u32) -> Result<Known, Error> {
         let digest = self.work.catalog_digest(schema).await?;
         let altered = self.work.altered(schema, self.built).await?;
         if let Some(what) = altered.or(self.work.gap(schema).await?) {
             return Err(Error::Altered { shard: self.work.hold.shard, what });
         }
-        // A transaction that is already that old will not end within the budget; a younger one may.
+        let unlogged = self.work.empty_unlogged(schema).await?;
+        Ok(Known { digest, unlogged })
+    }
+
+    /// Waits, while the shard is open and for a limited time, for transactions whose locks would make the fence fail. A
+    /// transaction that is older than the barrier's budget will not end within it; a younger one may.
+    async fn wait_for_locks(&self, schema: u32) -> Result<(), Error> {
         let until = Instant::now() + Duration::from_secs(5);
         let budget = self.work.options.barrier_budget.as_secs_f64();
         while Instant::now() < until {
@@ -264,8 +271,7 @@ impl<'d> CutOver<'d> {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        let unlogged = self.work.empty_unlogged(schema).await?;
-        Ok(Some(Known { digest, unlogged }))
+        Ok(())
     }
 }
 

@@ -3,19 +3,45 @@
 //! two sessions that have done the same for the shard before, so that hardly anything behind a fence is done for the
 //! first time.
 //!
+//! A fence is short only if the servers have time for it. So while one stands, no other work of the group on rows,
+//! indexes or catalogs begins: it goes in pieces, and each waits at its beginning.
+//!
 //! Invariant: a session in which a target may have been opened, and not committed, is used for nothing else. If it is
 //! not given back explicitly, it is closed, which rolls it back.
 
-use tokio::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::mover::control::journal::Signed;
 use crate::mover::control::session::{Hosts, Session};
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
 
+/// How long a fence is put off for pieces that have begun. A piece may be the index of a large table.
+const PIECES_WITHIN: Duration = Duration::from_millis(100);
+
 /// The permit of a group, and its sessions while nobody has it.
 #[derive(Default)]
-pub(in crate::mover) struct CutOverPermits(Mutex<Option<Sessions>>);
+pub(in crate::mover) struct CutOverPermits {
+    slot: Mutex<Option<Sessions>>,
+    pieces: watch::Sender<Pieces>,
+}
+
+/// What is being done beside the fences.
+#[derive(Default)]
+struct Pieces {
+    /// How many there are.
+    begun: usize,
+    /// Whether a shard is fenced, or about to be.
+    fence_stands: bool,
+}
+
+/// A piece of work that goes on beside the fences of others, until it is dropped.
+pub(in crate::mover) struct Piece<'a>(&'a CutOverPermits);
+
+/// Keeps pieces from beginning, until it is dropped.
+pub(in crate::mover) struct Stillness<'a>(&'a CutOverPermits);
 
 /// Sessions for what is done while a shard is closed.
 struct Sessions {
@@ -38,7 +64,7 @@ impl CutOverPermits {
     /// # Cancel safety
     /// May be dropped and called again.
     pub(in crate::mover) async fn acquire(&self, hosts: &Hosts, work: &ShardMove<'_>) -> Result<Permit<'_>, Error> {
-        let mut slot = self.0.lock().await;
+        let mut slot = self.slot.lock().await;
         let kept =
             slot.take().filter(|sessions| !sessions.gate.client.is_closed() && !sessions.opening.client.is_closed());
         let mut sessions = match kept {
@@ -51,13 +77,51 @@ impl CutOverPermits {
         Ok(Permit { slot, sessions })
     }
 
-    /// Waits until nobody has the permit, or it was just given back: so what is begun next does not begin during a
-    /// fence.
+    /// Begins a piece of work: at once, or when no fence stands. Whoever has the permit, or what somebody needs behind a
+    /// fence, must not wait here.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(in crate::mover) async fn quiet(&self) {
-        drop(self.0.lock().await);
+    pub(in crate::mover) async fn piece(&self) -> Piece<'_> {
+        let mut seen = self.pieces.subscribe();
+        loop {
+            let begins = self.pieces.send_if_modified(|pieces| {
+                pieces.begun += usize::from(!pieces.fence_stands);
+                !pieces.fence_stands
+            });
+            if begins {
+                return Piece(self);
+            }
+            seen.wait_for(|pieces| !pieces.fence_stands).await.expect("the sender is ours");
+        }
+    }
+
+    /// Keeps pieces from beginning, and waits for those that have begun, though not for long. Who calls it has the
+    /// permit.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(in crate::mover) async fn stillness(&self) -> Stillness<'_> {
+        let still = Stillness(self);
+        let mut seen = self.pieces.subscribe();
+        self.pieces.send_modify(|pieces| pieces.fence_stands = true);
+        let ended = seen.wait_for(|pieces| pieces.begun == 0);
+        if tokio::time::timeout(PIECES_WITHIN, ended).await.is_err() {
+            tracing::debug!("a shard is fenced beside work that goes on for longer");
+        }
+        still
+    }
+}
+
+impl Drop for Piece<'_> {
+    fn drop(&mut self) {
+        self.0.pieces.send_modify(|pieces| pieces.begun -= 1);
+    }
+}
+
+impl Drop for Stillness<'_> {
+    fn drop(&mut self) {
+        self.0.pieces.send_modify(|pieces| pieces.fence_stands = false);
     }
 }
 
@@ -86,5 +150,52 @@ impl Permit<'_> {
     pub(in crate::mover) fn give_back(self) {
         let Permit { mut slot, sessions } = self;
         *slot = Some(sessions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {
+        matches!(future.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(_))
+    }
+
+    #[tokio::test]
+    async fn no_piece_begins_while_a_fence_stands() {
+        let permits = CutOverPermits::default();
+        let still = permits.stillness().await;
+        let mut piece = std::pin::pin!(permits.piece());
+        assert!(!is_ready(piece.as_mut()));
+        drop(still);
+        assert!(is_ready(piece.as_mut()));
+    }
+
+    #[tokio::test]
+    async fn a_fence_waits_for_pieces_and_whoever_gives_up_leaves_nothing() {
+        let permits = CutOverPermits::default();
+        let (one, other) = (permits.piece().await, permits.piece().await);
+        {
+            let mut given_up = std::pin::pin!(permits.stillness());
+            assert!(!is_ready(given_up.as_mut()));
+            assert!(!is_ready(std::pin::pin!(permits.piece()).as_mut()));
+        }
+        drop(permits.piece().await);
+        let mut still = std::pin::pin!(permits.stillness());
+        assert!(!is_ready(still.as_mut()));
+        drop(one);
+        assert!(!is_ready(still.as_mut()));
+        drop(other);
+        assert!(is_ready(still.as_mut()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fence_does_not_wait_for_a_long_piece() {
+        let permits = CutOverPermits::default();
+        let _long = permits.piece().await;
+        drop(permits.stillness().await);
     }
 }

@@ -11,6 +11,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
+use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::preflight::facts;
 use crate::mover::preflight::facts::Lock;
@@ -41,13 +42,35 @@ impl ShardMove<'_> {
     pub(crate) async fn swap(&self, source: &Session, token: Uuid) -> Result<Option<Swapped>, Error> {
         self.at("before swap")?;
         let began = Instant::now();
-        // The fence needs a row of `held`, so without that lock nothing is fenced.
+        // Whether somebody has it who may is asked only if somebody has it: to plan that question takes milliseconds.
+        let held = lock::held("$6::integer::oid", "$1::integer::oid");
+        let fenced = match self.fence(source, token, "pg_try_advisory_xact_lock($6, $1)").await {
+            Ok(None) => self.fence(source, token, &format!("pg_try_advisory_xact_lock($6, $1) OR NOT {held}")).await,
+            fenced => fenced,
+        };
+        let row = match fenced {
+            Ok(Some(row)) => row,
+            Ok(None) => return Ok(None),
+            Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        self.timings.since("swap", began);
+        self.reached(Phase::Fenced);
+        self.at("after swap")?;
+        Ok(Some(Swapped { attempt: row.get(0)?, left: row.get(1)? }))
+    }
+
+    /// Fences the shard if a condition is true.
+    ///
+    /// Locks: as [`swap`](ShardMove::swap).
+    async fn fence(&self, source: &Session, token: Uuid, condition: &str) -> Result<Option<AnsweredRow>, Error> {
+        // The fence needs a row of `free`, so without one nothing is fenced.
         let sql = format!(
-            "WITH held AS MATERIALIZED (SELECT $1::integer AS shard
-                WHERE pg_try_advisory_xact_lock($6, $1) OR NOT {held})
+            "WITH free AS MATERIALIZED (SELECT $1::integer AS shard WHERE {condition})
             SELECT fence.attempt, fence.left_oid
-            FROM held CROSS JOIN LATERAL pgshard.fence(held.shard, $2, $3, $4, $5) AS fence",
-            held = lock::held("$6::integer::oid", "$1::integer::oid"),
+            FROM free CROSS JOIN LATERAL pgshard.fence(free.shard, $2, $3, $4, $5) AS fence"
         );
         let (shard, deadline) = (self.hold.shard.as_i32(), self.options.leases.fence_ms());
         let params: [(&(dyn ToSql + Sync), Type); 6] = [
@@ -58,18 +81,8 @@ impl ShardMove<'_> {
             (&deadline, Type::INT4),
             (&LOCK_MIGRATION, Type::INT4),
         ];
-        let rows = match source.typed_rows("fencing the shard", &sql, &params).await {
-            Ok(rows) => rows,
-            Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                return Ok(None);
-            }
-            Err(error) => return Err(error),
-        };
-        let Some(row) = rows.first() else { return Ok(None) };
-        self.timings.since("swap", began);
-        self.reached(Phase::Fenced);
-        self.at("after swap")?;
-        Ok(Some(Swapped { attempt: row.get(0)?, left: row.get(1)? }))
+        let rows = source.typed_rows("fencing the shard", &sql, &params).await?;
+        Ok(rows.into_iter().next())
     }
 
     /// The barrier. Gives those who still held locks when the budget ran out. Mostly nobody does at the first look.
@@ -78,6 +91,9 @@ impl ShardMove<'_> {
     pub(crate) async fn barrier(&self, source: &Session, left: u32) -> Result<Vec<Lock>, Error> {
         let until = Instant::now() + self.options.barrier_budget;
         loop {
+            if !facts::may_be_locked(source, left).await? {
+                return Ok(Vec::new());
+            }
             let locks = facts::locks(source, left).await?;
             if locks.is_empty() || Instant::now() >= until {
                 return Ok(locks);

@@ -184,18 +184,10 @@ impl ShardMove<'_> {
         let began = Instant::now();
         let client = self.source.client.client();
         let (schema, names) = (self.names.left(self.epoch), presets.names().collect::<Vec<_>>());
-        let stream = self.stream();
-        // All are sent before the first is answered.
-        let looked = tokio::try_join!(
-            digest.is_same(client),
-            sequences::values_of(client, &schema, &names),
-            slot::gap(client, &stream, digest.schema())
-        );
-        let (same, now, gap) = looked.map_err(|error| self.source.failed("looking for changes", error))?;
-        if let Some(gap) = gap {
-            return Ok(Err(gap));
-        }
-        if !same && let Some(what) = self.altered(left, built).await? {
+        // Both are sent before the first is answered.
+        let looked = tokio::try_join!(digest.is_same(client), sequences::values_of(client, &schema, &names));
+        let (same, now) = looked.map_err(|error| self.source.failed("looking for changes", error))?;
+        if !same && let Some(what) = self.altered(left, built).await?.or(self.gap(left).await?) {
             return Ok(Err(what));
         }
         self.timings.since("check", began);

@@ -1,5 +1,6 @@
 //! Reads the rows of one host, some blocks of a table at a time.
 
+use std::collections::VecDeque;
 use std::fmt::Write;
 use std::time::Instant;
 
@@ -16,6 +17,9 @@ const COLUMNS: &str = include_str!("columns.sql");
 
 /// Shards whose columns are asked for at once: each partition takes a lock until the end of the query.
 const SHARDS_AT_ONCE: usize = 16;
+
+/// Stands in the place of a table's name where the names of a shard's tables could not be read.
+const TABLES: &str = "what its tables have";
 
 /// 8 MiB at the usual block size.
 const BLOCKS_AT_ONCE: i64 = 1024;
@@ -50,6 +54,13 @@ struct Seen {
     last: Option<i64>,
 }
 
+impl Column {
+    fn of_unread_shard(shard: ShardId, reason: String) -> Column {
+        let filled_by = FilledBy::Unread(Unread::Refused(reason));
+        Column { shard, table: TABLES.to_owned(), name: String::new(), filled_by }
+    }
+}
+
 pub(super) async fn read(shelf: &Shelf) -> Result<Vec<Column>, String> {
     let client = session::open(&shelf.connect, "pgshard rows").await.map_err(|fault| fault.to_string())?;
     // If somebody locks a table for longer, that is reported, not waited for.
@@ -63,16 +74,34 @@ pub(super) async fn read(shelf: &Shelf) -> Result<Vec<Column>, String> {
     let shards: Vec<(i32, &str)> =
         shelf.schemas.iter().map(|(shard, schema)| (shard.as_i32(), schema.as_str())).collect();
     let mut columns = Vec::new();
-    for some in shards.chunks(SHARDS_AT_ONCE) {
-        let (numbers, schemas): (Vec<i32>, Vec<&str>) = some.iter().copied().unzip();
-        let rows = client.query_typed(COLUMNS, &[(&schemas, Type::TEXT_ARRAY), (&numbers, Type::INT4_ARRAY)]).await;
-        let wanted: Result<Vec<Option<Wanted>>, _> = rows.map_err(failed)?.iter().map(wanted).collect();
-        let wanted: Vec<Wanted> = wanted.map_err(failed)?.into_iter().flatten().collect();
+    let mut left: VecDeque<&[(i32, &str)]> = shards.chunks(SHARDS_AT_ONCE).collect();
+    while let Some(some) = left.pop_front() {
+        let wanted = match (all_wanted(&client, some).await, some) {
+            (Ok(wanted), _) => wanted,
+            (Err(reason), _) if client.is_closed() => return Err(reason),
+            (Err(reason), [(shard, _)]) => {
+                columns.extend(ShardId::try_from(*shard).map(|shard| Column::of_unread_shard(shard, reason)));
+                continue;
+            }
+            // Somebody has locked a partition, say. Only its shard is not read.
+            (Err(_), several) => {
+                several.chunks(1).rev().for_each(|one| left.push_front(one));
+                continue;
+            }
+        };
         for of_a_table in wanted.chunk_by(|a, b| (&a.schema, &a.table) == (&b.schema, &b.table)) {
             columns.extend(of_table(&client, of_a_table, step).await?);
         }
     }
     Ok(columns)
+}
+
+/// The columns that are to be read in these shards.
+async fn all_wanted(client: &Connection, shards: &[(i32, &str)]) -> Result<Vec<Wanted>, String> {
+    let (numbers, schemas): (Vec<i32>, Vec<&str>) = shards.iter().copied().unzip();
+    let rows = client.query_typed(COLUMNS, &[(&schemas, Type::TEXT_ARRAY), (&numbers, Type::INT4_ARRAY)]).await;
+    let wanted: Result<Vec<Option<Wanted>>, _> = rows.map_err(failed)?.iter().map(wanted).collect();
+    Ok(wanted.map_err(failed)?.into_iter().flatten().collect())
 }
 
 /// The columns of a table, or one that says why it is not read. Only an error of the connection ends more than this

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pgshard::pg::ConnectOptions;
 
-use crate::support::{TestCluster, connect};
+use crate::support::{TestCluster, World, connect};
 
 /// A PgBouncer in front of one host. If it died, the test that uses it fails.
 pub(crate) struct Pooler {
@@ -53,10 +53,29 @@ impl Pooler {
         pooler
     }
 
+    /// One through which routers go to a host, as its config says from now on, with the settings that docs/operating.md
+    /// asks for.
+    pub(crate) async fn on_the_way(world: &World, host: usize) -> Pooler {
+        let lines = "default_pool_size = 20\nserver_login_retry = 1\nserver_connect_timeout = 3";
+        let pooler = Pooler::with(&world.servers, host, lines).await;
+        let config = std::fs::read_to_string(&world.config.path).unwrap();
+        let section = format!("[hosts.db{}]\n", host + 1);
+        assert!(config.contains(&section), "{config}");
+        let url = format!("postgres://app@127.0.0.1:{}/app?sslmode=disable", pooler.port);
+        let more = format!("{section}router_url = \"{url}\"\nprepare = \"unnamed\"\n");
+        world.write("pgshard.toml", &config.replace(&section, &more));
+        pooler
+    }
+
+    /// Writes into its file that it leads to another server.
+    pub(crate) fn name(&self, server: u16) {
+        std::fs::write(&self.ini, settings(self.port, &self.log, server, &self.lines)).unwrap();
+    }
+
     /// From now on it leads to another server, and nobody keeps a session with the former one: what an operator does
     /// after a fail-over.
     pub(crate) async fn lead_to(&self, server: u16) {
-        std::fs::write(&self.ini, settings(self.port, &self.log, server, &self.lines)).unwrap();
+        self.name(server);
         let console = connect(&format!("host=127.0.0.1 port={} user=app dbname=pgbouncer", self.port)).await;
         for command in ["RELOAD", "KILL app", "RESUME app"] {
             console.simple_query(command).await.unwrap_or_else(|error| panic!("{command}: {error}"));

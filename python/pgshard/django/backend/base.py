@@ -30,7 +30,7 @@ from ...recovery import Recovery
 from ...stale import Met, asks_about_names, met
 from ...stale import repeatable as may_repeat
 from ...template import quote_name, render
-from ..cluster import cluster, shard_of_alias
+from ..cluster import cluster, shard_of_alias, state
 from ..errors import ConnectionLost, InDoubt, ShardMoved, ShardUnavailable
 from . import pools
 from .client import DatabaseClient
@@ -38,9 +38,11 @@ from .creation import DatabaseCreation
 from .cursor import Cursor, DebugCursor
 from .introspection import DatabaseIntrospection
 from .operations import DatabaseOperations
+from .reading import HOLE, OnceCursor, reading_once
 from .schema import refuse
 
 READ_ONLY = "25006"
+_IDLE = TransactionStatus.IDLE
 alias_created = Signal()
 """Sent when a thread makes `wrapper`, its connection object for a shard. A loop over all databases does not find these
 objects."""
@@ -105,6 +107,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         params: dict[str, Any] = super().get_connection_params()
         for key in ("dbname", "user", "password", "host", "port"):
             params.pop(key, None)
+        params["cursor_factory"] = reading_once(params["cursor_factory"])
         return params
 
     def configure(self, connection: Connection) -> None:
@@ -162,11 +165,12 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _is_attached(self) -> bool:
         """Whether it has the thread's connection to the host where the shard is now, and the end of that connection has not
         been noticed. Asked before each statement."""
-        if self.connection is None or self._own is not None:
+        connection = self.connection
+        if connection is None or self._own is not None:
             return False
-        place = cluster().directory.place(self.shard)
+        place = (state.cluster or cluster()).directory.place(self.shard)
         held = self._shared.get(place.host)
-        if held is None or held[1] is not self.connection or not is_alive(held[1]):
+        if held is None or held[1] is not connection or not connection.seems_alive():
             return False
         self._place = place
         return True
@@ -186,6 +190,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         if held[1] is not self.connection:
             self._configure_timezone(held[1])
         self._place, self.connection = place, held[1]
+        mine.attached[self.alias] = self
 
     def _set_autocommit(self, autocommit: bool) -> None:
         with self.wrap_database_errors:
@@ -217,9 +222,12 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self._own.discard(self.connection)
 
     def detach(self) -> None:
-        """Lets go of the thread's connection."""
+        """Lets go of the thread's connection, which is given back."""
         if self._own is None:
             self.connection = None
+        # Django keeps these for an object's life, and tests change the settings.
+        for name in ("timezone", "timezone_name"):
+            self.__dict__.pop(name, None)
 
     def is_busy(self) -> bool:
         """Whether something relies on this very object: a transaction, an open cursor, a test that counts statements."""
@@ -249,6 +257,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     # ---------------------------------------------------------------------------------------------------------- cursors
 
     def make_cursor(self, cursor: Any) -> Cursor:
+        if type(cursor) is OnceCursor:
+            cursor.schema = self.quoted_schema
         return Cursor(cursor, self)
 
     def make_debug_cursor(self, cursor: Any) -> DebugCursor:
@@ -323,7 +333,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             if self._own is not None and self._sent == 0:
                 self._began = began
             try:
-                if not asks_about_names(sql):
+                # Without the schema, so that the answer is kept once for all shards.
+                if not asks_about_names(sql.replace(self.quoted_schema, HOLE)):
                     result = execute()
                 else:
                     recovery = recovery or Recovery(cluster().asking, self.shard)
@@ -355,8 +366,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                     raise
                 continue
             self._sent += self._counts
-            if self._own is None:
-                self._left_open(cursor)
+            shared = self.connection if self._own is None and cursor.stream is None else None
+            if shared is not None and shared.pgconn.transaction_status != _IDLE:
+                self._refuse_to_begin()
             return result
 
     def _believed(
@@ -393,7 +405,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _ready(self, cursor: Any) -> None:
         """Makes sure that the cursor is on this object's connection: another alias may have taken the one it began on."""
         if cursor.stream is None:
-            self.ensure_connection()
+            if BaseDatabaseWrapper.ensure_connection is not _ENSURE_CONNECTION or not self._is_attached():
+                self.ensure_connection()
             if self._own is not None and self._sent and cluster().directory.epoch(self.shard) > self._place.epoch:
                 # The transaction can only have read so far, because a write would have kept the shard where it is. What it
                 # reads next could be the old copy, through a plan that was made before.
@@ -401,14 +414,11 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             if cursor.cursor.connection is not self.connection:
                 cursor.cursor = self._on(self.connection, cursor.server_side_name)
 
-    def _left_open(self, cursor: Any) -> None:
-        """Refuses SQL that begins a transaction on the connection that the thread's aliases share."""
-        if cursor.stream is not None or self.connection is None:
-            return
-        if self.connection.pgconn.transaction_status != TransactionStatus.IDLE:
-            self._drop_shared()
-            begin = f'transaction.atomic(using="{self.alias}")'
-            raise ProgrammingError(f"the statement began a transaction, which was rolled back: use {begin}")
+    def _refuse_to_begin(self) -> NoReturn:
+        """For SQL that began a transaction on the connection that the thread's aliases share."""
+        self._drop_shared()
+        begin = f'transaction.atomic(using="{self.alias}")'
+        raise ProgrammingError(f"the statement began a transaction, which was rolled back: use {begin}")
 
     def _drop_shared(self) -> None:
         held = pools.slots().shared.pop(self._place.host, None)

@@ -41,6 +41,13 @@ class _Qualified:
     compile: Any
 
     def get_from_clause(self) -> Any:
+        query = self.query
+        if len(query.alias_map) == 1 and not query.extra_tables:
+            # Most queries: the clause is one table, and what Django does comes to this.
+            for alias, table in query.alias_map.items():
+                if type(table) is BaseTable and query.alias_refcount[alias]:
+                    sql, params = table.as_sql(self, self.connection)
+                    return [self._qualified(table, sql)], params
         # Tables are only compiled here. Django's own `compile`, which is called for each column, compiles the rest.
         self.compile = self._compile_from
         try:
@@ -61,15 +68,18 @@ class _Qualified:
 
     def _compile_from(self, node: Any) -> Any:
         sql, params = super().compile(node)  # type: ignore[misc]
-        if isinstance(node, (BaseTable, Join)):
-            self._known(node.table_name)
-            there = getattr(self.query, "pgshard_alias", None)
-            if there not in (None, self.connection.alias):
-                here = self.connection.alias
-                raise WrongShard(f"a part of a query on {here} is for {there}: run it by itself, and use its result")
-            schema = self.connection.quoted_schema
-            sql = f"{schema}.{sql}" if node.join_type is None else _put(sql, f"{node.join_type} ", schema)
-        return sql, params
+        return self._qualified(node, sql) if isinstance(node, (BaseTable, Join)) else sql, params
+
+    def _qualified(self, node: Any, sql: str) -> str:
+        """The SQL of a table or a join, with the schema."""
+        self._known(node.table_name)
+        there = getattr(self.query, "pgshard_alias", None)
+        connection = self.connection
+        if there is not None and there != connection.alias:
+            here = connection.alias
+            raise WrongShard(f"a part of a query on {here} is for {there}: run it by itself, and use its result")
+        schema = connection.quoted_schema
+        return f"{schema}.{sql}" if node.join_type is None else _put(sql, f"{node.join_type} ", schema)
 
     def _known(self, table: str) -> None:
         """Refuses the table of a model that is not in the shards. The server would only say that it does not exist."""
@@ -95,7 +105,11 @@ class SQLInsertCompiler(_Qualified, _Insert):
     def as_sql(self) -> Any:
         table, schema = self.query.model._meta.db_table, self.connection.quoted_schema
         self._known(table)
-        return [(_put(sql, "INSERT INTO ", schema), params) for sql, params in super().as_sql()]
+        found = super().as_sql()
+        if len(found) == 1:
+            ((sql, params),) = found
+            return [(_put(sql, "INSERT INTO ", schema), params)]
+        return [(_put(sql, "INSERT INTO ", schema), params) for sql, params in found]
 
 
 class SQLUpdateCompiler(_Qualified, _Update):

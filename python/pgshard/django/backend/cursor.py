@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import psycopg
+from django.apps import apps
 from django.db import NotSupportedError
 from django.db.backends.postgresql.base import CursorDebugWrapper
 from django.db.backends.utils import CursorWrapper
@@ -32,13 +34,25 @@ class _Moving:
     """The process that opened a server-side cursor."""
 
     def execute(self, sql: Any, params: Any = None) -> Any:
-        return super().execute(self.db.rendered(sql), params)  # type: ignore[misc]
+        if type(sql) is not str or "{shard}" in sql:
+            sql = self.db.rendered(sql)
+        return super().execute(sql, params)  # type: ignore[misc]
 
     def executemany(self, sql: Any, param_list: Any) -> Any:
         return super().executemany(self.db.rendered(sql), param_list)  # type: ignore[misc]
 
     def _execute(self, sql: Any, params: Any, *ignored: Any) -> Any:
-        return self.db.run(self, sql, partial(CursorWrapper._execute, self, sql, params))
+        return self.db.run(self, sql, partial(self._send, sql, params))
+
+    def _send(self, sql: Any, params: Any) -> Any:
+        """The same as Django's `_execute`, which prepares for an error before each statement, and not when there is one."""
+        if self.db.needs_rollback or not apps.ready:
+            return CursorWrapper._execute(self, sql, params)
+        try:
+            return self.cursor.execute(sql) if params is None else self.cursor.execute(sql, params)
+        except psycopg.Error:
+            with self.db.wrap_database_errors:
+                raise
 
     def _executemany(self, sql: Any, param_list: Any, *ignored: Any) -> Any:
         run = partial(CursorWrapper._executemany, self, sql, param_list)

@@ -23,6 +23,9 @@ WITH run AS MATERIALIZED (
         SELECT x.xmin
         FROM near r, LATERAL (
             SELECT xmin FROM pg_catalog.pg_description WHERE objoid BETWEEN r.low AND r.high AND classoid = r.class OFFSET 0) x
+        -- What a publication leaves out for all of its tables; each table in it is an object that depends on the table.
+        UNION ALL
+        SELECT xmin FROM pg_catalog.pg_publication
         /* rows */
     ) AS x
     GROUP BY x.xmin

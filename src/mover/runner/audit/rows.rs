@@ -138,10 +138,11 @@ impl<'a> Comparison<'a> {
             if self.state().found[chunk.table].is_settled() {
                 continue;
             }
-            if let Some(permits) = self.permits {
-                permits.quiet().await;
-            }
             self.throttle.pass(chunk.bytes).await;
+            let _piece = match self.permits {
+                Some(permits) => Some(permits.piece().await),
+                None => None,
+            };
             let told = self.persist(source, target, &chunk).await?;
             self.state().found[chunk.table].take(told);
         }

@@ -26,18 +26,22 @@ impl Driver<'_> {
         let began = self.work.timings.since("catch_up", began);
         self.know_blueprint(entry).await?;
         let (online, built) = (self.online()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
+        let piece = online.permits.piece().await;
         self.work.caught_up(&built.creation, online.follower).await?;
         // Not earlier: if a table gets its replica identity later than it is published, it would refuse what the stream
         // brings.
         if let Some(stream) = online.reverse {
             self.work.prepare_back(stream).await?;
         }
-        let compared = common_point::shard(&self.work, &self.context.hosts, online.follower);
+        drop(piece);
+        let compared = common_point::shard(&self.work, &self.context.hosts, online.follower, online.permits);
         self.patience().wait_for(compared).await?;
         self.work.timings.since("verify", began);
         self.work.at("after verify")?;
         // As late as possible while the shard is open: the views show the data of this time.
+        let piece = online.permits.piece().await;
         self.patience().wait_for(self.work.fill_open(&built.creation)).await?;
+        drop(piece);
         self.work.ready().await?;
         self.remembered.compared_on = Some(servers);
         Ok(())

@@ -21,10 +21,12 @@ impl Group<'_> {
         follower: &'d Follower,
         reverse: Option<&'d str>,
     ) -> Result<Driver<'d>, End> {
+        let piece = self.permits.piece().await;
         let work = match connect(self.context, &member.part, self.hold(member.part.shard)).await {
             Ok(work) => work,
             Err(error) => return Err(self.left(&member, error).await),
         };
+        drop(piece);
         let online = Online { follower, reverse, watchdog: &self.watchdog, permits: &self.permits };
         let driver = Driver::new(self.context, work, self.heartbeat, Goal::Finish);
         Ok(driver.following(online, member.built, member.compared_on))
