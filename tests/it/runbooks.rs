@@ -439,7 +439,7 @@ on_each_version! {
         book.end().await;
         rows.write(&router, 0..4, "after", 5).await;
         rows.are_there(&router).await;
-        let recorded = "SELECT timeline::text FROM pgshard.identity WHERE host = 'db1'";
+        let recorded = "SELECT timeline::text FROM pgshard.identity WHERE host_name = 'db1'";
         for server in [1, 2] {
             assert_eq!(lines(&world.servers.app(server).await, recorded).await, "2\n");
         }
