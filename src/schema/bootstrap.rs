@@ -278,8 +278,8 @@ fn roles<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> Roles {
     roles
 }
 
-/// Brings the records of all hosts up to date, also of those that were not to be written to, lets the roles
-/// of routers and monitors ask there, and ends the locks. A host with something wrong is left alone, and its records are ignored.
+/// Brings the records of all hosts up to date, also of those that were not to be written to, lets the roles of routers
+/// and monitors ask there, and ends the locks. A host with something wrong is left alone, and its records are ignored.
 async fn settle<'a>(
     request: &Request,
     sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,

@@ -139,12 +139,16 @@ on_each_version! {
         let unread = found(&said, "rows_unread");
         assert!(unread["shard"] == 0 && text(unread, "message").contains("lock timeout"), "{unread}");
         assert_eq!(found(&said, "sequence_behind")["shard"], 1, "the other tables are read");
+    }
 
-        // Partitions are looked at before anything is read: if one is locked, its shard is reported, and no other.
-        other.batch_execute("ROLLBACK").await.unwrap();
+    /// Partitions are looked at before anything is read: if one is locked, its shard is reported, and no other.
+    async fn a_locked_partition(version) {
+        let world = World::with_tables(&[version], 4, &[("0001_tables.sql", TABLES)]).await;
+        let (db1, other) = (world.servers.app(0).await, world.servers.app(0).await);
         db1.batch_execute(
             "CREATE TABLE shard_0000.views (id bigint NOT NULL DEFAULT shard_0000.next_id()) PARTITION BY RANGE (id);
-            CREATE TABLE shard_0000.views_all PARTITION OF shard_0000.views DEFAULT",
+            CREATE TABLE shard_0000.views_all PARTITION OF shard_0000.views DEFAULT;
+            INSERT INTO shard_0001.notes (n) VALUES (90)",
         )
         .await
         .unwrap();

@@ -1,7 +1,7 @@
 //! Tells whether a schema's definition or border, or a publication, was changed since they were last examined. It is
 //! for the time behind the fence, when there is no time to examine them again. To examine border and stamp, the server
-//! must find out first what belongs to the schema, which is most of the cost, and it must plan all of that again after a
-//! swap. The digest knows what belongs to the schema already.
+//! must find out first what belongs to the schema, which is most of the cost, and it must plan all of that again after
+//! a swap. The digest knows what belongs to the schema already.
 //!
 //! Invariant: equal digests mean that nothing was changed. A new object depends on a known one, so a row of `pg_depend`
 //! appears; the same is true of whatever crosses the border. Whoever adds or changes a row of a catalog writes it with

@@ -77,8 +77,8 @@ impl CutOverPermits {
         Ok(Permit { slot, sessions })
     }
 
-    /// Begins a piece of work: at once, or when no fence stands. Whoever has the permit, or what somebody needs behind a
-    /// fence, must not wait here.
+    /// Begins a piece of work: at once, or when no fence stands. Whoever has the permit, or what somebody needs behind
+    /// a fence, must not wait here.
     ///
     /// # Cancel safety
     /// May be dropped and called again.

@@ -89,6 +89,9 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
     };
+    if args.rows || args.movable {
+        needs_owner(&survey)?;
+    }
     let (findings, largest) = deeper(args, &config, &survey, findings).await;
     // Without --fail-on a notice is no fault.
     let fails = Severity::from(args.fail_on);
@@ -113,6 +116,16 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
     }
     let failed = findings.iter().any(|finding| finding.severity >= fails);
     Ok(if failed { Exit::Failed } else { Exit::Done })
+}
+
+/// Rows, and what a mover may do, are not for a role that only watches.
+fn needs_owner(survey: &Survey) -> Result<(), Failure> {
+    let mut asked = survey.values().filter_map(|facts| Some(&facts.as_ref().ok()?.server));
+    let Some((watcher, owner)) = asked.find_map(|server| Some((server.watcher.as_ref()?, &server.role))) else {
+        return Ok(());
+    };
+    let error = format!("--rows and --movable need the role that owns the shards, and {watcher} only watches");
+    Err(Failure::usage(error).hint(format!("use a config whose urls have the role {owner}")))
 }
 
 /// Adds what takes longer to find: about the sources of IDs always, about definitions and rows if they are asked for.
