@@ -130,8 +130,8 @@ fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
 /// What to do where a role neither owns the control schema nor may watch it.
 fn not_owner(owner: &str, role: &str) -> String {
     format!(
-        "connect as {owner}, or as a member of it; or, for {role} to watch only, run what `pgshard rights --for monitor \
-         --role {}` prints",
+        "connect as {owner}, or as a member of it; or, for {role} to watch only, run what `pgshard rights --for \
+         monitor --role {}` prints",
         super::rights::shell_word(role)
     )
 }

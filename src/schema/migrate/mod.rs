@@ -208,7 +208,8 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
     report
 }
 
-/// Lets the roles ask that a file has let use a shard, and those watch that lack something of it, and makes what was done last.
+/// Lets the roles ask that a file has let use a shard, and those watch that lack something of it, and makes what was
+/// done last.
 async fn finish(session: &Connection, of_host: &mut HostReport) -> Result<(), HostFault> {
     let admitted = rights::admit_all(session, &Roles::default()).await;
     of_host.admitted = admitted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;

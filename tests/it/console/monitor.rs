@@ -1,5 +1,5 @@
-//! A role that only watches, with exactly what `pgshard rights --for monitor` prints: it sees what the owner sees, writes
-//! nothing, and reads no row.
+//! A role that only watches, with exactly what `pgshard rights --for monitor` prints: it sees what the owner sees,
+//! writes nothing, and reads no row.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -264,7 +264,8 @@ on_each_version! {
         assert_eq!(about(&world).await, [Value::Null; 0]);
         world.servers.app(0).await.batch_execute("REVOKE SELECT ON pgshard.mover FROM watch").await.unwrap();
         let found = about(&world).await;
-        assert!(found.len() == 1 && found[0]["message"].as_str().unwrap().contains("the role watch watches"), "{found:?}");
+        let message = found[0]["message"].as_str().unwrap();
+        assert!(found.len() == 1 && message.contains("the role watch watches"), "{found:?}");
         let told = watched(&world, &["check"]).await.ended(1).last()["findings"].clone();
         assert_eq!((&told[0]["code"], &told[0]["host"]), (&"not_owner".into(), &"db1".into()), "{told}");
         assert!(told[0]["remedy"].as_str().unwrap().contains("`pgshard rights --for monitor --role watch`"), "{told}");
@@ -283,13 +284,14 @@ on_each_version! {
         watched(&world, &["check"]).await.ended(1);
     }
 
-    /// Of a control schema of a version before, the owner's console says so; a role that is not let watch it yet is told
-    /// what gives it that. Both see all once it is brought up to date.
+    /// Of a control schema of a version before, the owner's console says so; a role that is not let watch it yet is
+    /// told what gives it that. Both see all once it is brought up to date.
     async fn an_older_control_schema(version) {
         let world = World::new(&[version, version], 4).await;
         on_all(&world, "CREATE ROLE watch LOGIN; GRANT pg_read_all_stats TO watch").await;
         let parts = world.run(&["rights", "--for", "monitor", "--role", "watch"]).await.last()["parts"].clone();
-        let grants: Vec<&str> = parts[1]["statements"].as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
+        let statements = parts[1]["statements"].as_array().unwrap();
+        let grants: Vec<&str> = statements.iter().map(|one| one.as_str().unwrap()).collect();
         for host in [0, 1] {
             world.servers.app(host).await.batch_execute(&older(8)).await.unwrap();
         }
@@ -327,7 +329,8 @@ on_each_version! {
             BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
             child.kill().unwrap();
             child.wait().unwrap();
-            assert!(line.contains("the role app") && line.contains("on db1, db2") && line.contains("--for monitor"), "{line}");
+            assert!(line.contains("the role app") && line.contains("on db1, db2"), "{line}");
+            assert!(line.contains("--for monitor"), "{line}");
         }
         let client = connect(&world.servers.server(0).url().replace("//app@", "//watch@")).await;
         assert_eq!(pgshard::schema::writer(&client).await.unwrap(), None);

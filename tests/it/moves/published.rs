@@ -72,7 +72,8 @@ on_each_version! {
         let mut child = world.command(&held, &[]).spawn().unwrap();
         until(&db1, "SELECT bool_or(phase = 'ready') FROM pgshard.move").await;
         let id = lines(&db1, "SELECT move_id::text FROM pgshard.move").await;
-        let alterations = || ALTERATIONS.iter().filter(|(.., since)| version >= *since).map(|(alteration, ..)| alteration);
+        let known = || ALTERATIONS.iter().filter(|(.., since)| version >= *since);
+        let alterations = || known().map(|(alteration, ..)| alteration);
         for alteration in alterations() {
             child.kill().await.unwrap();
             let name = lines(&db1, PUBLICATION).await;
