@@ -4,7 +4,8 @@
 //! role that may ask on one host may ask on all others too, so that hosts without shards also answer it. The roles that
 //! only watch are kept apart from those ([`monitors`]).
 //!
-//! Invariant: unasked, this module gives a role no more than the right to ask, and to open a fence whose time is over.
+//! Invariant: unasked, this module gives a role no more than the right to ask, and to open a fence whose time is over;
+//! and to a role that may read `pgshard.control_migration`, what else a monitor reads.
 //! Rights on the tables of shards are given by the application's migrations.
 
 use std::collections::BTreeSet;

@@ -8,6 +8,7 @@
 mod versions;
 
 mod activity;
+mod barrier;
 mod catalog;
 mod chunk;
 mod decoded;

@@ -296,20 +296,20 @@ pub(crate) async fn given_away(
 }
 
 /// Whether somebody might make the barrier wait, for a schema given by its OID. If not, nobody does. It is a question
-/// for the time behind the fence: [`locks`] has to be planned anew after a swap, with half a dozen views, which takes
+/// for the time behind the fence: [`locks`] has to be planned anew after a swap, with four views, which takes
 /// longer than to run it. Like that one, it passes readers over; unlike it, it also counts VACUUM and ANALYZE, and
 /// relations of other databases that have the same OIDs.
 ///
 /// Locks: as [`locks`].
 pub(crate) async fn may_be_locked(session: &Session, schema: u32) -> Result<bool, Error> {
-    // By pg_depend, which has an index by schema; pg_class has none.
+    // As in the barrier, each lock's relation is looked up by its OID. What depends on the schema would not be all of
+    // its relations: of a composite type only the type does.
     let sql = "SELECT EXISTS (
             SELECT FROM pg_catalog.pg_lock_status() l
             WHERE l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid() AND (
-                l.locktype = 'relation' AND l.mode NOT IN ('AccessShareLock', 'SIReadLock') AND l.relation IN (
-                    SELECT d.objid FROM pg_catalog.pg_depend d
-                    WHERE d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass AND d.refobjid = $1
-                        AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass)
+                l.locktype = 'relation' AND l.mode NOT IN ('AccessShareLock', 'SIReadLock') AND (
+                    SELECT c.relnamespace FROM pg_catalog.pg_class c
+                    WHERE c.oid = l.relation AND c.relkind NOT IN ('i', 'I')) = $1
                 OR l.locktype = 'object' AND l.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
                     AND l.objid = $1))";
     let rows = session.typed_rows("looking for locks", sql, &[(&schema, Type::OID)]).await?;

@@ -157,6 +157,10 @@ on_each_version! {
             assert_eq!(watch.code(), owner.code(), "{args:?}: {} {}", watch.stdout, watch.stderr);
             assert_eq!(lasting(watch.last()), lasting(owner.last()), "{args:?}");
         }
+        for deeper in ["--rows", "--movable"] {
+            let refused = watched(&world, &["check", deeper]).await;
+            assert!(refused.ended(2).stderr.contains("watch only watches"), "{}", refused.stderr);
+        }
         let findings = watched(&world, &["check"]).await.last()["findings"].to_string();
         assert!(findings.contains("ids_unread") && !findings.contains("rights_missing"), "{findings}");
 
