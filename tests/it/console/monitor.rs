@@ -49,7 +49,7 @@ const PASSING: &[&str] = &[
     "bytes",
     "connections",
     "wal",
-    "wal_kept",
+    "wal_kept_bytes",
     "lag_bytes",
     "lag_ms",
     "expires_in_ms",
