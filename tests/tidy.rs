@@ -1,10 +1,12 @@
 //! What the repository promises about itself: which module may use which, that documents are true as far as a program
-//! can check it, and what no file may contain. Reads files only; takes well under a second.
+//! can check it, what no file may contain, and which dependencies there may be. Takes a second or two.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/dependencies.rs"]
+mod dependencies;
 #[path = "tidy/documents.rs"]
 mod documents;
 
