@@ -27,9 +27,33 @@ struct Reading {
     /// The shards, and how many locks each takes.
     locks: Vec<(i32, i64)>,
     locks_max: i64,
-    /// The beginning of the queries.
-    lent: &'static str,
+    /// What the queries are made from.
+    dialect: Dialect,
     definitions: Definitions,
+}
+
+/// In what the queries differ, by the versions of the control schema and of the server.
+#[derive(Clone, Copy)]
+struct Dialect {
+    /// Their beginning.
+    lent: &'static str,
+    /// An expression: how the column `a` of pg_attribute is compressed.
+    compression: &'static str,
+}
+
+impl Dialect {
+    async fn read(client: &Connection) -> Result<Dialect, tokio_postgres::Error> {
+        let sql = "SELECT pg_catalog.to_regclass('pgshard.lent_identity') IS NOT NULL,
+            pg_catalog.current_setting('server_version_num')::integer OPERATOR(pg_catalog.>=) 140000";
+        let row = client.query_typed_one(sql, &[]).await?;
+        let lent = if row.try_get(0)? { LENT } else { NOTHING_LENT };
+        let compression = if row.try_get(1)? { "a.attcompression::pg_catalog.text" } else { "NULL" };
+        Ok(Dialect { lent, compression })
+    }
+
+    fn query(self, sql: &str) -> String {
+        format!("{}{}", self.lent, sql.replace("COMPRESSION", self.compression))
+    }
 }
 
 /// A property of a shard.
@@ -85,11 +109,8 @@ impl Reading {
         let locks: Result<Vec<(i32, i64)>, _> = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect();
         let locks = locks.map_err(failed)?;
         let locks_max = rows.first().map_or(Ok(0), |row| row.try_get(2)).map_err(failed)?;
-        let sql = "SELECT pg_catalog.to_regclass('pgshard.lent_identity') IS NOT NULL";
-        let rows = client.query_typed(sql, &[]).await.map_err(failed)?;
-        let knows = rows.first().map_or(Ok(false), |row| row.try_get(0)).map_err(failed)?;
-        let lent = if knows { LENT } else { NOTHING_LENT };
-        let digests = format!("{lent}{DIGESTS}");
+        let dialect = Dialect::read(&client).await.map_err(failed)?;
+        let digests = dialect.query(DIGESTS);
         let mut definitions = Definitions::default();
         // A shard with an empty schema differs from the others too.
         let all = locks.iter().filter_map(|(number, _)| shard(*number)).collect();
@@ -100,7 +121,7 @@ impl Reading {
                 definitions.0.push(property(&row).map_err(failed)?);
             }
         }
-        Ok(Reading { client, locks, locks_max, lent, definitions })
+        Ok(Reading { client, locks, locks_max, dialect, definitions })
     }
 
     /// The definitions, with the texts that are wanted.
@@ -113,7 +134,7 @@ impl Reading {
                 places.entry(shard.as_i32()).or_default().push(at);
             }
         }
-        let sql = format!("{}{TEXTS}", self.lent);
+        let sql = self.dialect.query(TEXTS);
         let of_wanted = self.locks.iter().copied().filter(|(shard, _)| places.contains_key(shard));
         for portion in portions(of_wanted, self.locks_max) {
             for shards in portion.chunks(SHARDS_OF_TEXTS) {
