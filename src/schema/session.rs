@@ -26,19 +26,28 @@ macro_rules! settings {
     };
 }
 
-/// The settings that a session begins with, and gets again after [`DISCARD`].
-pub(super) const SETTINGS: &str = settings!();
+/// The settings that a session begins with, and gets again after [`RESET`] and [`CLEAN`].
+const SETTINGS: &str = settings!();
 
-/// Undoes everything that may be left in a session. It must be a message of its own, outside transactions.
-pub(super) const DISCARD: &str = "DISCARD ALL";
+macro_rules! undo {
+    () => {
+        "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; DEALLOCATE ALL; UNLISTEN *; \
+         DISCARD TEMP; DISCARD SEQUENCES; "
+    };
+}
 
-/// The same within a transaction, between two files: role, settings, temporary tables, prepared statements, cursors.
-/// What a file has altered stays.
-pub(super) const RESET: &str = concat!(
-    "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; DEALLOCATE ALL; UNLISTEN *; DISCARD TEMP; \
-     DISCARD SEQUENCES; ",
-    settings!()
-);
+/// Undoes what a file has left in a session, within a transaction: role, settings, temporary tables, prepared
+/// statements, cursors. What a file has altered stays.
+pub(super) const RESET: &str = concat!(undo!(), settings!());
+
+/// Undoes everything that may be left in a session, outside transactions: advisory locks too. It does all that DISCARD
+/// ALL does, except that the plans of functions stay, which the server makes anew where they have become wrong:
+/// otherwise each shard would pay for planning pgshard.hold_for_migration.
+pub(super) const CLEAN: &str = concat!(undo!(), "SELECT pg_catalog.pg_advisory_unlock_all(); ", settings!());
+
+/// Undoes, within a transaction, what could make a statement of ours mean something else, after the last file:
+/// [`CLEAN`] comes before the next. It costs less than [`RESET`].
+pub(super) const OURSELVES: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; SET search_path = ''; ";
 
 /// Opens such a session.
 pub(super) async fn open(connect: &ConnectOptions, application_name: &str) -> Result<Connection, HostFault> {
@@ -54,6 +63,5 @@ pub(super) async fn open(connect: &ConnectOptions, application_name: &str) -> Re
 /// # Errors
 /// When the connection is lost.
 pub(super) async fn settle(client: &tokio_postgres::Client) -> Result<(), tokio_postgres::Error> {
-    client.batch_execute(DISCARD).await?;
-    client.batch_execute(SETTINGS).await
+    client.batch_execute(CLEAN).await
 }
