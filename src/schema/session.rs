@@ -45,10 +45,6 @@ pub(super) const RESET: &str = concat!(undo!(), settings!());
 /// otherwise each shard would pay for planning pgshard.hold_for_migration.
 pub(super) const CLEAN: &str = concat!(undo!(), "SELECT pg_catalog.pg_advisory_unlock_all(); ", settings!());
 
-/// Undoes, within a transaction, what could make a statement of ours mean something else, after the last file:
-/// [`CLEAN`] comes before the next. It costs less than [`RESET`].
-pub(super) const OURSELVES: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; SET search_path = ''; ";
-
 /// Opens such a session.
 pub(super) async fn open(connect: &ConnectOptions, application_name: &str) -> Result<Connection, HostFault> {
     let session = connect.connect(application_name).await;

@@ -12,7 +12,7 @@ use crate::pg::state;
 use crate::schema::batch::{line, passes, wants_commit, words};
 use crate::schema::fault::ShardFault;
 use crate::schema::lock;
-use crate::schema::session::{CLEAN, OURSELVES, RESET};
+use crate::schema::session::{CLEAN, RESET};
 use crate::shard::ShardId;
 
 /// The result of some steps of a shard.
@@ -49,9 +49,8 @@ pub(in crate::schema) async fn run(
     let mut messages = vec![CLEAN.to_owned(), begin];
     let before = messages.len();
     // A text may end in a comment, or without its semicolon; and the session state that it leaves must not affect the
-    // next.
-    let after = |at: usize| if at + 1 < steps.len() { RESET } else { OURSELVES };
-    messages.extend(steps.iter().enumerate().map(|(at, step)| format!("{}\n;\n{}{local}", step.sql, after(at))));
+    // next, nor what deferred triggers do at the COMMIT.
+    messages.extend(steps.iter().map(|step| format!("{}\n;\n{RESET}{local}", step.sql)));
     messages.push(record.to_owned());
     messages.push("COMMIT".to_owned());
     let answers: Vec<Result<(), tokio_postgres::Error>> = if messages.len() < AHEAD_MAX {
