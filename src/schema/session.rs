@@ -14,7 +14,7 @@ use crate::pg::{ConnectOptions, Connection};
 /// ours would keep its snapshot, and CREATE INDEX CONCURRENTLY would wait for it for ever.
 macro_rules! settings {
     () => {
-        "SET search_path = ''; SET statement_timeout = 0; SET lock_timeout = 0; \
+        "SET statement_timeout = 0; SET search_path = ''; SET lock_timeout = 0; \
          SET idle_in_transaction_session_timeout = 0; SET default_transaction_isolation = 'read committed'; \
          SET default_transaction_read_only = off; SET default_transaction_deferrable = off; \
          SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4; \
@@ -29,10 +29,12 @@ macro_rules! settings {
 /// The settings that a session begins with, and gets again after [`RESET`] and [`CLEAN`].
 const SETTINGS: &str = settings!();
 
+/// A timeout that a file has left must not end it half-way, nor one of the role's own, which RESET ALL brings back: so
+/// that comes last, and [`settings`] take the timeout away first.
 macro_rules! undo {
     () => {
-        "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; DEALLOCATE ALL; UNLISTEN *; \
-         DISCARD TEMP; DISCARD SEQUENCES; "
+        "SET statement_timeout = 0; CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; DEALLOCATE ALL; \
+         UNLISTEN *; DISCARD TEMP; DISCARD SEQUENCES; RESET ALL; "
     };
 }
 
@@ -40,9 +42,9 @@ macro_rules! undo {
 /// statements, cursors. What a file has altered stays.
 pub(super) const RESET: &str = concat!(undo!(), settings!());
 
-/// Undoes everything that may be left in a session, outside transactions: advisory locks too. It does all that DISCARD
-/// ALL does, except that the plans of functions stay, which the server makes anew where they have become wrong:
-/// otherwise each shard would pay for planning pgshard.hold_for_migration.
+/// Undoes everything that may be left in a session: advisory locks too. It does all that DISCARD ALL does, except that
+/// the plans of functions stay, which the server makes anew where they have become wrong: otherwise each shard would
+/// pay for planning pgshard.hold_for_migration. Within a transaction it says nothing of that one's own properties.
 pub(super) const CLEAN: &str = concat!(undo!(), "SELECT pg_catalog.pg_advisory_unlock_all(); ", settings!());
 
 /// Opens such a session.

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 use super::steps::Step;
 use crate::pg::state;
 use crate::schema::batch::{line, passes, wants_commit, words};
 use crate::schema::fault::ShardFault;
 use crate::schema::lock;
-use crate::schema::session::{CLEAN, RESET};
+use crate::schema::session::{CLEAN, RESET, settle};
 use crate::shard::ShardId;
 
 /// The result of some steps of a shard.
@@ -30,10 +31,13 @@ pub(in crate::schema) enum Outcome {
 /// No more messages than this are sent before their answers: `join_all` keeps the order only for a few.
 const AHEAD_MAX: usize = 30;
 
-/// Runs the steps and writes their record, by this statement, in one transaction. Everything is sent before the first
-/// answer: a failure aborts the transaction, the rest is refused, and the COMMIT at the end rolls back.
+/// Runs the steps and writes their record, by this statement, in one transaction. Once that stands, in a session that
+/// is clean, and holds the shard, the rest is sent before the first answer: a failure aborts the transaction, what
+/// follows is refused, and the COMMIT at the end rolls back.
 ///
 /// Locks: the shard's row FOR SHARE, and those of the steps, each waited for as long as the timeout at most.
+///
+/// After a failure the session is clean again; after a success it may hold what a deferred trigger has left in it.
 ///
 /// # Errors
 /// When the connection is lost. The transaction was then either committed as a whole or not at all.
@@ -45,12 +49,20 @@ pub(in crate::schema) async fn run(
     lock_timeout: Duration,
 ) -> Result<Outcome, tokio_postgres::Error> {
     let local = local(lock_timeout);
-    let begin = format!("{}; SELECT pgshard.hold_for_migration({shard})", begin(lock_timeout));
-    let mut messages = vec![CLEAN.to_owned(), begin];
-    let before = messages.len();
+    let hold = format!("{BEGIN}; {CLEAN}{local}{}; SELECT pgshard.hold_for_migration({shard})", lock::AT_WORK);
+    // Its answer is waited for: had the BEGIN itself failed (somebody cancels it, a file has left a timeout), each file
+    // would commit alone.
+    if let Err(error) = client.batch_execute(&hold).await {
+        if client.is_closed() || error.as_db_error().is_none() {
+            return Err(error);
+        }
+        client.batch_execute("ROLLBACK").await?;
+        settle(client).await?;
+        return Ok(judge(&error, None, HOLD));
+    }
     // A text may end in a comment, or without its semicolon; and the session state that it leaves must not affect the
     // next, nor what deferred triggers do at the COMMIT.
-    messages.extend(steps.iter().map(|step| format!("{}\n;\n{RESET}{local}", step.sql)));
+    let mut messages: Vec<String> = steps.iter().map(|step| format!("{}\n;\n{RESET}{local}", step.sql)).collect();
     messages.push(record.to_owned());
     messages.push("COMMIT".to_owned());
     let answers: Vec<Result<(), tokio_postgres::Error>> = if messages.len() < AHEAD_MAX {
@@ -67,18 +79,20 @@ pub(in crate::schema) async fn run(
     if client.is_closed() || error.as_db_error().is_none() {
         return Err(error);
     }
-    let failed = at.checked_sub(before).and_then(|at| steps.get(at));
-    let doing = if at < before { HOLD } else { "record the migrations" };
+    settle(client).await?;
     let wants_commit = steps.len() > 1 && error.code().is_some_and(wants_commit);
-    match judge(&error, failed, doing) {
+    match judge(&error, steps.get(at), "record the migrations") {
         Outcome::Failed(fault) if wants_commit => Ok(Outcome::Apart(fault)),
         outcome => Ok(outcome),
     }
 }
 
-/// The beginning of every transaction of a migration.
+/// The beginning of every transaction of a migration. Its properties do not depend on what the session's defaults are.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE NOT DEFERRABLE";
+
+/// The beginning of a transaction of a migration in a session that no file has used.
 pub(super) fn begin(lock_timeout: Duration) -> String {
-    format!("BEGIN; {} {}", local(lock_timeout), lock::AT_WORK)
+    format!("{BEGIN}; {}{}", local(lock_timeout), lock::AT_WORK)
 }
 
 /// The settings of every transaction of a migration. Commits do not wait for the disk; the last one of the host does,
@@ -108,7 +122,7 @@ pub(super) fn judge(error: &tokio_postgres::Error, step: Option<&Step>, doing: &
         None => ShardFault::Statement { doing, words },
     };
     match error.code() {
-        Some(code) if passes(code) => Outcome::Again(fault),
+        Some(code) if passes(code) || (doing == HOLD && *code == SqlState::QUERY_CANCELED) => Outcome::Again(fault),
         _ => Outcome::Failed(fault),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Ran, TABLES, World};
+use crate::support::{Ran, TABLES, World, lines};
 
 /// Two files that leave everything in the session, and use the same names; the first removes the guard against queues.
 const UNTIDY: [(&str, &str); 2] = [
@@ -22,7 +22,52 @@ const UNTIDY: [(&str, &str); 2] = [
     ),
 ];
 
+/// A deferred trigger notes the settings that it meets at the COMMIT, and leaves others behind in the session. The file
+/// itself notes what it begins with.
+const LATE: &str = "CREATE TABLE {shard}.met AS SELECT format('%s %s %s', current_setting('statement_timeout'),
+        current_setting('transaction_isolation'), current_setting('transaction_read_only')) AS what;
+    CREATE TABLE {shard}.notes (id int);
+    CREATE FUNCTION {shard}.late() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+        INSERT INTO {shard}.met SELECT format('%s %s %s', current_setting('timezone'), current_setting('datestyle'),
+            current_setting('lock_timeout'));
+        PERFORM set_config('statement_timeout', '1ms', false), set_config('search_path', 'nowhere', false),
+            set_config('default_transaction_read_only', 'on', false), pg_advisory_lock(2, {shard_id}),
+            set_config('default_transaction_isolation', 'serializable', false);
+        RETURN NULL;
+    END$$;
+    CREATE CONSTRAINT TRIGGER late AFTER INSERT ON {shard}.notes DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION {shard}.late();
+    INSERT INTO {shard}.notes VALUES (1)";
+
 on_each_version! {
+    /// What runs at the COMMIT of a shard meets the same settings on every host, whatever the role's own are; and what
+    /// it leaves behind does not reach the next shard, neither its files nor the record of one that failed.
+    async fn what_a_deferred_trigger_meets_and_leaves(version) {
+        let world = World::new(&[version], 8).await;
+        let superuser = world.servers.superuser(0).await;
+        let own = "ALTER ROLE app SET timezone = 'Asia/Tokyo'; ALTER ROLE app SET datestyle = 'German';
+            ALTER ROLE app SET default_transaction_read_only = on";
+        superuser.batch_execute(own).await.unwrap();
+        world.file(("migrations/0002_late.sql", LATE));
+        let fails = "SELECT 1 / CASE {shard_id} WHEN 5 THEN (SELECT count(*) FROM {shard}.users) ELSE 1 END";
+        world.file(("migrations/0003_fails.sql", fails));
+        let ran = world.run(&["migrate", "up", "--jobs", "1"]).await;
+        let failed = ran.ended(8).last()["hosts"]["db1"]["failed"].clone();
+        let failed = failed.as_array().unwrap();
+        assert!(failed.len() == 1 && failed[0]["message"].as_str().unwrap().contains("division by zero"), "{failed:?}");
+        let attempts = "SELECT shard_id::text FROM pgshard.migration_attempt WHERE message LIKE '%division by zero%'";
+        assert_eq!(lines(&superuser, attempts).await.trim(), "5", "its failure is on record");
+        superuser.batch_execute("INSERT INTO shard_0005.users VALUES (1, 'a')").await.unwrap();
+        world.run(&["migrate", "retry", "--jobs", "1"]).await.ended(0);
+        assert_eq!((world.recorded("0002_late").await, world.recorded("0003_fails").await), (8, 8));
+        let each: Vec<String> = (0..8).map(|shard| format!("SELECT what FROM shard_{shard:04}.met")).collect();
+        let met = lines(&superuser, &format!("{} ORDER BY 1", each.join(" UNION ALL "))).await;
+        let met: Vec<&str> = met.lines().collect();
+        assert_eq!(met.len(), 16, "{met:?}");
+        assert!(met[..8].iter().all(|what| *what == "0 read committed off"), "{met:?}");
+        assert!(met[8..].iter().all(|what| *what == "UTC ISO, YMD 100ms"), "{met:?}");
+    }
+
     /// Every file finds a session as if it were the first: one after the other in a shard, shard after shard on one
     /// connection, in new shards and in existing ones. None waits in a queue for longer than it may, whatever it sets.
     async fn files_that_leave_their_session_untidy(version) {
