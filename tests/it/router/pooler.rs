@@ -5,19 +5,57 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pgshard::pg::ConnectOptions;
 
 use crate::support::{TestCluster, World, connect};
 
-/// A PgBouncer in front of one host. If it died, the test that uses it fails.
+/// A PgBouncer in front of one host. If it died, the test that uses it fails, but for one cause: see [`Watched`].
 pub(crate) struct Pooler {
     port: u16,
-    child: Child,
+    watched: Arc<Watched>,
+    watcher: Option<JoinHandle<()>>,
     log: PathBuf,
     ini: PathBuf,
     lines: String,
+}
+
+/// The process, which is started again as a service manager would, when it has died of a fault that it had before 1.21
+/// (its issues 822 and 904): a word of the server, that the session was terminated for example, while a request to
+/// cancel is on its way to it, ends the whole pooler. No client can prevent that; all see a broken connection.
+struct Watched {
+    command: Mutex<Command>,
+    child: Mutex<Child>,
+    /// There is nothing to watch any more.
+    over: AtomicBool,
+}
+
+/// What it writes then.
+const CANCELED: &str = "server_proto: server in bad state: 11";
+
+impl Watched {
+    /// Until it is over, or the process has died of something else.
+    fn watch(&self, log: &Path) {
+        let mut deaths = 0;
+        while !self.over.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(20));
+            if self.child.lock().unwrap().try_wait().unwrap().is_none() {
+                continue;
+            }
+            let text = std::fs::read_to_string(log).unwrap_or_default();
+            let fault = text.lines().filter(|line| line.contains("FATAL") && line.contains(CANCELED)).count();
+            if fault <= deaths {
+                break;
+            }
+            deaths = fault;
+            *self.child.lock().unwrap() = self.command.lock().unwrap().spawn().unwrap();
+            eprintln!("PgBouncer died of its issue 822, and was started again");
+        }
+    }
 }
 
 impl Pooler {
@@ -41,7 +79,11 @@ impl Pooler {
         let ini = std::env::temp_dir().join(format!("pgshard-pgbouncer-{port}.ini"));
         std::fs::write(&ini, settings(port, &log, server.port(), lines)).unwrap();
         let child = command.arg(&ini).spawn().unwrap();
-        let pooler = Pooler { port, child, log, ini, lines: lines.to_owned() };
+        let watched =
+            Arc::new(Watched { command: Mutex::new(command), child: Mutex::new(child), over: AtomicBool::new(false) });
+        let (watching, its_log) = (watched.clone(), log.clone());
+        let watcher = Some(std::thread::spawn(move || watching.watch(&its_log)));
+        let pooler = Pooler { port, watched, watcher, log, ini, lines: lines.to_owned() };
         let connect = pooler.connect();
         for tries in 0.. {
             match connect.connect("is it up").await {
@@ -118,13 +160,17 @@ fn program() -> String {
 
 impl Drop for Pooler {
     fn drop(&mut self) {
-        let died = self.child.try_wait();
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.watched.over.store(true, Ordering::Relaxed);
+        let broken = self.watcher.take().is_some_and(|watcher| watcher.join().is_err());
+        let mut child = self.watched.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let died = child.try_wait();
+        let _ = child.kill();
+        let _ = child.wait();
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let _ = std::fs::remove_file(&self.log);
         let _ = std::fs::remove_file(&self.ini);
         let last: Vec<&str> = log.lines().rev().take(20).collect();
+        assert!(!broken || std::thread::panicking(), "nobody watched PgBouncer: {last:#?}");
         match died {
             Ok(Some(status)) if !std::thread::panicking() => panic!("PgBouncer died ({status}): {last:#?}"),
             Ok(Some(status)) => eprintln!("PgBouncer died ({status}): {last:#?}"),
