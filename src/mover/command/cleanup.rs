@@ -117,7 +117,7 @@ async fn give_up_ways_back(context: &Context, entries: &[Entry]) -> BTreeMap<Sha
         let given_up = async {
             let (source, target) = (context.hosts.open(source).await?, context.hosts.open(target).await?);
             old_copy::lose_these(&source, id, &shards, "the move was completed").await?;
-            reverse::stream::tidy_up(&source, &target, id).await?;
+            reverse::stream::tidy_up(context, &source, &target, id).await?;
             context.options.at("after back drop")
         };
         if let Err(error) = given_up.await {

@@ -16,7 +16,7 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
     let Shared { id, source, target, back_of } = shared;
     let source = context.hosts.open(source).await?;
     let target = context.hosts.open(target).await?;
-    reverse::stream::tidy_up(&source, &target, *id).await?;
+    reverse::stream::tidy_up(context, &source, &target, *id).await?;
     let entries = source.entries(Some(*id)).await?;
     if entries.iter().any(|entry| !entry.phase.is_ended()) {
         return Ok(());
@@ -27,7 +27,7 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
     slot::drop_publication(&source, &name).await?;
     context.options.at("after publication drop")?;
     if let Some(taken_back) = back_of {
-        reverse::stream::tidy_up(&target, &source, *taken_back).await?;
+        reverse::stream::tidy_up(context, &target, &source, *taken_back).await?;
     }
     // The shards have left, so the move that brought them here can no longer be rolled back.
     reverse::stream::look_after(context, &source).await?;

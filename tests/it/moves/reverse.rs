@@ -6,7 +6,7 @@ use std::time::Duration;
 use pgshard::dev::StopMode;
 use pgshard::mover::{Failpoint, Leases, Options};
 
-use crate::support::{World, lines};
+use crate::support::{World, go_on, lines, never_stopped, stopped};
 
 /// Slots and publications of a host.
 async fn streams(world: &World, host: usize) -> String {
@@ -40,6 +40,34 @@ async fn one_that_keeps_too_much_is_given_up() {
     assert!(listed["back_wal_kept"].is_null() && listed["back"].as_str().unwrap().starts_with("lost"), "{listed}");
     world.audit_places().await;
     world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
+    world.audit_places().await;
+}
+
+/// While a move makes its publication and slot, another that ends in the other direction, and gc, leave them alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_is_being_made_is_left_alone() {
+    let world = World::new(&[15, 18], 8).await;
+    // From db2, which is the target of the others.
+    let [home, away] = [4, 0].map(|first| world.host_of(first));
+    assert_eq!((home, away), (1, 0));
+    for (shard, place) in [("0", "after back publication"), ("1", "after back slot")] {
+        let args = ["move", shard, "--to", "db2", "--mode", "online", "--yes"];
+        let failpoint = format!("{place}=stop");
+        let child = world.command(&args, &[("PGSHARD_FAILPOINT", failpoint.as_str())]).spawn().unwrap();
+        let pid = stopped(&child).await;
+        let made = streams(&world, 1).await;
+        assert!(made.contains("_back_"), "{made}");
+        let other = (4 + shard.parse::<u16>().unwrap()).to_string();
+        world.run(&["move", &other, "--to", "db1", "--mode", "blocking", "--yes"]).await.ended(0);
+        world.run(&["moves", "gc"]).await.ended(0);
+        let left = streams(&world, 1).await;
+        let lasts = |one: &str| left.lines().any(|other| other == one);
+        assert!(made.lines().filter(|one| one.contains("_back_")).all(lasts), "{made}\n{left}");
+        go_on(pid);
+        let id = never_stopped(child).await.ended(0).id();
+        world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+        assert_eq!(world.host_of(shard.parse().unwrap()), 0);
+    }
     world.audit_places().await;
 }
 

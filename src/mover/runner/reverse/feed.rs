@@ -136,7 +136,7 @@ impl Feeding {
             holds.push(hold);
         }
         if holds.is_empty() {
-            stream::tidy_up(&session, &target, *id).await?;
+            stream::tidy_up(context, &session, &target, *id).await?;
             return Ok(None);
         }
         session.sign(holds[0], Signed::Group).await?;
@@ -185,7 +185,7 @@ impl Feeding {
         let all_there = entries.iter().all(|entry| self.shards.iter().any(|hold| hold.shard == entry.shard));
         if given_up || view.ended.is_some() || lost || !all_there {
             self.end().await;
-            stream::tidy_up(&context.hosts.open(source).await?, &target, *id).await?;
+            stream::tidy_up(context, &context.hosts.open(source).await?, &target, *id).await?;
             return Ok(None);
         }
         context.observer.tell(Event::Fed {

@@ -20,7 +20,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
 use crate::mover::stream::slot;
-use crate::mover::stream::slot::Owner;
+use crate::mover::stream::slot::{Owner, SlotState};
 use crate::shard::ShardId;
 
 /// How long the creation of the slot waits for the transactions that are under way at the target.
@@ -85,20 +85,51 @@ async fn remove(target: &Session, name: &str) -> Result<(), Error> {
 /// Drops both if no shard of the move that came from this source to this target can be taken back any longer. Returns
 /// true if they existed.
 ///
+/// While shards are under way, those of their mover are left alone, which may be between publication, slot and first
+/// fence: whoever ends a move in the other direction comes here, too. Only a slot that is spoiled is dropped all the
+/// same, since a mover that is dead would let it fill the disk.
+///
 /// Locks: none on any table.
-pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
+pub(crate) async fn tidy_up(context: &Context, source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
     let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
         WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
     if source.row("looking for reverse replications", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0)? {
         return Ok(false);
     }
     let name = slot::back_name(id, &source.host);
+    if is_under_way(source, target, id).await? {
+        let state = slot::slot_state(target, &name).await?;
+        if state.is_none_or(|state| spoiled(context, &state).is_none()) {
+            return Ok(false);
+        }
+    }
     let sql = "SELECT EXISTS (SELECT FROM pgshard.ledger WHERE name = $1)";
     let there = target.row("reading the ledger", sql, &[&name]).await?.get(0)?;
     if there {
         remove(target, &name).await?;
     }
     Ok(there)
+}
+
+/// Whether a shard of the move is on its way from this source to this target.
+///
+/// Locks: none.
+async fn is_under_way(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
+    let sql = "SELECT EXISTS (SELECT FROM pgshard.move
+        WHERE move_id = $1 AND target = $2 AND phase NOT IN ('kept', 'completed', 'aborted'))";
+    source.row("looking for shards under way", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0)
+}
+
+/// Why a slot of a reverse replication is of no use any longer, if it is not.
+fn spoiled(context: &Context, state: &SlotState) -> Option<String> {
+    if state.lost == Some(slot::OF_A_FORMER_PRIMARY) {
+        return Some(format!("its slot is {}, which may have sent other changes", slot::OF_A_FORMER_PRIMARY));
+    }
+    if state.lost.is_some() {
+        return Some("its slot kept more WAL than max_slot_wal_keep_size allows".to_owned());
+    }
+    let too_much = u64::try_from(state.kept_bytes).is_ok_and(|kept| kept > context.options.back_wal_max);
+    too_much.then(|| format!("its slot kept {} MiB of WAL, more than it may", state.kept_bytes >> 20))
 }
 
 /// Examines every reverse replication that leads away from this host. One that leads nowhere any longer, or keeps more
@@ -118,10 +149,16 @@ pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Ve
         match source {
             Some(source) => {
                 let source = context.hosts.open(source).await?;
+                // A slot that is missing is about to be created then, by a mover that gives up itself what was opened
+                // before.
+                let is_begun = is_under_way(&source, target, id).await?;
+                if is_begun && slot::slot_state(target, &name).await?.is_none() {
+                    continue;
+                }
                 if let Some(why) = judge(context, &source, target, id, &name).await? {
                     say(format!("the rollback of {id} is no longer possible: {why}"));
                 }
-                if tidy_up(&source, target, id).await? {
+                if tidy_up(context, &source, target, id).await? {
                     say(format!("dropped {name}, which no shard needs for a rollback"));
                 }
             }
@@ -174,14 +211,10 @@ pub(crate) async fn judge(
     }
     let why = match state {
         None => "its slot is gone".to_owned(),
-        Some(state) if state.lost == Some(slot::OF_A_FORMER_PRIMARY) => {
-            format!("its slot is {}, which may have sent other changes", slot::OF_A_FORMER_PRIMARY)
-        }
-        Some(state) if state.lost.is_some() => "its slot kept more WAL than max_slot_wal_keep_size allows".to_owned(),
-        Some(state) if u64::try_from(state.kept_bytes).is_ok_and(|kept| kept > context.options.back_wal_max) => {
-            format!("its slot kept {} MiB of WAL, more than it may", state.kept_bytes >> 20)
-        }
-        Some(_) => return Ok(None),
+        Some(state) => match spoiled(context, &state) {
+            Some(why) => why,
+            None => return Ok(None),
+        },
     };
     let given_up = old_copy::lose_all(source, &target.host, id, &why).await?;
     Ok((given_up > 0).then_some(why))
