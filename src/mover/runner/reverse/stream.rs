@@ -91,13 +91,15 @@ async fn remove(target: &Session, name: &str) -> Result<(), Error> {
 ///
 /// Locks: none on any table.
 pub(crate) async fn tidy_up(context: &Context, source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
+    // First, since a shard that opens between this and the next question has its reverse replication from then on.
+    let is_under_way = is_under_way(source, target, id).await?;
     let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
         WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
     if source.row("looking for reverse replications", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0)? {
         return Ok(false);
     }
     let name = slot::back_name(id, &source.host);
-    if is_under_way(source, target, id).await? {
+    if is_under_way {
         let state = slot::slot_state(target, &name).await?;
         if state.is_none_or(|state| spoiled(context, &state).is_none()) {
             return Ok(false);
