@@ -198,8 +198,8 @@ impl Bench {
         warm(&one, 1).await?;
         warm(&all, IN_FLIGHT).await?;
         self.compare("the router with its own bound on statements", &hands, &one, &all).await?;
-        // With fewer calls in flight most find their shard's favourite idle. Until the connections keep other statements
-        // than before, which takes some seconds, this is not what is measured.
+        // With fewer calls in flight most find their shard's favourite idle. It takes some seconds until what the
+        // connections keep is of use for that; those are not what is measured.
         let length = Duration::from_secs(self.arguments.seconds);
         for part in 1..=SETTLING {
             let (hand, ours) = rates_of(&hands[..IN_FLIGHT / 4], &all, length).await?;
