@@ -35,7 +35,7 @@ struct Watched {
 }
 
 /// What it writes then.
-const CANCELED: &str = "server_proto: server in bad state: 11";
+const ISSUE_822: &str = "server_proto: server in bad state: 11";
 
 impl Watched {
     /// Until it is over, or the process has died of something else.
@@ -47,7 +47,7 @@ impl Watched {
                 continue;
             }
             let text = std::fs::read_to_string(log).unwrap_or_default();
-            let fault = text.lines().filter(|line| line.contains("FATAL") && line.contains(CANCELED)).count();
+            let fault = text.lines().filter(|line| line.contains("FATAL") && line.contains(ISSUE_822)).count();
             if fault <= deaths {
                 break;
             }
