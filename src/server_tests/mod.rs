@@ -16,6 +16,7 @@ mod followed;
 mod libpq;
 mod pair;
 mod servers;
+mod spare;
 mod stream;
 mod tls;
 mod tls_world;

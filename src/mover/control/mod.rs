@@ -8,4 +8,5 @@ pub(crate) mod report;
 pub(crate) mod requests;
 pub(crate) mod row;
 pub(crate) mod session;
+pub(crate) mod spare;
 pub(crate) mod worker;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::map::HostName;
@@ -11,12 +13,16 @@ use crate::schema::control;
 use crate::shard::ShardId;
 
 use crate::mover::control::row::{AnsweredRow, Question};
+use crate::mover::control::spare::{Keeper, Spares};
 use crate::mover::protocol::error::Error;
 
 /// The hosts of the cluster, by name. While a mover works, a standby that is promoted in the place of a host is noticed
 /// within seconds, and connections to the former primary are closed.
 #[derive(Clone, Debug)]
-pub struct Hosts(Arc<BTreeMap<HostName, Reached>>);
+pub struct Hosts {
+    reached: Arc<BTreeMap<HostName, Reached>>,
+    spares: Arc<Spares>,
+}
 
 #[derive(Debug)]
 struct Reached {
@@ -31,12 +37,12 @@ impl Hosts {
             let lookout = Arc::new(Lookout::new(name.clone(), connect.clone(), "pgshard mover".to_owned()));
             (name, Reached { connect, lookout })
         };
-        Hosts(Arc::new(hosts.into_iter().map(reached).collect()))
+        Hosts { reached: Arc::new(hosts.into_iter().map(reached).collect()), spares: Arc::default() }
     }
 
     /// Their names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &HostName> {
-        self.0.keys()
+        self.reached.keys()
     }
 
     /// How a host is reached.
@@ -45,30 +51,53 @@ impl Hosts {
     }
 
     fn reached(&self, host: &HostName) -> Result<&Reached, Error> {
-        self.0.get(host).ok_or_else(|| Error::UnknownHost { host: host.clone() })
+        self.reached.get(host).ok_or_else(|| Error::UnknownHost { host: host.clone() })
     }
 
+    /// A session of this host: one that was [given back](Hosts::give_back), or a new one.
     pub(crate) async fn open(&self, host: &HostName) -> Result<Session, Error> {
+        while let Some(mut spare) = self.spares.take(host) {
+            // Whatever is wrong with it, a new session shows whether the host is well.
+            if let Ok(Ok(reads_tokens)) = tokio::time::timeout(SPARE_ANSWERS_WITHIN, spare.check()).await {
+                spare.reads_tokens = reads_tokens;
+                spare.uses += 1;
+                return Ok(spare);
+            }
+        }
+        self.connect(host).await
+    }
+
+    /// Until the guard is dropped, sessions that are given back are kept for whoever opens one.
+    pub(crate) fn keep_sessions(&self) -> Keeper<'_> {
+        self.spares.keep()
+    }
+
+    /// Gives a session back that has done its work. One that is in a transaction is closed instead.
+    ///
+    /// # Cancel safety
+    /// If dropped, the session is closed.
+    pub(crate) async fn give_back(&self, mut session: Session) {
+        if self.spares.wants(&session) && session.undo().await {
+            session.shard = None;
+            self.spares.put(session);
+        }
+    }
+
+    async fn connect(&self, host: &HostName) -> Result<Session, Error> {
         let Reached { connect, lookout } = self.reached(host)?;
         let connected = connect.connect("pgshard mover").await;
         let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
         lookout.start();
-        let mut session = Session { host: host.clone(), shard: None, reads_tokens: true, client };
+        let mut session = Session { host: host.clone(), shard: None, reads_tokens: true, uses: 1, client };
         session.batch("the mover's settings", SETTINGS).await?;
         session.reads_tokens = session.check().await?;
         Ok(session)
     }
 }
 
-/// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its transactions last half
-/// a minute at most. The text form of values is the same on every host, and transactions have the isolation that the
-/// steps rely on, whatever the settings of hosts and roles. JIT is off, because a digest of a large table would begin
-/// with compiling, on both hosts.
-///
-/// Commits are synchronous. Otherwise a crash of the source could lose a takeover or an un-fence after the target's
-/// copy was dropped; the former mover would have its lease back, and could give the shard away to a target that has
-/// nothing.
-const SETTINGS: &str = "
+macro_rules! settings {
+    () => {
+        "
     SET lock_timeout = '2s'; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = '15min';
     SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off;
     SET default_transaction_deferrable = off;
@@ -79,7 +108,31 @@ const SETTINGS: &str = "
     SET lc_monetary = 'C';
     SET array_nulls = on;
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off',
-        'local')";
+        'local')"
+    };
+}
+
+/// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its transactions last half
+/// a minute at most. The text form of values is the same on every host, and transactions have the isolation that the
+/// steps rely on, whatever the settings of hosts and roles. JIT is off, because a digest of a large table would begin
+/// with compiling, on both hosts.
+///
+/// Commits are synchronous. Otherwise a crash of the source could lose a takeover or an un-fence after the target's
+/// copy was dropped; the former mover would have its lease back, and could give the shard away to a target that has
+/// nothing.
+const SETTINGS: &str = settings!();
+
+/// Says whether the session is in no transaction (there the time of its transaction is that of the statement), and
+/// undoes what was set in it. Prepared statements stay: the client has closed its own, but for those by which it looks
+/// up types.
+const UNDO: &str = concat!(
+    "SELECT pg_catalog.now() OPERATOR(pg_catalog.=) pg_catalog.statement_timestamp(); SET statement_timeout = 0; \
+     CLOSE ALL; UNLISTEN *; DISCARD TEMP; DISCARD SEQUENCES; RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all(); ",
+    settings!()
+);
+
+/// How long a session that has waited is given to answer.
+const SPARE_ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 /// One connection of a mover.
 pub(crate) struct Session {
@@ -88,6 +141,8 @@ pub(crate) struct Session {
     pub(crate) shard: Option<ShardId>,
     /// Whether the role may read the tokens of moves, which one that only watches may not.
     pub(crate) reads_tokens: bool,
+    /// How many have used it, with the present one.
+    pub(super) uses: u32,
     pub(crate) client: Connection,
 }
 
@@ -115,6 +170,16 @@ impl Session {
             Some(version) if version < control::VERSION => Err(Error::ControlOld { host: self.host.clone(), version }),
             _ => row.get(2),
         }
+    }
+
+    /// Undoes what was set in the session. Gives false if it is in a transaction, or cannot be used any more.
+    async fn undo(&self) -> bool {
+        let said = self.client.simple_query(UNDO).await.unwrap_or_default();
+        let first = said.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        first == Some("t")
     }
 
     /// The same session, working on one shard.

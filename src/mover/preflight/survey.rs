@@ -57,6 +57,7 @@ pub(in crate::mover) async fn plan(context: &Context, request: &Request) -> Resu
     if !context.hosts.names().any(|host| *host == request.target) {
         return Err(Error::UnknownHost { host: request.target.clone() });
     }
+    let _kept = context.hosts.keep_sessions();
     let (placed, mut refusals) = locate(context, &map, request).await?;
     let already_there: Vec<ShardId> =
         placed.iter().filter(|(_, host)| **host == request.target).map(|(shard, _)| *shard).collect();
@@ -294,6 +295,7 @@ async fn shard_plan(
         Err(error) if waited_for_a_lock(&error) => return Err(locked(&from, shard, context, error).await),
         facts => facts?,
     };
+    tokio::join!(context.hosts.give_back(from), context.hosts.give_back(to));
     Ok(plan::judge(&facts, source, target, mode, &context.options))
 }
 

@@ -72,8 +72,11 @@ pub(in crate::mover) async fn shard(
                 common_point((&source, &target), &work.source, copy, &bunch, follower).await?;
             }
             compare((&source, &target), copy, &bunch, hashing).await?;
-            target.batch("ending the comparison", "COMMIT").await?;
-            keep(&target, copy, &bunch).await
+            let what = "ending the comparison";
+            tokio::try_join!(source.batch(what, "COMMIT"), target.batch(what, "COMMIT"))?;
+            keep(&target, copy, &bunch).await?;
+            tokio::join!(hosts.give_back(source), hosts.give_back(target));
+            Ok(())
         }
     });
     stream::iter(compared).buffer_unordered(jobs).try_collect::<()>().await

@@ -43,6 +43,9 @@ pub(in crate::mover) async fn to_end(
     let mut driver = Driver::new(context, work, heartbeat, goal);
     let outcome = drive(&mut driver, Until::End).await;
     driver.leave(outcome.as_ref().err()).await;
+    if outcome.is_ok() {
+        driver.end_well().await;
+    }
     outcome?.ok_or(Error::Interrupted { shard: part.shard })
 }
 

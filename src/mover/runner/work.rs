@@ -34,6 +34,7 @@ pub(in crate::mover) async fn work(
     goal: Goal,
     scope: Scope,
 ) -> Vec<(ShardId, Result<ShardReport, Error>)> {
+    let _kept = context.hosts.keep_sessions();
     let jobs = Semaphore::new(context.options.jobs.max(1));
     let mut routes: BTreeMap<Shared, Vec<Part>> = BTreeMap::new();
     for part in parts {

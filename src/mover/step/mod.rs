@@ -24,7 +24,7 @@ use crate::schema::catalog::{self, Facts, Namespace, Stamp};
 use crate::shard::SchemaPrefix;
 
 use crate::mover::control::journal::Hold;
-use crate::mover::control::session::Session;
+use crate::mover::control::session::{Hosts, Session};
 use crate::mover::definition::border;
 use crate::mover::definition::border::Crossing;
 use crate::mover::definition::ddl;
@@ -80,6 +80,11 @@ impl ShardMove<'_> {
     fn attempt<'p>(&'p self, shard: &'p i32, attempt: &'p i32) -> [(&'p (dyn ToSql + Sync), Type); 4] {
         let (id, lease) = (self.hold.id.uuid(), &self.hold.lease);
         [(shard, Type::INT4), (id, Type::UUID), (attempt, Type::INT4), (lease, Type::UUID)]
+    }
+
+    /// Gives its sessions to whoever opens one next.
+    pub(crate) async fn give_back(self, hosts: &Hosts) {
+        tokio::join!(hosts.give_back(self.source), hosts.give_back(self.target));
     }
 
     /// Begins the target's transaction of a step and proves, until its end, that this mover holds the lease. A takeover

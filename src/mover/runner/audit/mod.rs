@@ -195,7 +195,12 @@ pub(in crate::mover) async fn late(context: &Context, entry: &Entry) -> Audit {
 /// Records the result of an audit, and reports it.
 async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audit, took: Duration) {
     let Hold { id, shard, .. } = hold;
-    let kept = async { context.hosts.open(source).await?.for_shard(shard).audited(id, shard, audit).await };
+    let kept = async {
+        let session = context.hosts.open(source).await?.for_shard(shard);
+        session.audited(id, shard, audit).await?;
+        context.hosts.give_back(session).await;
+        Ok::<_, Error>(())
+    };
     if let Err(error) = kept.await {
         tracing::warn!(%id, %shard, error = chain(&error), "what an audit has found could not be written to the \
             journal");
@@ -240,6 +245,7 @@ impl Begun {
             () = stopped(&mut stop) => Some("the mover was stopped".to_owned()),
             () = tokio::time::sleep_until(self.until.into()) => Some(limit),
         };
+        let is_whole = why.is_none();
         let (found, left_out) = comparison.end(why);
         self.left_out.extend(left_out);
         for difference in found {
@@ -249,6 +255,9 @@ impl Begun {
                     self.left_out.push(LeftOut { what: difference.what, why: KNOWN.to_owned() });
                 }
             }
+        }
+        if is_whole {
+            tokio::join!(self.source.give_back(&context.hosts), self.target.give_back(&context.hosts));
         }
         Audit::of(self.found, self.left_out)
     }

@@ -89,6 +89,13 @@ impl Side {
         Ok(Side { session, schema: self.schema, taken: self.taken.clone() })
     }
 
+    /// Gives up the snapshot, and the session to whoever opens one next.
+    pub(super) async fn give_back(self, hosts: &Hosts) {
+        if self.session.batch("giving up the audit's snapshot", "ROLLBACK").await.is_ok() {
+            hosts.give_back(self.session).await;
+        }
+    }
+
     /// The tables of the schema as the snapshot sees them, by name.
     ///
     /// Locks: ACCESS SHARE on catalogs, until the read is ended.

@@ -93,7 +93,19 @@ impl<'a> Driver<'a> {
     /// Gives what the target was built from, the servers on which it was compared, and the audit to run. The
     /// connections are closed: a transaction that failed halfway holds locks that the follower waits for.
     pub(in crate::mover) fn end(self) -> Rest {
-        Rest { built: self.built, compared_on: self.remembered.compared_on, audit: self.audit }
+        self.rest().0
+    }
+
+    /// The same when nothing has failed: its sessions may be used by others.
+    pub(in crate::mover) async fn end_well(self) -> Rest {
+        let context = self.context;
+        let (rest, work) = self.rest();
+        work.give_back(&context.hosts).await;
+        rest
+    }
+
+    fn rest(self) -> (Rest, ShardMove<'a>) {
+        (Rest { built: self.built, compared_on: self.remembered.compared_on, audit: self.audit }, self.work)
     }
 
     /// Asks both hosts for their present state.

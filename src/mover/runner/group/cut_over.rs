@@ -44,7 +44,7 @@ impl Group<'_> {
         let mut drive = self.with_stream(member, follower, reverse).await?;
         match self.drive(&mut drive, Until::Ready).await {
             None => {
-                let rest = drive.end();
+                let rest = drive.end_well().await;
                 Ok(Member { part, built: rest.built, compared_on: rest.compared_on })
             }
             Some(end) => {
@@ -62,14 +62,14 @@ impl Group<'_> {
         self.watchdog.let_go(shard);
         // This comes before waiting for the follower, which waits for locks that a failed transaction of the driver
         // holds.
-        let begun = drive.end().audit;
+        let rest = if matches!(end, Some((_, Ok(_)))) { drive.end_well().await } else { drive.end() };
         // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
         // find that the shard has done so too.
         if matches!(end, Some((_, Ok(_)))) {
             follower.detach(shard).await;
         }
         let end = end.unwrap_or_else(|| self.failed(shard, Error::Interrupted { shard }));
-        Err(self.audited(begun, end).await)
+        Err(self.audited(rest.audit, end).await)
     }
 
     /// Audits a shard that is kept, with snapshots that its driver has taken.

@@ -90,6 +90,7 @@ impl Group<'_> {
             };
             let size = (copied.rows as i64, copied.bytes as i64);
             work.loaded(&built.creation, position.into(), size, copied_at).await?;
+            work.give_back(&self.context.hosts).await;
             Ok::<_, Error>(built)
         };
         match built.await {

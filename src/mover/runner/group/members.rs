@@ -41,7 +41,7 @@ impl Group<'_> {
                 drop(drive);
                 Err(self.audited(None, end).await)
             }
-            None => Ok(Member { built: drive.end().built.or(member.built), ..member }),
+            None => Ok(Member { built: drive.end_well().await.built.or(member.built), ..member }),
         }
     }
 
