@@ -7,6 +7,7 @@ use pgshard::mover::Entry;
 
 use crate::Arguments;
 use crate::bed::{Bed, phase, shard};
+use crate::floor::{Chain, Floor};
 use crate::numbers::Times;
 use crate::writers::{Call, TABLES, Writers, count, fill};
 
@@ -32,8 +33,8 @@ struct Window {
 }
 
 impl Window {
-    fn has(&self, call: &Call) -> bool {
-        self.began <= call.began && call.began < self.ended
+    fn has(&self, began: Instant) -> bool {
+        self.began <= began && began < self.ended
     }
 }
 
@@ -47,6 +48,7 @@ pub(crate) async fn run(arguments: &Arguments) {
         arguments.moves, arguments.rows, arguments.rate
     );
     let writers = Writers::start(&bed, arguments.rate).await;
+    let floor = Floor::start(&bed).await;
     // Connections are opened and statements prepared.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let began = Instant::now();
@@ -72,8 +74,10 @@ pub(crate) async fn run(arguments: &Arguments) {
         }
     }
     let lasted = began.elapsed();
+    let chains = floor.stop().await;
     let notes = writers.stop().await;
     report(&entries, &failed, arguments);
+    by_hand(&entries, &windows, &chains);
     waits(&bed, &entries, &windows, &notes.calls);
     let calls = notes.calls.iter().filter(|call| call.began >= began).count();
     let (inserts, updates) = count(&bed).await;
@@ -115,6 +119,18 @@ fn report(entries: &[Entry], failed: &[String], arguments: &Arguments) {
     }
 }
 
+/// The pause beside its round trips and flushes by hand.
+fn by_hand(entries: &[Entry], windows: &[Window], chains: &[Chain]) {
+    let pause = Times::of(entries.iter().filter_map(|entry| phase(entry, "pause")).collect()).median();
+    println!("  its round trips and flushes by hand, at the same time and while nothing moved");
+    for (what, moving) in [("with", true), ("without", false)] {
+        let of = windows.iter().filter(|window| window.moving == moving);
+        let took = of.flat_map(|window| chains.iter().filter(|one| window.has(one.began)).map(|one| one.took));
+        let took = Times::of_durations(took);
+        println!("  {what:<10} {}   the pause is {:.1} × p50", took.line(), pause / took.median());
+    }
+}
+
 /// What writers say.
 fn waits(bed: &Bed, entries: &[Entry], windows: &[Window], calls: &[Call]) {
     let moved: Vec<ShardId> = {
@@ -126,7 +142,7 @@ fn waits(bed: &Bed, entries: &[Entry], windows: &[Window], calls: &[Call]) {
     let mut longest = Vec::new();
     for window in windows.iter().filter(|window| window.moving) {
         for shard in &moved {
-            let wait = calls.iter().filter(|call| call.shard == *shard && window.has(call)).map(|call| call.took).max();
+            let wait = calls.iter().filter(|call| call.shard == *shard && window.has(call.began)).map(|call| call.took).max();
             longest.extend(wait);
         }
     }
@@ -140,7 +156,7 @@ fn waits(bed: &Bed, entries: &[Entry], windows: &[Window], calls: &[Call]) {
             calls
                 .iter()
                 .filter(|call| {
-                    window.has(call) && !moved.contains(&call.shard) && map.host(call.shard) == Some(&source)
+                    window.has(call.began) && !moved.contains(&call.shard) && map.host(call.shard) == Some(&source)
                 })
                 .map(|call| call.took)
                 .collect::<Vec<_>>()
