@@ -3,8 +3,8 @@
 //! * `large`: a shard of 1 GB in five tables, moved while it is open, beside `pg_dump | pg_restore` and
 //!   `pgcopydb clone` of the same schema (a tool that is not there is left out, and named).
 //! * `pause`: 200 moves while an application writes 2000 times a second through a router: how long nobody could use a
-//!   shard, by phase, beside the same round trips and flushes by hand; how long a writer waited at most; what writers of
-//!   other shards of the source noticed; whether every write is there.
+//!   shard, by phase, beside the same round trips and flushes by hand; how long a writer waited at most; what writers
+//!   of other shards of the source noticed; whether every write is there.
 //! * `many`: a shard with 500 tables and 2000 partitions: its plan beside `pg_dump --schema-only`, its pause beside
 //!   that of a shard with one table.
 //! * `wave`: 500 small shards in one move, which share a slot, beside a move for each (a sample, for its time).

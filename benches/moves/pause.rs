@@ -142,8 +142,8 @@ fn waits(bed: &Bed, entries: &[Entry], windows: &[Window], calls: &[Call]) {
     let mut longest = Vec::new();
     for window in windows.iter().filter(|window| window.moving) {
         for shard in &moved {
-            let wait = calls.iter().filter(|call| call.shard == *shard && window.has(call.began)).map(|call| call.took).max();
-            longest.extend(wait);
+            let of_it = calls.iter().filter(|call| call.shard == *shard && window.has(call.began));
+            longest.extend(of_it.map(|call| call.took).max());
         }
     }
     println!("  the longest wait of a writer, by move");

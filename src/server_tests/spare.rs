@@ -62,7 +62,9 @@ on_each_version! {
         let mut processes = Vec::new();
         for name in ["one", "two", "three"] {
             let session = hosts.open(source).await.unwrap();
-            let sql = format!("CREATE TYPE public.{name} AS ENUM ('a'); CREATE TYPE public.row_{name} AS (a public.{name})");
+            let sql = format!(
+                "CREATE TYPE public.{name} AS ENUM ('a'); CREATE TYPE public.row_{name} AS (a public.{name})"
+            );
             session.batch("making types", &sql).await.unwrap();
             let sql = format!("SELECT 'a'::public.{name}, ARRAY[ROW('a')]::public.row_{name}[]");
             session.rows("reading them", &sql, &[]).await.unwrap();
