@@ -56,15 +56,16 @@ impl Hosts {
 
     /// A session of this host: one that was [given back](Hosts::give_back), or a new one.
     pub(crate) async fn open(&self, host: &HostName) -> Result<Session, Error> {
-        while let Some(mut spare) = self.spares.take(host) {
-            // Whatever is wrong with it, a new session shows whether the host is well.
+        if let Some(mut spare) = self.spares.take(host) {
             if let Ok(Ok(reads_tokens)) = tokio::time::timeout(SPARE_ANSWERS_WITHIN, spare.check()).await {
                 spare.reads_tokens = reads_tokens;
                 spare.uses += 1;
                 return Ok(spare);
             }
+            // Whatever is wrong with it may be wrong with the others. A new one shows whether the host is well.
+            self.spares.forget(host);
         }
-        self.connect(host).await
+        self.open_new(host).await
     }
 
     /// Until the guard is dropped, sessions that are given back are kept for whoever opens one.
@@ -83,7 +84,8 @@ impl Hosts {
         }
     }
 
-    async fn connect(&self, host: &HostName) -> Result<Session, Error> {
+    /// A new session, for whoever has seen that something is wrong: which server answers is found out anew.
+    pub(crate) async fn open_new(&self, host: &HostName) -> Result<Session, Error> {
         let Reached { connect, lookout } = self.reached(host)?;
         let connected = connect.connect("pgshard mover").await;
         let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;

@@ -64,6 +64,11 @@ impl Spares {
         sessions.retain(|session| !session.client.is_closed());
         sessions.pop()
     }
+
+    /// Closes those of a host.
+    pub(super) fn forget(&self, host: &HostName) {
+        self.waiting().sessions.remove(host);
+    }
 }
 
 impl fmt::Debug for Spares {

@@ -69,8 +69,8 @@ impl Driver<'_> {
         loop {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let opened = async {
-                let source = self.context.hosts.open(&self.work.source.host).await?.for_shard(shard);
-                let target = self.context.hosts.open(&self.work.target.host).await?.for_shard(shard);
+                let source = self.context.hosts.open_new(&self.work.source.host).await?.for_shard(shard);
+                let target = self.context.hosts.open_new(&self.work.target.host).await?.for_shard(shard);
                 source.sign(self.work.hold, Signed::Shard).await?;
                 target.sign(self.work.hold, Signed::Shard).await?;
                 Ok::<_, Error>((source, target))
@@ -153,7 +153,7 @@ impl Driver<'_> {
     async fn leave_serving(&mut self) {
         let (shard, hold) = (self.work.hold.shard, self.work.hold);
         let again = async {
-            self.work.source = self.context.hosts.open(&self.work.source.host).await?.for_shard(shard);
+            self.work.source = self.context.hosts.open_new(&self.work.source.host).await?.for_shard(shard);
             let sql = "SELECT attempt FROM pgshard.shard
                 WHERE shard_id = $1 AND state = 'fenced' AND move_id = $2 AND lease = $3";
             let what = "reading the shard's row";
