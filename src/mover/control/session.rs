@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::{ToSql, Type};
@@ -56,16 +56,30 @@ impl Hosts {
 
     /// A session of this host: one that was [given back](Hosts::give_back), or a new one.
     pub(crate) async fn open(&self, host: &HostName) -> Result<Session, Error> {
-        if let Some(mut spare) = self.spares.take(host) {
-            if let Ok(Ok(reads_tokens)) = tokio::time::timeout(SPARE_ANSWERS_WITHIN, spare.check()).await {
-                spare.reads_tokens = reads_tokens;
-                spare.uses += 1;
-                return Ok(spare);
-            }
-            // Whatever is wrong with it may be wrong with the others. A new one shows whether the host is well.
-            self.spares.forget(host);
+        if let Some(mut spare) = self.spares.take(host)
+            && let Ok(Ok(reads_tokens)) = tokio::time::timeout(SPARE_ANSWERS_WITHIN, spare.check()).await
+        {
+            spare.reads_tokens = reads_tokens;
+            spare.uses += 1;
+            return Ok(spare);
         }
+        // Whatever was wrong with it may be wrong with the others. A new one shows whether the host is well.
         self.open_new(host).await
+    }
+
+    /// A new session, for whoever has seen that something is wrong: which server answers is found out anew. Those that
+    /// wait are closed.
+    pub(crate) async fn open_new(&self, host: &HostName) -> Result<Session, Error> {
+        self.spares.forget(host);
+        let Reached { connect, lookout } = self.reached(host)?;
+        let connected = connect.connect("pgshard mover").await;
+        let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
+        lookout.start();
+        let (opened, uses) = (Instant::now(), 1);
+        let mut session = Session { host: host.clone(), shard: None, reads_tokens: true, opened, uses, client };
+        session.batch("the mover's settings", SETTINGS).await?;
+        session.reads_tokens = session.check().await?;
+        Ok(session)
     }
 
     /// Until the guard is dropped, sessions that are given back are kept for whoever opens one.
@@ -73,27 +87,19 @@ impl Hosts {
         self.spares.keep()
     }
 
-    /// Gives a session back that has done its work. One that is in a transaction is closed instead.
+    /// Gives a session back that has done its work. One that is in a transaction, or does not answer soon, is closed
+    /// instead.
     ///
     /// # Cancel safety
     /// If dropped, the session is closed.
     pub(crate) async fn give_back(&self, mut session: Session) {
-        if self.spares.wants(&session) && session.undo().await {
+        if !self.spares.wants(&session) {
+            return;
+        }
+        if let Ok(true) = tokio::time::timeout(SPARE_ANSWERS_WITHIN, session.undo()).await {
             session.shard = None;
             self.spares.put(session);
         }
-    }
-
-    /// A new session, for whoever has seen that something is wrong: which server answers is found out anew.
-    pub(crate) async fn open_new(&self, host: &HostName) -> Result<Session, Error> {
-        let Reached { connect, lookout } = self.reached(host)?;
-        let connected = connect.connect("pgshard mover").await;
-        let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
-        lookout.start();
-        let mut session = Session { host: host.clone(), shard: None, reads_tokens: true, uses: 1, client };
-        session.batch("the mover's settings", SETTINGS).await?;
-        session.reads_tokens = session.check().await?;
-        Ok(session)
     }
 }
 
@@ -129,12 +135,13 @@ const SETTINGS: &str = settings!();
 /// up types.
 const UNDO: &str = concat!(
     "SELECT pg_catalog.now() OPERATOR(pg_catalog.=) pg_catalog.statement_timestamp(); SET statement_timeout = 0; \
-     CLOSE ALL; UNLISTEN *; DISCARD TEMP; DISCARD SEQUENCES; RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all(); ",
+     SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; CLOSE ALL; UNLISTEN *; DISCARD TEMP; DISCARD SEQUENCES; \
+     RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all(); ",
     settings!()
 );
 
-/// How long a session that has waited is given to answer.
-const SPARE_ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// How long a session is given to answer before it waits, and after: four round trips, and a host may be far away.
+const SPARE_ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
 /// One connection of a mover.
 pub(crate) struct Session {
@@ -143,6 +150,8 @@ pub(crate) struct Session {
     pub(crate) shard: Option<ShardId>,
     /// Whether the role may read the tokens of moves, which one that only watches may not.
     pub(crate) reads_tokens: bool,
+    /// When it was opened.
+    pub(super) opened: Instant,
     /// How many have used it, with the present one.
     pub(super) uses: u32,
     pub(crate) client: Connection,

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::map::HostName;
 use crate::mover::control::session::Session;
@@ -18,6 +19,10 @@ const SPARE_MAX: usize = 16;
 /// How often a session is used at most. Its process remembers what it has seen of each shard's tables, and would grow
 /// with every shard.
 const USES_MAX: u32 = 64;
+
+/// How long a session is used at most. Behind one address it is a new session that finds another server, of a later
+/// timeline.
+const AGE_MAX: Duration = Duration::from_secs(20);
 
 /// The sessions that wait, while somebody [keeps](Spares::keep) them.
 #[derive(Default)]
@@ -45,15 +50,14 @@ impl Spares {
 
     /// Whether this session would be kept.
     pub(super) fn wants(&self, session: &Session) -> bool {
-        let waiting = self.waiting();
-        let there = waiting.sessions.get(&session.host).map_or(0, Vec::len);
-        waiting.keepers > 0 && there < SPARE_MAX && session.uses < USES_MAX && !session.client.is_closed()
+        self.waiting().wants(session)
     }
 
     /// Keeps a session, if it is still wanted.
     pub(super) fn put(&self, session: Session) {
-        if self.wants(&session) {
-            self.waiting().sessions.entry(session.host.clone()).or_default().push(session);
+        let mut waiting = self.waiting();
+        if waiting.wants(&session) {
+            waiting.sessions.entry(session.host.clone()).or_default().push(session);
         }
     }
 
@@ -61,7 +65,7 @@ impl Spares {
     pub(super) fn take(&self, host: &HostName) -> Option<Session> {
         let mut waiting = self.waiting();
         let sessions = waiting.sessions.get_mut(host)?;
-        sessions.retain(|session| !session.client.is_closed());
+        sessions.retain(is_good);
         sessions.pop()
     }
 
@@ -69,6 +73,17 @@ impl Spares {
     pub(super) fn forget(&self, host: &HostName) {
         self.waiting().sessions.remove(host);
     }
+}
+
+impl Waiting {
+    fn wants(&self, session: &Session) -> bool {
+        let there = self.sessions.get(&session.host).map_or(0, Vec::len);
+        self.keepers > 0 && there < SPARE_MAX && session.uses < USES_MAX && is_good(session)
+    }
+}
+
+fn is_good(session: &Session) -> bool {
+    !session.client.is_closed() && session.opened.elapsed() < AGE_MAX
 }
 
 impl fmt::Debug for Spares {

@@ -139,7 +139,7 @@ impl Watchdog {
     ) -> Result<Option<TooMuch>, Error> {
         let session = match session {
             Some(session) => session,
-            None => session.insert(hosts.open(source).await?),
+            None => session.insert(hosts.open_new(source).await?),
         };
         if let (Some(wal_max), Some(state)) = (wal_max, slot::slot_state(session, slot).await?) {
             let limit = wal_limit(session, wal_max).await?;

@@ -190,7 +190,7 @@ impl Worker {
         );
         // A worker that slept, and was taken over meanwhile, must leave the slot to the mover that has the shards: it
         // may be a new slot.
-        let target = options.hosts.open(&options.target).await?;
+        let target = options.hosts.open_new(&options.target).await?;
         let is_ours = matches!(self.is_taken_over(&target).await, Ok(false))
             && self.progress(&target).await.is_ok_and(|shards| !shards.is_empty());
         let options = &self.options;
@@ -201,7 +201,7 @@ impl Worker {
             );
             return Ok(Error::Unfollowed { shard: None, why });
         }
-        let source = options.hosts.open(&options.source).await?;
+        let source = options.hosts.open_new(&options.source).await?;
         drop_slot(&source, &options.stream).await?;
         let state = "dropped, since the server can no longer decode it";
         Ok(Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state })
@@ -216,7 +216,7 @@ impl Worker {
 
     /// Opens the connections and follows until something happens.
     async fn attempt(&mut self) -> Result<End, Failure> {
-        let target = self.options.hosts.open(&self.options.target).await?;
+        let target = self.options.hosts.open_new(&self.options.target).await?;
         if let Some(first) = self.options.shards.first() {
             target.sign(first.hold, Signed::Group).await?;
         }
@@ -230,7 +230,7 @@ impl Worker {
         }
 
         let options = &self.options;
-        let source = options.hosts.open(&options.source).await?;
+        let source = options.hosts.open_new(&options.source).await?;
         let lost = |state| Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state };
         // The progress rows say that the slot is ours, so a mover that still reads it is dead, or has lost the move. It
         // is freed before its state is read: the walsender of a broken connection may still receive the position of a

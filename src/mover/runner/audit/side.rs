@@ -20,6 +20,9 @@ use crate::pg::quote_literal;
 /// The snapshot of a transaction. READ ONLY, or a later INSERT of ours would be refused for being late.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
 
+/// A host that does not take its snapshot back within this time gets its session closed.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(1);
+
 /// A table as the snapshot sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
@@ -91,7 +94,8 @@ impl Side {
 
     /// Gives up the snapshot, and the session to whoever opens one next.
     pub(super) async fn give_back(self, hosts: &Hosts) {
-        if self.session.batch("giving up the audit's snapshot", "ROLLBACK").await.is_ok() {
+        let ended = self.session.batch("giving up the audit's snapshot", "ROLLBACK");
+        if let Ok(Ok(())) = tokio::time::timeout(GIVEN_UP_WITHIN, ended).await {
             hosts.give_back(self.session).await;
         }
     }
