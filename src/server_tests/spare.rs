@@ -25,9 +25,10 @@ const LEFT: [&str; 14] = [
     "BEGIN; SAVEPOINT a; SET timezone = 'Asia/Tokyo'; ROLLBACK TO a; SET lock_timeout = 1; ROLLBACK",
 ];
 
-/// Everything that a session has of its own, but for what names it.
+/// Everything that a session has of its own, but for what names it, and for the defaults of a library that was loaded.
 const STATE: &str = "SELECT concat_ws(E'\\n',
-    (SELECT string_agg(name || ' = ' || setting, ', ' ORDER BY name) FROM pg_settings),
+    (SELECT string_agg(name || ' = ' || setting, ', ' ORDER BY name) FROM pg_settings
+        WHERE name NOT LIKE 'plpgsql.%'),
     (SELECT string_agg(name, ', ') FROM pg_cursors WHERE is_holdable),
     (SELECT string_agg(c, ', ') FROM pg_listening_channels() AS c),
     (SELECT string_agg(relname, ', ') FROM pg_class WHERE relnamespace = pg_my_temp_schema()),
