@@ -103,9 +103,15 @@ impl Hosts {
     }
 }
 
-macro_rules! settings {
-    () => {
-        "
+/// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its transactions last half
+/// a minute at most. The text form of values is the same on every host, and transactions have the isolation that the
+/// steps rely on, whatever the settings of hosts and roles. JIT is off, because a digest of a large table would begin
+/// with compiling, on both hosts.
+///
+/// Commits are synchronous. Otherwise a crash of the source could lose a takeover or an un-fence after the target's
+/// copy was dropped; the former mover would have its lease back, and could give the shard away to a target that has
+/// nothing.
+const SETTINGS: &str = "
     SET lock_timeout = '2s'; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = '15min';
     SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off;
     SET default_transaction_deferrable = off;
@@ -116,29 +122,15 @@ macro_rules! settings {
     SET lc_monetary = 'C';
     SET array_nulls = on;
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off',
-        'local')"
-    };
-}
-
-/// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its transactions last half
-/// a minute at most. The text form of values is the same on every host, and transactions have the isolation that the
-/// steps rely on, whatever the settings of hosts and roles. JIT is off, because a digest of a large table would begin
-/// with compiling, on both hosts.
-///
-/// Commits are synchronous. Otherwise a crash of the source could lose a takeover or an un-fence after the target's
-/// copy was dropped; the former mover would have its lease back, and could give the shard away to a target that has
-/// nothing.
-const SETTINGS: &str = settings!();
+        'local')";
 
 /// Says whether the session is in no transaction (there the time of its transaction is that of the statement), and
 /// undoes what was set in it. Prepared statements stay: the client has closed its own, but for those by which it looks
 /// up types.
-const UNDO: &str = concat!(
-    "SELECT pg_catalog.now() OPERATOR(pg_catalog.=) pg_catalog.statement_timestamp(); SET statement_timeout = 0; \
-     SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; CLOSE ALL; UNLISTEN *; DISCARD TEMP; DISCARD SEQUENCES; \
-     RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all(); ",
-    settings!()
-);
+const UNDO: &str = "
+    SELECT pg_catalog.now() OPERATOR(pg_catalog.=) pg_catalog.statement_timestamp();
+    SET statement_timeout = 0; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; CLOSE ALL; UNLISTEN *;
+    DISCARD TEMP; DISCARD SEQUENCES; RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all();";
 
 /// How long a session is given to answer before it waits, and after: four round trips, and a host may be far away.
 const SPARE_ANSWERS_WITHIN: Duration = Duration::from_secs(3);
@@ -185,7 +177,7 @@ impl Session {
 
     /// Undoes what was set in the session. Gives false if it is in a transaction, or cannot be used any more.
     async fn undo(&self) -> bool {
-        let said = self.client.simple_query(UNDO).await.unwrap_or_default();
+        let said = self.client.simple_query(&[UNDO, SETTINGS].concat()).await.unwrap_or_default();
         let first = said.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0),
             _ => None,

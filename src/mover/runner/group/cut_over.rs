@@ -62,10 +62,11 @@ impl Group<'_> {
         self.watchdog.let_go(shard);
         // This comes before waiting for the follower, which waits for locks that a failed transaction of the driver
         // holds.
-        let rest = if matches!(end, Some((_, Ok(_)))) { drive.end_well().await } else { drive.end() };
+        let went_well = matches!(end, Some((_, Ok(_))));
+        let rest = if went_well { drive.end_well().await } else { drive.end() };
         // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
         // find that the shard has done so too.
-        if matches!(end, Some((_, Ok(_)))) {
+        if went_well {
             follower.detach(shard).await;
         }
         let end = end.unwrap_or_else(|| self.failed(shard, Error::Interrupted { shard }));
