@@ -1,6 +1,6 @@
-//! Sessions between two uses. A new session has to plan each statement with empty caches, of which the mover's
-//! questions to the catalogs need many: of the move of a small shard that was two fifths. So a session that has done its
-//! work well is kept for the next shard.
+//! Sessions between two uses. A new session has to plan each statement with empty caches, and the mover's questions to
+//! the catalogs need many: of the move of a small shard that was two fifths. So a session that has done its work well
+//! is kept for the next shard.
 //!
 //! Invariant: what is kept is in no transaction, holds no lock, and has the mover's settings and nothing else. Whoever
 //! is not sure of that drops the session, which ends it.
