@@ -1,6 +1,6 @@
 //! What no pause can be shorter than on these servers: its round trips and flushes, by hand, with hardly any work in
-//! them. Swap, marker and decision are a commit at the source each, the last changes and the open one at the target;
-//! the barrier is a question at the source, and the open another at the target.
+//! them. The swap is a commit at the source that is not waited for; marker and decision are two that are, as are the
+//! last changes and the open at the target, before which the open is prepared by a question.
 
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,7 @@ pub(crate) struct Floor {
 struct Host {
     client: Client,
     commits: Statement,
+    commits_later: Statement,
     asks: Statement,
 }
 
@@ -37,12 +38,18 @@ impl Host {
         let sql = "CREATE TABLE public.floor (n bigint NOT NULL); INSERT INTO public.floor VALUES (0)";
         client.batch_execute(sql).await.expect("a table");
         let commits = client.prepare("UPDATE public.floor SET n = n + 1").await.expect("a statement");
+        let later = "UPDATE public.floor SET n = n + 1 RETURNING set_config('synchronous_commit', 'off', true)";
+        let commits_later = client.prepare(later).await.expect("a statement");
         let asks = client.prepare("SELECT n FROM public.floor").await.expect("a statement");
-        Host { client, commits, asks }
+        Host { client, commits, commits_later, asks }
     }
 
     async fn commit(&self) {
         self.client.execute(&self.commits, &[]).await.expect("a commit");
+    }
+
+    async fn commit_later(&self) {
+        self.client.query_one(&self.commits_later, &[]).await.expect("a commit");
     }
 
     async fn ask(&self) {
@@ -58,8 +65,7 @@ impl Floor {
             let mut chains = Vec::new();
             while tokio::time::timeout(REST, stopped.wait_for(|stop| *stop)).await.is_err() {
                 let began = Instant::now();
-                source.commit().await;
-                source.ask().await;
+                source.commit_later().await;
                 source.commit().await;
                 target.commit().await;
                 target.ask().await;

@@ -204,7 +204,7 @@ on_mixed_versions! {
         world.write("pgshard.toml", &text.replace("[hosts.db2]", "[hosts.db2]\nweight = 3"));
         let writers = Writers::start(&world, 2).await;
         // While rows are copied and the slot exists; behind the fence; with one shard of the group open at its target.
-        for point in ["after chunks=kill", "after barrier=kill", "after decide=kill"] {
+        for point in ["after chunks=kill", "after swap=kill", "after decide=kill"] {
             let args = ["rebalance", "--by", "count", "--yes", "--group-size", "2"];
             world.run_until(&args, point).await.ended(-9);
         }

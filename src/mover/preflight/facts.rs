@@ -302,18 +302,25 @@ pub(crate) async fn given_away(
 ///
 /// Locks: as [`locks`].
 pub(crate) async fn may_be_locked(session: &Session, schema: u32) -> Result<bool, Error> {
+    let sql = format!("SELECT {}", may_be_locked_sql("$1"));
+    let rows = session.typed_rows("looking for locks", &sql, &[(&schema, Type::OID)]).await?;
+    rows.first().map_or(Ok(true), |row| row.get(0))
+}
+
+/// The same as a condition in SQL, of an expression for the schema's OID.
+pub(crate) fn may_be_locked_sql(schema: &str) -> String {
     // As in the barrier, each lock's relation is looked up by its OID. What depends on the schema would not be all of
     // its relations: of a composite type only the type does.
-    let sql = "SELECT EXISTS (
+    format!(
+        "EXISTS (
             SELECT FROM pg_catalog.pg_lock_status() l
             WHERE l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid() AND (
                 l.locktype = 'relation' AND l.mode NOT IN ('AccessShareLock', 'SIReadLock') AND (
                     SELECT c.relnamespace FROM pg_catalog.pg_class c
-                    WHERE c.oid = l.relation AND c.relkind NOT IN ('i', 'I')) = $1
+                    WHERE c.oid = l.relation AND c.relkind NOT IN ('i', 'I')) = {schema}
                 OR l.locktype = 'object' AND l.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
-                    AND l.objid = $1))";
-    let rows = session.typed_rows("looking for locks", sql, &[(&schema, Type::OID)]).await?;
-    rows.first().map_or(Ok(true), |row| row.get(0))
+                    AND l.objid = {schema}))"
+    )
 }
 
 /// Who would make the barrier wait, for a schema given by its OID.

@@ -21,7 +21,7 @@ pub struct Failpoint {
 }
 
 /// Every failpoint, in the order of a move: before and after each statement that changes anything.
-pub const FAILPOINTS: [&str; 54] = [
+pub const FAILPOINTS: [&str; 53] = [
     "before claim",
     "after claim",
     "after incoming",
@@ -54,7 +54,6 @@ pub const FAILPOINTS: [&str; 54] = [
     "after preset",
     "before swap",
     "after swap",
-    "after barrier",
     "after marker",
     "after rows",
     "after indexes",

@@ -116,10 +116,10 @@ impl<'d> CutOver<'d> {
         let (shard, attempt) = (self.work.hold.shard, swapped.attempt);
         let limit = self.work.options.drain_deadline + self.work.options.barrier_budget;
         let behind = async {
-            if let Some(short) = self.carry(&permit, &swapped, known, presets).await? {
+            if let Some(short) = self.carry(&permit, swapped, known, presets).await? {
                 return Ok(Some(short));
             }
-            let behind = self.behind_fence(&permit, &swapped, token, &known.digest, presets);
+            let behind = self.behind_fence(&permit, swapped, token, &known.digest, presets);
             tokio::time::timeout(limit, behind).await.ok().transpose()
         };
         let outcome = tokio::select! {
@@ -166,7 +166,7 @@ impl<'d> CutOver<'d> {
     async fn carry(
         &self,
         permit: &Permit<'_>,
-        swapped: &Swapped,
+        swapped: Swapped,
         known: &Known,
         presets: &Presets,
     ) -> Result<Option<Behind>, Error> {
@@ -187,32 +187,25 @@ impl<'d> CutOver<'d> {
         tokio::time::timeout(limit, carried).await.unwrap_or(Err(Error::PauseTooLong { shard, limit })).map(|()| None)
     }
 
-    /// Runs the barrier, the marker, the changes up to the marker, and the open without its commit. At the same time it
-    /// examines what may not have changed.
+    /// Runs the barrier, the marker, the changes up to the marker, and the open without its commit. Beside the last two
+    /// it examines what may not have changed.
     async fn behind_fence(
         &self,
         permit: &Permit<'_>,
-        swapped: &Swapped,
+        swapped: Swapped,
         token: Uuid,
         digest: &CatalogDigest,
         presets: &Presets,
     ) -> Result<Behind, Error> {
-        let Swapped { attempt, left } = *swapped;
-        let shard = self.work.hold.shard;
+        let (shard, attempt) = (self.work.hold.shard, swapped.attempt);
         let follower = self.online.follower;
         let marked = async {
-            let began = Instant::now();
-            let locks = self.work.barrier(permit.gate(), left).await?;
+            let locks = self.work.mark_when_free(permit.gate(), swapped).await?;
             if !locks.is_empty() {
                 return Err(Halt::Blocked(locks));
             }
-            self.work.at("after barrier")?;
-            let began = self.work.timings.since("barrier", began);
-            let mark = async {
-                self.work.mark(permit.gate(), attempt).await?;
-                Ok::<_, Error>(self.work.timings.since("marker", began))
-            };
-            Ok(tokio::try_join!(mark, self.work.unchanged(left, digest, self.built, presets))?)
+            // Not before: whoever held a lock until now could still alter the shard.
+            Ok((Instant::now(), self.work.unchanged(swapped.left, digest, self.built, presets).await?))
         };
         // The follower is told before the marker is sent. The transaction of the open was begun when its tables were
         // locked.

@@ -25,7 +25,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::throttle::Throttle;
-use crate::mover::step::{Blueprint, ShardMove};
+use crate::mover::step::{Blueprint, ShardMove, Swapped};
 use crate::pg::quote_literal;
 use crate::schema::catalog::{Namespace, preamble};
 use crate::schema::fingerprint::fingerprint;
@@ -47,20 +47,16 @@ pub(crate) enum Outcome {
 
 impl ShardMove<'_> {
     pub(crate) async fn copy(&self, entry: &Entry, attempt: i32, built: Option<&Blueprint>) -> Result<Outcome, Error> {
-        let began = Instant::now();
         let left_name = self.names.left(self.epoch);
         let left = facts::schema_oid(&self.source, &left_name).await?.ok_or_else(|| Error::Stuck {
             shard: self.hold.shard,
             observed: format!("host {} has no schema {left_name} although the shard is fenced", self.source.host),
         })?;
-        let locks = self.barrier(&self.source, left).await?;
+        let locks = self.mark_when_free(&self.source, Swapped { attempt, left }).await?;
         if !locks.is_empty() {
             return Ok(Outcome::Blocked(locks));
         }
-        self.at("after barrier")?;
-        let began = self.timings.since("barrier", began);
-        self.mark(&self.source, attempt).await?;
-        let began = self.timings.since("marker", began);
+        let began = Instant::now();
         let creation = match self.unaltered(entry, left, built).await? {
             Ok(creation) => creation,
             Err(what) => return Ok(Outcome::Altered(what)),

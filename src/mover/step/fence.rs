@@ -2,7 +2,8 @@
 //!
 //! Before: prepared, and the source serves. After the swap: no new statement reaches the shard's tables by name. After
 //! the barrier: no old one does either. After the marker: all of this is durable. If the mover dies in between, whoever
-//! comes first after the deadline swaps back, unless a resume goes on before it.
+//! comes first after the deadline swaps back, unless a resume goes on before it. A source that crashes before the
+//! marker may have lost the swap, and serves the shard again: nothing was decided, or copied for good, without a marker.
 
 use std::time::Instant;
 
@@ -25,6 +26,7 @@ use crate::schema::lock;
 pub(crate) const HELD: &str = "a migration, or another transaction, holds the shard";
 
 /// The result of a swap.
+#[derive(Clone, Copy)]
 pub(crate) struct Swapped {
     /// The attempt's number.
     pub(crate) attempt: i32,
@@ -35,6 +37,8 @@ pub(crate) struct Swapped {
 impl ShardMove<'_> {
     /// The swap, for an open with this token. The pause starts while this waits for its answer. `None` if a migration,
     /// or another transaction, holds the shard: then nothing is fenced.
+    ///
+    /// Its commit does not wait for the disk, nor for standbys: that of the marker, which is after it in the log, does.
     ///
     /// Locks: as pgshard.fence says, none on any table of the shard. Also the lock of the shard's migrations, for which
     /// it does not wait, and which it does without if a role has it that may do nothing here. All for this one
@@ -69,7 +73,7 @@ impl ShardMove<'_> {
         // The fence needs a row of `free`, so without one nothing is fenced.
         let sql = format!(
             "WITH free AS MATERIALIZED (SELECT $1::integer AS shard WHERE {condition})
-            SELECT fence.attempt, fence.left_oid
+            SELECT fence.attempt, fence.left_oid, pg_catalog.set_config('synchronous_commit', 'off', true)
             FROM free CROSS JOIN LATERAL pgshard.fence(free.shard, $2, $3, $4, $5) AS fence"
         );
         let (shard, deadline) = (self.hold.shard.as_i32(), self.options.leases.fence_ms());
@@ -102,10 +106,43 @@ impl ShardMove<'_> {
         }
     }
 
+    /// The barrier and the marker, in one round trip if nobody holds a lock. Gives those who still held locks when the
+    /// barrier's budget ran out: then there is no marker.
+    ///
+    /// Locks: as [`barrier`](ShardMove::barrier) and [`mark`](ShardMove::mark).
+    pub(crate) async fn mark_when_free(
+        &self,
+        source: &Session,
+        Swapped { attempt, left }: Swapped,
+    ) -> Result<Vec<Lock>, Error> {
+        let began = Instant::now();
+        // Whether anybody holds a lock is asked first, since the marker needs the row that this gives.
+        let sql = format!(
+            "WITH free AS MATERIALIZED (SELECT WHERE NOT {held}) SELECT pgshard.mark($1, $2, $3, $4) FROM free",
+            held = facts::may_be_locked_sql("$5"),
+        );
+        let shard = self.hold.shard.as_i32();
+        let [id, move_id, attempted, lease] = self.attempt(&shard, &attempt);
+        let params = [id, move_id, attempted, lease, (&left as &(dyn ToSql + Sync), Type::OID)];
+        let marked = source.typed_rows("writing the marker", &sql, &params).await?;
+        if !marked.is_empty() {
+            self.timings.since("marker", began);
+            self.at("after marker")?;
+            return Ok(Vec::new());
+        }
+        let locks = self.barrier(source, left).await?;
+        if locks.is_empty() {
+            let began = self.timings.since("barrier", began);
+            self.mark(source, attempt).await?;
+            self.timings.since("marker", began);
+        }
+        Ok(locks)
+    }
+
     /// The marker.
     ///
     /// Locks: as pgshard.mark says: the shard's row, for one transaction.
-    pub(crate) async fn mark(&self, source: &Session, attempt: i32) -> Result<(), Error> {
+    async fn mark(&self, source: &Session, attempt: i32) -> Result<(), Error> {
         let sql = "SELECT pgshard.mark($1, $2, $3, $4)";
         let shard = self.hold.shard.as_i32();
         source.typed_rows("writing the marker", sql, &self.attempt(&shard, &attempt)).await?;

@@ -170,8 +170,7 @@ impl ShardMove<'_> {
     /// Whether the shard is still what the target was built from; if not, what was altered. Also gives the sequences
     /// whose values are not within their presets, which [`set_anew`](ShardMove::set_anew) corrects. Nobody takes values
     /// any longer, except transactions older than the swap that have not touched the sequences before. It runs behind
-    /// the fence, after the barrier, at the same time as the marker and the last changes. The publication must be
-    /// whole, too.
+    /// the fence, after the marker, at the same time as the last changes. The publication must be whole, too.
     ///
     /// Locks: ACCESS SHARE on catalogs and on the shard's sequences, for one statement each.
     pub(crate) async fn unchanged(
