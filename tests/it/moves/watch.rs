@@ -71,6 +71,10 @@ on_each_version! {
         until(&db1, "SELECT wanted = 'pause' FROM pgshard.move LIMIT 1").await;
         tokio::time::sleep(Duration::from_millis(700)).await; // A beat.
         until(&db1, still).await;
+        // What the source has sent is kept once the target has taken all of it.
+        let kept = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity
+            WHERE application_name LIKE 'pgshard%' AND xact_start IS NOT NULL AND pid <> pg_backend_pid())";
+        until(&db2, kept).await;
         let copied = "SELECT count(snapshot) FROM pgshard.chunk";
         let before: i64 = db2.query_one(copied, &[]).await.unwrap().get(0);
         tokio::time::sleep(Duration::from_millis(500)).await; // In which four more would have begun.
