@@ -3,7 +3,7 @@
 //! Before: prepared, and the source serves. After the swap: no new statement reaches the shard's tables by name. After
 //! the barrier: no old one does either. After the marker: all of this is durable. If the mover dies in between, whoever
 //! comes first after the deadline swaps back, unless a resume goes on before it. A source that crashes before the
-//! marker may have lost the swap, and serves the shard again: nothing was decided, or copied for good, without a marker.
+//! marker may have lost the swap, and serves the shard again: without a marker nothing is decided, or copied for good.
 
 use std::time::Instant;
 

@@ -165,6 +165,42 @@ on_each_version! {
         }
     }
 
+    /// The source crashes right after a swap, whose commit does not wait for the disk. Where it is lost, the source
+    /// serves again, and what is written then goes along when the move is resumed.
+    async fn a_swap_that_is_lost(version) {
+        let world = world(version, "").await;
+        for host in 0..2 {
+            let db = world.servers.superuser(host).await;
+            db.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
+            db.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+        }
+        let mut lost = 0;
+        for mode in ["online", "blocking", "online", "blocking"] {
+            let from = world.host_of(0);
+            let insert = "INSERT INTO shard_0000.users (name) SELECT 'late' FROM generate_series(1, 100)";
+            world.servers.app(from).await.batch_execute(insert).await.unwrap();
+            let mut before = rows(&world, from, "users").await;
+            let args = ["move", "0", "--to", &format!("db{}", 2 - from), "--mode", mode, "--yes"];
+            let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after swap=stop")]).spawn().unwrap();
+            let pid = stopped(&child).await;
+            tokio::task::block_in_place(|| world.servers.server(from).restart(StopMode::Immediate)).unwrap();
+            if world.state(from, 0).await == "serving" {
+                lost += 1;
+                world.servers.app(from).await.batch_execute(insert).await.unwrap();
+                before = rows(&world, from, "users").await;
+            }
+            go_on(pid);
+            let ran = crate::support::never_stopped(child).await;
+            if ran.code() != 0 {
+                world.run(&["moves", "resume", &ran.id()]).await.ended(0);
+            }
+            assert_eq!(rows(&world, 1 - from, "users").await, before, "{mode}");
+            world.audit_places().await;
+        }
+        // Whatever else is committed may take a swap along to the disk.
+        assert!(lost > 0, "a swap is lost");
+    }
+
     /// Row level security moves with its table, and on neither host does it show a tenant more than it should. If it is
     /// forced, it would hide rows from the mover's role, unless that may bypass it.
     async fn hole_06_row_level_security(version) {
