@@ -419,6 +419,10 @@ impl Director {
             if attempt > 0 {
                 tokio::time::sleep(Duration::from_millis(300)).await;
             }
+            // A mover that ended before it was told to go on leaves that to whoever resumes the move.
+            if matches!(fate, "hold" | "pause") {
+                self.all_open("continue").await;
+            }
             for (id, phase) in open {
                 let abort = match (attempt, fate) {
                     (0, _) => aborts,
