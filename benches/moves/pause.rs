@@ -19,7 +19,8 @@ const SHARDS: u16 = 4 * MOVING;
 /// Between two waves nothing moves: what calls take then, those during the waves are compared with.
 const REST: Duration = Duration::from_millis(1500);
 
-/// What the pause is made of, in order. `check` goes on beside `marker`, `drain` and `open`.
+/// What the pause is made of, in order. `check` goes on beside `drain` and `open`; `barrier` is apart from `marker`
+/// only where somebody held a lock.
 const PHASES: [&str; 9] = ["swap", "barrier", "marker", "drain", "check", "open", "decide", "commit", "pause"];
 
 const BOUNDS: [f64; 9] = [5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0];

@@ -97,9 +97,11 @@ fn two_routers() {
     }
 }
 
+/// With two fences a swap that the source's crash has lost is made again, under the same number.
 #[test]
 fn hosts_that_crash() {
     for mode in [Mode::Blocking, Mode::Online] {
+        keeps_its_rules(Bounds { faults: Faults { source_crashes: 1, ..NONE }, ..bounds(mode) });
         for (source_crashes, target_crashes) in [(1, 0), (0, 1)] {
             let faults = Faults { source_crashes, target_crashes, ..NONE };
             keeps_its_rules(Bounds { direct: true, fences: 1, faults, ..bounds(mode) });

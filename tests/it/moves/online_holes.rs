@@ -6,7 +6,7 @@ use std::time::Duration;
 use pgshard::dev::StopMode;
 use tokio::process::Child;
 
-use crate::support::{Ran, World, go_on, lines, other, stopped};
+use crate::support::{Ran, World, go_on, lines, never_stopped, other, stopped};
 
 /// A move of shard 0 to db2 that stops itself at a place.
 async fn begin(world: &World, place: &str) -> (Child, rustix::process::Pid) {
@@ -41,6 +41,22 @@ async fn meanwhile(world: &World, places: &[&str], sql: impl Fn(usize) -> String
             drop(child);
             world.run(&["moves", "abort", id.trim()]).await.ended(0);
         }
+    }
+}
+
+/// What a host commits is on its disk only after some time, unless the commit waits for that.
+async fn flush_late(world: &World, host: usize) {
+    let db = world.servers.superuser(host).await;
+    db.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
+    db.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+}
+
+/// Lets a mover that has stopped itself go on; if its move has not ended then, it is resumed.
+async fn to_the_end(world: &World, child: Child, pid: rustix::process::Pid) {
+    go_on(pid);
+    let ran = never_stopped(child).await;
+    if ran.code() != 0 {
+        world.run(&["moves", "resume", &ran.id()]).await.ended(0);
     }
 }
 
@@ -101,7 +117,7 @@ on_each_version! {
             let pid = stopped(&child).await;
             db1.batch_execute(made).await.unwrap();
             go_on(pid);
-            let ran = crate::support::never_stopped(child).await;
+            let ran = never_stopped(child).await;
             ran.ended(7);
             assert!(ran.stderr.contains("outside."), "{made}: {}", ran.stderr);
             assert_eq!(world.state(0, 0).await, "serving", "{made}");
@@ -124,7 +140,7 @@ on_each_version! {
         go_on(pid);
         tokio::time::sleep(Duration::from_millis(300)).await;
         writer.batch_execute("COMMIT").await.unwrap();
-        let ran = crate::support::never_stopped(child).await;
+        let ran = never_stopped(child).await;
         assert!([0, 5, 7].contains(&ran.code()), "{}\n{}", ran.stdout, ran.stderr);
         if ran.code() != 0 {
             assert_eq!(world.state(0, 0).await, "serving");
@@ -141,8 +157,7 @@ on_each_version! {
         let world = world(version, "").await;
         world.servers.superuser(1).await
             .batch_execute("ALTER ROLE app SET synchronous_commit = off").await.unwrap();
-        world.servers.superuser(1).await.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
-        world.servers.superuser(1).await.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+        flush_late(&world, 1).await;
         for (place, to, from) in [("before ready", "db2", 0), ("after ready", "db2", 0)] {
             if world.host_of(0) != from {
                 world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0);
@@ -155,11 +170,7 @@ on_each_version! {
             let child = world.command(&args, &[("PGSHARD_FAILPOINT", &stop)]).spawn().unwrap();
             let pid = stopped(&child).await;
             tokio::task::block_in_place(|| world.servers.server(1 - from).restart(StopMode::Immediate)).unwrap();
-            go_on(pid);
-            let ran = crate::support::never_stopped(child).await;
-            if ran.code() != 0 {
-                world.run(&["moves", "resume", &ran.id()]).await.ended(0);
-            }
+            to_the_end(&world, child, pid).await;
             assert_eq!(rows(&world, 1 - from, "users").await, before, "{place}");
             world.audit_places().await;
         }
@@ -170,9 +181,7 @@ on_each_version! {
     async fn a_swap_that_is_lost(version) {
         let world = world(version, "").await;
         for host in 0..2 {
-            let db = world.servers.superuser(host).await;
-            db.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
-            db.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+            flush_late(&world, host).await;
         }
         let mut lost = 0;
         for mode in ["online", "blocking", "online", "blocking"] {
@@ -189,11 +198,7 @@ on_each_version! {
                 world.servers.app(from).await.batch_execute(insert).await.unwrap();
                 before = rows(&world, from, "users").await;
             }
-            go_on(pid);
-            let ran = crate::support::never_stopped(child).await;
-            if ran.code() != 0 {
-                world.run(&["moves", "resume", &ran.id()]).await.ended(0);
-            }
+            to_the_end(&world, child, pid).await;
             assert_eq!(rows(&world, 1 - from, "users").await, before, "{mode}");
             world.audit_places().await;
         }
@@ -358,7 +363,7 @@ on_each_version! {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         writer.batch_execute("COMMIT").await.unwrap();
-        crate::support::never_stopped(child).await.ended(0);
+        never_stopped(child).await.ended(0);
         assert!(rows(&world, 1, "log").await.contains("(501,late)"));
         pretty_equal(&world, "log").await;
     }
@@ -383,7 +388,7 @@ async fn hole_03_a_mover_that_slept_after_the_drain() {
     world.run_with(&["moves", "resume", id.trim()], &[lease]).await.ended(0);
     let before = world.all_about(0).await;
     go_on(pid);
-    let woken = crate::support::never_stopped(child).await;
+    let woken = never_stopped(child).await;
     assert!([0, 7].contains(&woken.code()), "{}\n{}", woken.stdout, woken.stderr);
     assert_eq!(world.all_about(0).await, before, "the one that slept changed something");
     assert!(rows(&world, 1, "users").await.contains("between"));
