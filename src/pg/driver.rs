@@ -1,11 +1,15 @@
 //! From a socket to a session, and the task that drives it.
 
-use std::future::poll_fn;
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
-use tokio::sync::Notify;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Notify, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::config::{SslMode as DriverMode, SslNegotiation};
+use tokio_postgres::tls::TlsStream;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -88,44 +92,78 @@ impl ConnectOptions {
     }
 }
 
-fn drive<S, T>(to: String, mut connection: tokio_postgres::Connection<S, T>, duties: Duties) -> Driver
+fn drive<S, T>(to: String, connection: tokio_postgres::Connection<S, T>, duties: Duties) -> Driver
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-    T: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    T: TlsStream + Unpin + Send + 'static,
 {
-    let Duties { heard, watch } = duties;
-    Driver(tokio::spawn(async move {
-        let given_up = async {
-            match watch {
-                Some(watch) => watch.given_up().await,
-                None => std::future::pending().await,
-            }
-        };
-        let driven = async {
-            while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
-                match (message, &heard) {
-                    (Ok(AsyncMessage::Notification(_)), Some(heard)) => heard.notify_one(),
-                    (Ok(AsyncMessage::Notice(notice)), _) => {
-                        tracing::debug!(notice = notice.message(), "the server says");
-                    }
-                    (Ok(_), _) => {}
-                    (Err(error), _) => {
-                        tell(&to, &error);
-                        break;
-                    }
+    let (ends, ended) = oneshot::channel::<Infallible>();
+    let watched = duties.watch.map(|watch| (watch, to.clone()));
+    let driven = tokio::spawn(Driven { connection, heard: Heard(duties.heard), to, _ends: ends });
+    if let Some((watch, to)) = watched {
+        let driven = driven.abort_handle();
+        // A task of its own, since the driver is woken for each message and the watch once in some seconds.
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = ended => {}
+                why = watch.given_up() => {
+                    tracing::warn!(%to, "the connection is dead and is closed: {why}");
+                    driven.abort();
                 }
             }
-        };
-        tokio::select! {
-            () = driven => {}
-            why = given_up => tracing::warn!(%to, "the connection is dead and is closed: {why}"),
+        });
+    }
+    Driver(driven)
+}
+
+/// Drives a socket until its end. The connection is dropped before `heard`, so that a task that wakes finds the client
+/// closed.
+struct Driven<S, T> {
+    connection: tokio_postgres::Connection<S, T>,
+    heard: Heard,
+    to: String,
+    /// Nothing is ever sent: the watch ends when this is dropped.
+    _ends: oneshot::Sender<Infallible>,
+}
+
+impl<S, T> Future for Driven<S, T>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: TlsStream + Unpin,
+{
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        while let Some(message) = ready!(self.connection.poll_message(context)) {
+            match message {
+                Ok(AsyncMessage::Notification(_)) => self.heard.tell(),
+                Ok(AsyncMessage::Notice(notice)) => tracing::debug!(notice = notice.message(), "the server says"),
+                Ok(_) => {}
+                Err(error) => {
+                    tell(&self.to, &error);
+                    break;
+                }
+            }
         }
-        // This comes before the wake-up, so that a task that wakes finds the client closed.
-        drop(connection);
-        if let Some(heard) = heard {
+        Poll::Ready(())
+    }
+}
+
+/// Whom the driver wakes, also by its own end.
+struct Heard(Option<Arc<Notify>>);
+
+impl Heard {
+    fn tell(&self) {
+        if let Some(heard) = &self.0 {
             heard.notify_one();
         }
-    }))
+    }
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        self.tell();
+    }
 }
 
 /// A caller that waits for an answer gets an error too, but not the reason. That connections end is nothing unusual;

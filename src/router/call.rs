@@ -2,12 +2,14 @@
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
 use super::error::Error;
 use super::handle::Shard;
+use super::host::Host;
 use super::outcome::Outcome;
 
 /// Makes the span of a call. The empty fields are filled when the call ends. The names with dots are OpenTelemetry's
@@ -37,6 +39,8 @@ pub(super) struct Call<'r> {
     /// Whether what was sent may take effect on the server.
     sent: AtomicBool,
     tries: AtomicU32,
+    /// The host that gave the answer. Where it is not known, the call counts for the host that serves the shard.
+    answered_by: OnceLock<Arc<Host>>,
     ended: bool,
 }
 
@@ -67,22 +71,27 @@ impl<'r> Call<'r> {
             span,
             sent: AtomicBool::new(false),
             tries: AtomicU32::new(0),
+            answered_by: OnceLock::new(),
             ended: false,
         }
     }
 
-    /// Runs a call to its end, or to its time limit. The work is boxed because it is large: without the box, every
-    /// future that awaits the call would contain it.
+    /// Runs a call to its end, or to its time limit. The work is pinned by the caller: each future that it is handed to
+    /// as a value would contain it once more.
     pub(super) async fn limited<T, E: From<Error>>(
         &self,
-        work: Pin<Box<impl Future<Output = Result<T, E>>>>,
+        work: Pin<&mut impl Future<Output = Result<T, E>>>,
     ) -> Result<T, E> {
-        let work = work.instrument(self.span.clone());
-        let Some(limit) = self.shard.limit() else { return work.await };
-        match tokio::time::timeout(limit, work).await {
+        let Some(limit) = self.shard.limit() else { return self.spanned(work).await };
+        match tokio::time::timeout(limit, self.spanned(work)).await {
             Ok(answer) => answer,
             Err(_) => Err(E::from(self.shard.timed_out(limit, self.sent.load(Ordering::Relaxed)))),
         }
+    }
+
+    /// Without a span there is nothing to enter and to leave.
+    async fn spanned<T>(&self, work: Pin<&mut impl Future<Output = T>>) -> T {
+        if self.span.is_disabled() { work.await } else { work.instrument(self.span.clone()).await }
     }
 
     /// Records how the call ended; `fault` says what an error means.
@@ -90,9 +99,17 @@ impl<'r> Call<'r> {
         self.end(result.as_ref().err().map(fault));
     }
 
-    /// Counts another try.
-    pub(super) fn tries(&self) {
-        self.tries.fetch_add(1, Ordering::Relaxed);
+    /// Counts another try, and says when it began.
+    pub(super) fn tries(&self) -> Instant {
+        match self.tries.fetch_add(1, Ordering::Relaxed) {
+            0 => self.began,
+            _ => Instant::now(),
+        }
+    }
+
+    /// Notes who gave the answer.
+    pub(super) fn answered_by(&self, host: Arc<Host>) {
+        let _ = self.answered_by.set(host);
     }
 
     /// Says whether what is on its way may take effect. The error of a call that reaches its limit tells the caller.
@@ -103,7 +120,14 @@ impl<'r> Call<'r> {
     fn end(&mut self, fault: Option<Fault>) {
         self.ended = true;
         let outcome = fault.map_or(Outcome::Ok, |fault| fault.outcome);
-        let host = self.shard.router().count(self.shard.id(), self.began.elapsed(), outcome);
+        let took = self.began.elapsed();
+        let host = match self.answered_by.get() {
+            Some(host) => {
+                host.metrics.request(&host.name, took, outcome);
+                if self.span.is_disabled() { None } else { Some(host.name.clone()) }
+            }
+            None => self.shard.router().count(self.shard.id(), took, outcome),
+        };
         if self.span.is_disabled() {
             return;
         }

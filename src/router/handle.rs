@@ -1,12 +1,13 @@
 //! A shard, as an application sees it: the methods that run SQL there.
 
+use std::pin::pin;
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Router;
+use super::answer::Answer;
 use super::call::{Call, Fault, call_span};
 use super::error::Error;
 use super::from_row::FromRow;
@@ -14,7 +15,7 @@ use super::queries::query_methods;
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
 use super::running::Transaction;
-use super::session::{Answer, Prepare};
+use super::session::Prepare;
 use super::sql::{Rendered, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;
@@ -241,7 +242,7 @@ impl<'r> Shard<'r> {
     async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
         self.checked()?;
         let call = Call::new(self, call_span!("pgshard.statement", self.id));
-        let result = call.limited(Box::pin(self.run_to_end(sql, params, &call))).await;
+        let result = call.limited(pin!(self.run_to_end(sql, params, &call))).await;
         call.ended(&result, Fault::of);
         result
     }
@@ -272,13 +273,16 @@ impl<'r> Shard<'r> {
         let mut prepare = Prepare::Once;
         let mut reconnected = false;
         loop {
-            call.tries();
+            // Before the wait for a connection: a move that ended meanwhile counts too, and costs a try at most.
+            let began = call.tries();
             let place = inner.place(shard)?;
             let mut lease = place.lease(shard).await?;
-            let began = Instant::now();
             call.may_take_effect(!only_reads);
             let failed = match lease.run(rendered, params, prepare).await {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    call.answered_by(place.host);
+                    return Ok(answer);
+                }
                 Err(failed) => failed,
             };
             // What failed is undone, unless it can commit before its end.

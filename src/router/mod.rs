@@ -17,6 +17,7 @@
 //! Invariant: the router never decides who serves a shard. It believes a host only about itself, and the signpost on a
 //! host that no longer serves the shard refuses whatever a router sends there by mistake.
 
+mod answer;
 mod bound;
 mod call;
 mod circuit;

@@ -2,6 +2,7 @@
 
 use tokio_postgres::Row;
 
+use super::answer::FirstRow;
 use super::error::{Error, Expected};
 use crate::shard::ShardId;
 
@@ -99,18 +100,16 @@ macro_rules! query_methods {
 }
 pub(super) use query_methods;
 
-pub(super) fn one(shard: ShardId, mut rows: Vec<Row>) -> Result<Row, Error> {
-    match rows.pop() {
-        Some(row) if rows.is_empty() => Ok(row),
-        row => Err(Error::RowCount { shard, expected: Expected::One, got: rows.len() + usize::from(row.is_some()) }),
+pub(super) fn one(shard: ShardId, first: FirstRow) -> Result<Row, Error> {
+    match first {
+        FirstRow { row: Some(row), count: 1 } => Ok(row),
+        FirstRow { count, .. } => Err(Error::RowCount { shard, expected: Expected::One, got: count }),
     }
 }
 
-pub(super) fn at_most_one(shard: ShardId, mut rows: Vec<Row>) -> Result<Option<Row>, Error> {
-    match rows.pop() {
-        Some(_) if !rows.is_empty() => {
-            Err(Error::RowCount { shard, expected: Expected::AtMostOne, got: rows.len() + 1 })
-        }
-        row => Ok(row),
+pub(super) fn at_most_one(shard: ShardId, first: FirstRow) -> Result<Option<Row>, Error> {
+    match first {
+        FirstRow { row, count: 0 | 1 } => Ok(row),
+        FirstRow { count, .. } => Err(Error::RowCount { shard, expected: Expected::AtMostOne, got: count }),
     }
 }

@@ -12,6 +12,7 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
 
+use super::answer::Answer;
 use super::call::{Call, Fault, call_span};
 use super::error::Error;
 use super::from_row::FromRow;
@@ -159,20 +160,20 @@ impl Reads<'_> {
         self.shard.strange_row(source)
     }
 
-    async fn run(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
+    async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
         self.shard.checked()?;
         let call = Call::new(self.shard, call_span!("pgshard.statement", self.shard.id()));
-        let result = call.limited(Box::pin(self.run_to_end(sql, params, &call))).await;
+        let result = call.limited(Box::pin(self.run_to_end(sql, params, &call)).as_mut()).await;
         call.ended(&result, Fault::of);
         result
     }
 
-    async fn run_to_end(
+    async fn run_to_end<A: Answer>(
         self,
         sql: SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
         call: &Call<'_>,
-    ) -> Result<Vec<Row>, Error> {
+    ) -> Result<A, Error> {
         let (inner, shard) = (self.shard.router().inner(), self.shard.id());
         let sql = inner.sql.read(sql).with_word();
         if !sql.may_only_read() {
@@ -194,21 +195,21 @@ impl Reads<'_> {
                 Err(why) => Err(why),
             };
             place.host.metrics.read(&place.host.name, answer.as_ref().err().copied());
-            if let Ok(rows) = answer {
-                return Ok(rows);
+            if let Ok(answer) = answer {
+                return Ok(answer);
             }
         }
         self.shard.run_to_end(SqlText::Read(&sql), params, call).await
     }
 
     /// Runs the statement on a standby, or says why the primary must be asked.
-    async fn at(
+    async fn at<A: Answer>(
         self,
         place: &Place,
         standby: &Arc<Standby>,
         sql: &Sql,
         params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Result<Vec<Row>, Why>, Error> {
+    ) -> Result<Result<A, Why>, Error> {
         let shard = self.shard.id();
         let mut lease = match standby.host.lease(shard).await {
             Ok(lease) => lease,
@@ -224,7 +225,7 @@ impl Reads<'_> {
         }
         let rendered = Rendered::new(sql, self.shard.router().prefix(), self.shard.id());
         let failed = match lease.run(rendered, params, Prepare::Once).await {
-            Ok(rows) => return Ok(Ok(rows)),
+            Ok(answer) => return Ok(Ok(answer)),
             Err(failed) => failed,
         };
         if failed.lost(&lease.session().connection) {

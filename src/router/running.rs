@@ -9,6 +9,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Router;
+use super::answer::Answer;
 use super::call::Fault;
 use super::error::Error;
 use super::from_row::FromRow;
@@ -17,7 +18,7 @@ use super::outcome::Outcome;
 use super::queries::query_methods;
 use super::routing::Place;
 use super::savepoint::{self, Savepoint};
-use super::session::{Answer, End, Failed, Lease, Prepare};
+use super::session::{End, Failed, Lease, Prepare};
 use super::sql::{Rendered, Sql, SqlText};
 use super::stale::MoveSignal;
 use super::statement_class::StatementClass;

@@ -11,8 +11,9 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type, WrongType};
-use tokio_postgres::{Client, Row, Statement};
+use tokio_postgres::{Client, Statement};
 
+use super::answer::Answer;
 use super::circuit::Circuit;
 use super::ending::{self, Ends};
 use super::options::Recycle;
@@ -159,58 +160,6 @@ pub(super) fn is_unexpected(error: &tokio_postgres::Error) -> bool {
     error.as_db_error().is_none() && !error.is_closed() && std::error::Error::source(error).is_none()
 }
 
-/// What a statement gives back: rows, or the number of them.
-pub(super) trait Answer: Sized + Send {
-    fn ask(
-        client: &Client,
-        statement: &Statement,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> impl Future<Output = Result<Self, tokio_postgres::Error>> + Send;
-
-    /// The same in one round trip, without a name on the server.
-    fn ask_typed(
-        client: &Client,
-        sql: &str,
-        params: Vec<(&(dyn ToSql + Sync), Type)>,
-    ) -> impl Future<Output = Result<Self, tokio_postgres::Error>> + Send;
-}
-
-impl Answer for Vec<Row> {
-    async fn ask(
-        client: &Client,
-        statement: &Statement,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, tokio_postgres::Error> {
-        client.query(statement, params).await
-    }
-
-    async fn ask_typed(
-        client: &Client,
-        sql: &str,
-        params: Vec<(&(dyn ToSql + Sync), Type)>,
-    ) -> Result<Vec<Row>, tokio_postgres::Error> {
-        client.query_typed(sql, &params).await
-    }
-}
-
-impl Answer for u64 {
-    async fn ask(
-        client: &Client,
-        statement: &Statement,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<u64, tokio_postgres::Error> {
-        client.execute(statement, params).await
-    }
-
-    async fn ask_typed(
-        client: &Client,
-        sql: &str,
-        params: Vec<(&(dyn ToSql + Sync), Type)>,
-    ) -> Result<u64, tokio_postgres::Error> {
-        client.execute_typed(sql, &params).await
-    }
-}
-
 impl Session {
     pub(super) fn new(opened: Opened) -> Session {
         let statements = match opened.statements {
@@ -273,11 +222,12 @@ impl Session {
                 self.run_named(statements, statement, params, prepare).await
             }
             Prepared::Unnamed(learned) if leaves && !in_transaction && statement.class() != StatementClass::Once => {
-                let alone = unnamed::run_and_clean(&self.connection, learned, statement, params, prepare).await;
+                let alone = unnamed::run_and_clean(&self.connection, learned, statement, params, prepare);
+                let alone = Box::pin(alone).await;
                 match alone {
                     Err(failed) if failed.error.code() == Some(&SqlState::ACTIVE_SQL_TRANSACTION) => {
                         self.set_dirty();
-                        unnamed::run(&self.connection, learned, statement, params, prepare, false).await
+                        Box::pin(unnamed::run(&self.connection, learned, statement, params, prepare, false)).await
                     }
                     answer => answer,
                 }
@@ -286,7 +236,7 @@ impl Session {
                 if leaves {
                     self.set_dirty();
                 }
-                unnamed::run(&self.connection, learned, statement, params, prepare, in_transaction).await
+                Box::pin(unnamed::run(&self.connection, learned, statement, params, prepare, in_transaction)).await
             }
         }
     }
@@ -349,14 +299,14 @@ impl Session {
         };
         let (statement, prepared_before) = match look {
             Look::Kept(statement) => (statement, true),
-            Look::ToKeep => (self.keep(statements, sql).await?, false),
+            Look::ToKeep => (Box::pin(self.keep(statements, sql)).await?, false),
             Look::Passing => {
                 let learned = &statements.learned;
                 if let Some(types) = learned.everywhere(sql) {
                     let types = (&*types, !types.is_empty());
-                    return unnamed::run_typed(&self.connection, learned, sql, params, types).await;
+                    return Box::pin(unnamed::run_typed(&self.connection, learned, sql, params, types)).await;
                 }
-                (self.keep(statements, sql).await?, false)
+                (Box::pin(self.keep(statements, sql)).await?, false)
             }
         };
         A::ask(&self.connection, &statement, params).await.map_err(|error| {

@@ -221,7 +221,7 @@ fn hash(text: &str) -> u64 {
 
 /// The texts read last, in a few parts so that callers on many cores do not wait for one lock.
 pub(super) struct SqlCache {
-    hasher: RandomState,
+    hasher: lru::DefaultHasher,
     parts: [Mutex<LruCache<Box<str>, Sql>>; SqlCache::PARTS],
 }
 
@@ -234,7 +234,10 @@ impl SqlCache {
 
     pub(super) fn new() -> SqlCache {
         let size = NonZeroUsize::new(Self::TEXTS_MAX / Self::PARTS).expect("more texts than parts");
-        SqlCache { hasher: RandomState::new(), parts: std::array::from_fn(|_| Mutex::new(LruCache::new(size))) }
+        SqlCache {
+            hasher: lru::DefaultHasher::default(),
+            parts: std::array::from_fn(|_| Mutex::new(LruCache::new(size))),
+        }
     }
 
     pub(super) fn read(&self, sql: SqlText<'_>) -> Sql {

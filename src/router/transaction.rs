@@ -72,7 +72,7 @@ impl<'r> TransactionBuilder<'r> {
     {
         self.shard.checked()?;
         let call = Call::new(self.shard, call_span!("pgshard.transaction", self.shard.id()));
-        let result = call.limited(Box::pin(self.run_to_end(work, &call))).await;
+        let result = call.limited(Box::pin(self.run_to_end(work, &call)).as_mut()).await;
         call.ended(&result, Failure::fault);
         result.map_err(Failure::into_inner)
     }

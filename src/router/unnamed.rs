@@ -15,7 +15,8 @@ use lru::LruCache;
 use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::session::{Answer, CLEAN_AND_COMMIT, Failed, Prepare, ROLLBACK_AND_CLEAN, is_lost};
+use super::answer::Answer;
+use super::session::{CLEAN_AND_COMMIT, Failed, Prepare, ROLLBACK_AND_CLEAN, is_lost};
 use super::sql::Rendered;
 use super::stale::MoveSignal;
 
