@@ -221,8 +221,10 @@ async fn a_source_fails_over(version: u32, knows_the_move: bool) {
 
     let looked = book.run(&book.blocks[0].text).await;
     book.skip();
-    let told = looked.failed.iter().all(|failed| failed == "4 recover db1 --plan" || failed == "4 recover db1");
-    assert!(told, "{}", looked.all);
+    // The move is left to decide. An ID clock may have had to be raised before: if nobody has written since the mover
+    // died, the copy has the shard's last ID.
+    let left = ["4 recover db1 --plan", "4 recover db1", "8 recover db1"];
+    assert!(looked.failed.iter().all(|failed| left.contains(&failed.as_str())), "{}", looked.all);
     let listed = !world.run(&["moves", "list"]).await.ended(0).last()["moves"].as_array().unwrap().is_empty();
     assert_eq!(listed, knows_the_move, "{}", looked.all);
     if listed {
