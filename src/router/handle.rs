@@ -11,6 +11,7 @@ use super::answer::Answer;
 use super::call::{Call, Fault, call_span};
 use super::error::Error;
 use super::from_row::FromRow;
+use super::pool_slots::Use;
 use super::queries::query_methods;
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
@@ -235,7 +236,7 @@ impl<'r> Shard<'r> {
     pub async fn client(self) -> Result<RawClient, Error> {
         self.checked()?;
         let place = self.router.inner().place(self.id)?;
-        let lease = place.lease(self.id).await?;
+        let lease = place.lease(self.id, Use::Longer).await?;
         Ok(RawClient::new(lease, self.id, place.host.name.clone(), self.schema()))
     }
 
@@ -276,7 +277,7 @@ impl<'r> Shard<'r> {
             // Before the wait for a connection: a move that ended meanwhile counts too, and costs a try at most.
             let began = call.tries();
             let place = inner.place(shard)?;
-            let mut lease = place.lease(shard).await?;
+            let mut lease = place.lease(shard, Use::Statement).await?;
             call.may_take_effect(!only_reads);
             let failed = match lease.run(rendered, params, prepare).await {
                 Ok(answer) => {

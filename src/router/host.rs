@@ -14,6 +14,7 @@ use super::options::{HostOptions, Options, PrepareMode};
 use super::ownership_lookup::OwnershipLookups;
 use super::peers::Peers;
 use super::pool::{ConnectionLimit, GetError, Pool, PoolOptions};
+use super::pool_slots::Use;
 use super::replica::Replicas;
 use super::session::{Lease, Statements};
 use super::unnamed::Learned;
@@ -52,7 +53,7 @@ impl Host {
         let learned = Arc::new(Learned::new());
         let statements = |max| match host.prepare {
             PrepareMode::Unnamed => Statements::Unnamed(learned.clone()),
-            PrepareMode::Named => Statements::Named { max, learned: learned.clone() },
+            PrepareMode::Named => Statements::Named { max, learned: learned.clone(), fall_out: Arc::default() },
         };
         let opener = Opener {
             connect: connect(),
@@ -88,15 +89,15 @@ impl Host {
     }
 
     /// Borrows a connection for a statement on `shard`.
-    pub(super) async fn lease(&self, shard: ShardId) -> Result<Lease, Error> {
+    pub(super) async fn lease(&self, shard: ShardId, held_for: Use) -> Result<Lease, Error> {
         if !self.circuit.is_open()
-            && let Some(lease) = self.pool.borrow_idle(shard)
+            && let Some(lease) = self.pool.borrow_idle(shard, held_for)
         {
             self.metrics.pool(&self.name, Duration::ZERO, true);
             return Ok(lease);
         }
         let began = Instant::now();
-        let lease = Box::pin(self.connection(self.pool.get(Some(shard)))).await;
+        let lease = Box::pin(self.connection(self.pool.get(Some(shard), held_for))).await;
         self.metrics.pool(&self.name, began.elapsed(), lease.is_ok());
         let host = || self.name.clone();
         lease.map_err(|fault| match fault {
@@ -145,7 +146,7 @@ impl Host {
 
     /// Borrows a connection for a lookup.
     pub(super) async fn control(&self) -> Result<Lease, LookUpError> {
-        self.connection(self.look_ups.get(None)).await.map_err(|fault| match fault {
+        self.connection(self.look_ups.get(None, Use::Longer)).await.map_err(|fault| match fault {
             PoolFault::Connect(source) | PoolFault::Down { cause: source, .. } => LookUpError::Connect(source),
             PoolFault::Differs(source) => LookUpError::Differs(source),
             PoolFault::TimedOut(_, limit) => LookUpError::TimedOut(limit),

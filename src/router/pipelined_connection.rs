@@ -18,6 +18,7 @@ use super::bound::OtherType;
 use super::error::Error;
 use super::host::Host;
 use super::outcome::Outcome;
+use super::pool_slots::Use;
 use super::session::{Lease, Prepare, is_unexpected};
 use super::sql::{Rendered, Sql};
 use super::stale::MoveSignal;
@@ -55,7 +56,7 @@ impl Router {
     /// Borrows one to the host that serves this shard now; waits for it as long as any other call.
     pub(crate) async fn pipelined_connection(&self, shard: ShardId) -> Result<PipelinedConnection, Error> {
         let place = self.inner().place(shard)?;
-        let lease = place.lease(shard).await?;
+        let lease = place.lease(shard, Use::Longer).await?;
         Ok(PipelinedConnection::new(self, place.host, lease))
     }
 

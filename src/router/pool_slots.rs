@@ -1,8 +1,11 @@
 //! The slots of one pool. Each has a connection that is idle or held, or has none yet.
 //!
-//! Invariant: a slot is either idle, held or empty.
+//! Invariant: a slot is either idle, held or empty. Only one that is held is waited for.
 
 use std::collections::VecDeque;
+
+/// The most calls that wait for the connection of one slot.
+const WANTING_MAX: usize = 4;
 
 /// The slots of one pool.
 pub(super) struct PoolSlots<C, W> {
@@ -19,9 +22,42 @@ pub(super) struct PoolSlots<C, W> {
     pub(super) used: usize,
     /// How many of these were granted without a connection, and have none yet.
     pub(super) opening: usize,
+    /// Calls that wait for whatever comes first.
     pub(super) waiting: VecDeque<Waiter<W>>,
     pub(super) waiting_max: usize,
+    /// By slot: for what it is held.
+    held_for: Box<[Option<Use>]>,
+    /// By slot: calls that wait for its connection.
+    wanting: Box<[VecDeque<Waiter<W>>]>,
+    wanting_count: usize,
     pub(super) service: Service,
+}
+
+/// For what a slot is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// One statement. Most are over within a millisecond.
+    Statement,
+    /// A transaction, or what else may take as long as its caller likes. Also a statement that has turned out to be
+    /// slow.
+    Longer,
+}
+
+/// How much a shard's favourite is worth to a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Favourite {
+    /// The call takes it if it is idle.
+    IfIdle,
+    /// The call waits for it for a moment, where it would have to wait for some connection anyway, or nearly so.
+    WorthAMoment,
+}
+
+/// What a call wants.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub(super) shard: Option<usize>,
+    pub(super) held_for: Use,
+    pub(super) favourite: Favourite,
 }
 
 /// What a pool still does.
@@ -36,7 +72,7 @@ pub(super) enum Service {
 
 pub(super) struct Waiter<W> {
     pub(super) ticket: u64,
-    pub(super) shard: Option<usize>,
+    pub(super) wish: Wish,
     /// Whether it has waited long enough for a connection of its own pool.
     pub(super) insists: bool,
     pub(super) tell: W,
@@ -47,6 +83,8 @@ pub(super) struct Waiter<W> {
 pub(super) struct Grant<C> {
     pub(super) slot: usize,
     pub(super) connection: Option<C>,
+    /// Whether it is the favourite of the call's shard.
+    pub(super) is_favourite: bool,
 }
 
 impl<C, W> PoolSlots<C, W> {
@@ -61,6 +99,9 @@ impl<C, W> PoolSlots<C, W> {
             opening: 0,
             waiting: VecDeque::new(),
             waiting_max,
+            held_for: vec![None; size].into(),
+            wanting: std::iter::repeat_with(VecDeque::new).take(size).collect(),
+            wanting_count: 0,
             service: Service::Open,
         }
     }
@@ -69,12 +110,20 @@ impl<C, W> PoolSlots<C, W> {
         self.idle_count + self.used
     }
 
-    /// The first slot with an idle connection, from the shard's favourite on and round.
-    fn nearest(&self, shard: Option<usize>) -> Option<usize> {
+    /// How many calls wait.
+    pub(super) fn waiting_count(&self) -> usize {
+        self.waiting.len() + self.wanting_count
+    }
+
+    fn favourite(&self, shard: Option<usize>) -> usize {
+        shard.map_or(0, |shard| shard % self.opened.max(1))
+    }
+
+    /// The first slot with an idle connection, from the favourite on and round.
+    fn nearest(&self, favourite: usize) -> Option<usize> {
         if self.idle_count == 0 {
             return None;
         }
-        let favourite = shard.map_or(0, |shard| shard % self.opened.max(1));
         let (first, bit) = (favourite / 64, favourite % 64);
         let words = self.idle_bits.len();
         let found = |word: usize, bits: u64| (bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize);
@@ -82,6 +131,82 @@ impl<C, W> PoolSlots<C, W> {
             // This goes round to the first word again, whose lower bits come last.
             (1..=words).map(|step| (first + step) % words).find_map(|word| found(word, self.idle_bits[word]))
         })
+    }
+
+    /// The favourite, if a call should wait for it although another connection is idle: a statement has it, few calls
+    /// wait for it, and nearly every connection has its call, so that a call would soon have to wait anyway.
+    pub(super) fn worth_a_moment(&self, wish: Wish) -> Option<usize> {
+        if wish.favourite == Favourite::IfIdle || self.idle_count == 0 || self.service != Service::Open {
+            return None;
+        }
+        let favourite = self.favourite(Some(wish.shard?));
+        let calls = self.used + self.waiting_count();
+        (calls * 8 >= self.connections() * 7
+            && self.held_for[favourite] == Some(Use::Statement)
+            && self.wanting[favourite].len() < WANTING_MAX)
+            .then_some(favourite)
+    }
+
+    /// Has a call wait for the connection of a slot that is held.
+    pub(super) fn want(&mut self, slot: usize, waiter: Waiter<W>) {
+        self.wanting[slot].push_back(waiter);
+        self.wanting_count += 1;
+    }
+
+    /// The ticket of the call that has waited longest for this slot's connection.
+    pub(super) fn first_wanting(&self, slot: usize) -> Option<u64> {
+        Some(self.wanting[slot].front()?.ticket)
+    }
+
+    /// Grants an idle connection to the call that has waited longest for it.
+    pub(super) fn grant_wanted(&mut self, slot: usize) -> Option<(W, Grant<C>)> {
+        let waiter = self.wanting[slot].pop_front()?;
+        self.wanting_count -= 1;
+        let connection = self.take_idle(slot);
+        self.hold(slot, waiter.wish.held_for);
+        Some((waiter.tell, Grant { slot, connection, is_favourite: true }))
+    }
+
+    /// The calls that wait for this slot wait for any, each in its place. Returns how many they are.
+    pub(super) fn release(&mut self, slot: usize) -> usize {
+        let released = std::mem::take(&mut self.wanting[slot]);
+        let count = released.len();
+        self.wanting_count -= count;
+        for waiter in released {
+            let at = self.waiting.partition_point(|other| other.ticket < waiter.ticket);
+            self.waiting.insert(at, waiter);
+        }
+        count
+    }
+
+    /// The slot for which the call with this ticket waits.
+    pub(super) fn wanted_by(&self, ticket: u64) -> Option<usize> {
+        self.wanting.iter().position(|wanting| wanting.iter().any(|waiter| waiter.ticket == ticket))
+    }
+
+    /// The call waits no more.
+    pub(super) fn cancel_wanting(&mut self, slot: usize, ticket: u64) {
+        let before = self.wanting[slot].len();
+        self.wanting[slot].retain(|waiter| waiter.ticket != ticket);
+        self.wanting_count -= before - self.wanting[slot].len();
+    }
+
+    /// Takes out the calls that wait for a slot of theirs.
+    pub(super) fn dismiss_wanting(&mut self) -> Vec<Waiter<W>> {
+        self.wanting_count = 0;
+        self.wanting.iter_mut().flat_map(std::mem::take).collect()
+    }
+
+    /// Nobody begins to wait for this slot as long as its holder has it.
+    pub(super) fn takes_longer(&mut self, slot: usize) {
+        if let Some(held_for) = &mut self.held_for[slot] {
+            *held_for = Use::Longer;
+        }
+    }
+
+    fn hold(&mut self, slot: usize, held_for: Use) {
+        self.used += 1;
+        self.held_for[slot] = Some(held_for);
     }
 
     fn take_idle(&mut self, slot: usize) -> Option<C> {
@@ -98,24 +223,26 @@ impl<C, W> PoolSlots<C, W> {
     }
 
     /// Grants the nearest idle connection.
-    pub(super) fn grant_idle(&mut self, shard: Option<usize>) -> Option<Grant<C>> {
-        let slot = self.nearest(shard)?;
+    pub(super) fn grant_idle(&mut self, wish: Wish) -> Option<Grant<C>> {
+        let favourite = self.favourite(wish.shard);
+        let slot = self.nearest(favourite)?;
         let connection = self.take_idle(slot);
-        self.used += 1;
-        Some(Grant { slot, connection })
+        self.hold(slot, wish.held_for);
+        Some(Grant { slot, connection, is_favourite: wish.shard.is_some() && slot == favourite })
     }
 
     /// Grants a slot without a connection.
-    pub(super) fn grant_empty(&mut self) -> Option<Grant<C>> {
+    pub(super) fn grant_empty(&mut self, wish: Wish) -> Option<Grant<C>> {
         let slot = self.empty.pop()?;
         self.opened = self.opened.max(slot + 1);
-        self.used += 1;
-        Some(Grant { slot, connection: None })
+        self.hold(slot, wish.held_for);
+        Some(Grant { slot, connection: None, is_favourite: wish.shard.is_some() && slot == self.favourite(wish.shard) })
     }
 
     /// The holder gives the slot back, with its connection if that can be used again.
     pub(super) fn give_back(&mut self, slot: usize, connection: Option<C>) {
         self.used -= 1;
+        self.held_for[slot] = None;
         match connection {
             Some(connection) => self.put_idle(slot, connection),
             None => self.empty.push(slot),
@@ -157,7 +284,7 @@ mod tests {
             let mut slots = PoolSlots::<(), ()>::new(200, 0);
             slots.opened = opened;
             idle.iter().for_each(|slot| slots.put_idle(*slot, ()));
-            slots.nearest(Some(shard))
+            slots.nearest(slots.favourite(Some(shard)))
         };
         assert_eq!(nearest(&[3, 2, 1, 0], 4, 5), Some(1));
         assert_eq!(nearest(&[0, 3], 4, 5), Some(3));

@@ -17,6 +17,7 @@ use super::call::{Call, Fault, call_span};
 use super::error::Error;
 use super::from_row::FromRow;
 use super::handle::Shard;
+use super::pool_slots::Use;
 use super::queries::query_methods;
 use super::replica::{Standby, Why};
 use super::routing::Place;
@@ -211,7 +212,7 @@ impl Reads<'_> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Result<A, Why>, Error> {
         let shard = self.shard.id();
-        let mut lease = match standby.host.lease(shard).await {
+        let mut lease = match standby.host.lease(shard, Use::Statement).await {
             Ok(lease) => lease,
             // Too many readers must not become the primary's load.
             Err(error @ (Error::PoolTimeout { .. } | Error::TooManyWaiting { .. })) => return Err(error),

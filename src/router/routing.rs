@@ -16,6 +16,7 @@ use super::nesting;
 use super::options::Options;
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
+use super::pool_slots::Use;
 use super::renewal::Said;
 use super::session::Lease;
 use super::sql::SqlCache;
@@ -73,8 +74,8 @@ pub(super) struct Place {
 
 impl Place {
     /// Borrows a connection for a statement on `shard`.
-    pub(super) async fn lease(&self, shard: ShardId) -> Result<Lease, Error> {
-        self.host.lease(shard).await.map_err(|error| match error {
+    pub(super) async fn lease(&self, shard: ShardId, held_for: Use) -> Result<Lease, Error> {
+        self.host.lease(shard, held_for).await.map_err(|error| match error {
             Error::PoolTimeout { shard, host, phase: PoolPhase::Wait, limit_ms } if nesting::is_within(&host) => {
                 Error::PoolTimeout { shard, host, phase: PoolPhase::WaitWithin, limit_ms }
             }

@@ -41,10 +41,21 @@ pub(super) const ROLLBACK_AND_CLEAN: &str = concat!("ROLLBACK; ", clean!());
 /// How a pool's sessions prepare statements.
 #[derive(Clone)]
 pub(super) enum Statements {
-    /// By name, at most `max` in each session; 0 keeps none. The others are run without names.
-    Named { max: usize, learned: Arc<Learned> },
+    /// By name, at most `max` in each session; 0 keeps none. The others are run without names. `fall_out`: whether more
+    /// are in use than the sessions keep, so that each keeps others.
+    Named { max: usize, learned: Arc<Learned>, fall_out: Arc<AtomicBool> },
     /// Without names.
     Unnamed(Arc<Learned>),
+}
+
+impl Statements {
+    /// Whether more statements are in use than the sessions keep, so that each keeps others.
+    pub(super) fn fall_out(&self) -> bool {
+        match self {
+            Statements::Named { fall_out, .. } => fall_out.load(Ordering::Relaxed),
+            Statements::Unnamed(_) => false,
+        }
+    }
 }
 
 /// A connection and its prepared statements.
@@ -53,6 +64,8 @@ pub(super) struct Session {
     statements: Prepared,
     /// Whether something of its user may be left in the session.
     dirty: AtomicBool,
+    /// Whether it was borrowed as the favourite of its user's shard.
+    pub(super) is_favourite: bool,
     /// What the server showed when it was last asked, if it is a standby.
     pub(super) shown: Mutex<Option<Shown>>,
     /// The circuit's generation when the session was opened.
@@ -90,6 +103,7 @@ struct Named {
     /// By template and shard. Never locked across a wait.
     kept: Mutex<StatementCache<Statement>>,
     learned: Arc<Learned>,
+    fall_out: Arc<AtomicBool>,
 }
 
 /// Whether a statement that was prepared earlier will do.
@@ -163,8 +177,8 @@ pub(super) fn is_unexpected(error: &tokio_postgres::Error) -> bool {
 impl Session {
     pub(super) fn new(opened: Opened) -> Session {
         let statements = match opened.statements {
-            Statements::Named { max, learned } => {
-                Prepared::Named(Named { kept: Mutex::new(StatementCache::new(max)), learned })
+            Statements::Named { max, learned, fall_out } => {
+                Prepared::Named(Named { kept: Mutex::new(StatementCache::new(max)), learned, fall_out })
             }
             Statements::Unnamed(learned) => Prepared::Unnamed(learned),
         };
@@ -172,6 +186,7 @@ impl Session {
             connection: opened.connection,
             statements,
             dirty: AtomicBool::new(false),
+            is_favourite: false,
             shown: Mutex::new(None),
             generation: opened.generation,
             circuit: opened.circuit,
@@ -294,7 +309,16 @@ impl Session {
         prepare: Prepare,
     ) -> Result<A, Failed> {
         let look = match prepare {
-            Prepare::Once => lock(&statements.kept).look(sql),
+            Prepare::Once => {
+                let mut kept = lock(&statements.kept);
+                let look = kept.look(sql);
+                if !self.is_favourite
+                    && let Some(fall_out) = kept.fall_out(&look)
+                {
+                    statements.fall_out.store(fall_out, Ordering::Relaxed);
+                }
+                look
+            }
             Prepare::Anew => Look::ToKeep,
         };
         let (statement, prepared_before) = match look {

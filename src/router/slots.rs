@@ -4,21 +4,26 @@
 //! A pool has a slot for each connection that it may have. Each shard has a favourite among the open connections, so
 //! that its statements are prepared there and not on all. A call gets the favourite if it is idle, else the next idle
 //! connection by number, so that a shard's second choice is always the same too. A connection is opened only when all
-//! are busy, and only a few at the same time. No call waits for a favourite.
+//! are busy, and only a few at the same time.
+//!
+//! Where the connections keep too few statements for all shards, a call that says so waits for its favourite, while a
+//! statement has that and nearly all connections are busy ([`Slots::ask`]). Whoever runs this makes sure that it waits
+//! for a moment only ([`Slots::unwant`]).
 //!
 //! A call waits for whatever comes first: a connection of its pool that is given back, or leave to open another one.
 //! When the limit is reached, a connection of another pool is closed for it only if that pool has more than its share,
 //! or has no use for it.
 //!
-//! Invariant: there are never more connections than slots, nor than the limit. No call waits while it could be served.
-//! Calls that wait for a pool are served in the order in which they asked.
+//! Invariant: there are never more connections than slots, nor than the limit. No call waits while it could be served,
+//! but for its favourite. Calls that wait for a pool, or for the same favourite, are served in the order in which they
+//! asked; a connection for which calls wait goes to the one that asked first, whatever it waits for.
 //!
 //! This does no I/O, has no clock and drops nothing: it returns the connections that the caller must close, and the
 //! calls that it must tell.
 
 use std::collections::VecDeque;
 
-use super::pool_slots::{Grant, PoolSlots, Service, Waiter};
+use super::pool_slots::{Grant, PoolSlots, Service, Waiter, Wish};
 
 /// The most connections of a pool that are opened at the same time. Each costs the server a process and a proof of the
 /// password, some milliseconds in all, in which a connection that is there serves several calls: so the calls of a
@@ -44,6 +49,8 @@ pub(super) enum Asked<C> {
     Granted(Grant<C>),
     /// The call must wait. With the ticket it can insist, or cancel.
     Waits(u64),
+    /// The call waits for its favourite. With the ticket it can want another after all, or cancel.
+    WaitsForFavourite(u64),
     /// As many wait as may.
     Full,
     Closed,
@@ -107,7 +114,7 @@ impl<C, W> Slots<C, W> {
 
     pub(super) fn counts(&self, pool: usize) -> Counts {
         let pool = &self.pools[pool];
-        Counts { idle: pool.idle_count, used: pool.used, waiting: pool.waiting.len() }
+        Counts { idle: pool.idle_count, used: pool.used, waiting: pool.waiting_count() }
     }
 
     /// Whether it is the limit, and not the pool's size, that keeps it from opening a connection.
@@ -115,19 +122,20 @@ impl<C, W> Slots<C, W> {
         self.pools[pool].has_empty() && self.connections >= self.limit
     }
 
-    /// Asks for a slot, for a statement on `shard`. If the call must wait, what `tell` gives will tell it.
-    pub(super) fn ask(
-        &mut self,
-        pool: usize,
-        shard: Option<usize>,
-        tell: impl FnOnce() -> W,
-    ) -> (Asked<C>, Effects<C, W>) {
+    /// Asks for a slot. If the call must wait, what `tell` gives will tell it.
+    pub(super) fn ask(&mut self, pool: usize, wish: Wish, tell: impl FnOnce() -> W) -> (Asked<C>, Effects<C, W>) {
         let mut effects = Effects::none();
         if self.pools[pool].service == Service::Closed {
             return (Asked::Closed, effects);
         }
+        let ticket = self.ticket;
+        if let Some(favourite) = self.pools[pool].worth_a_moment(wish) {
+            self.pools[pool].want(favourite, Waiter { ticket, wish, insists: false, tell: tell() });
+            self.ticket += 1;
+            return (Asked::WaitsForFavourite(ticket), effects);
+        }
         if let Some(source) = self.source(pool, false)
-            && let Some(grant) = self.grant(pool, shard, source, &mut effects)
+            && let Some(grant) = self.grant(pool, wish, source, &mut effects)
         {
             return (Asked::Granted(grant), effects);
         }
@@ -135,25 +143,25 @@ impl<C, W> Slots<C, W> {
         if slots.waiting.len() >= slots.waiting_max {
             return (Asked::Full, effects);
         }
-        let ticket = self.ticket;
-        slots.waiting.push_back(Waiter { ticket, shard, insists: false, tell: tell() });
+        slots.waiting.push_back(Waiter { ticket, wish, insists: false, tell: tell() });
         self.ticket += 1;
         self.waiting += 1;
         (Asked::Waits(ticket), effects)
     }
 
-    /// Grants an idle connection of the pool, if there is one.
-    pub(super) fn ask_if_idle(&mut self, pool: usize, shard: Option<usize>) -> Option<Grant<C>> {
-        self.pools[pool].grant_idle(shard)
+    /// Grants an idle connection of the pool, if there is one and the call should not wait for its favourite.
+    pub(super) fn ask_if_idle(&mut self, pool: usize, wish: Wish) -> Option<Grant<C>> {
+        let slots = &mut self.pools[pool];
+        if slots.worth_a_moment(wish).is_some() { None } else { slots.grant_idle(wish) }
     }
 
     /// Grants an idle connection, or an empty slot if the limit allows it. Closes no other connection, and the call
     /// does not wait.
-    pub(super) fn ask_if_free(&mut self, pool: usize) -> Option<Grant<C>> {
+    pub(super) fn ask_if_free(&mut self, pool: usize, wish: Wish) -> Option<Grant<C>> {
         match self.source(pool, false)? {
             _ if self.pools[pool].service != Service::Open => None,
             Source::Other(_) => None,
-            source => self.grant(pool, None, source, &mut Effects::none()),
+            source => self.grant(pool, wish, source, &mut Effects::none()),
         }
     }
 
@@ -166,13 +174,29 @@ impl<C, W> Slots<C, W> {
         self.settle()
     }
 
+    /// The call with this ticket has waited long enough for its favourite, and so have the others that wait for that:
+    /// from now on they wait for whatever comes first, and nobody else begins to wait for it until its holder is done.
+    pub(super) fn unwant(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
+        if let Some(slot) = self.pools[pool].wanted_by(ticket) {
+            self.pools[pool].takes_longer(slot);
+            self.waiting += self.pools[pool].release(slot);
+        }
+        self.settle()
+    }
+
     /// The call waits no more. False when it was granted a slot before, which it must give back.
     pub(super) fn cancel(&mut self, pool: usize, ticket: u64) -> bool {
-        let waiting = &mut self.pools[pool].waiting;
-        let Some(at) = waiting.iter().position(|waiter| waiter.ticket == ticket) else { return false };
-        waiting.remove(at);
-        self.waiting -= 1;
-        true
+        let slots = &mut self.pools[pool];
+        if let Some(at) = slots.waiting.iter().position(|waiter| waiter.ticket == ticket) {
+            slots.waiting.remove(at);
+            self.waiting -= 1;
+            return true;
+        }
+        let wanted = slots.wanted_by(ticket);
+        if let Some(slot) = wanted {
+            slots.cancel_wanting(slot, ticket);
+        }
+        wanted.is_some()
     }
 
     /// A slot that was granted without a connection has one, or will have none.
@@ -184,13 +208,24 @@ impl<C, W> Slots<C, W> {
     /// Takes a slot back, with its connection if that can be used again.
     pub(super) fn give_back(&mut self, pool: usize, slot: usize, connection: Option<C>) -> Effects<C, W> {
         let slots = &mut self.pools[pool];
+        let (asked, wanted) = (slots.waiting.front().map(|waiter| waiter.ticket), slots.first_wanting(slot));
         let (kept, closed) = match connection {
-            Some(connection) if slots.service != Service::Open && slots.waiting.is_empty() => (None, Some(connection)),
+            Some(connection) if slots.service != Service::Open && asked.or(wanted).is_none() => {
+                (None, Some(connection))
+            }
             connection => (connection, None),
         };
-        self.connections -= usize::from(kept.is_none());
+        let is_kept = kept.is_some();
         slots.give_back(slot, kept);
+        let mut grants = Vec::new();
+        if !is_kept {
+            self.connections -= 1;
+            self.waiting += slots.release(slot);
+        } else if wanted.is_some_and(|wanted| asked.is_none_or(|asked| wanted < asked)) {
+            grants.extend(slots.grant_wanted(slot));
+        }
         let mut effects = self.settle();
+        effects.grants.extend(grants);
         effects.closed.extend(closed);
         effects
     }
@@ -213,7 +248,10 @@ impl<C, W> Slots<C, W> {
             Service::Closed => std::mem::take(&mut slots.waiting),
         };
         self.waiting -= dismissed.len();
-        (self.close_idle(pool, |_| true), dismissed.into_iter().map(|waiter| waiter.tell).collect())
+        let slots = &mut self.pools[pool];
+        let wanting = if service == Service::Closed { slots.dismiss_wanting() } else { Vec::new() };
+        let dismissed = dismissed.into_iter().chain(wanting).map(|waiter| waiter.tell).collect();
+        (self.close_idle(pool, |_| true), dismissed)
     }
 
     /// Serves every waiter that can be served.
@@ -223,7 +261,7 @@ impl<C, W> Slots<C, W> {
             let Some((pool, source)) = self.next() else { break };
             let Some(waiter) = self.pools[pool].waiting.pop_front() else { break };
             self.waiting -= 1;
-            let Some(grant) = self.grant(pool, waiter.shard, source, &mut effects) else { break };
+            let Some(grant) = self.grant(pool, waiter.wish, source, &mut effects) else { break };
             effects.grants.push((waiter.tell, grant));
         }
         effects
@@ -264,21 +302,15 @@ impl<C, W> Slots<C, W> {
         most.map(|(number, _)| Source::Other(number))
     }
 
-    fn grant(
-        &mut self,
-        pool: usize,
-        shard: Option<usize>,
-        source: Source,
-        effects: &mut Effects<C, W>,
-    ) -> Option<Grant<C>> {
+    fn grant(&mut self, pool: usize, wish: Wish, source: Source, effects: &mut Effects<C, W>) -> Option<Grant<C>> {
         match source {
-            Source::Own => return self.pools[pool].grant_idle(shard),
+            Source::Own => return self.pools[pool].grant_idle(wish),
             Source::Open => self.connections += 1,
             Source::Other(other) => effects.closed.extend(self.pools[other].close_one()),
         }
         let slots = &mut self.pools[pool];
         slots.opening += 1;
-        slots.grant_empty()
+        slots.grant_empty(wish)
     }
 }
 
@@ -289,18 +321,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::router::pool_slots::{Favourite, Use};
+
+    const ANY: Wish = Wish { shard: None, held_for: Use::Longer, favourite: Favourite::IfIdle };
+
+    /// What a statement on this shard wants while its connections keep too few statements.
+    fn statement(shard: usize) -> Wish {
+        Wish { shard: Some(shard), held_for: Use::Statement, favourite: Favourite::WorthAMoment }
+    }
 
     fn granted(asked: Asked<u32>) -> Grant<u32> {
         match asked {
             Asked::Granted(grant) => grant,
-            Asked::Waits(_) | Asked::Full | Asked::Closed => panic!("nothing is granted"),
+            _ => panic!("nothing is granted"),
         }
     }
 
     fn ticket(asked: Asked<u32>) -> u64 {
         match asked {
             Asked::Waits(ticket) => ticket,
-            Asked::Granted(_) | Asked::Full | Asked::Closed => panic!("nobody waits"),
+            _ => panic!("nobody waits"),
         }
     }
 
@@ -311,71 +351,80 @@ mod tests {
         let (first, second) = (slots.add(4, 9), slots.add(4, 9));
         for connection in 0..4 {
             let pool = if connection < 2 { first } else { second };
-            let grant = granted(slots.ask(pool, None, || 0).0);
-            assert_eq!(grant, Grant { slot: (connection % 2) as usize, connection: None });
+            let grant = granted(slots.ask(pool, ANY, || 0).0);
+            assert_eq!(grant, Grant { slot: (connection % 2) as usize, connection: None, is_favourite: false });
         }
-        let waits = ticket(slots.ask(first, None, || 7).0);
+        let waits = ticket(slots.ask(first, ANY, || 7).0);
         // The other pool has one to spare for now, and will want it again.
         let effects = slots.give_back(second, 0, Some(2));
         assert!(effects.grants.is_empty() && effects.closed.is_empty());
         let effects = slots.give_back(first, 1, Some(1));
-        assert_eq!(effects.grants, [(7, Grant { slot: 1, connection: Some(1) })]);
+        assert_eq!(effects.grants, [(7, Grant { slot: 1, connection: Some(1), is_favourite: false })]);
         assert!(!slots.cancel(first, waits), "it was granted");
         // A call that waits for long takes it all the same.
-        let waits = ticket(slots.ask(first, None, || 8).0);
+        let waits = ticket(slots.ask(first, ANY, || 8).0);
         let effects = slots.insist(first, waits);
-        assert_eq!((effects.grants, effects.closed), (vec![(8, Grant { slot: 2, connection: None })], vec![2]));
+        assert_eq!(
+            (effects.grants, effects.closed),
+            (vec![(8, Grant { slot: 2, connection: None, is_favourite: false })], vec![2])
+        );
         assert_eq!(slots.counts(second), Counts { idle: 0, used: 1, waiting: 0 });
         // Below its share, the second gets the next that the first gives back, although somebody waits there.
-        ticket(slots.ask(first, None, || 9).0);
-        ticket(slots.ask(second, None, || 10).0);
+        ticket(slots.ask(first, ANY, || 9).0);
+        ticket(slots.ask(second, ANY, || 10).0);
         let effects = slots.give_back(first, 0, Some(0));
-        assert_eq!((effects.grants, effects.closed), (vec![(10, Grant { slot: 0, connection: None })], vec![0]));
+        assert_eq!(
+            (effects.grants, effects.closed),
+            (vec![(10, Grant { slot: 0, connection: None, is_favourite: false })], vec![0])
+        );
     }
 
     #[test]
     fn only_a_few_connections_are_opened_at_the_same_time() {
         let mut slots = Slots::<u32, u32>::new(16);
         let pool = slots.add(16, 99);
-        let opening: Vec<_> = (0..OPENING_MAX).map(|_| granted(slots.ask(pool, None, || 0).0)).collect();
-        ticket(slots.ask(pool, None, || 1).0);
-        ticket(slots.ask(pool, None, || 2).0);
+        let opening: Vec<_> = (0..OPENING_MAX).map(|_| granted(slots.ask(pool, ANY, || 0).0)).collect();
+        ticket(slots.ask(pool, ANY, || 1).0);
+        ticket(slots.ask(pool, ANY, || 2).0);
         // The first connection is there, so another may be opened; once it is given back, it serves the next.
         let effects = slots.opened(pool);
         assert_eq!((effects.grants.len(), effects.grants[0].0), (1, 1));
         assert_eq!(effects.grants[0].1.connection, None);
         let effects = slots.give_back(pool, opening[0].slot, Some(7));
-        assert_eq!(effects.grants, [(2, Grant { slot: opening[0].slot, connection: Some(7) })]);
+        assert_eq!(effects.grants, [(2, Grant { slot: opening[0].slot, connection: Some(7), is_favourite: false })]);
     }
 
     #[test]
     fn a_pool_without_connections_takes_an_idle_one_at_once() {
         let mut slots = Slots::<u32, u32>::new(1);
         let (first, second) = (slots.add(4, 9), slots.add(4, 9));
-        let held = granted(slots.ask(first, None, || 0).0);
-        ticket(slots.ask(second, None, || 5).0);
+        let held = granted(slots.ask(first, ANY, || 0).0);
+        ticket(slots.ask(second, ANY, || 5).0);
         assert!(slots.is_limited(second));
         let effects = slots.give_back(first, held.slot, Some(1));
-        assert_eq!((effects.grants, effects.closed), (vec![(5, Grant { slot: 0, connection: None })], vec![1]));
+        assert_eq!(
+            (effects.grants, effects.closed),
+            (vec![(5, Grant { slot: 0, connection: None, is_favourite: false })], vec![1])
+        );
     }
 
     #[test]
     fn a_pool_that_ends_keeps_nothing() {
         let mut slots = Slots::<u32, u32>::new(9);
         let pool = slots.add(1, 1);
-        let held = granted(slots.ask(pool, None, || 0).0);
-        ticket(slots.ask(pool, None, || 5).0);
-        assert!(matches!(slots.ask(pool, None, || 6).0, Asked::Full));
+        let held = granted(slots.ask(pool, ANY, || 0).0);
+        ticket(slots.ask(pool, ANY, || 5).0);
+        assert!(matches!(slots.ask(pool, ANY, || 6).0, Asked::Full));
         let (effects, dismissed) = slots.end(pool, Service::Retired);
         assert!(effects.closed.is_empty() && dismissed.is_empty());
         // A call that waits already gets what there is.
         let effects = slots.give_back(pool, held.slot, Some(1));
-        assert_eq!(effects.grants, [(5, Grant { slot: 0, connection: Some(1) })]);
+        assert_eq!(effects.grants, [(5, Grant { slot: 0, connection: Some(1), is_favourite: false })]);
         assert_eq!(slots.give_back(pool, 0, Some(1)).closed, [1]);
-        let held = granted(slots.ask(pool, None, || 0).0);
-        ticket(slots.ask(pool, None, || 8).0);
+        let held = granted(slots.ask(pool, ANY, || 0).0);
+        ticket(slots.ask(pool, ANY, || 8).0);
         assert_eq!(slots.end(pool, Service::Closed).1, [8]);
-        assert!(matches!(slots.ask(pool, None, || 0).0, Asked::Closed) && slots.ask_if_free(pool).is_none());
+        assert!(matches!(slots.ask(pool, ANY, || 0).0, Asked::Closed) && slots.ask_if_free(pool, ANY).is_none());
         assert_eq!(slots.give_back(pool, held.slot, Some(2)).closed, [2]);
         let _ = slots.remove(pool);
         assert_eq!((slots.add(3, 0), slots.connections), (pool, 0));
@@ -385,9 +434,86 @@ mod tests {
     const SIZES: [usize; 3] = [1, 3, 4];
     const WAITING_MAX: usize = 4;
 
+    /// Two of two connections are in use when a third call comes, so it waits for its shard's, although by then another
+    /// is idle; not for one that a transaction has, and not behind more than a few.
+    #[test]
+    fn a_favourite_is_worth_a_moment() {
+        let mut slots = Slots::<u32, u32>::new(2);
+        let pool = slots.add(2, 9);
+        let hold = |slots: &mut Slots<u32, u32>, held_for| {
+            let wish = |shard| Wish { held_for, ..statement(shard) };
+            [0, 1].map(|shard| granted(slots.ask(pool, wish(shard), || 0).0).slot)
+        };
+        assert_eq!(hold(&mut slots, Use::Statement), [0, 1]);
+        let [zero, one] = [0, 1].map(|slot| slots.give_back(pool, slot, Some(slot as u32)));
+        assert!(zero.grants.is_empty() && one.grants.is_empty());
+        assert_eq!(hold(&mut slots, Use::Statement), [0, 1]);
+        let _ = slots.give_back(pool, 1, Some(1));
+        // One of two is not nearly all.
+        assert_eq!(
+            slots.ask_if_idle(pool, statement(2)).map(|grant| (grant.slot, grant.is_favourite)),
+            Some((1, false))
+        );
+        let waits = |asked| match asked {
+            Asked::WaitsForFavourite(ticket) => ticket,
+            _ => panic!("it does not wait for its favourite"),
+        };
+        let first = ticket(slots.ask(pool, statement(2), || 10).0);
+        let effects = slots.give_back(pool, 1, Some(1));
+        assert_eq!((effects.grants.len(), effects.grants[0].1.slot), (1, 1), "{first} waits for any");
+        let _ = slots.give_back(pool, 1, Some(1));
+        // The call for shard 1 finds its own, and then nearly all are busy again.
+        assert!(granted(slots.ask(pool, statement(1), || 0).0).is_favourite);
+        let general = ticket(slots.ask(pool, statement(4), || 11).0);
+        let _ = slots.give_back(pool, 1, Some(1));
+        assert!(!slots.cancel(pool, general), "it was granted");
+        let _ = slots.give_back(pool, 1, Some(1));
+        // Calls that wait count as calls.
+        slots.pools[pool].want(0, Waiter { ticket: 100, wish: statement(0), insists: false, tell: 12 });
+        slots.ticket = 101;
+        let second = waits(slots.ask(pool, statement(6), || 13).0);
+        assert!(slots.ask_if_idle(pool, statement(8)).is_none());
+        let (third, fourth) =
+            (waits(slots.ask(pool, statement(8), || 14).0), waits(slots.ask(pool, statement(0), || 15).0));
+        assert_eq!(granted(slots.ask(pool, statement(0), || 0).0).slot, 1, "four wait already");
+        let _ = slots.give_back(pool, 1, Some(1));
+        assert_eq!(slots.counts(pool), Counts { idle: 1, used: 1, waiting: 4 });
+        assert!(slots.cancel(pool, third));
+        let effects = slots.give_back(pool, 0, Some(0));
+        assert_eq!(effects.grants, [(12, Grant { slot: 0, connection: Some(0), is_favourite: true })]);
+        // One has waited for long enough: the others do not go on either, and nobody begins to.
+        let effects = slots.unwant(pool, fourth);
+        assert_eq!(effects.grants.iter().map(|(tell, grant)| (*tell, grant.slot)).collect::<Vec<_>>(), [(13, 1)]);
+        let _ = slots.give_back(pool, 1, Some(1));
+        assert!(!slots.cancel(pool, second) && !slots.cancel(pool, fourth), "both were granted the second");
+        let _ = slots.give_back(pool, 1, Some(1));
+        assert_eq!(granted(slots.ask(pool, statement(0), || 0).0).slot, 1);
+    }
+
+    /// A connection that dies takes nobody along who waits for it, and neither does a pool that is closed.
+    #[test]
+    fn a_favourite_that_ends_is_not_waited_for() {
+        let mut slots = Slots::<u32, u32>::new(2);
+        let pool = slots.add(2, 9);
+        for shard in [0, 1] {
+            granted(slots.ask(pool, statement(shard), || 0).0);
+        }
+        let _ = slots.give_back(pool, 1, Some(1));
+        slots.pools[pool].want(0, Waiter { ticket: 7, wish: statement(0), insists: false, tell: 7 });
+        let effects = slots.give_back(pool, 0, None);
+        assert_eq!(effects.grants, [(7, Grant { slot: 1, connection: Some(1), is_favourite: false })]);
+        slots.pools[pool].want(1, Waiter { ticket: 8, wish: statement(1), insists: false, tell: 8 });
+        assert_eq!(slots.end(pool, Service::Closed).1, [8]);
+        assert_eq!(slots.counts(pool).waiting, 0);
+    }
+
     #[derive(Clone, Debug)]
     enum Step {
         Ask(usize, usize),
+        /// For a statement, where the connections keep too few.
+        AskForFavourite(usize, usize),
+        /// A call that waits for its favourite has waited for a moment.
+        Unwant(usize),
         AskIfFree(usize),
         /// One of the slots that are held; with its connection, or because that died or was never opened.
         GiveBack(usize, bool),
@@ -400,7 +526,9 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         let pool = 0..SIZES.len();
         prop_oneof![
-            6 => (pool.clone(), 0..20_usize).prop_map(|(pool, shard)| Step::Ask(pool, shard)),
+            3 => (pool.clone(), 0..20_usize).prop_map(|(pool, shard)| Step::Ask(pool, shard)),
+            6 => (pool.clone(), 0..20_usize).prop_map(|(pool, shard)| Step::AskForFavourite(pool, shard)),
+            1 => any::<usize>().prop_map(Step::Unwant),
             1 => pool.clone().prop_map(Step::AskIfFree),
             6 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(at, alive)| Step::GiveBack(at, alive)),
             2 => any::<usize>().prop_map(Step::Leave),
@@ -447,7 +575,11 @@ mod tests {
         fn follow(&mut self, effects: Effects<u32, (usize, u64)>) {
             for ((pool, caller), grant) in effects.grants {
                 self.waiting.remove(&caller).expect("he waited");
-                let earlier = self.waiting.iter().find(|(other, (its_pool, _))| *its_pool == pool && **other < caller);
+                let pool_slots = &self.slots.pools[pool];
+                let earlier = self.waiting.iter().find(|(other, (its_pool, ticket))| {
+                    let wanted = pool_slots.wanted_by(*ticket);
+                    *its_pool == pool && **other < caller && wanted.is_none_or(|slot| slot == grant.slot)
+                });
                 assert_eq!(earlier, None, "{caller} of pool {pool} was served before");
                 self.told.push((pool, grant));
             }
@@ -456,22 +588,41 @@ mod tests {
             }
         }
 
+        fn ask(&mut self, pool: usize, wish: Wish) {
+            let caller = self.caller;
+            self.caller += 1;
+            let (asked, effects) = self.slots.ask(pool, wish, || (pool, caller));
+            self.follow(effects);
+            match asked {
+                Asked::Granted(grant) => self.take(pool, grant),
+                Asked::Waits(ticket) | Asked::WaitsForFavourite(ticket) => {
+                    assert!(self.waiting.insert(caller, (pool, ticket)).is_none());
+                }
+                Asked::Full => assert!(self.slots.counts(pool).waiting >= WAITING_MAX),
+                Asked::Closed => panic!("no pool is closed"),
+            }
+        }
+
         fn run(&mut self, step: Step) {
             match step {
                 Step::Ask(pool, shard) => {
-                    let caller = self.caller;
-                    self.caller += 1;
-                    let (asked, effects) = self.slots.ask(pool, Some(shard), || (pool, caller));
-                    self.follow(effects);
-                    match asked {
-                        Asked::Granted(grant) => self.take(pool, grant),
-                        Asked::Waits(ticket) => assert!(self.waiting.insert(caller, (pool, ticket)).is_none()),
-                        Asked::Full => assert_eq!(self.slots.counts(pool).waiting, WAITING_MAX),
-                        Asked::Closed => panic!("no pool is closed"),
+                    self.ask(pool, Wish { shard: Some(shard), ..ANY });
+                }
+                Step::AskForFavourite(pool, shard) => {
+                    // As the pool does it.
+                    match self.slots.ask_if_idle(pool, statement(shard)) {
+                        Some(grant) => self.take(pool, grant),
+                        None => self.ask(pool, statement(shard)),
                     }
                 }
+                Step::Unwant(at) if !self.waiting.is_empty() => {
+                    let (pool, ticket) = *self.waiting.values().nth(at % self.waiting.len()).expect("one of them");
+                    let effects = self.slots.unwant(pool, ticket);
+                    assert_eq!(self.slots.pools[pool].wanted_by(ticket), None);
+                    self.follow(effects);
+                }
                 Step::AskIfFree(pool) => {
-                    if let Some(grant) = self.slots.ask_if_free(pool) {
+                    if let Some(grant) = self.slots.ask_if_free(pool, ANY) {
                         self.take(pool, grant);
                     }
                 }
@@ -506,7 +657,7 @@ mod tests {
                     let effects = self.slots.close_idle(pool, |connection| connection % 3 == rest);
                     self.follow(effects);
                 }
-                Step::GiveBack(..) | Step::Leave(_) | Step::Insist(_) => {}
+                Step::GiveBack(..) | Step::Leave(_) | Step::Insist(_) | Step::Unwant(_) => {}
             }
             // Most come for their slot at once.
             while self.told.len() > 2 {
@@ -528,7 +679,7 @@ mod tests {
                     held.chain(told).filter(|(its_pool, _)| *its_pool == pool).map(|(_, slot)| slot).collect();
                 assert_eq!(held.len(), counts.used);
                 assert_eq!(held.iter().collect::<HashSet<_>>().len(), held.len(), "a slot is held twice");
-                if counts.waiting == 0 {
+                if self.slots.pools[pool].waiting.is_empty() {
                     continue;
                 }
                 assert_eq!(counts.idle, 0, "somebody waits while a connection is idle");

@@ -31,6 +31,9 @@ pub(super) struct StatementCache<S> {
     asked: u32,
     /// Whether fewer than half of the looks before those found one.
     overrun: bool,
+    /// Of the last looks for statements of shards of which this session is not the favourite: how many there were, and
+    /// found a statement.
+    elsewhere: (u32, u32),
 }
 
 /// What is known of a statement that is to be run.
@@ -48,6 +51,9 @@ const MISSES: u32 = 8;
 
 /// After so many looks it is decided whether the cache is overrun.
 const LOOKS: u32 = 256;
+
+/// After so many looks for other shards' statements it is decided whether too few are found.
+const LOOKS_ELSEWHERE: u32 = 64;
 
 struct Entry<S> {
     key: u64,
@@ -88,6 +94,7 @@ impl<S: Clone> StatementCache<S> {
             found: 0,
             asked: 0,
             overrun: false,
+            elsewhere: (0, 0),
         }
     }
 
@@ -122,6 +129,24 @@ impl<S: Clone> StatementCache<S> {
             return Look::Passing;
         }
         Look::ToKeep
+    }
+
+    /// Counts a look for the statement of a shard of which this session is not the favourite. Says after many of them
+    /// whether too few found one: only then it is of use to wait for the favourite. A cache with room says nothing, as
+    /// the statements that are missing will come in.
+    pub(super) fn fall_out(&mut self, look: &Look<S>) -> Option<bool> {
+        if self.entries.len() < self.max {
+            return None;
+        }
+        let (asked, found) = &mut self.elsewhere;
+        *asked += 1;
+        *found += u32::from(matches!(look, Look::Kept(_)));
+        if *asked < LOOKS_ELSEWHERE {
+            return None;
+        }
+        let fall_out = *found < *asked / 4 * 3;
+        self.elsewhere = (0, 0);
+        Some(fall_out)
     }
 
     pub(super) fn get(&mut self, wanted: Rendered<'_>) -> Option<S> {

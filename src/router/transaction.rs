@@ -13,6 +13,7 @@ use super::error::Error;
 use super::handle::Shard;
 use super::nesting;
 use super::outcome::Outcome;
+use super::pool_slots::Use;
 use super::recover::{Next, Recovery};
 use super::running::{Ended, Named, Transaction};
 use super::session::{Lease, Prepare, is_lost};
@@ -92,7 +93,7 @@ impl<'r> TransactionBuilder<'r> {
             call.tries();
             let place = inner.place(shard)?;
             let host = || place.host.name.clone();
-            let mut lease = place.lease(shard).await?;
+            let mut lease = place.lease(shard, Use::Longer).await?;
             let began = Instant::now();
             if let Err(source) = lease.begin(&self.begin()).await {
                 // The connection was dead before anything was done.

@@ -81,6 +81,8 @@ on_each_version! {
         let mut options = shards.options();
         options.application_name = "program".to_owned();
         options.max_connections = Some(LIMIT);
+        // Calls wait for favourites, too.
+        options.statements_per_connection = 1;
         options.idle_timeout = Some(Duration::from_millis(50));
         options.max_lifetime = Some(Duration::from_millis(300));
         options.hosts.iter_mut().for_each(|host| host.pool_size = SIZE);

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use pgshard::Router;
 use pgshard::router::{Error, Sql, Transaction};
@@ -140,6 +141,56 @@ on_each_version! {
         }
         seen.insert(pid(5).await);
         assert_eq!(seen.len(), 4);
+    }
+
+    /// Where statements fall out of the connections, a call waits for its shard's favourite for a moment, and not until
+    /// a slow statement is done with it.
+    async fn a_slow_favourite(version) {
+        let shards = Shards::start(version, 16).await;
+        let mut options = shards.options();
+        options.statements_per_connection = 1;
+        options.wait_max = Duration::from_secs(3600);
+        options.hosts.iter_mut().for_each(|host| host.pool_size = 8);
+        let router = Router::new(options);
+        let on = |number| router.shard(shard(number)).unwrap();
+        let sql = "SELECT pg_backend_pid(), count(*) FROM {shard}.photos";
+        let pid = async |number| on(number).query_one(sql, &[]).await.unwrap().get::<_, i32>(0);
+        let unused = async || {
+            while router.pools()[0].used > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        // One connection for the statements of eight shards: it finds none of them.
+        let held = futures_util::future::try_join_all((0..7).map(|number| on(number).client())).await.unwrap();
+        for call in 0..100 {
+            pid(call % 8).await;
+        }
+        drop(held);
+        unused().await;
+        assert_eq!(router.pools()[0].idle, 8);
+
+        // All connections but one are in use, and a statement has the favourite of shard 0.
+        let sleeper = router.clone();
+        let slow = tokio::spawn(async move {
+            sleeper.shard(shard(0)).unwrap().query("SELECT pg_backend_pid(), pg_sleep(600)", &[]).await
+        });
+        let sleeps = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)%' AND wait_event = 'PgSleep'";
+        let of_slow: i32 = loop {
+            if let Some(row) = shards.db[0].query_opt(sleeps, &[]).await.unwrap() {
+                break row.get(0);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
+        let held = futures_util::future::try_join_all((1..7).map(|number| on(number).client())).await.unwrap();
+        assert_eq!((router.pools()[0].used, router.pools()[0].idle), (7, 1));
+        for _ in 0..3 {
+            assert_ne!(pid(0).await, of_slow);
+        }
+        assert!(!slow.is_finished());
+        drop(held);
+        slow.abort();
+        unused().await;
+        pid(0).await;
     }
 
     /// Statements prepared before a migration of the application are prepared again, in and out of transactions.
