@@ -134,13 +134,13 @@ impl<C, W> PoolSlots<C, W> {
     }
 
     /// The favourite, if a call should wait for it although another connection is idle: a statement has it, few calls
-    /// wait for it, and nearly every connection has its call, so that a call would soon have to wait anyway.
+    /// wait for it, and with this call nearly every connection has one, so that calls will soon have to wait anyway.
     pub(super) fn worth_a_moment(&self, wish: Wish) -> Option<usize> {
         if wish.favourite == Favourite::IfIdle || self.idle_count == 0 || self.service != Service::Open {
             return None;
         }
         let favourite = self.favourite(Some(wish.shard?));
-        let calls = self.used + self.waiting_count();
+        let calls = self.used + self.waiting_count() + 1;
         (calls * 8 >= self.connections() * 7
             && self.held_for[favourite] == Some(Use::Statement)
             && self.wanting[favourite].len() < WANTING_MAX)

@@ -434,60 +434,87 @@ mod tests {
     const SIZES: [usize; 3] = [1, 3, 4];
     const WAITING_MAX: usize = 4;
 
-    /// Two of two connections are in use when a third call comes, so it waits for its shard's, although by then another
-    /// is idle; not for one that a transaction has, and not behind more than a few.
+    /// A pool of eight connections, each the favourite of the shard of its number. Those of shards 0 to 6 are held.
+    fn seven_of_eight_are_held(held_for: Use) -> (Slots<u32, u32>, usize) {
+        let mut slots = Slots::new(8);
+        let pool = slots.add(8, 9);
+        for connection in 0..8 {
+            let grant = granted(slots.ask(pool, ANY, || 0).0);
+            assert_eq!((grant.slot, grant.connection), (connection as usize, None));
+            assert!(slots.opened(pool).grants.is_empty());
+        }
+        for slot in 0..8 {
+            let _ = slots.give_back(pool, slot, Some(slot as u32));
+        }
+        for shard in 0..7 {
+            let wish = Wish { held_for, ..statement(shard) };
+            let grant = Grant { slot: shard, connection: Some(shard as u32), is_favourite: true };
+            assert_eq!(slots.ask_if_idle(pool, wish), Some(grant));
+        }
+        (slots, pool)
+    }
+
     #[test]
     fn a_favourite_is_worth_a_moment() {
-        let mut slots = Slots::<u32, u32>::new(2);
-        let pool = slots.add(2, 9);
-        let hold = |slots: &mut Slots<u32, u32>, held_for| {
-            let wish = |shard| Wish { held_for, ..statement(shard) };
-            [0, 1].map(|shard| granted(slots.ask(pool, wish(shard), || 0).0).slot)
-        };
-        assert_eq!(hold(&mut slots, Use::Statement), [0, 1]);
-        let [zero, one] = [0, 1].map(|slot| slots.give_back(pool, slot, Some(slot as u32)));
-        assert!(zero.grants.is_empty() && one.grants.is_empty());
-        assert_eq!(hold(&mut slots, Use::Statement), [0, 1]);
-        let _ = slots.give_back(pool, 1, Some(1));
-        // One of two is not nearly all.
-        assert_eq!(
-            slots.ask_if_idle(pool, statement(2)).map(|grant| (grant.slot, grant.is_favourite)),
-            Some((1, false))
-        );
-        let waits = |asked| match asked {
-            Asked::WaitsForFavourite(ticket) => ticket,
-            _ => panic!("it does not wait for its favourite"),
-        };
-        let first = ticket(slots.ask(pool, statement(2), || 10).0);
-        let effects = slots.give_back(pool, 1, Some(1));
-        assert_eq!((effects.grants.len(), effects.grants[0].1.slot), (1, 1), "{first} waits for any");
-        let _ = slots.give_back(pool, 1, Some(1));
-        // The call for shard 1 finds its own, and then nearly all are busy again.
-        assert!(granted(slots.ask(pool, statement(1), || 0).0).is_favourite);
-        let general = ticket(slots.ask(pool, statement(4), || 11).0);
-        let _ = slots.give_back(pool, 1, Some(1));
-        assert!(!slots.cancel(pool, general), "it was granted");
-        let _ = slots.give_back(pool, 1, Some(1));
-        // Calls that wait count as calls.
-        slots.pools[pool].want(0, Waiter { ticket: 100, wish: statement(0), insists: false, tell: 12 });
-        slots.ticket = 101;
-        let second = waits(slots.ask(pool, statement(6), || 13).0);
-        assert!(slots.ask_if_idle(pool, statement(8)).is_none());
-        let (third, fourth) =
-            (waits(slots.ask(pool, statement(8), || 14).0), waits(slots.ask(pool, statement(0), || 15).0));
-        assert_eq!(granted(slots.ask(pool, statement(0), || 0).0).slot, 1, "four wait already");
-        let _ = slots.give_back(pool, 1, Some(1));
-        assert_eq!(slots.counts(pool), Counts { idle: 1, used: 1, waiting: 4 });
-        assert!(slots.cancel(pool, third));
+        let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
+        let [first, second, third, _] = [1, 2, 3, 4].map(|caller| {
+            assert_eq!(slots.ask_if_idle(pool, statement(8)), None);
+            match slots.ask(pool, statement(8), || caller).0 {
+                Asked::WaitsForFavourite(ticket) => ticket,
+                _ => panic!("{caller} does not wait for the favourite"),
+            }
+        });
+        assert_eq!(slots.counts(pool), Counts { idle: 1, used: 7, waiting: 4 });
+        // Four wait for it, so a fifth takes what there is.
+        let grant = granted(slots.ask(pool, statement(0), || 5).0);
+        assert_eq!(grant, Grant { slot: 7, connection: Some(7), is_favourite: false });
+        assert!(slots.give_back(pool, 7, Some(7)).grants.is_empty());
+        assert!(slots.cancel(pool, second));
         let effects = slots.give_back(pool, 0, Some(0));
-        assert_eq!(effects.grants, [(12, Grant { slot: 0, connection: Some(0), is_favourite: true })]);
-        // One has waited for long enough: the others do not go on either, and nobody begins to.
-        let effects = slots.unwant(pool, fourth);
-        assert_eq!(effects.grants.iter().map(|(tell, grant)| (*tell, grant.slot)).collect::<Vec<_>>(), [(13, 1)]);
-        let _ = slots.give_back(pool, 1, Some(1));
-        assert!(!slots.cancel(pool, second) && !slots.cancel(pool, fourth), "both were granted the second");
-        let _ = slots.give_back(pool, 1, Some(1));
-        assert_eq!(granted(slots.ask(pool, statement(0), || 0).0).slot, 1);
+        assert_eq!(effects.grants, [(1, Grant { slot: 0, connection: Some(0), is_favourite: true })]);
+        assert!(!slots.cancel(pool, first));
+        // One has waited for long enough: it takes any, and so does whoever is behind it.
+        let effects = slots.unwant(pool, third);
+        assert_eq!(effects.grants, [(3, Grant { slot: 7, connection: Some(7), is_favourite: false })]);
+        let effects = slots.give_back(pool, 1, Some(1));
+        assert_eq!(effects.grants, [(4, Grant { slot: 1, connection: Some(1), is_favourite: false })]);
+        // Nobody begins to wait for it.
+        let _ = slots.give_back(pool, 2, Some(2));
+        assert_eq!(granted(slots.ask(pool, statement(0), || 6).0).slot, 2);
+    }
+
+    #[test]
+    fn a_favourite_is_not_always_worth_it() {
+        let (mut slots, pool) = seven_of_eight_are_held(Use::Longer);
+        assert_eq!(slots.ask_if_idle(pool, statement(0)).map(|grant| grant.slot), Some(7), "a transaction has it");
+        let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
+        let indifferent = Wish { favourite: Favourite::IfIdle, ..statement(0) };
+        assert_eq!(slots.ask_if_idle(pool, indifferent).map(|grant| grant.slot), Some(7));
+        let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
+        for slot in [5, 6] {
+            let _ = slots.give_back(pool, slot, Some(slot as u32));
+        }
+        assert_eq!(slots.ask_if_idle(pool, statement(0)).map(|grant| grant.slot), Some(5), "three of eight are idle");
+    }
+
+    /// A connection that comes back goes to whoever asked first, whatever they wait for.
+    #[test]
+    fn who_wants_the_favourite_waits_in_turn() {
+        let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
+        assert!(matches!(slots.ask(pool, statement(0), || 1).0, Asked::WaitsForFavourite(_)));
+        granted(slots.ask(pool, ANY, || 0).0);
+        ticket(slots.ask(pool, ANY, || 2).0);
+        let grants = slots.give_back(pool, 0, Some(0)).grants;
+        assert_eq!(grants, [(1, Grant { slot: 0, connection: Some(0), is_favourite: true })]);
+        let grants = slots.give_back(pool, 0, Some(0)).grants;
+        assert_eq!(grants, [(2, Grant { slot: 0, connection: Some(0), is_favourite: false })]);
+        // Behind one that waits for any.
+        ticket(slots.ask(pool, ANY, || 3).0);
+        slots.pools[pool].want(1, Waiter { ticket: 99, wish: statement(1), insists: false, tell: 4 });
+        let grants = slots.give_back(pool, 1, Some(1)).grants;
+        assert_eq!(grants, [(3, Grant { slot: 1, connection: Some(1), is_favourite: false })]);
+        let grants = slots.give_back(pool, 1, Some(1)).grants;
+        assert_eq!(grants, [(4, Grant { slot: 1, connection: Some(1), is_favourite: true })]);
     }
 
     /// A connection that dies takes nobody along who waits for it, and neither does a pool that is closed.
