@@ -99,12 +99,9 @@ impl<'r> Call<'r> {
         self.end(result.as_ref().err().map(fault));
     }
 
-    /// Counts another try, and says when it began.
-    pub(super) fn tries(&self) -> Instant {
-        match self.tries.fetch_add(1, Ordering::Relaxed) {
-            0 => self.began,
-            _ => Instant::now(),
-        }
+    /// Counts another try.
+    pub(super) fn tries(&self) {
+        self.tries.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes who gave the answer.

@@ -3,6 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -274,10 +275,10 @@ impl<'r> Shard<'r> {
         let mut prepare = Prepare::Once;
         let mut reconnected = false;
         loop {
-            // Before the wait for a connection: a move that ended meanwhile counts too, and costs a try at most.
-            let began = call.tries();
+            call.tries();
             let place = inner.place(shard)?;
             let mut lease = place.lease(shard, Use::Statement).await?;
+            let began = Instant::now();
             call.may_take_effect(!only_reads);
             let failed = match lease.run(rendered, params, prepare).await {
                 Ok(answer) => {

@@ -95,8 +95,8 @@ impl ConnectionLimit {
 /// connection costs some milliseconds, and the other pool may have to open its own again a moment later.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long a call waits for its shard's favourite while other connections are idle. A statement that is not prepared
-/// costs the server about 50 µs more, and is sent as soon as there is any connection.
+/// How long a call waits for its shard's favourite while other connections are idle. On one of those the server would
+/// have to plan its statement, which is soon done, too.
 const MOMENT: Duration = Duration::from_millis(2);
 
 /// The time between two sweeps, at most and at least.

@@ -83,7 +83,7 @@ pub(super) struct Waiter<W> {
 pub(super) struct Grant<C> {
     pub(super) slot: usize,
     pub(super) connection: Option<C>,
-    /// Whether it is the favourite of the call's shard.
+    /// Whether the connection is the favourite of the call's shard.
     pub(super) is_favourite: bool,
 }
 
@@ -236,7 +236,7 @@ impl<C, W> PoolSlots<C, W> {
         let slot = self.empty.pop()?;
         self.opened = self.opened.max(slot + 1);
         self.hold(slot, wish.held_for);
-        Some(Grant { slot, connection: None, is_favourite: wish.shard.is_some() && slot == self.favourite(wish.shard) })
+        Some(Grant { slot, connection: None, is_favourite: false })
     }
 
     /// The holder gives the slot back, with its connection if that can be used again.

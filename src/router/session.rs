@@ -229,6 +229,7 @@ impl Session {
         in_transaction: bool,
     ) -> Result<A, Failed> {
         let leaves = statement.leaves() || self.recycle == Recycle::Clean;
+        // What is rare is in boxes: the future of every call would contain it.
         match &self.statements {
             Prepared::Named(statements) => {
                 if leaves {

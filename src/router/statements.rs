@@ -133,9 +133,9 @@ impl<S: Clone> StatementCache<S> {
 
     /// Counts a look for the statement of a shard of which this session is not the favourite. Says after many of them
     /// whether too few found one: only then it is of use to wait for the favourite. A cache with room says nothing, as
-    /// the statements that are missing will come in.
+    /// the statements that are missing will come in, and neither does one that keeps none, as no favourite has any.
     pub(super) fn fall_out(&mut self, look: &Look<S>) -> Option<bool> {
-        if self.entries.len() < self.max {
+        if self.max == 0 || self.entries.len() < self.max {
             return None;
         }
         let (asked, found) = &mut self.elsewhere;
@@ -287,6 +287,27 @@ mod tests {
         assert!(kept == 999 && prepared == 1, "{kept} {prepared}");
         let mut none = StatementCache::<u16>::new(0);
         assert_eq!(none.look(rendered(1)), Look::Passing);
+    }
+
+    /// Whether it is worth to wait for a favourite: not while there is room, not where most are found, and not where
+    /// none is kept anywhere.
+    #[test]
+    fn statements_fall_out() {
+        let (prefix, sql) = (SchemaPrefix::default(), Sql::new("TABLE {shard}.a"));
+        let rendered = |number| Rendered::new(&sql, &prefix, ShardId::new(number).unwrap());
+        let said = |max, numbers: u16| {
+            let mut cache = StatementCache::new(max);
+            let looks = 4 * u16::try_from(LOOKS_ELSEWHERE).unwrap();
+            let said = (0..looks).filter_map(|call| {
+                let look = cache.look(rendered(call % numbers));
+                if look == Look::ToKeep {
+                    cache.put(rendered(call % numbers), call);
+                }
+                cache.fall_out(&look)
+            });
+            said.last()
+        };
+        assert_eq!((said(8, 7), said(8, 8), said(8, 100), said(0, 100)), (None, Some(false), Some(true), None));
     }
 
     #[test]
