@@ -6,7 +6,7 @@ use crate::mover::copy::build::{Builds, built};
 use crate::mover::copy::chunk::{Copied, read_from};
 use crate::mover::copy::chunks::load;
 use crate::mover::copy::cut::chunks;
-use crate::mover::copy::transfer::{Digest, Hashing, digest};
+use crate::mover::copy::digest::{Digest, Hashing, digest};
 use crate::mover::copy::verify::{bunches, compare, keep, read_from_target};
 use crate::mover::copy::workers::{CopyOptions, copy_all};
 use crate::mover::protocol::throttle::{Pace, Throttle};

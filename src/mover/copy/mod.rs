@@ -7,7 +7,7 @@
 //!
 //! [`table`](crate::mover::preflight::table) has read which tables there are and judged which of them can be moved like
 //! this. [`cut`] cuts them, [`chunk`] copies and [`build`] makes the indexes, with the workers of [`workers`];
-//! [`verify`] compares. The rule uses [`snapshot`] and [`key`](crate::mover::preflight::key).
+//! [`verify`] compares, by the sums of [`digest`]. The rule uses [`snapshot`] and [`key`](crate::mover::preflight::key).
 //!
 //! # Invariants
 //! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a chunk whose snapshot
@@ -19,6 +19,7 @@ pub(crate) mod build;
 pub(crate) mod chunk;
 pub(crate) mod chunks;
 pub(crate) mod cut;
+pub(crate) mod digest;
 pub(crate) mod signals;
 pub(crate) mod snapshot;
 pub(crate) mod transfer;

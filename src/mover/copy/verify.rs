@@ -11,7 +11,8 @@ use crate::mover::protocol::verdict::RowDifference;
 use std::collections::BTreeMap;
 
 use crate::mover::control::session::Session;
-use crate::mover::copy::transfer::{Hashing, digest, qualified};
+use crate::mover::copy::digest::{Hashing, digest};
+use crate::mover::copy::transfer::qualified;
 use crate::mover::protocol::error::Error;
 
 use crate::mover::copy::cut::Chunk;

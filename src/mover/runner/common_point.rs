@@ -13,7 +13,7 @@ use crate::mover::control::session::{Hosts, Session};
 use crate::mover::copy::ShardCopy;
 use crate::mover::copy::chunk::read_from;
 use crate::mover::copy::cut::{Chunk, chunks};
-use crate::mover::copy::transfer::Hashing;
+use crate::mover::copy::digest::Hashing;
 use crate::mover::copy::verify::{bunches, compare, keep, read_from_target};
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;

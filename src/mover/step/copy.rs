@@ -11,8 +11,8 @@ use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 use crate::mover::control::journal::{Entry, Note};
-use crate::mover::copy::transfer as copy;
-use crate::mover::copy::transfer::Hashing;
+use crate::mover::copy::digest::{Hashing, digest};
+use crate::mover::copy::transfer;
 use crate::mover::definition::ddl::{Creation, Stage};
 use crate::mover::definition::sequences;
 use crate::mover::definition::sequences::Presets;
@@ -125,8 +125,8 @@ impl ShardMove<'_> {
         let (mut rows, mut bytes) = (0, 0);
         for table in &tables {
             let tell = |bytes| self.observer.tell(Event::Copying { shard, bytes });
-            let (out, into) = copy::statements(table, left_name, &incoming, "true");
-            let (n, size) = copy::pipe((&self.source, &out), (&self.target, &into), &throttle, tell).await?;
+            let (out, into) = transfer::statements(table, left_name, &incoming, "true");
+            let (n, size) = transfer::pipe((&self.source, &out), (&self.target, &into), &throttle, tell).await?;
             self.observer.tell(Event::TableCopied { shard, table: table.name.clone(), rows: n, bytes: size });
             (rows, bytes) = (rows + n, bytes + size);
         }
@@ -145,8 +145,8 @@ impl ShardMove<'_> {
         let hashing = Hashing::of(ours, theirs);
         for table in tables {
             let (ours, theirs) = tokio::try_join!(
-                copy::digest(&self.source, left_name, table, "true", hashing),
-                copy::digest(&self.target, incoming, table, "true", hashing)
+                digest(&self.source, left_name, table, "true", hashing),
+                digest(&self.target, incoming, table, "true", hashing)
             )?;
             if ours != theirs {
                 return Err(Error::Differs {

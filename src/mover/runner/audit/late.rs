@@ -10,7 +10,7 @@ use tokio_postgres::types::ToSql;
 use crate::mover::control::context::Context;
 use crate::mover::control::journal::{Entry, Hold, ReverseReplication};
 use crate::mover::control::session::Session;
-use crate::mover::copy::transfer::Hashing;
+use crate::mover::copy::digest::Hashing;
 use crate::mover::definition::sequences;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;

@@ -32,7 +32,7 @@ use crate::mover::control::context::Context;
 use crate::mover::control::context::stopped;
 use crate::mover::control::journal::{Entry, Hold};
 use crate::mover::control::session::Session;
-use crate::mover::copy::transfer::Hashing;
+use crate::mover::copy::digest::Hashing;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::error::chain;

@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::mover::copy::chunks::KeyRange;
 use crate::mover::copy::cut::{bounds, sizes};
-use crate::mover::copy::transfer::{Digest, Hashing, digest_of};
+use crate::mover::copy::digest::{Digest, Hashing, digest_of};
 use crate::mover::copy::verify::{Question, TOLD_MAX, narrow};
 use crate::mover::preflight::table;
 use crate::mover::preflight::table::TableShape;
