@@ -73,22 +73,32 @@ impl Bed {
         pgshard::connect(&self.path).await.expect("a router")
     }
 
-    fn mover(&self) -> Mover {
+    fn mover(&self, observer: Observer) -> Mover {
         let hosts = Hosts::new(self.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
         let options = Options::default().jobs(self.jobs.unwrap_or(Options::default().jobs));
         let store = Arc::new(self.config.map_store());
-        Mover::new(hosts, self.config.cluster.prefix.clone(), store, options, Observer::silent())
+        Mover::new(hosts, self.config.cluster.prefix.clone(), store, options, observer)
     }
 
     /// Plans a move of shards, as the command does it.
     pub(crate) async fn plan(&self, shards: Vec<ShardId>, target: usize) {
         let request = Request::new(shards, self.host(target)).mode(Some(Mode::Online));
-        self.mover().plan(&request).await.unwrap_or_else(|error| panic!("a plan: {error}"));
+        self.mover(Observer::silent()).plan(&request).await.unwrap_or_else(|error| panic!("a plan: {error}"));
     }
 
     /// Moves shards while they are open, as the command does it. Gives what was reported, and the journal of it.
     pub(crate) async fn go(&self, shards: Vec<ShardId>, target: usize) -> (Report, Vec<Entry>) {
-        let mover = self.mover();
+        self.go_observed(shards, target, Observer::silent()).await
+    }
+
+    /// The same, and tells of it.
+    pub(crate) async fn go_observed(
+        &self,
+        shards: Vec<ShardId>,
+        target: usize,
+        observer: Observer,
+    ) -> (Report, Vec<Entry>) {
+        let mover = self.mover(observer);
         let request = Request::new(shards, self.host(target)).mode(Some(Mode::Online));
         let plan = mover.plan(&request).await.unwrap_or_else(|error| panic!("a plan: {error}"));
         let report = mover.run(&plan).await;
@@ -98,7 +108,8 @@ impl Bed {
 
     /// Drops the old copies of a move.
     pub(crate) async fn complete(&self, id: MoveId) {
-        let report = self.mover().complete(id).await.unwrap_or_else(|error| panic!("complete: {error}"));
+        let report =
+            self.mover(Observer::silent()).complete(id).await.unwrap_or_else(|error| panic!("complete: {error}"));
         assert!(report.failed.is_empty(), "{:?}", report.failed);
     }
 
@@ -136,6 +147,11 @@ pub(crate) async fn connect(url: &str) -> Client {
 pub(crate) fn shard(number: u16) -> ShardId {
     ShardId::new(number).expect("a shard's number")
 }
+
+/// What a pause is made of, in order, and itself. `check` goes on beside `drain` and `open`; `barrier` is apart from
+/// `marker` only where somebody held a lock.
+pub(crate) const PAUSE: [&str; 9] =
+    ["swap", "barrier", "marker", "drain", "check", "open", "decide", "commit", "pause"];
 
 /// What a phase took, in the journal of a move.
 pub(crate) fn phase(entry: &Entry, name: &str) -> Option<f64> {

@@ -1,13 +1,18 @@
 //! One large shard, beside the tools that copy a schema of a database that nobody writes to.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use pgshard::mover::{Event, Observer, Phase};
 
 use crate::Arguments;
 use crate::bed::{Bed, phase, shard};
+use crate::busy::busy_seconds;
 use crate::numbers::Times;
 
 /// Five tables, with keys, indexes and a foreign key.
@@ -56,8 +61,41 @@ const FILL: [(&str, f64, &str); 5] = [
 /// Tables at a time, of each of the tools.
 const JOBS: &str = "4";
 
+/// Until the target serves and the shard is kept.
+const MOVE: &str = "pgshard move";
+
 /// What the mover's time is made of.
 const PHASES: [&str; 6] = ["copy", "keys", "catch_up", "indexes", "verify", "pause"];
+
+/// What something took of the clock, and of all processors.
+#[derive(Clone, Copy)]
+struct Taken {
+    seconds: f64,
+    busy: f64,
+}
+
+/// A time that runs.
+#[derive(Clone, Copy)]
+struct Began {
+    at: Instant,
+    busy: f64,
+}
+
+impl Began {
+    fn now() -> Began {
+        Began { at: Instant::now(), busy: busy_seconds() }
+    }
+
+    fn until(self, end: Began) -> Taken {
+        Taken { seconds: (end.at - self.at).as_secs_f64(), busy: end.busy - self.busy }
+    }
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:8.1} s, processors {:5.1} s", self.seconds, self.busy)
+    }
+}
 
 pub(crate) async fn run(arguments: &Arguments) {
     let bed = Bed::new(arguments, 2, TABLES, 512).await;
@@ -68,7 +106,7 @@ pub(crate) async fn run(arguments: &Arguments) {
         FILL.len(),
         arguments.runs
     );
-    let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    let mut takens: BTreeMap<&str, Vec<Taken>> = BTreeMap::new();
     let mut parts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for run in 1..=arguments.runs {
         let source = (run as usize - 1) % 2;
@@ -76,23 +114,32 @@ pub(crate) async fn run(arguments: &Arguments) {
             // The first to fill a server pays for WAL files and pages of the file system that the others find there.
             dump_pipe(&bed, arguments, source).await.unwrap_or_else(|error| panic!("pg_dump | pg_restore: {error}"));
         }
-        let mut note = |name, time: Result<Duration, String>| match time {
-            Ok(time) => {
-                println!("  run {run}: {name:<30} {:8.1} s", time.as_secs_f64());
-                times.entry(name).or_default().push(time.as_secs_f64());
+        let mut note = |name, taken: Result<Taken, String>| match taken {
+            Ok(taken) => {
+                println!("  run {run}: {name:<30} {taken}");
+                takens.entry(name).or_default().push(taken);
             }
             Err(why) => println!("  run {run}: {name:<30} left out: {why}"),
         };
         note("pg_dump -Fd -j, pg_restore -j", dump_folder(&bed, arguments, source).await);
         note("pg_dump -Fc | pg_restore", dump_pipe(&bed, arguments, source).await);
         note("pgcopydb clone", copydb(&bed, arguments, source).await);
-        note("pgshard move", pgshard(&bed, source, &mut parts).await);
+        let (taken, audit) = pgshard(&bed, source, &mut parts).await;
+        note(MOVE, Ok(taken));
+        note("its audit, once it serves", Ok(audit));
     }
-    let medians: BTreeMap<&str, f64> =
-        times.into_iter().map(|(name, times)| (name, Times::of(times).median())).collect();
-    let ours = medians["pgshard move"];
+    let middle = |times: Vec<f64>| Times::of(times).median();
+    let medians: BTreeMap<&str, Taken> = takens
+        .into_iter()
+        .map(|(name, takens)| {
+            let seconds = middle(takens.iter().map(|taken| taken.seconds).collect());
+            (name, Taken { seconds, busy: middle(takens.iter().map(|taken| taken.busy).collect()) })
+        })
+        .collect();
+    let Taken { seconds: ours, busy } = medians[MOVE];
     for (name, median) in &medians {
-        println!("  median: {name:<30} {median:8.1} s   pgshard / it: {:.2}", ours / median);
+        let ratios = (ours / median.seconds, busy / median.busy);
+        println!("  median: {name:<30} {median}   {MOVE} / it: {:.2}, its processors {:.2}", ratios.0, ratios.1);
     }
     let split: BTreeMap<&str, f64> =
         parts.into_iter().map(|(name, times)| (name, Times::of(times).median() / 1e3)).collect();
@@ -131,12 +178,21 @@ async fn size(bed: &Bed) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 
-async fn pgshard(bed: &Bed, source: usize, parts: &mut BTreeMap<&'static str, Vec<f64>>) -> Result<Duration, String> {
+/// Until the shard is kept, and of the audit, which the application need not wait for.
+async fn pgshard(bed: &Bed, source: usize, parts: &mut BTreeMap<&'static str, Vec<f64>>) -> (Taken, Taken) {
     bed.settle().await;
-    let began = Instant::now();
-    let (report, entries) = bed.go(vec![shard(0)], 1 - source).await;
-    let took = began.elapsed();
+    let kept = Arc::new(OnceLock::new());
+    let note = Arc::clone(&kept);
+    let observer = Observer::new(move |event| {
+        if let Event::Reached { phase: Phase::Kept, .. } = event {
+            note.get_or_init(Began::now);
+        }
+    });
+    let began = Began::now();
+    let (report, entries) = bed.go_observed(vec![shard(0)], 1 - source, observer).await;
+    let ended = Began::now();
     assert!(report.failed.is_empty(), "{:?}", report.failed);
+    let kept = *kept.get().expect("it was kept");
     for entry in &entries {
         for name in PHASES {
             // The time of the verification has that of the indexes in it.
@@ -145,7 +201,7 @@ async fn pgshard(bed: &Bed, source: usize, parts: &mut BTreeMap<&'static str, Ve
         }
     }
     bed.complete(report.id).await;
-    Ok(took)
+    (began.until(kept), kept.until(ended))
 }
 
 /// An empty database on the other host. Gives the URLs of where the shard is, and of it.
@@ -165,25 +221,25 @@ async fn drop_database(bed: &Bed, source: usize) {
     client.batch_execute("DROP DATABASE copy").await.expect("a database is dropped");
 }
 
-async fn dump_folder(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Duration, String> {
+async fn dump_folder(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Taken, String> {
     let (from, to) = database(bed, source).await;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let dump = folder.path().join("dump");
-    let began = Instant::now();
+    let began = Began::now();
     let mut command = Command::new(arguments.binaries.program("pg_dump"));
     command.args(["-Fd", "-j", JOBS, "-Z0", "-n", "shard_0000", "-d", &from, "-f"]).arg(&dump);
     finish(command)?;
     let mut command = Command::new(arguments.binaries.program("pg_restore"));
     command.args(["-j", JOBS, "-d", &to]).arg(&dump);
     finish(command)?;
-    let took = began.elapsed();
+    let took = began.until(Began::now());
     drop_database(bed, source).await;
     Ok(took)
 }
 
-async fn dump_pipe(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Duration, String> {
+async fn dump_pipe(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Taken, String> {
     let (from, to) = database(bed, source).await;
-    let began = Instant::now();
+    let began = Began::now();
     let mut dump = Command::new(arguments.binaries.program("pg_dump"))
         .args(["-Fc", "-Z0", "-n", "shard_0000", "-d", &from])
         .stdout(Stdio::piped())
@@ -194,12 +250,12 @@ async fn dump_pipe(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Du
     finish(restore)?;
     let dumped = tokio::task::block_in_place(|| dump.wait()).map_err(|error| error.to_string())?;
     assert!(dumped.success(), "pg_dump: {dumped}");
-    let took = began.elapsed();
+    let took = began.until(Began::now());
     drop_database(bed, source).await;
     Ok(took)
 }
 
-async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Duration, String> {
+async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Taken, String> {
     if Command::new("pgcopydb").arg("--version").output().is_err() {
         return Err("pgcopydb is not installed".to_owned());
     }
@@ -221,9 +277,9 @@ async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Durat
     let folder_of = |program: &Path| program.parent().map(|folder| folder.display().to_string()).unwrap_or_default();
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{path}", folder_of(&arguments.binaries.program("pg_dump"))));
-    let began = Instant::now();
+    let began = Began::now();
     let outcome = finish(command);
-    let took = began.elapsed();
+    let took = began.until(Began::now());
     drop_database(bed, source).await;
     outcome.map(|()| took)
 }

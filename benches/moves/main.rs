@@ -1,7 +1,9 @@
 //! What moves cost, each beside a baseline in the same run:
 //!
 //! * `large`: a shard of 1 GB in five tables, moved while it is open, beside `pg_dump | pg_restore` and
-//!   `pgcopydb clone` of the same schema (a tool that is not there is left out, and named).
+//!   `pgcopydb clone` of the same schema (a tool that is not there is left out, and named); the time, and how long the
+//!   machine's processors worked: that is what counts where each has as many cores as it can use. The audit, which goes
+//!   on while the target serves, is told apart.
 //! * `pause`: 200 moves while an application writes 2000 times a second through a router: how long nobody could use a
 //!   shard, by phase, beside the same round trips and flushes by hand; how long a writer waited at most; what writers
 //!   of other shards of the source noticed; whether every write is there.
@@ -16,6 +18,7 @@
 //! and both servers share this machine.
 
 mod bed;
+mod busy;
 mod floor;
 mod large;
 mod many;

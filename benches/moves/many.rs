@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::Arguments;
-use crate::bed::{Bed, phase, shard};
+use crate::bed::{Bed, PAUSE, phase, shard};
 use crate::numbers::Times;
 
 const TABLES: &str = "CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text);";
@@ -17,9 +17,6 @@ const PARTITIONS: u32 = 100;
 /// Some at a time: the locks of one transaction are bounded.
 const AT_ONCE: u32 = 100;
 
-/// What the pause is made of.
-const PHASES: [&str; 9] = ["swap", "barrier", "marker", "drain", "check", "open", "decide", "commit", "pause"];
-
 pub(crate) async fn run(arguments: &Arguments) {
     let bed = Bed::new(arguments, 4, TABLES, 256).await;
     fill(&bed).await;
@@ -29,7 +26,7 @@ pub(crate) async fn run(arguments: &Arguments) {
     println!("\nmany: a shard with {PLAIN} tables and {partitions} partitions, {} runs", arguments.runs);
     let (mut plans, mut dumps, mut moves) = (Vec::new(), Vec::new(), Vec::new());
     let (mut pauses, mut small) = (Vec::new(), Vec::new());
-    let mut phases: Vec<Vec<f64>> = vec![Vec::new(); PHASES.len()];
+    let mut phases: Vec<Vec<f64>> = vec![Vec::new(); PAUSE.len()];
     for run in 0..arguments.runs as usize {
         let source = run % 2;
         dumps.push(dump(&bed, arguments, source));
@@ -43,7 +40,7 @@ pub(crate) async fn run(arguments: &Arguments) {
             paused.extend(entries.iter().filter_map(|entry| phase(entry, "pause")));
             if one == many {
                 moves.push(began.elapsed());
-                for (name, took) in PHASES.iter().zip(&mut phases) {
+                for (name, took) in PAUSE.iter().zip(&mut phases) {
                     took.extend(entries.iter().filter_map(|entry| phase(entry, name)));
                 }
             }
@@ -59,7 +56,7 @@ pub(crate) async fn run(arguments: &Arguments) {
     println!("  pause, one table       {}", small.line());
     println!("  pause                  {}", pauses.line());
     println!("  pause / of one table   {:.2} ×", pauses.median() / small.median());
-    let words = PHASES.iter().zip(phases).map(|(name, took)| format!("{name} {:.1}", Times::of(took).median()));
+    let words = PAUSE.iter().zip(phases).map(|(name, took)| format!("{name} {:.1}", Times::of(took).median()));
     let words: Vec<String> = words.collect();
     println!("  of it, medians in ms: {}", words.join(", "));
 }

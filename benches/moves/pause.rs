@@ -6,7 +6,7 @@ use pgshard::ShardId;
 use pgshard::mover::Entry;
 
 use crate::Arguments;
-use crate::bed::{Bed, phase, shard};
+use crate::bed::{Bed, PAUSE, phase, shard};
 use crate::floor::{Chain, Floor};
 use crate::numbers::Times;
 use crate::writers::{Call, TABLES, Writers, count, fill};
@@ -18,10 +18,6 @@ const SHARDS: u16 = 4 * MOVING;
 
 /// Between two waves nothing moves: what calls take then, those during the waves are compared with.
 const REST: Duration = Duration::from_millis(1500);
-
-/// What the pause is made of, in order. `check` goes on beside `drain` and `open`; `barrier` is apart from `marker`
-/// only where somebody held a lock.
-const PHASES: [&str; 9] = ["swap", "barrier", "marker", "drain", "check", "open", "decide", "commit", "pause"];
 
 const BOUNDS: [f64; 9] = [5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0];
 
@@ -107,9 +103,12 @@ fn report(entries: &[Entry], failed: &[String], arguments: &Arguments) {
     for failed in failed {
         println!("    {failed}");
     }
-    for name in PHASES {
-        let times = Times::of(entries.iter().filter_map(|entry| phase(entry, name)).collect());
-        println!("  {name:<10} {}", times.line());
+    for name in PAUSE {
+        let times: Vec<f64> = entries.iter().filter_map(|entry| phase(entry, name)).collect();
+        match times.len() {
+            0 => println!("  {name:<10} in no move"),
+            _ => println!("  {name:<10} {}", Times::of(times).line()),
+        }
     }
     let pauses = Times::of(entries.iter().filter_map(|entry| phase(entry, "pause")).collect());
     print!("{}", pauses.histogram(&BOUNDS));
