@@ -12,6 +12,7 @@ mod barrier;
 mod catalog;
 mod chunk;
 mod decoded;
+mod digest;
 mod followed;
 mod libpq;
 mod pair;
