@@ -6,7 +6,7 @@ use crate::mover::copy::build::{Builds, built};
 use crate::mover::copy::chunk::{Copied, read_from};
 use crate::mover::copy::chunks::load;
 use crate::mover::copy::cut::chunks;
-use crate::mover::copy::digest::{Digest, Hashing, digest};
+use crate::mover::copy::digest::{Digest, Hashing, digest, set_workers};
 use crate::mover::copy::verify::{bunches, compare, keep, read_from_target};
 use crate::mover::copy::workers::{CopyOptions, copy_all};
 use crate::mover::protocol::throttle::{Pace, Throttle};
@@ -347,7 +347,7 @@ async fn what_differs_is_named() {
     let tables: Vec<_> = work.tables.iter().collect();
     let compared = async |hashing| {
         read_from(&source, &work, &tables, "SET LOCAL lock_timeout = '2s'").await.unwrap();
-        read_from_target(&target, &work, &tables).await.unwrap();
+        read_from_target(&target, &work, &tables, set_workers(0)).await.unwrap();
         let found = compare((&source, &target), &work, &all, hashing).await;
         source.client.batch_execute("ROLLBACK").await.unwrap();
         target.client.batch_execute("ROLLBACK").await.unwrap();

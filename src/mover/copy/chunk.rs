@@ -90,7 +90,6 @@ fn table_of<'w>(work: &'w ShardCopy, chunk: &Chunk) -> Result<&'w TableShape, Er
 ///
 /// Locks: ACCESS SHARE on the tables until the end of the transaction. It waits as long as the session's lock_timeout
 /// allows.
-/// says.
 pub(crate) async fn read_from(
     source: &Session,
     work: &ShardCopy,

@@ -7,6 +7,20 @@ use crate::mover::control::session::Session;
 use crate::mover::copy::transfer::qualified;
 use crate::mover::preflight::table::{Column, TableShape};
 use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::CHUNK_BYTES;
+
+/// A chunk larger than this is a table that could not be cut.
+const UNCUT: u64 = 4 * CHUNK_BYTES;
+
+/// SQL that says whether a chunk of this size may be read by several processes of its server at the same time, to the
+/// end of a transaction. Several chunks are compared beside each other anyway, so that starting processes for each only
+/// costs time. A table that could not be cut is left to the server's own setting.
+pub(crate) fn set_workers(bytes: u64) -> &'static str {
+    match bytes > UNCUT {
+        true => "SET LOCAL max_parallel_workers_per_gather TO DEFAULT",
+        false => "SET LOCAL max_parallel_workers_per_gather = 0",
+    }
+}
 
 /// How rows are hashed. Both sides must do it alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,15 +31,19 @@ pub(crate) const TOLD_MAX: usize = 10;
 /// The most rows of those blocks that are read from each side.
 const READ_MAX: i64 = 100_000;
 
-/// Begins to read at the target: first the locks, then the snapshot. For the source there is
-/// [`read_from`](crate::mover::copy::chunk::read_from).
+/// Begins to read at the target with this statement: first the locks, then the snapshot. For the source there is
 /// [`read_from`](crate::mover::copy::chunk::read_from).
 ///
 /// Locks: ACCESS SHARE on the tables until the end of the transaction; the applier's TRUNCATE waits for it.
-pub(crate) async fn read_from_target(target: &Session, work: &ShardCopy, tables: &[&TableShape]) -> Result<(), Error> {
+pub(crate) async fn read_from_target(
+    target: &Session,
+    work: &ShardCopy,
+    tables: &[&TableShape],
+    first: &str,
+) -> Result<(), Error> {
     let names: Vec<String> = tables.iter().map(|table| qualified(&work.target_schema, table)).collect();
     let sql = format!(
-        "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; LOCK TABLE ONLY {} IN ACCESS SHARE MODE;
+        "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {first}; LOCK TABLE ONLY {} IN ACCESS SHARE MODE;
          SELECT pg_current_snapshot()",
         names.join(", ONLY ")
     );

@@ -13,7 +13,7 @@ use crate::mover::control::session::{Hosts, Session};
 use crate::mover::copy::ShardCopy;
 use crate::mover::copy::chunk::read_from;
 use crate::mover::copy::cut::{Chunk, chunks};
-use crate::mover::copy::digest::Hashing;
+use crate::mover::copy::digest::{Hashing, set_workers};
 use crate::mover::copy::verify::{bunches, compare, keep, read_from_target};
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
@@ -94,13 +94,15 @@ async fn common_point(
 ) -> Result<(), Error> {
     let mut tables: Vec<&TableShape> = bunch.iter().filter_map(|chunk| copy.table(&chunk.table)).collect();
     tables.dedup_by_key(|table| table.oid);
-    let name = format!("SET LOCAL application_name = {}", quote_literal(&copy.hold.session_name(Signed::Shard)));
+    let workers = set_workers(bunch.iter().map(|chunk| chunk.estimate).max().unwrap_or(0));
+    let name = quote_literal(&copy.hold.session_name(Signed::Shard));
+    let first = format!("SET LOCAL application_name = {name}; {workers}");
     for _ in 0..TRIES {
         let paused = follower.pause().await?;
-        let snapshot = read_from(source, copy, &tables, &name).await?;
+        let snapshot = read_from(source, copy, &tables, &first).await?;
         let watermark = write_watermark(writer, copy.hold.id).await?;
         match paused.align(snapshot, watermark).await {
-            Ok(true) => return read_from_target(target, copy, &tables).await,
+            Ok(true) => return read_from_target(target, copy, &tables, workers).await,
             Ok(false) => {}
             // A TRUNCATE may have waited in vain for another comparison to end. The stream starts again, and so does
             // this.

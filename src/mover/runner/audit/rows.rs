@@ -176,7 +176,10 @@ impl<'a> Comparison<'a> {
 
     async fn compare(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<ChunkOutcome, Error> {
         let Pair { shape, source: ours, target: theirs } = &self.tables[chunk.table];
-        let (here, there) = tokio::try_join!(source.look(*ours, self.until), target.look(*theirs, self.until))?;
+        let (here, there) = tokio::try_join!(
+            source.look(*ours, chunk.bytes, self.until),
+            target.look(*theirs, chunk.bytes, self.until)
+        )?;
         let (Some(here), Some(there)) = (here, there) else {
             tokio::try_join!(source.end(), target.end())?;
             return Ok(ChunkOutcome::Unknown("it was dropped since".to_owned()));
@@ -259,7 +262,7 @@ async fn cut(
     size: u64,
     until: Instant,
 ) -> Result<Vec<KeyRange>, Error> {
-    let Some(name) = source.look(stored, until).await? else {
+    let Some(name) = source.look(stored, 0, until).await? else {
         source.end().await?;
         return Ok(vec![KeyRange::default()]);
     };

@@ -13,6 +13,7 @@ use tokio_postgres::SimpleQueryMessage;
 use crate::map::HostName;
 use crate::mover::control::journal::{Hold, Signed};
 use crate::mover::control::session::{Hosts, Session};
+use crate::mover::copy::digest::set_workers;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::pg::quote_literal;
@@ -119,12 +120,13 @@ impl Side {
         self.session.batch("beginning a look", &Self::begin_sql(until)).await
     }
 
-    /// Begins to read one table. Gives its present name, in SQL; `None` if it no longer exists.
-    pub(super) async fn look(&self, table: Stored, until: Instant) -> Result<Option<String>, Error> {
+    /// Begins to read so many bytes of one table. Gives its present name, in SQL; `None` if it no longer exists.
+    pub(super) async fn look(&self, table: Stored, bytes: u64, until: Instant) -> Result<Option<String>, Error> {
         // Both functions use the present catalogs, not the snapshot: a renamed table is found under its new name.
         let sql = format!(
-            "{}; SELECT CASE WHEN pg_relation_filenode({oid}) IS NOT NULL THEN {oid}::regclass::text END",
+            "{}; {}; SELECT CASE WHEN pg_relation_filenode({oid}) IS NOT NULL THEN {oid}::regclass::text END",
             Self::begin_sql(until),
+            set_workers(bytes),
             oid = table.oid
         );
         self.value("looking for a table", &sql).await
