@@ -54,6 +54,11 @@ impl Column {
         self.type_oid < FIRST_OF_USERS && !WITHOUT_BINARY_FORM.contains(&self.type_oid)
     }
 
+    /// Whether the column may have this type at another server, where a user's type has another OID.
+    pub(crate) fn may_be_of(&self, type_oid: u32) -> bool {
+        self.type_oid == type_oid || self.type_oid.min(type_oid) >= FIRST_OF_USERS
+    }
+
     pub(crate) fn quoted(&self) -> String {
         quote_ident(&self.name)
     }

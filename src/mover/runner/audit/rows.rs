@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use tokio_postgres::error::SqlState;
 
+use crate::mover::control::session::Session;
 use crate::mover::copy::chunks::KeyRange;
 use crate::mover::copy::cut::{bounds, sizes};
 use crate::mover::copy::digest::{Digest, Hashing, digest_of};
@@ -72,6 +73,12 @@ enum ChunkOutcome {
     Differs(String, Vec<RowDifference>),
     /// It cannot be compared, for this reason.
     Unknown(String),
+}
+
+impl ChunkOutcome {
+    fn altered() -> ChunkOutcome {
+        ChunkOutcome::Unknown("its columns were altered since".to_owned())
+    }
 }
 
 impl<'a> Comparison<'a> {
@@ -161,9 +168,7 @@ impl<'a> Comparison<'a> {
             }
             tokio::try_join!(source.end(), target.end())?;
             match code(&error) {
-                Some(code) if code == &SqlState::UNDEFINED_COLUMN => {
-                    return Ok(ChunkOutcome::Unknown("its columns were altered since".to_owned()));
-                }
+                Some(code) if is_about_columns(code) => return Ok(ChunkOutcome::altered()),
                 // It took longer than the time that is left.
                 Some(code) if code == &SqlState::QUERY_CANCELED => return Err(error),
                 _ if tries >= TRIES => return Ok(ChunkOutcome::Unknown(error.to_string())),
@@ -192,6 +197,10 @@ impl<'a> Comparison<'a> {
         )?;
         let rows = match one == other {
             true => Vec::new(),
+            false if retyped(there, shape).await? => {
+                tokio::try_join!(source.end(), target.end())?;
+                return Ok(ChunkOutcome::altered());
+            }
             false => {
                 let question = Question::new(shape, &condition, self.hashing, one.rows.max(other.rows));
                 narrow(here, there, &question).await?
@@ -277,6 +286,34 @@ async fn cut(
 
 fn only(name: &str, side: &str) -> AuditDifference {
     AuditDifference { what: format!("{TABLE}{name}"), how: format!("only the {side} has it"), rows: Vec::new() }
+}
+
+/// Whether a column has another type now. What hashes it then hashes other things, although PostgreSQL may not have
+/// rewritten a row: it alters cidr to inet in its catalogs alone.
+///
+/// Locks: none but what the read has.
+async fn retyped((session, from): (&Session, &str), shape: &TableShape) -> Result<bool, Error> {
+    // Not from pg_attribute, which the snapshot would show as it was.
+    let types: Vec<String> =
+        shape.columns.iter().map(|column| format!("pg_typeof((NULL::{from}).{})::oid", column.quoted())).collect();
+    let sql = format!("SELECT ARRAY[{}]::oid[]", types.join(", "));
+    let now: Vec<u32> = session.row("looking at the columns", &sql, &[]).await?.get(0)?;
+    Ok(shape.columns.iter().zip(now).any(|(column, now)| !column.may_be_of(now)))
+}
+
+/// Whether a statement failed because a column has another type now, or is gone: what hashes a row is made for the types
+/// that its columns had.
+fn is_about_columns(code: &SqlState) -> bool {
+    let unfit = [
+        SqlState::UNDEFINED_COLUMN,
+        SqlState::UNDEFINED_FUNCTION,
+        SqlState::AMBIGUOUS_FUNCTION,
+        SqlState::DATATYPE_MISMATCH,
+        SqlState::CANNOT_COERCE,
+    ];
+    // A value that is none of the type, such as an empty text among integers.
+    let is_of_data = code.code().starts_with("22");
+    is_of_data || unfit.contains(code)
 }
 
 fn code(error: &Error) -> Option<&SqlState> {
