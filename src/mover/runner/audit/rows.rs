@@ -169,6 +169,10 @@ impl<'a> Comparison<'a> {
             tokio::try_join!(source.end(), target.end())?;
             match code(&error) {
                 Some(code) if is_about_columns(code) => return Ok(ChunkOutcome::altered()),
+                // A value that is none of its column's type, such as an empty text among integers.
+                Some(code) if code.code().starts_with("22") && self.is_retyped(target, chunk).await? => {
+                    return Ok(ChunkOutcome::altered());
+                }
                 // It took longer than the time that is left.
                 Some(code) if code == &SqlState::QUERY_CANCELED => return Err(error),
                 _ if tries >= TRIES => return Ok(ChunkOutcome::Unknown(error.to_string())),
@@ -177,6 +181,17 @@ impl<'a> Comparison<'a> {
             tokio::time::sleep(std::time::Duration::from_millis(100) * tries).await;
             tries += 1;
         }
+    }
+
+    /// Whether a column of the chunk's table has another type at the target now.
+    async fn is_retyped(&self, target: &Side, chunk: &Chunk) -> Result<bool, Error> {
+        let Pair { shape, target: stored, .. } = &self.tables[chunk.table];
+        let found = match target.look(*stored, 0, self.until).await? {
+            Some(name) => retyped((&target.session, &name), shape).await,
+            None => Ok(false),
+        };
+        target.end().await?;
+        found.or_else(|error| if code(&error).is_some_and(is_about_columns) { Ok(true) } else { Err(error) })
     }
 
     async fn compare(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<ChunkOutcome, Error> {
@@ -311,9 +326,7 @@ fn is_about_columns(code: &SqlState) -> bool {
         SqlState::DATATYPE_MISMATCH,
         SqlState::CANNOT_COERCE,
     ];
-    // A value that is none of the type, such as an empty text among integers.
-    let is_of_data = code.code().starts_with("22");
-    is_of_data || unfit.contains(code)
+    unfit.contains(code)
 }
 
 fn code(error: &Error) -> Option<&SqlState> {
