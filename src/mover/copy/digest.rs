@@ -57,10 +57,10 @@ const LINKS_MAX: usize = 64;
 
 /// SQL for a row's hash by binary forms.
 ///
-/// The hash of one column is the seed of the next: `f(c, f(b, f(a, seed)))` (decision 0039). PostgreSQL computes that in
-/// place, without a copy of the row. The innermost seed is the hash of those columns whose types have no function for it. That one is
-/// linear in its columns; around it at least one other is not, or there is no such seed at all and the whole row goes
-/// through one hash of its bytes.
+/// The hash of one column is the seed of the next: `f(c, f(b, f(a, seed)))` (decision 0039). PostgreSQL computes that
+/// in place, without a copy of the row. The innermost seed is the hash of those columns whose types have no function
+/// for it. That one is linear in its columns; around it at least one other is not, or there is no such seed at all and
+/// the whole row goes through one hash of its bytes.
 fn binary(table: &TableShape) -> String {
     let mut links = Vec::new();
     let mut sent = Vec::new();

@@ -7,7 +7,7 @@
 //!
 //! [`table`](crate::mover::preflight::table) has read which tables there are and judged which of them can be moved like
 //! this. [`cut`] cuts them, [`chunk`] copies and [`build`] makes the indexes, with the workers of [`workers`];
-//! [`verify`] compares, by the sums of [`digest`]. The rule uses [`snapshot`] and [`key`](crate::mover::preflight::key).
+//! [`verify`] compares, by sums of [`digest`]. The rule uses [`snapshot`] and [`key`](crate::mover::preflight::key).
 //!
 //! # Invariants
 //! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a chunk whose snapshot

@@ -316,8 +316,8 @@ async fn retyped((session, from): (&Session, &str), shape: &TableShape) -> Resul
     Ok(shape.columns.iter().zip(now).any(|(column, now)| !column.may_be_of(now)))
 }
 
-/// Whether a statement failed because a column has another type now, or is gone: what hashes a row is made for the types
-/// that its columns had.
+/// Whether a statement failed because a column has another type now, or is gone: what hashes a row is made for the
+/// types that its columns had.
 fn is_about_columns(code: &SqlState) -> bool {
     let unfit = [
         SqlState::UNDEFINED_COLUMN,
