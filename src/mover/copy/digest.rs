@@ -7,20 +7,6 @@ use crate::mover::control::session::Session;
 use crate::mover::copy::transfer::qualified;
 use crate::mover::preflight::table::{Column, TableShape};
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::options::CHUNK_BYTES;
-
-/// A chunk larger than this is a table that could not be cut.
-const UNCUT: u64 = 4 * CHUNK_BYTES;
-
-/// SQL that says whether a chunk of this size may be read by several processes of its server at the same time, to the
-/// end of a transaction. Several chunks are compared beside each other anyway, so that starting processes for each only
-/// costs time. A table that could not be cut is left to the server's own setting.
-pub(crate) fn set_workers(bytes: u64) -> &'static str {
-    match bytes > UNCUT {
-        true => "SET LOCAL max_parallel_workers_per_gather TO DEFAULT",
-        false => "SET LOCAL max_parallel_workers_per_gather = 0",
-    }
-}
 
 /// How rows are hashed. Both sides must do it alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,38 +141,29 @@ impl Link {
     /// another seed. A key has none.
     fn around(self, column: &Column, seed: &str) -> String {
         let name = column.quoted();
-        let or = |other: &str| match column.in_key {
-            Some(_) => (name.clone(), seed.to_owned()),
-            None => (format!("coalesce({name}, {other})"), format!("{seed} + ({name} IS NULL)::integer")),
+        let other = match self {
+            Link::Bool => "false",
+            Link::Int2 => "0::smallint",
+            Link::Int4 => "0",
+            Link::Int8 => "0::bigint",
+            Link::Text => "''",
+            Link::Uuid => "'00000000-0000-0000-0000-000000000000'::uuid",
+        };
+        // Not a sum: a hash may be the largest bigint there is.
+        let (value, seed) = match column.in_key {
+            Some(_) => (name, seed.to_owned()),
+            None => (format!("coalesce({name}, {other})"), format!("{seed} # ({name} IS NULL)::integer::bigint")),
         };
         match self {
-            Link::Bool => {
-                let (value, seed) = or("false");
-                format!("hashint4extended({value}::integer, {seed})")
-            }
-            Link::Int2 => {
-                let (value, seed) = or("0::smallint");
-                format!("hashint2extended({value}, {seed})")
-            }
-            Link::Int4 => {
-                let (value, seed) = or("0");
-                format!("hashint4extended({value}, {seed})")
-            }
+            Link::Bool => format!("hashint4extended({value}::integer, {seed})"),
+            Link::Int2 => format!("hashint2extended({value}, {seed})"),
+            Link::Int4 => format!("hashint4extended({value}, {seed})"),
             // The function folds the value's halves: 1 and 4294967296 would have one hash. The upper half goes into the
             // seed, and from both follows the value.
-            Link::Int8 => {
-                let (value, seed) = or("0::bigint");
-                format!("hashint8extended({value}, ({seed}) # ({value} >> 32))")
-            }
+            Link::Int8 => format!("hashint8extended({value}, {seed} # ({value} >> 32))"),
             // The collation may call different texts equal.
-            Link::Text => {
-                let (value, seed) = or("''");
-                format!("hashtextextended({value} COLLATE \"C\", {seed})")
-            }
-            Link::Uuid => {
-                let (value, seed) = or("'00000000-0000-0000-0000-000000000000'::uuid");
-                format!("uuid_hash_extended({value}, {seed})")
-            }
+            Link::Text => format!("hashtextextended({value} COLLATE \"C\", {seed})"),
+            Link::Uuid => format!("uuid_hash_extended({value}, {seed})"),
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::mover::control::session::Session;
 use crate::mover::copy::digest::{Hashing, digest};
 use crate::mover::copy::transfer::qualified;
 use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::CHUNK_BYTES;
 
 use crate::mover::copy::cut::Chunk;
 use crate::mover::copy::{ShardCopy, prove_lease};
@@ -30,6 +31,19 @@ pub(crate) const TOLD_MAX: usize = 10;
 
 /// The most rows of those blocks that are read from each side.
 const READ_MAX: i64 = 100_000;
+
+/// A chunk of more bytes than this is worth several processes: its table could not be cut, or only into large parts.
+const WORTH_WORKERS: u64 = 4 * CHUNK_BYTES;
+
+/// SQL that says, to the end of a transaction, whether a chunk of this size may be read by several processes of its
+/// server at the same time. Several chunks are compared beside each other anyway, so that starting processes for each
+/// only costs time. For a large one the server's own setting counts.
+pub(crate) fn set_workers(bytes: u64) -> &'static str {
+    match bytes > WORTH_WORKERS {
+        true => "SET LOCAL max_parallel_workers_per_gather TO DEFAULT",
+        false => "SET LOCAL max_parallel_workers_per_gather = 0",
+    }
+}
 
 /// Begins to read at the target with this statement: first the locks, then the snapshot. For the source there is
 /// [`read_from`](crate::mover::copy::chunk::read_from).

@@ -24,8 +24,9 @@ pub(crate) enum Identity {
     Index,
 }
 
-/// Types with smaller OIDs are PostgreSQL's own.
-const FIRST_OF_USERS: u32 = 16384;
+/// Types with smaller OIDs have them on every server. Those of information_schema are PostgreSQL's own as well, but get
+/// their OIDs when a server is made, as users' types do later.
+const FIRST_OF_A_SERVER: u32 = 10_000;
 
 /// aclitem, tsquery and their arrays.
 const WITHOUT_BINARY_FORM: [u32; 4] = [1033, 1034, 3615, 3645];
@@ -49,14 +50,15 @@ pub(crate) struct Column {
 
 impl Column {
     /// Whether a value's binary form is the same on every host and can be read back. That is so if the type is
-    /// PostgreSQL's own, and not one that has no binary form (aclitem) or cannot read its own (an empty tsquery).
+    /// PostgreSQL's own, with one OID everywhere, and not one that has no binary form (aclitem) or cannot read its own
+    /// (an empty tsquery).
     pub(crate) fn is_binary(&self) -> bool {
-        self.type_oid < FIRST_OF_USERS && !WITHOUT_BINARY_FORM.contains(&self.type_oid)
+        self.type_oid < FIRST_OF_A_SERVER && !WITHOUT_BINARY_FORM.contains(&self.type_oid)
     }
 
-    /// Whether the column may have this type at another server, where a user's type has another OID.
+    /// Whether the column may have this type at another server, where some types have another OID.
     pub(crate) fn may_be_of(&self, type_oid: u32) -> bool {
-        self.type_oid == type_oid || self.type_oid.min(type_oid) >= FIRST_OF_USERS
+        self.type_oid == type_oid || self.type_oid.min(type_oid) >= FIRST_OF_A_SERVER
     }
 
     pub(crate) fn quoted(&self) -> String {

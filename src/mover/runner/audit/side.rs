@@ -13,7 +13,7 @@ use tokio_postgres::SimpleQueryMessage;
 use crate::map::HostName;
 use crate::mover::control::journal::{Hold, Signed};
 use crate::mover::control::session::{Hosts, Session};
-use crate::mover::copy::digest::set_workers;
+use crate::mover::copy::verify::set_workers;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::pg::quote_literal;
