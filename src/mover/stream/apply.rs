@@ -1,5 +1,6 @@
 //! Runs target transactions, one after the other. Statements are sent without waiting for the answers of earlier ones,
-//! rows of one table with the same operation are combined, and before the commit every answer is checked.
+//! and rows of one table with the same operation are combined. Every answer of a table's statement is checked before
+//! the commit is sent; the mover's own statements, which come last, are checked by the server.
 //!
 //! Invariant: nothing is committed unless each statement hit exactly the rows that it was meant for. (Rows of different
 //! tables may be changed in another order than at the source: foreign keys and triggers do not exist while changes are
@@ -16,6 +17,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::future::{MaybeDone, maybe_done};
 use lru::LruCache;
 use tokio_postgres::Statement;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{Format, IsNull, ToSql, Type, to_sql_checked};
 
 use crate::mover::control::session::Session;
@@ -152,8 +154,15 @@ pub(crate) struct Applier {
     waiting_bytes: usize,
     pub(crate) care: Care,
     open: bool,
-    /// Whether every statement of [`own`](Applier::own) in the transaction has hit its rows.
-    fitting: bool,
+}
+
+/// What became of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Committed {
+    Yes,
+    /// A statement of the mover's own did not hit its rows, so nothing of the transaction was committed.
+    No,
 }
 
 impl Applier {
@@ -178,7 +187,6 @@ impl Applier {
             waiting_bytes: 0,
             care,
             open: false,
-            fitting: true,
         })
     }
 
@@ -230,13 +238,13 @@ impl Applier {
         self.thin_out().await
     }
 
-    /// Runs a statement of the mover's own in the transaction. `rows` is how many rows it must hit.
+    /// Runs a statement of the mover's own in the transaction. One that must hit certain rows divides by zero if it does
+    /// not: [`commit`](Applier::commit) does not wait for its answer.
     pub(crate) async fn own(
         &mut self,
         what: &'static str,
         sql: &'static str,
         params: Vec<Box<dyn ToSql + Sync + Send>>,
-        rows: Option<u64>,
     ) -> Result<(), Failure> {
         self.begin();
         let purpose = Purpose { table: None, what, row: Vec::new() };
@@ -253,31 +261,53 @@ impl Applier {
             let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| &**param as &(dyn ToSql + Sync)).collect();
             session.client.execute(&statement, &params).await
         };
-        self.send(purpose, rows, 0, Box::pin(outcome));
+        self.send(purpose, None, 0, Box::pin(outcome));
         Ok(())
     }
 
-    /// Waits for all answers. Gives `Ok(false)` if an `own` statement did not hit its rows.
-    pub(crate) async fn settle(&mut self) -> Result<bool, Failure> {
+    /// Waits for all answers.
+    pub(crate) async fn settle(&mut self) -> Result<(), Failure> {
         self.flush_all().await?;
         while let Some(sent) = self.sent.pop_front() {
-            self.fitting &= self.answer(sent).await?;
-        }
-        Ok(self.fitting)
-    }
-
-    /// Commits, after [`settle`](Applier::settle).
-    pub(crate) async fn commit(&mut self) -> Result<(), Failure> {
-        if self.open {
-            self.session.batch("committing changes", "COMMIT").await?;
-            self.open = false;
+            self.answer(sent).await?;
         }
         Ok(())
+    }
+
+    /// Commits, after [`settle`](Applier::settle) and nothing but the mover's own statements since. The commit is sent
+    /// behind those, so that whoever waits behind a fence waits for one answer: if one of them fails, the server makes
+    /// a rollback of it.
+    pub(crate) async fn commit(&mut self) -> Result<Committed, Failure> {
+        if !self.open {
+            return Ok(Committed::Yes);
+        }
+        let session = self.session.clone();
+        let outcome = async move { session.client.batch_execute("COMMIT").await.map(|()| 0) };
+        self.send(Purpose { table: None, what: "committing changes", row: Vec::new() }, None, 0, Box::pin(outcome));
+        self.open = false;
+        let mut committed = Committed::Yes;
+        while let Some(mut sent) = self.sent.pop_front() {
+            (&mut sent.outcome).await;
+            // What comes behind a statement that has failed says only that one has failed.
+            if committed == Committed::Yes {
+                committed = self.fits(sent)?;
+            }
+        }
+        Ok(committed)
+    }
+
+    /// Whether an own statement that is answered has hit its rows.
+    fn fits(&self, mut sent: Sent) -> Result<Committed, Failure> {
+        match Pin::new(&mut sent.outcome).take_output().expect("an answer is looked at once") {
+            Ok(_) => Ok(Committed::Yes),
+            Err(error) if error.code() == Some(&SqlState::DIVISION_BY_ZERO) => Ok(Committed::No),
+            Err(error) => Err(self.failure(&sent.purpose, error)),
+        }
     }
 
     fn begin(&mut self) {
         if !self.open {
-            (self.open, self.fitting) = (true, true);
+            self.open = true;
             let session = self.session.clone();
             let outcome = async move {
                 // Deferrable constraints are checked at the end of the transaction, as at the source.
@@ -423,23 +453,21 @@ impl Applier {
     async fn thin_out(&mut self) -> Result<(), Failure> {
         while self.sent.len() > IN_FLIGHT || self.sent_bytes > BYTES_IN_FLIGHT {
             let Some(sent) = self.sent.pop_front() else { break };
-            self.fitting &= self.answer(sent).await?;
+            self.answer(sent).await?;
         }
         Ok(())
     }
 
-    async fn answer(&mut self, mut sent: Sent) -> Result<bool, Failure> {
+    async fn answer(&mut self, mut sent: Sent) -> Result<(), Failure> {
         self.sent_bytes -= sent.bytes;
         (&mut sent.outcome).await;
         match Pin::new(&mut sent.outcome).take_output().expect("an answer is looked at once") {
             Ok(rows) => match (&sent.purpose.table, sent.rows) {
-                (_, None) => Ok(true),
-                (_, Some(expected)) if rows == expected => Ok(true),
-                (None, Some(_)) => Ok(false),
-                (Some(layout), Some(expected)) => {
+                (Some(layout), Some(expected)) if rows != expected => {
                     let what = format!("{} hit {rows} rows instead of {expected}", sent.purpose.words());
                     Err(diverged(layout.shard, layout, what))
                 }
+                _ => Ok(()),
             },
             Err(error) => Err(self.failure(&sent.purpose, error)),
         }

@@ -222,7 +222,6 @@ impl TableState {
                     Box::new(json),
                     Box::new(snapshot.to_string()),
                 ],
-                Some(1),
             )
             .await?;
         if let Some(chunks) = &mut self.chunks {

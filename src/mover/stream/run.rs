@@ -15,7 +15,7 @@ use crate::mover::copy::snapshot::{Snapshot, widen};
 use crate::mover::protocol::error::Error;
 use crate::shard::ShardId;
 
-use crate::mover::stream::apply::{Applier, Care};
+use crate::mover::stream::apply::{Applier, Care, Committed};
 use crate::mover::stream::changes::{Followed, Tables};
 use crate::mover::stream::confirm::Confirmation;
 use crate::mover::stream::fault::{Failure, Fault};
@@ -347,16 +347,16 @@ impl<'a> Run<'a> {
                 ready.push((*shard, *attempt, hash.clone()));
             }
         }
+        self.applier.settle().await?;
+        let at = |applied, made_ready| if ready.is_empty() { applied } else { made_ready };
+        self.worker.options.failpoints.at(at("before applied", "before ready"))?;
         for (shard, attempt, hash) in &ready {
             self.make_ready(*shard, *attempt, hash).await?;
         }
         if !batch.touched.is_empty() {
             self.record(&batch.touched, batch.end).await?;
         }
-        self.settle(&batch.touched).await?;
-        let at = |applied, made_ready| if ready.is_empty() { applied } else { made_ready };
-        self.worker.options.failpoints.at(at("before applied", "before ready"))?;
-        self.applier.commit().await?;
+        self.commit_for(&batch.touched).await?;
         self.worker.options.failpoints.at(at("after applied", "after ready"))?;
         for shard in &batch.touched {
             if let Some(followed) = self.shards.get_mut(shard) {
@@ -388,8 +388,9 @@ impl<'a> Run<'a> {
     async fn make_ready(&mut self, shard: ShardId, attempt: i32, hash: &str) -> Result<(), Failure> {
         let Some(followed) = self.shards.get(&shard) else { return Ok(()) };
         let hold = followed.hold;
-        let sql = "UPDATE pgshard.incoming SET ready_attempt = $4, open_hash = $5
-            WHERE shard_id = $1 AND move_id = $2 AND lease = $3";
+        let sql = "WITH hit AS (UPDATE pgshard.incoming SET ready_attempt = $4, open_hash = $5
+                WHERE shard_id = $1 AND move_id = $2 AND lease = $3 RETURNING 1)
+            SELECT 1 / pg_catalog.count(*) FROM hit";
         self.applier
             .own(
                 "making a shard ready",
@@ -401,7 +402,6 @@ impl<'a> Run<'a> {
                     Box::new(attempt),
                     Box::new(hash.to_owned()),
                 ],
-                Some(1),
             )
             .await
     }
@@ -409,10 +409,12 @@ impl<'a> Run<'a> {
     /// Locks: rows of pgshard.progress that are ours, until the end of the target's transaction.
     async fn record(&mut self, shards: &BTreeSet<ShardId>, position: u64) -> Result<(), Failure> {
         let followed: Vec<&Followed> = shards.iter().filter_map(|shard| self.shards.get(shard)).collect();
-        let rows = followed.len() as u64;
-        let sql = "UPDATE pgshard.progress AS p SET applied_lsn = $2, breach = t.breach, updated_at = clock_timestamp()
-            FROM unnest($3::int4[], $4::uuid[], $5::pg_lsn[], $6::text[]) AS t(shard_id, lease, before, breach)
-            WHERE p.move_id = $1 AND p.shard_id = t.shard_id AND p.lease = t.lease AND p.applied_lsn = t.before";
+        let sql = "WITH hit AS (UPDATE pgshard.progress AS p
+                SET applied_lsn = $2, breach = t.breach, updated_at = clock_timestamp()
+                FROM unnest($3::int4[], $4::uuid[], $5::pg_lsn[], $6::text[]) AS t(shard_id, lease, before, breach)
+                WHERE p.move_id = $1 AND p.shard_id = t.shard_id AND p.lease = t.lease AND p.applied_lsn = t.before
+                RETURNING 1)
+            SELECT 1 / (pg_catalog.count(*) = pg_catalog.cardinality($3))::integer FROM hit";
         let numbers: Vec<i32> = followed.iter().map(|one| one.hold.shard.as_i32()).collect();
         let leases: Vec<Uuid> = followed.iter().map(|one| one.hold.lease).collect();
         let before: Vec<PgLsn> = followed.iter().map(|one| PgLsn::from(one.applied)).collect();
@@ -430,19 +432,17 @@ impl<'a> Run<'a> {
                     Box::new(before),
                     Box::new(breaches),
                 ],
-                Some(rows),
             )
             .await
     }
 
-    /// Checks that every statement has hit the rows that it was meant for; if not, finds the shards whose lease is
-    /// gone.
-    async fn settle(&mut self, touched: &BTreeSet<ShardId>) -> Result<(), Failure> {
-        if self.applier.settle().await? {
+    /// Commits, unless the rows of these shards are not what this mover has written; then it finds the shard whose lease
+    /// is gone.
+    async fn commit_for(&mut self, touched: &BTreeSet<ShardId>) -> Result<(), Failure> {
+        if self.applier.commit().await? == Committed::Yes {
             return Ok(());
         }
         let session = &self.applier.session;
-        session.batch("rolling back", "ROLLBACK").await?;
         let sql = "SELECT p.shard_id, p.lease FROM pgshard.progress p WHERE p.move_id = $1 AND NOT EXISTS (
             SELECT FROM pgshard.incoming i WHERE i.shard_id = p.shard_id AND i.move_id = p.move_id
             AND i.lease <> p.lease)";
@@ -474,8 +474,7 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         self.record(&behind, self.position).await?;
-        self.settle(&behind).await?;
-        self.applier.commit().await?;
+        self.commit_for(&behind).await?;
         for shard in &behind {
             if let Some(followed) = self.shards.get_mut(shard) {
                 followed.applied = self.position;
@@ -517,8 +516,7 @@ impl<'a> Run<'a> {
                     self.make_ready(shard, attempt, &open_hash).await?;
                     let one = BTreeSet::from([shard]);
                     self.record(&one, self.position).await?;
-                    self.settle(&one).await?;
-                    self.applier.commit().await?;
+                    self.commit_for(&one).await?;
                     if let Some(followed) = self.shards.get_mut(&shard) {
                         followed.applied = self.position;
                     }
