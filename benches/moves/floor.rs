@@ -1,6 +1,6 @@
 //! What no pause can be shorter than on these servers: its round trips and flushes, by hand, with hardly any work in
-//! them. The swap is a commit at the source that is not waited for; marker and decision are two that are, as are the
-//! last changes and the open at the target, before which the open is prepared by a question.
+//! them. The swap is a commit at the source that is not waited for, and the open is one at the target; marker and
+//! decision at the source, and the last changes at the target, are waited for. A question prepares the open.
 
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ impl Floor {
                 target.commit().await;
                 target.ask().await;
                 source.commit().await;
-                target.commit().await;
+                target.commit_later().await;
                 chains.push(Chain { began, took: began.elapsed() });
             }
             chains

@@ -237,6 +237,15 @@ impl Session {
         self.client.batch_execute(sql).await.map_err(|error| self.failed(what, error))
     }
 
+    /// Makes everything durable that is committed on this server by now, in whatever session.
+    ///
+    /// Locks: none. Writes a message of a few bytes to the WAL, which no stream of ours asks for, and waits for the
+    /// disk, and for the synchronous standbys if there are any.
+    pub(crate) async fn flush(&self, what: &'static str) -> Result<(), Error> {
+        let sql = "SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'pgshard', '')";
+        self.batch(what, &format!("BEGIN; {sql}; COMMIT")).await
+    }
+
     /// Runs one statement that was composed of what another host says. It is sent in such a way that the server refuses
     /// a text with several statements: an expression from a catalog is a part of the statement, and must not end it.
     pub(crate) async fn statement(&self, what: &'static str, sql: &str) -> Result<(), Error> {

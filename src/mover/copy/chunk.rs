@@ -58,22 +58,15 @@ pub(crate) async fn copy(
         sizes.push(Copied { rows, bytes });
     }
     source.batch(what, "ROLLBACK").await?;
-    flush(source).await?;
+    // What the snapshot has seen: a transaction that committed asynchronously, or was rolled back, may be lost in a
+    // crash, and its number used again. The changes of the second transaction with the number would then be skipped as
+    // seen.
+    source.flush("making the snapshot durable").await?;
     prove_lease(target, work.hold).await?;
     let done = keep(target, work, chunks, &sizes, &snapshot).await?;
     options.at("in a chunk")?;
     target.batch(what, if done { "COMMIT" } else { "ROLLBACK" }).await?;
     Ok(done.then_some(sizes))
-}
-
-/// Makes durable what a snapshot of this server has seen. A transaction that committed asynchronously, or was rolled
-/// back, may be lost in a crash, and its number used again. The changes of the second transaction with the number would
-/// then be skipped as seen.
-///
-/// Locks: none. Writes a message of a few bytes to the WAL, which no stream of ours asks for, and waits for the disk.
-pub(crate) async fn flush(source: &Session) -> Result<(), Error> {
-    let sql = "SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'pgshard', '')";
-    source.batch("making the snapshot durable", &format!("BEGIN; {sql}; COMMIT")).await
 }
 
 fn table_of<'w>(work: &'w ShardCopy, chunk: &Chunk) -> Result<&'w TableShape, Error> {

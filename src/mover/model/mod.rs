@@ -198,6 +198,7 @@ impl Protocol {
             }
             Action::HostCrash(Host::Target) => {
                 after.faults.target_crashes -= 1;
+                after.seen.unopened |= after.target.live.serving && !after.target.durable.serving;
                 after.target.crash();
                 after.locked_by = None;
                 Self::disconnect(&mut after, Host::Target);

@@ -492,7 +492,6 @@ impl Protocol {
             At::CommitOpen { attempt } => {
                 after.locked_by = None;
                 target.live = target.live.opened();
-                target.flush();
                 let swapped = self.mutant == Some(Mutant::OpenBeforeDecide);
                 Ran::Then(if swapped { At::Decide { attempt } } else { At::Look })
             }
@@ -504,7 +503,14 @@ impl Protocol {
                 }
                 Ran::Then(At::Look)
             }
-            At::Publish => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Kept))),
+            // The connection is the one that has seen it open: it breaks if the target crashes.
+            At::Publish if !target.live.serving => Ran::Again,
+            At::Publish => {
+                if self.mutant != Some(Mutant::PublishedBeforeDurable) {
+                    target.flush();
+                }
+                then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Kept)))
+            }
             _ => return None,
         })
     }

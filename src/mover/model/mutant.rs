@@ -39,10 +39,12 @@ pub(super) enum Mutant {
     /// A prepared open that fails ends the wait for the examination behind the fence, and the target's word alone is
     /// enough to decide.
     OpenCutsTheLookShort,
+    /// The map is published, and the old copy given up, before the open is durable.
+    PublishedBeforeDurable,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Mutant; 17] = [
+    pub(super) const ALL: [Mutant; 18] = [
         Mutant::FenceWithoutBarrier,
         Mutant::StopBeforeBarrier,
         Mutant::StopAtWalPosition,
@@ -60,5 +62,6 @@ impl Mutant {
         Mutant::DecideAnyFence,
         Mutant::AsynchronousControl,
         Mutant::OpenCutsTheLookShort,
+        Mutant::PublishedBeforeDurable,
     ];
 }

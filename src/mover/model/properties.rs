@@ -15,7 +15,7 @@ pub(super) const NO_MISPLACED_WRITE: &str = "no write is accepted by a host that
 pub(super) const FENCE_BEFORE_STOP: &str = "no writer is in flight at the marker, and none commits after it";
 pub(super) const DECIDE_ONCE: &str = "what is decided stays decided";
 pub(super) const OPEN_NEEDS_DECISION: &str = "the target serves only once the source has decided";
-pub(super) const ROUTERS_FORWARD: &str = "a router is sent to the target only once it serves";
+pub(super) const ROUTERS_FORWARD: &str = "a router is sent to the target only once it serves, or has served";
 pub(super) const NO_RESURRECTION: &str = "a mover that was taken over changes nothing";
 pub(super) const LEDGER_COVERS: &str = "what exists is in a ledger";
 pub(super) const DROP_SAFE: &str = "the old copy is dropped only when the target serves durably";
@@ -34,7 +34,7 @@ pub(super) fn all() -> Vec<Property<Protocol>> {
         Property::always(DECIDE_ONCE, |_, w: &World| !w.seen.decided || is_moved(w)),
         Property::always(OPEN_NEEDS_DECISION, |_, w: &World| !w.target.live.serving || is_moved(w)),
         Property::always(ROUTERS_FORWARD, |_, w: &World| {
-            w.target.live.serving || !w.routers.iter().any(believes_target)
+            w.target.live.serving || w.seen.unopened || !w.routers.iter().any(believes_target)
         }),
         Property::always(NO_RESURRECTION, |_, w: &World| !w.seen.zombie),
         Property::always(LEDGER_COVERS, |_, w: &World| is_covered(w)),

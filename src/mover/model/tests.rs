@@ -106,6 +106,9 @@ fn hosts_that_crash() {
             let faults = Faults { source_crashes, target_crashes, ..NONE };
             keeps_its_rules(Bounds { direct: true, fences: 1, faults, ..bounds(mode) });
         }
+        // A router may have been at the target when its open was lost.
+        let faults = Faults { target_crashes: 1, ..NONE };
+        keeps_its_rules(Bounds { routers: 1, fences: 1, faults, ..bounds(mode) });
     }
 }
 
@@ -163,6 +166,7 @@ fn killer(mutant: Mutant) -> (&'static str, Bounds) {
         Mutant::OpenCutsTheLookShort => {
             (LOOKED_BEHIND, Bounds { faults: Faults { lost_messages: 1, ..NONE }, ..online })
         }
+        Mutant::PublishedBeforeDurable => (DROP_SAFE, Bounds { fences: 1, faults: target_crashes, ..online }),
         Mutant::AsynchronousControl => (NEVER_STRANDED, Bounds { fences: 1, faults: source_crashes, ..blocking }),
     }
 }

@@ -359,6 +359,8 @@ pub(super) struct Seen {
     pub(super) unchecked: bool,
     /// A takeover happened while the shard was fenced.
     pub(super) taken_while_fenced: bool,
+    /// A crash of the target has lost its open.
+    pub(super) unopened: bool,
     /// A router has opened the target.
     pub(super) opened_by_router: bool,
 }

@@ -1,9 +1,9 @@
 //! Prepare the open, decide, commit the open.
 //!
 //! Before: fenced for this attempt, and the target is ready for it. After: the source has given the shard away, and the
-//! target serves it. If the mover dies before decide, the target's transaction is rolled back and the fence expires. If
-//! it dies after decide, any resume, or any router that meets the signpost, opens the target with the token that decide
-//! gave away.
+//! target serves it; publish makes that durable (`docs/decisions/0040`). If the mover dies before decide, the target's
+//! transaction is rolled back and the fence expires. If it dies after decide, or the target crashes and has lost the
+//! open, any resume, or any router that meets the signpost, opens the target with the token that decide gave away.
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,8 @@ impl ShardMove<'_> {
     }
 
     /// Runs the open without committing it. What comes next in this session is [`decide`](ShardMove::decide) or a
-    /// rollback.
+    /// rollback. The commit will not wait for the disk, nor for standbys: applications wait for it, and whatever one of
+    /// them commits at the target is after it in the log.
     ///
     /// Locks: on the target the rows of the shard and the tuples of its schemas, and the locks of foreign keys and
     /// triggers on tables that only [`hold_tables`](ShardMove::hold_tables) has locked; to the end of the transaction.
@@ -94,7 +95,8 @@ impl ShardMove<'_> {
         let began = Instant::now();
         // The timeout is for a mover that is paused here: otherwise nobody could open the target once the source has
         // decided.
-        let sql = "SELECT set_config('idle_in_transaction_session_timeout', '2s', true), pgshard.open($1, $2, $3, $4)";
+        let sql = "SELECT set_config('idle_in_transaction_session_timeout', '2s', true), pgshard.open($1, $2, $3, $4),
+            set_config('synchronous_commit', 'off', true)";
         target.typed_rows(what, sql, &params).await?;
         self.timings.since("open", began);
         self.at("after open prepared")

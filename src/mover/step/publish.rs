@@ -21,6 +21,14 @@ use crate::schema::catalog::Namespace;
 use crate::store::{self, MapStore};
 
 impl ShardMove<'_> {
+    /// Makes the open durable: from here on others rely on it. The session is the one in which the target was seen to
+    /// be open, so the server has not crashed since.
+    ///
+    /// Locks: none.
+    pub(crate) async fn keep_open(&self) -> Result<(), Error> {
+        self.target.flush("making the open durable").await
+    }
+
     /// Publishes the shard's new host to the map.
     pub(crate) async fn publish(&self, store: &dyn MapStore) -> Result<(), Error> {
         self.at("before publish")?;

@@ -238,8 +238,8 @@ impl Applier {
         self.thin_out().await
     }
 
-    /// Runs a statement of the mover's own in the transaction. One that must hit certain rows divides by zero if it does
-    /// not: [`commit`](Applier::commit) does not wait for its answer.
+    /// Runs a statement of the mover's own in the transaction. One that must hit certain rows divides by zero if it
+    /// does not: [`commit`](Applier::commit) does not wait for its answer.
     pub(crate) async fn own(
         &mut self,
         what: &'static str,

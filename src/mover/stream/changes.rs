@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use crate::mover::control::journal::Hold;
 use crate::mover::control::session::Session;
-use crate::mover::copy::chunk::flush;
 use crate::mover::copy::chunks::{Chunks, Unseen};
 use crate::mover::copy::snapshot::Snapshot;
 use crate::mover::preflight::table::TableShape;
@@ -273,7 +272,7 @@ async fn read_row(
             texts.iter().map(|text| text as &(dyn tokio_postgres::types::ToSql + Sync)).collect();
         let rows = source.rows(what, &layout.reread(&name), &params).await?;
         source.batch(what, "COMMIT").await?;
-        flush(source).await?;
+        source.flush("making the snapshot durable").await?;
         let values = rows.first().map(|row| row.get::<_, Vec<Option<String>>>(0)).transpose()?;
         let bytes = |value: Option<String>| value.map(|value| value.into_bytes().into());
         let values = values.map(|values| values.into_iter().map(bytes).collect());

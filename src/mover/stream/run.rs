@@ -436,8 +436,8 @@ impl<'a> Run<'a> {
             .await
     }
 
-    /// Commits, unless the rows of these shards are not what this mover has written; then it finds the shard whose lease
-    /// is gone.
+    /// Commits, unless the rows of these shards are not what this mover has written; then it finds the shard whose
+    /// lease is gone.
     async fn commit_for(&mut self, touched: &BTreeSet<ShardId>) -> Result<(), Failure> {
         if self.applier.commit().await? == Committed::Yes {
             return Ok(());

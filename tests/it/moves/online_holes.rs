@@ -206,6 +206,57 @@ on_each_version! {
         assert!(lost > 0, "a swap is lost");
     }
 
+    /// The target crashes right after its open, whose commit does not wait for the disk. Where it is lost, whoever goes
+    /// on opens the target again: the mover itself, or a resume if the mover died as well. What was written there
+    /// before the crash is durable, and then so is the open.
+    async fn an_open_that_is_lost(version) {
+        let world = world(version, "").await;
+        for host in 0..2 {
+            flush_late(&world, host).await;
+        }
+        let (mut lost, mut kept) = (0, 0);
+        for (turn, mode) in ["online", "blocking", "online", "blocking", "online", "online"].into_iter().enumerate() {
+            let from = world.host_of(0);
+            let to = 1 - from;
+            let mut written = rows(&world, from, "users").await;
+            let args = ["move", "0", "--to", &format!("db{}", to + 1), "--mode", mode, "--yes"];
+            let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after open=stop")]).spawn().unwrap();
+            let pid = stopped(&child).await;
+            assert_eq!(world.state(to, 0).await, "serving");
+            let with_a_write = turn >= 4;
+            if with_a_write {
+                let insert = "INSERT INTO shard_0000.users (name) VALUES ('early')";
+                world.servers.app(to).await.batch_execute(insert).await.unwrap();
+                written = rows(&world, to, "users").await;
+            }
+            tokio::task::block_in_place(|| world.servers.server(to).restart(StopMode::Immediate)).unwrap();
+            match world.state(to, 0).await.as_str() {
+                "serving" => kept += 1,
+                _ => lost += 1,
+            }
+            assert!(!with_a_write || world.state(to, 0).await == "serving");
+            if turn % 2 == 0 {
+                go_on(pid);
+                never_stopped(child).await.ended(0);
+            } else {
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+                never_stopped(child).await.ended(-9);
+                world.run(&["moves", "resume"]).await.ended(0);
+            }
+            assert_eq!(rows(&world, to, "users").await, written, "{mode}");
+            world.audit_places().await;
+        }
+        assert!(lost > 0 && kept > 0, "{lost} opens are lost, {kept} are not");
+        // The map names no host that could lose its open.
+        let to = 1 - world.host_of(0);
+        let args = ["move", "0", "--to", &format!("db{}", to + 1), "--mode", "online", "--yes"];
+        let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after publish=stop")]).spawn().unwrap();
+        let pid = stopped(&child).await;
+        tokio::task::block_in_place(|| world.servers.server(to).restart(StopMode::Immediate)).unwrap();
+        assert_eq!(world.state(to, 0).await, "serving");
+        to_the_end(&world, child, pid).await;
+    }
+
     /// Row level security moves with its table, and on neither host does it show a tenant more than it should. If it is
     /// forced, it would hide rows from the mover's role, unless that may bypass it.
     async fn hole_06_row_level_security(version) {

@@ -59,7 +59,7 @@ impl Driver<'_> {
     /// Makes new connections after an error that leaves the outcome unknown, for as long as the shard may be closed.
     /// After that time it gives the error itself: a target that can be reached but never opened would keep the shard
     /// closed for ever.
-    async fn reconnect(&mut self, error: Error) -> Result<(), Error> {
+    pub(super) async fn reconnect(&mut self, error: Error) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let until = *self.failing_since.get_or_insert_with(Instant::now) + OPEN_FOR;
         if Instant::now() >= until {
@@ -94,8 +94,12 @@ impl Driver<'_> {
         self.context.observer.tell(Event::Opened { shard, host, pause });
     }
 
-    /// Publishes the map, begins the audit, and keeps the old copy.
+    /// Publishes the map, begins the audit, and keeps the old copy. If the target has lost the open in a crash, it is
+    /// observed again instead.
     pub(in crate::mover::runner) async fn publish(&mut self, entry: &Entry) -> Result<(), Error> {
+        if let Err(error) = self.work.keep_open().await {
+            return self.reconnect(error).await;
+        }
         if let Copying::Online(online) = &self.copying {
             // The follower needs the records that are deleted now: otherwise it would take that for the work of another
             // mover, and warn.

@@ -108,13 +108,20 @@ impl<'a> Driver<'a> {
         (Rest { built: self.built, compared_on: self.remembered.compared_on, audit: self.audit }, self.work)
     }
 
-    /// Asks both hosts for their present state.
+    /// Asks both hosts for their present state. Once it has opened the target, it does so on new connections if it has
+    /// to: a target that has crashed since may have to be opened again.
     pub(super) async fn observe(&mut self) -> Result<Observation, Error> {
         let shard = self.work.hold.shard;
         if self.heartbeat.is_lost(shard) {
             return Err(Error::LeaseLost { shard });
         }
-        let now = observe(&self.work.source, &self.work.target, self.work.hold).await?;
+        let now = match observe(&self.work.source, &self.work.target, self.work.hold).await {
+            Err(error @ Error::Database { .. }) if self.pause.is_some() => {
+                self.reconnect(error).await?;
+                observe(&self.work.source, &self.work.target, self.work.hold).await?
+            }
+            observed => observed?,
+        };
         if let (None, Some(ago)) = (self.fenced_at, now.fenced_for) {
             self.fenced_at = Instant::now().checked_sub(ago);
         }
