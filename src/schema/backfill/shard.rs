@@ -173,10 +173,11 @@ impl OnShard<'_> {
             Ok(key) => key,
             Err(words) => return Ok(Step::Failed(BackfillFault::Unfit { words })),
         };
-        // The backfill ends at the last key of now: the application already adds later rows in the new form.
+        // The backfill ends at the last key of now: the application already adds later rows in the new form. ORDER BY
+        // names the table: its own name alone would be that of the text that is selected, and 9 comes after 10 there.
         let sql = format!(
-            "INSERT INTO {} (name, checksum, until) VALUES ({}, {}, (SELECT {column}::text FROM {}
-             ORDER BY {column} DESC LIMIT 1)) ON CONFLICT (name) DO NOTHING; COMMIT",
+            "INSERT INTO {} (name, checksum, until) VALUES ({}, {}, (SELECT t.{column}::text FROM {} t
+             ORDER BY t.{column} DESC LIMIT 1)) ON CONFLICT (name) DO NOTHING; COMMIT",
             self.of_shard(TABLE),
             quote_literal(self.backfill.name()),
             quote_literal(self.backfill.checksum()),
@@ -297,12 +298,14 @@ impl OnShard<'_> {
         until: &str,
     ) -> Result<Option<(String, String)>, tokio_postgres::Error> {
         let (column, kind) = (quote_ident(&key.column), &key.kind);
-        let after = after.map(|after| format!("{column} > {}::{kind} AND ", quote_literal(after))).unwrap_or_default();
+        let after = after.map(|after| format!("t.{column} > {}::{kind} AND ", quote_literal(after)));
+        let after = after.unwrap_or_default();
+        // As above: by the key, not by its text.
         let sql = format!(
-            "WITH range AS MATERIALIZED (SELECT {column} AS key FROM {} WHERE {after}{column} <= {}::{kind}
-                 ORDER BY {column} LIMIT {keys})
-             SELECT (SELECT key::text FROM range ORDER BY key LIMIT 1),
-                 (SELECT key::text FROM range ORDER BY key DESC LIMIT 1)",
+            "WITH range AS MATERIALIZED (SELECT t.{column} AS key FROM {} t WHERE {after}t.{column} <= {}::{kind}
+                 ORDER BY t.{column} LIMIT {keys})
+             SELECT (SELECT r.key::text FROM range r ORDER BY r.key LIMIT 1),
+                 (SELECT r.key::text FROM range r ORDER BY r.key DESC LIMIT 1)",
             self.of_shard(self.backfill.table()),
             quote_literal(until)
         );

@@ -75,7 +75,60 @@ fn once(shards: u16, rows: usize) -> Vec<String> {
     (0..shards).map(|shard| format!("shard_{shard:04} 1: {rows}")).collect()
 }
 
+/// Types of keys, and keys of each for the numbers g from 1 to 1500, of which no two are the same. Their texts come in
+/// another order than they do themselves.
+const KEYS: [(&str, &str); 17] = [
+    ("bigint", "g::bigint * g * g - 500000"),
+    ("integer", "g * 3 - 1000"),
+    ("smallint", "g - 700"),
+    ("numeric(20,3)", "(g - 700) / 3.0"),
+    ("numeric", "g * 10.0 ^ (g % 30 - 15)"),
+    ("double precision", "(g - 700) / 7::float8"),
+    ("text", "substr(md5(g::text), 1, 1 + g % 9) || '-' || g"),
+    ("text COLLATE \"C\"", "CASE WHEN g % 2 = 0 THEN 'a' ELSE 'B' END || g"),
+    ("varchar(40)", "repeat('z', g % 5) || g || 'é'"),
+    ("character(12)", "'k' || g"),
+    ("date", "date '1999-06-01' + g"),
+    ("timestamptz", "timestamptz '1999-12-01 00:00:00.123456+01' + g * interval '7 hours 13 minutes 0.1 seconds'"),
+    ("timestamp", "timestamp '0012-12-01 BC' + g * interval '3 days'"),
+    ("interval", "g * interval '97 minutes' - interval '20 days'"),
+    ("uuid", "md5(g::text)::uuid"),
+    ("bytea", "decode(substr(md5(g::text), 1, 2 * (1 + g % 15)) || lpad(to_hex(g), 4, '0'), 'hex')"),
+    ("inet", "inet '9.255.254.250' + g"),
+];
+
 on_each_version! {
+    /// Each row is touched once, whatever the keys are: PostgreSQL says what comes after what, and not the texts of
+    /// keys.
+    async fn whatever_the_keys_are(version) {
+        let tables: Vec<String> = KEYS.iter().enumerate().map(|(n, (kind, _))| {
+            format!("CREATE TABLE {{shard}}.of_{n} (id {kind} PRIMARY KEY, n int NOT NULL DEFAULT 0);")
+        }).collect();
+        // Ranges by its first column end in the middle of rows that have the same.
+        let pairs = "CREATE TABLE {shard}.pairs (id int, b int, n int NOT NULL DEFAULT 0, PRIMARY KEY (id, b));";
+        let tables = format!("{}{pairs}", tables.concat());
+        let world = World::with_tables(&[version, version], 2, &[("0001_tables.sql", &tables)]).await;
+        let client = world.servers.app(0).await;
+        for (n, (_, key)) in KEYS.iter().enumerate() {
+            let sql = format!("INSERT INTO shard_0000.of_{n} (id) SELECT {key} FROM generate_series(1, 1500) g");
+            client.batch_execute(&sql).await.unwrap();
+        }
+        let sql = "INSERT INTO shard_0000.pairs (id, b) SELECT g % 40 * 7, g FROM generate_series(1, 1500) g";
+        client.batch_execute(sql).await.unwrap();
+        let names: Vec<String> = (0..KEYS.len()).map(|n| format!("of_{n}")).chain(["pairs".to_owned()]).collect();
+        for (n, name) in names.iter().enumerate() {
+            let file = format!("{name}.sql");
+            let once = if name == "pairs" { "n = 1" } else { "n = n + 1" };
+            let sql = format!("UPDATE {{shard}}.{name} SET {once} WHERE id BETWEEN {{low}} AND {{high}}");
+            world.servers.write(&file, &sql);
+            let file = world.servers.directory().join(&file);
+            let args = ["migrate", "backfill", file.to_str().unwrap(), "--table", name, "--range-ms", "1"];
+            world.run(&args).await.ended(0);
+            let counted = format!("SELECT n || ': ' || count(*) FROM shard_0000.{name} GROUP BY n ORDER BY n");
+            assert_eq!(lines(&client, &counted).await, "1: 1500\n", "{name}: {:?}", KEYS.get(n));
+        }
+    }
+
     /// It is killed at any moment, interrupted, and run by two operators at once: each row is touched once. A further
     /// run has nothing to do; an edited statement is refused.
     async fn each_row_once(version) {
