@@ -84,6 +84,32 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
+    /// Numbers that are those of shards: all shards have a 1, but shard 2, which has a 2; or each has its own, but
+    /// shard 4, which has a 6. That shard is named, and shard 1 is not.
+    async fn the_odd_one_is_named_whatever_its_number_is(version) {
+        let tables = "CREATE TABLE {shard}.t (a int DEFAULT 1, b numeric(12,1), c varchar(1), CHECK (a >= 1))";
+        let world = World::with_tables(&[version, version], 8, &[("0001_tables.sql", tables)]).await;
+        world.run(&["check", "--ddl"]).await.ended(0);
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        let change = "ALTER TABLE shard_0002.t ALTER a SET DEFAULT 2, ALTER c TYPE varchar(2),
+            DROP CONSTRAINT t_a_check, ADD CONSTRAINT t_a_check CHECK (a >= 2)";
+        db1.batch_execute(change).await.unwrap();
+        for shard in 0..8 {
+            let own = if shard == 4 { 6 } else { shard };
+            let sql = format!("COMMENT ON TABLE shard_{shard:04}.t IS 'of {own}'");
+            let client = if world.host_of(shard) == 0 { &db1 } else { &db2 };
+            client.batch_execute(&sql).await.unwrap();
+        }
+        let said = findings(&world, &["check", "--ddl"]).await;
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(said[0].starts_with("ddl_differs: shard 2: defined differently from 6 others: "), "{said:?}");
+        for what in ["DEFAULT 2, elsewhere", "character varying(2)", "CHECK ((a >= 2)), elsewhere CHECK ((a >= 1))"] {
+            assert!(said[0].contains(what), "{said:?}");
+        }
+        assert!(said[1].starts_with("ddl_differs: shard 4: defined differently from 6 others: "), "{said:?}");
+        assert!(said[1].contains("of 6, elsewhere of "), "{said:?}");
+    }
+
     /// What can be altered by hand apart from tables and columns, one thing after the other: the change is seen, and so
     /// is its repair.
     async fn each_is_seen(version) {

@@ -9,10 +9,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use self::classes::{Values, classes};
 use super::finding::{Finding, Findings, Severity};
 use crate::map::HostName;
 use crate::shard::ShardId;
 
+mod classes;
 mod number;
 mod read;
 
@@ -20,7 +22,11 @@ pub use read::definitions;
 
 /// The definitions of a host's shards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Definitions(Vec<Property>);
+pub struct Definitions {
+    properties: Vec<Property>,
+    /// The values that were read: some, of properties in which shards differ.
+    texts: BTreeMap<Subject, BTreeMap<ShardId, String>>,
+}
 
 /// A property of an object, and the shards that have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,10 +34,14 @@ struct Property {
     subject: Subject,
     /// A digest that is equal where the value is equal, apart from the shard's number.
     digest: String,
-    /// The value in the first of the shards, if it was read: it is where shards have different digests.
-    text: Option<String>,
     shards: Vec<ShardId>,
+    /// The digests of the values as they are, in the order of the shards. Empty if their numbers are not in them: then
+    /// [`digest`](Property::digest) is that of all.
+    plain: Vec<String>,
 }
+
+/// Properties of shards.
+type Wanted = BTreeMap<ShardId, BTreeSet<Subject>>;
 
 /// `table photos`, and which property: `column title`; empty for the object itself.
 type Subject = (String, String);
@@ -45,17 +55,14 @@ const SAID_MAX: usize = 12;
 /// Reports shards whose definition differs from most, and hosts that could not be asked.
 pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
     let mut findings = Findings::default();
-    let mut all: Vec<&Property> = Vec::new();
     for (host, definitions) in survey {
-        match definitions {
-            Ok(definitions) => all.extend(&definitions.0),
-            Err(reason) => {
-                let remedy = "see what the server's log says".to_owned();
-                findings.add(Severity::Error, "definitions_unread", Some(host), reason.clone(), remedy);
-            }
+        if let Err(reason) = definitions {
+            let remedy = "see what the server's log says".to_owned();
+            findings.add(Severity::Error, "definitions_unread", Some(host), reason.clone(), remedy);
         }
     }
-    let classes = classes(&all);
+    let read: Vec<&Definitions> = survey.values().filter_map(|definitions| definitions.as_ref().ok()).collect();
+    let classes = classes(&read);
     let mut groups: HashMap<Signature, Vec<ShardId>> = HashMap::new();
     for (shard, signature) in signatures(&classes) {
         groups.entry(signature).or_default().push(shard);
@@ -70,7 +77,7 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
         let mut keys: Vec<usize> = here.keys().chain(there.keys()).copied().collect();
         keys.sort_unstable();
         keys.dedup();
-        let text = |at: usize, class: Option<&usize>| class.map(|class| classes[at].1[*class].0.unwrap_or_default());
+        let text = |at: usize, class: Option<&usize>| class.map(|class| classes[at].1[*class].text());
         let mut said: Vec<String> = keys
             .iter()
             .take(SAID_MAX)
@@ -92,11 +99,11 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
 /// The shards of each host with the same definition, together.
 pub(crate) fn made_alike(survey: &DefinitionSurvey) -> Vec<(HostName, Vec<ShardId>)> {
     let read = || survey.iter().filter_map(|(host, definitions)| Some((host, definitions.as_ref().ok()?)));
-    let all: Vec<&Property> = read().flat_map(|(_, definitions)| &definitions.0).collect();
+    let all: Vec<&Definitions> = read().map(|(_, definitions)| definitions).collect();
     let signatures = signatures(&classes(&all));
     let mut groups: BTreeMap<(&HostName, &Signature), BTreeSet<ShardId>> = BTreeMap::new();
     for (host, definitions) in read() {
-        for shard in definitions.0.iter().flat_map(|property| &property.shards) {
+        for shard in definitions.properties.iter().flat_map(|property| &property.shards) {
             if let Some(signature) = signatures.get(shard) {
                 groups.entry((host, signature)).or_default().insert(*shard);
             }
@@ -111,67 +118,13 @@ type Signature = Vec<(usize, usize)>;
 fn signatures(classes: &[Values<'_>]) -> BTreeMap<ShardId, Signature> {
     let mut of_shards: BTreeMap<ShardId, Signature> = BTreeMap::new();
     for (at, (_, values)) in classes.iter().enumerate() {
-        for (class, (_, shards)) in values.iter().enumerate() {
-            for shard in shards {
+        for (class, value) in values.iter().enumerate() {
+            for shard in &value.shards {
                 of_shards.entry(*shard).or_default().push((at, class));
             }
         }
     }
     of_shards
-}
-
-/// A property with its values, as far as they were read, and the shards that have each.
-type Values<'a> = (Subject, Vec<(Option<&'a str>, Vec<ShardId>)>);
-
-/// The properties by their subject; objects that have their shard's number in their name count as one.
-fn by_object<'a>(all: &[&'a Property]) -> BTreeMap<Subject, Vec<&'a Property>> {
-    let mut counts: HashMap<&Subject, usize> = HashMap::new();
-    for property in all {
-        *counts.entry(&property.subject).or_default() += property.shards.len();
-    }
-    let mut by_subject: BTreeMap<Subject, Vec<&'a Property>> = BTreeMap::new();
-    for property in all {
-        // An object that only one shard has may have that shard's number in its name, where the others have theirs.
-        let key = match (counts[&property.subject], property.shards.first()) {
-            (1, Some(shard)) => (number::out_of(&property.subject.0, *shard), property.subject.1.clone()),
-            _ => property.subject.clone(),
-        };
-        by_subject.entry(key).or_default().push(property);
-    }
-    by_subject
-}
-
-/// The values of every property; values that differ only in the shard's number count as one.
-fn classes<'a>(all: &[&'a Property]) -> Vec<Values<'a>> {
-    let classes = by_object(all).into_iter().map(|(key, properties)| {
-        let mut by_digest: BTreeMap<&str, (&Property, Vec<ShardId>)> = BTreeMap::new();
-        for property in properties {
-            let class = by_digest.entry(&property.digest).or_insert((property, Vec::new()));
-            if class.0.text.is_none() {
-                class.0 = property;
-            }
-            class.1.extend(&property.shards);
-        }
-        // A number that all shards have in a text may be the own number of one of them.
-        let mut classes: Vec<(&Property, Vec<ShardId>)> = Vec::new();
-        for (property, shards) in by_digest.into_values() {
-            match classes.iter_mut().find(|(first, _)| alike(first, property)) {
-                Some((_, same)) => same.extend(shards),
-                None => classes.push((property, shards)),
-            }
-        }
-        (key, classes.into_iter().map(|(first, shards)| (first.text.as_deref(), shards)).collect())
-    });
-    classes.collect()
-}
-
-fn alike(a: &Property, b: &Property) -> bool {
-    match (&a.text, &b.text, a.shards.first(), b.shards.first()) {
-        (Some(text_a), Some(text_b), Some(of_a), Some(of_b)) => {
-            text_a == text_b || number::alike(text_a, *of_a, text_b, *of_b)
-        }
-        _ => false,
-    }
 }
 
 /// `table photos: column caption: missing`, or what it is and what it should be.
@@ -196,16 +149,24 @@ mod tests {
     use super::super::tables::{host, shard};
     use super::*;
 
+    /// Values of properties of shards, and what is said of them. Digests and texts are made as the queries make them.
+    pub(super) fn definitions(properties: &[(&str, &str, &str, &[u16])]) -> Definitions {
+        let mut made = Definitions::default();
+        for (object, name, value, shards) in properties {
+            let subject = ((*object).to_owned(), (*name).to_owned());
+            for shard in shards.iter().map(|number| shard(*number)) {
+                let digest = number::out_of(value, shard);
+                let plain = if digest == *value { Vec::new() } else { vec![(*value).to_owned()] };
+                made.properties.push(Property { subject: subject.clone(), digest, shards: vec![shard], plain });
+                made.texts.entry(subject.clone()).or_default().insert(shard, (*value).to_owned());
+            }
+        }
+        made
+    }
+
     fn found(properties: &[(&str, &str, &str, &[u16])]) -> Vec<String> {
-        let property = |(object, property, value, shards): &(&str, &str, &str, &[u16])| Property {
-            subject: ((*object).to_owned(), (*property).to_owned()),
-            digest: (*value).to_owned(),
-            text: Some((*value).to_owned()),
-            shards: shards.iter().map(|number| shard(*number)).collect(),
-        };
-        let definitions = Definitions(properties.iter().map(property).collect());
-        let findings = compare(&DefinitionSurvey::from([(host("db1"), Ok(definitions))]));
-        findings.into_iter().map(|finding| finding.message).collect()
+        let survey = DefinitionSurvey::from([(host("db1"), Ok(definitions(properties)))]);
+        compare(&survey).into_iter().map(|finding| finding.message).collect()
     }
 
     #[test]
@@ -244,5 +205,32 @@ mod tests {
             found(&[("function f()", "", "SELECT 7", &[7]), ("function f()", "", "SELECT 8", &[9, 10])]),
             ["shard 7: defined differently from 2 others: function f(): SELECT 7, elsewhere SELECT 8"]
         );
+    }
+
+    /// All shards have one number, or each has its own, and one shard has another: that one is named, and no other, for
+    /// all numbers there can be.
+    #[test]
+    fn the_odd_one_is_named_whatever_its_number_is() {
+        for shards in [5_u16, 12] {
+            for (odd, wrong) in (0..shards).flat_map(|odd| (0..=shards).map(move |wrong| (odd, wrong))) {
+                let own = (0..shards).map(|shard| (shard, if shard == odd { wrong } else { shard }));
+                let of_all = |all| move |shard| (shard, if shard == odd { wrong } else { all });
+                let mut worlds: Vec<(bool, Vec<(u16, u16)>)> = vec![(wrong != odd, own.collect())];
+                worlds.extend((0..=shards).map(|all| (wrong != all, (0..shards).map(of_all(all)).collect())));
+                for (is_odd, world) in worlds {
+                    let values: Vec<String> =
+                        world.iter().map(|(_, number)| format!("numeric(12,1) DEFAULT {number}")).collect();
+                    let numbers: Vec<u16> = (0..shards).collect();
+                    let one = |at: usize| ("table t", "column a", values[at].as_str(), &numbers[at..=at]);
+                    let properties: Vec<_> = (0..values.len()).map(one).collect();
+                    let named: Vec<String> = found(&properties)
+                        .iter()
+                        .map(|said| said.split(": ").next().unwrap_or_default().to_owned())
+                        .collect();
+                    let expected = if is_odd { vec![format!("shard {odd}")] } else { Vec::new() };
+                    assert_eq!(named, expected, "{world:?}");
+                }
+            }
+        }
     }
 }

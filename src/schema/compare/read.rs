@@ -1,14 +1,13 @@
 //! Reads the definitions of the hosts' shards: digests of everything, then the texts of what differs.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use futures_util::future::join_all;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::super::facts::{FactsError, chain};
 use super::super::session;
-use super::{DefinitionSurvey, Definitions, Property, Subject, by_object};
+use super::classes::unsure;
+use super::{DefinitionSurvey, Definitions, Property, Subject, Wanted};
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
@@ -56,9 +55,6 @@ impl Dialect {
     }
 }
 
-/// A property of a shard.
-type Wanted = (ShardId, Subject);
-
 /// Reads the definitions of the shards that the hosts serve. If a host cannot be read, it has the reason instead.
 ///
 /// # Cancel safety
@@ -66,7 +62,9 @@ type Wanted = (ShardId, Subject);
 pub async fn definitions(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> DefinitionSurvey {
     let ask = |(name, connect): (HostName, ConnectOptions)| async move { (name, Reading::new(&connect).await) };
     let read: Vec<(HostName, Result<Reading, String>)> = join_all(hosts.into_iter().map(ask)).await;
-    let wanted = different(read.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|read| &read.definitions));
+    let digests: Vec<&Definitions> =
+        read.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|read| &read.definitions).collect();
+    let wanted = unsure(&digests);
     let texts = read.into_iter().map(|(name, read)| {
         let wanted = &wanted;
         async move {
@@ -80,25 +78,18 @@ pub async fn definitions(hosts: impl IntoIterator<Item = (HostName, ConnectOptio
     join_all(texts).await.into_iter().collect()
 }
 
-/// For each property in which shards differ, one shard for each digest.
-fn different<'a>(hosts: impl Iterator<Item = &'a Definitions>) -> BTreeSet<Wanted> {
-    let all: Vec<&Property> = hosts.flat_map(|definitions| &definitions.0).collect();
-    let mut wanted = BTreeSet::new();
-    for same in by_object(&all).into_values() {
-        let digests: BTreeMap<&str, &Property> = same.into_iter().map(|one| (one.digest.as_str(), one)).collect();
-        if digests.len() > 1 {
-            let first = |one: &&Property| Some((*one.shards.first()?, one.subject.clone()));
-            wanted.extend(digests.values().filter_map(first));
-        }
-    }
-    wanted
-}
-
 /// The property in a row of [`DIGESTS`].
 fn property(row: &Row) -> Result<Property, tokio_postgres::Error> {
     let shards: Vec<i32> = row.try_get(3)?;
     let shards = shards.iter().filter_map(|number| shard(*number)).collect();
-    Ok(Property { subject: (row.try_get(0)?, row.try_get(1)?), digest: row.try_get(2)?, text: None, shards })
+    let plain: Option<Vec<String>> = row.try_get(4)?;
+    let subject = (row.try_get(0)?, row.try_get(1)?);
+    Ok(Property { subject, digest: row.try_get(2)?, shards, plain: plain.unwrap_or_default() })
+}
+
+/// Shard and property in a row of [`TEXTS`].
+fn text_of(row: &Row) -> Result<(i32, Subject), tokio_postgres::Error> {
+    Ok((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?)))
 }
 
 impl Reading {
@@ -115,45 +106,35 @@ impl Reading {
         // A shard with an empty schema differs from the others too.
         let all = locks.iter().filter_map(|(number, _)| shard(*number)).collect();
         let subject = ("schema".to_owned(), String::new());
-        definitions.0.push(Property { subject, digest: String::new(), text: None, shards: all });
+        definitions.properties.push(Property { subject, digest: String::new(), shards: all, plain: Vec::new() });
         for shards in portions(locks.iter().copied(), locks_max) {
             for row in client.query_typed(&digests, &[(&shards, Type::INT4_ARRAY)]).await.map_err(failed)? {
-                definitions.0.push(property(&row).map_err(failed)?);
+                definitions.properties.push(property(&row).map_err(failed)?);
             }
         }
         Ok(Reading { client, locks, locks_max, dialect, definitions })
     }
 
     /// The definitions, with the texts that are wanted.
-    async fn texts(mut self, wanted: &BTreeSet<Wanted>) -> Result<Definitions, String> {
-        let mut places: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
-        for (at, property) in self.definitions.0.iter().enumerate() {
-            if let Some(shard) = property.shards.first()
-                && wanted.contains(&(*shard, property.subject.clone()))
-            {
-                places.entry(shard.as_i32()).or_default().push(at);
-            }
-        }
+    async fn texts(mut self, wanted: &Wanted) -> Result<Definitions, String> {
+        let wanted_of = |number: i32| shard(number).and_then(|shard| wanted.get(&shard));
         let sql = self.dialect.query(TEXTS);
-        let of_wanted = self.locks.iter().copied().filter(|(shard, _)| places.contains_key(shard));
+        let of_wanted = self.locks.iter().copied().filter(|(number, _)| wanted_of(*number).is_some());
         for portion in portions(of_wanted, self.locks_max) {
             for shards in portion.chunks(SHARDS_OF_TEXTS) {
-                let here: Vec<usize> = shards.iter().flat_map(|shard| &places[shard]).copied().collect();
-                let properties = &mut self.definitions.0;
-                let (objects, names): (Vec<&str>, Vec<&str>) = here
-                    .iter()
-                    .map(|at| (properties[*at].subject.0.as_str(), properties[*at].subject.1.as_str()))
-                    .unzip();
+                let here = shards.iter().filter_map(|number| wanted_of(*number)).flatten();
+                let (objects, names): (Vec<&str>, Vec<&str>) =
+                    here.map(|subject| (subject.0.as_str(), subject.1.as_str())).unzip();
                 let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
                     [(&shards, Type::INT4_ARRAY), (&objects, Type::TEXT_ARRAY), (&names, Type::TEXT_ARRAY)];
-                let rows = self.client.query_typed(&sql, &parameters).await.map_err(failed)?;
-                let text = |row: &Row| Ok(((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?)), row.try_get(3)?));
-                let texts: Result<BTreeMap<(i32, Subject), String>, _> = rows.iter().map(text).collect();
-                let texts = texts.map_err(failed)?;
-                for at in here {
-                    let property = &mut properties[at];
-                    let first = property.shards.first().map(|shard| (shard.as_i32(), property.subject.clone()));
-                    property.text = first.and_then(|first| texts.get(&first).cloned());
+                for row in self.client.query_typed(&sql, &parameters).await.map_err(failed)? {
+                    let (number, subject) = text_of(&row).map_err(failed)?;
+                    if let Some(shard) = shard(number)
+                        && wanted_of(number).is_some_and(|subjects| subjects.contains(&subject))
+                    {
+                        let text = row.try_get(3).map_err(failed)?;
+                        self.definitions.texts.entry(subject).or_default().insert(shard, text);
+                    }
                 }
             }
         }
