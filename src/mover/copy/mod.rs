@@ -20,6 +20,7 @@ pub(crate) mod chunk;
 pub(crate) mod chunks;
 pub(crate) mod cut;
 pub(crate) mod digest;
+pub(crate) mod original;
 pub(crate) mod signals;
 pub(crate) mod snapshot;
 pub(crate) mod transfer;

@@ -3,8 +3,8 @@
 //!
 //! Invariant: it changes nothing by itself. It tells the driver of a shard, which ends in an orderly way.
 
+use crate::mover::copy::original::Original;
 use crate::mover::copy::signals::{Altered, altered};
-use crate::mover::preflight::facts;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::map::HostName;
-use crate::schema::catalog::{self, Namespace, Stamp};
-use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 
 use crate::mover::control::session::{Hosts, Session};
@@ -44,9 +42,7 @@ pub(crate) struct Watchdog {
 struct Watched {
     /// The OID of its schema at the source, which a fence does not change.
     schema: u32,
-    /// The newest stamp that its definition is known to have had.
-    stamp: Stamp,
-    fingerprint: String,
+    original: Original,
 }
 
 /// Says that the slot keeps more than it may.
@@ -72,8 +68,7 @@ impl Watchdog {
 
     /// Watches over this shard from now on.
     pub(in crate::mover) fn watch_over(&self, shard: ShardId, schema: u32, built: &Blueprint) {
-        let (stamp, fingerprint) = (built.stamp.clone(), built.fingerprint.clone());
-        self.watched().insert(shard, Watched { schema, stamp, fingerprint });
+        self.watched().insert(shard, Watched { schema, original: built.original.clone() });
     }
 
     fn watched(&self) -> MutexGuard<'_, BTreeMap<ShardId, Watched>> {
@@ -172,20 +167,11 @@ impl Watchdog {
                     continue;
                 }
             }
-            let now = catalog::stamp(session.client.client(), was.schema).await;
-            let now = now.map_err(|error| Error::Catalog { host: source.clone(), source: error })?;
-            if now == was.stamp {
-                continue;
-            }
-            // TRUNCATE, REINDEX, CLUSTER and VACUUM FULL write catalog rows too, but alter nothing.
-            let facts = facts::of_schema(session, &Namespace::Oid(was.schema)).await?;
-            if fingerprint(&facts).as_str() != was.fingerprint {
-                self.tell(
-                    shard,
-                    "one of its tables, functions or grants was created, altered or dropped since".to_owned(),
-                );
+            let mut original = was.original;
+            if let Some(alteration) = original.alteration(session, was.schema).await? {
+                self.tell(shard, alteration.words().to_owned());
             } else if let Some(watched) = self.watched().get_mut(&shard) {
-                watched.stamp = now;
+                watched.original = original;
             }
         }
         Ok(None)

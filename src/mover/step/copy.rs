@@ -94,7 +94,7 @@ impl ShardMove<'_> {
             return Ok(Err(crossing.to_string()));
         }
         if let Some(built) = built
-            && built.stamp == self.stamp(left).await?
+            && built.original.is_untouched(&self.source, left).await?
         {
             return Ok(Ok(Cow::Borrowed(&built.creation)));
         }

@@ -20,7 +20,7 @@ use crate::mover::preflight;
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::map::{HostName, ShardEpoch};
-use crate::schema::catalog::{self, Facts, Namespace, Stamp};
+use crate::schema::catalog::{Facts, Namespace};
 use crate::shard::SchemaPrefix;
 
 use crate::mover::control::journal::Hold;
@@ -116,12 +116,6 @@ impl ShardMove<'_> {
     async fn crossings(&self, session: &Session, schema: &Namespace) -> Result<Vec<Crossing>, Error> {
         let crossings = border::crossings(session.client.client(), schema, self.prefix).await;
         crossings.map_err(|source| Error::Border { host: session.host.clone(), source })
-    }
-
-    /// A cheap sign of whether a schema of the source was altered.
-    pub(crate) async fn stamp(&self, schema: u32) -> Result<Stamp, Error> {
-        let stamp = catalog::stamp(self.source.client.client(), schema).await;
-        stamp.map_err(|source| Error::Catalog { host: self.source.host.clone(), source })
     }
 
     /// The catalog digest of a schema of the source.

@@ -13,6 +13,8 @@ use tokio_postgres::types::{PgLsn, ToSql, Type};
 use crate::mover::control::journal::{Entry, Note};
 use crate::mover::control::session::Session;
 use crate::mover::copy::build;
+use crate::mover::copy::original::{self, Alteration, Glance};
+use crate::mover::copy::snapshot::Snapshot;
 use crate::mover::definition::ddl::{Creation, Online, Stage, Statement};
 use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::definition::sequences;
@@ -37,15 +39,34 @@ impl ShardMove<'_> {
         let altered = |what: &str| Error::Altered { shard: self.hold.shard, what: what.to_owned() };
         let schema = facts::schema_oid(&self.source, &self.names.schema).await?;
         let schema = schema.ok_or_else(|| altered("its schema is gone"))?;
-        let stamp = self.stamp(schema).await?;
+        let glance = Glance::at(&self.source, schema).await?;
         let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
         if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
-            return Err(altered(
-                "they are not what they were when the target was built; abort the move and start it again",
-            ));
+            return Err(altered(Alteration::Definition.words()));
         }
         self.refuse_unnamed(schema).await?;
-        Ok(Blueprint::of(stamp, &facts, self.creation(&facts).await?))
+        // A rollback finds rows that it has not copied.
+        if self.back_of.is_none() && original::is_rewritten(&self.source, schema, &self.copied().await?).await? {
+            return Err(altered(Alteration::Rows.words()));
+        }
+        Ok(Blueprint::of(glance, &facts, self.creation(&facts).await?))
+    }
+
+    /// The tables with the snapshots in which their chunks were read, as far as they were.
+    ///
+    /// Locks: ACCESS SHARE on pgshard.chunk, for one statement.
+    async fn copied(&self) -> Result<Vec<(String, Snapshot)>, Error> {
+        let what = "reading what is copied";
+        let sql = "SELECT DISTINCT table_name, snapshot FROM pgshard.chunk
+            WHERE move_id = $1 AND shard_id = $2 AND snapshot IS NOT NULL";
+        let rows = self.target.rows(what, sql, &[self.hold.id.uuid(), &self.hold.shard.as_i32()]).await?;
+        let mut copied = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let snapshot: &str = row.get(1)?;
+            copied
+                .extend(Snapshot::parse(snapshot).map(|snapshot| Ok::<_, Error>((row.get(0)?, snapshot))).transpose()?);
+        }
+        Ok(copied)
     }
 
     /// Builds the primary keys and most indexes, unless that was done while other tables were copied. Changes of
@@ -217,16 +238,14 @@ impl ShardMove<'_> {
     /// The difference between a schema of the source and what the target was built from, if any, or what lets its
     /// changes past the fence.
     ///
-    /// Locks: as [`facts_at_source`](ShardMove::facts_at_source).
+    /// Locks: as [`Original::alteration`](crate::mover::copy::original::Original::alteration).
     pub(crate) async fn altered(&self, schema: u32, built: &Blueprint) -> Result<Option<String>, Error> {
         let namespace = Namespace::Oid(schema);
         if let Some(crossing) = self.crossings(&self.source, &namespace).await?.first() {
             return Ok(Some(crossing.to_string()));
         }
-        let same = built.stamp == self.stamp(schema).await?
-            || built.fingerprint == fingerprint(&self.facts_at_source(&namespace).await?).as_str();
-        let what = "somebody altered them during the move; abort the move and start it again";
-        Ok((!same).then(|| what.to_owned()))
+        let alteration = built.original.clone().alteration(&self.source, schema).await?;
+        Ok(alteration.map(|alteration| alteration.words().to_owned()))
     }
 
     /// What keeps the shard's changes out of its stream, if anything.
@@ -243,13 +262,15 @@ impl ShardMove<'_> {
         slot::name_of(self.hold.id, self.back_of, &self.target.host)
     }
 
-    /// Forgets what was compared, because one of the servers was restarted or replaced.
+    /// Forgets what was compared, because one of the servers was restarted or replaced, or it was another mover that
+    /// has compared it.
     ///
     /// Locks: the shard's rows of pgshard.chunk, for one transaction.
     pub(crate) async fn verify_anew(&self) -> Result<(), Error> {
         let what = "forgetting what was verified";
         self.begin_on_target(what).await?;
-        let sql = "UPDATE pgshard.chunk SET verified_at = NULL WHERE move_id = $1 AND shard_id = $2";
+        let sql = "UPDATE pgshard.chunk SET verified_at = NULL
+            WHERE move_id = $1 AND shard_id = $2 AND verified_at IS NOT NULL";
         self.target.execute(what, sql, &[self.hold.id.uuid(), &self.hold.shard.as_i32()]).await?;
         self.target.batch(what, "COMMIT").await
     }

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use crate::mover::control::journal::Note;
+use crate::mover::copy::original::{Glance, Original};
 use crate::mover::copy::{ShardCopy, cut as plan};
 use crate::mover::definition::ddl::Creation;
 use crate::mover::definition::refusal::Refusal;
@@ -17,26 +18,24 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::{Mode, Phase};
 use crate::mover::step::{ShardMove, at_open};
 use crate::pg::quote_ident;
-use crate::schema::catalog::{Facts, Namespace, Persistence, Relation, RelationKind, Stamp, preamble};
-use crate::schema::fingerprint::fingerprint;
+use crate::schema::catalog::{Facts, Namespace, Persistence, Relation, RelationKind, preamble};
 use crate::schema::rights::{self, Users};
 
 /// What the target was built from, kept for as long as the mover lives.
 pub(crate) struct Blueprint {
-    pub(crate) stamp: Stamp,
-    pub(crate) fingerprint: String,
+    pub(crate) original: Original,
     pub(crate) creation: Creation,
     /// The names of its logged tables: a table that is created later is not part of the move.
     pub(crate) tables: BTreeSet<String>,
 }
 
 impl Blueprint {
-    /// From facts that were read after the stamp.
-    pub(super) fn of(stamp: Stamp, facts: &Facts, creation: Creation) -> Blueprint {
+    /// From facts that were read after the glance.
+    pub(super) fn of(glance: Glance, facts: &Facts, creation: Creation) -> Blueprint {
         let is_followed =
             |one: &&Relation| one.kind == RelationKind::Table && one.persistence == Persistence::Permanent;
         let tables = facts.relations.iter().filter(is_followed).map(|table| table.name.clone()).collect();
-        Blueprint { stamp, fingerprint: fingerprint(facts).to_string(), creation, tables }
+        Blueprint { original: glance.with(facts), creation, tables }
     }
 }
 
@@ -55,14 +54,13 @@ impl ShardMove<'_> {
         }
         self.tell_what_is_lent().await?;
         self.at("after lend")?;
-        // The stamp comes before the facts: if anything is altered while they are read, the stamps differ.
-        let stamp = self.stamp(schema).await?;
+        let glance = Glance::at(&self.source, schema).await?;
         let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
         if self.mode == Mode::Online {
             self.refuse_unnamed(schema).await?;
         }
-        let built = Blueprint::of(stamp, &facts, self.creation(&facts).await?);
-        let fingerprint = built.fingerprint.clone();
+        let built = Blueprint::of(glance, &facts, self.creation(&facts).await?);
+        let fingerprint = built.original.fingerprint().to_owned();
         // The old copy has its rows already: the stream brings what it lacks.
         let reached = match self.back_of {
             None => {

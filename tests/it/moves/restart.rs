@@ -64,7 +64,7 @@ on_each_version! {
     }
 
     /// Neither host forces commits to disk, and both lose power right after the source has decided: what makes the
-    /// target ready, and what writers were told, is still there.
+    /// target ready, and what writers were told, is still there. So is an open once the map is published.
     async fn asynchronous_commits_are_not_lost(version) {
         let world = World::new(&[version, other(version)], 4).await;
         for host in 0..2 {
@@ -77,7 +77,7 @@ on_each_version! {
             tokio::task::block_in_place(|| world.servers.server(host).restart(StopMode::Immediate)).unwrap();
         };
         for (shard, point, lost) in
-            [("0", "after ready=kill", 1), ("1", "after decide=kill", 0), ("1", "after open=kill", 1)]
+            [("0", "after ready=kill", 1), ("1", "after decide=kill", 0), ("1", "after publish=kill", 1)]
         {
             let shard_number: u16 = shard.parse().unwrap();
             let from = world.host_of(shard_number);

@@ -209,4 +209,81 @@ on_each_version! {
         assert!(world.mover().list(None).await.found.iter().all(|entry| entry.shard != shard));
         world.audit_places().await;
     }
+
+    /// Statements that rewrite rows, or exchange them, and leave the definition as it was: no stream carries them. The
+    /// move stops before it decides, whoever looks first, and a resume copies the rows as they are now; so it does
+    /// where no mover looked.
+    async fn rows_rewritten_while_open(version) {
+        let tables = "CREATE TYPE {shard}.pair AS (a text, b text);
+            CREATE TABLE {shard}.t (id int PRIMARY KEY, body text, p {shard}.pair);
+            CREATE TABLE {shard}.u (id int PRIMARY KEY, body text, p {shard}.pair);";
+        // The first half of them is on db1.
+        let world = World::with_tables(&[version, other(version)], 24, &[("0001_tables.sql", tables)]).await;
+        let exchange = "BEGIN; ALTER TABLE t RENAME TO x; ALTER TABLE u RENAME TO t; ALTER TABLE x RENAME TO u;
+            ALTER INDEX t_pkey RENAME TO x; ALTER INDEX u_pkey RENAME TO t_pkey; ALTER INDEX x RENAME TO u_pkey;
+            COMMIT";
+        // Not null constraints have names on 18.
+        let exchange = if version < 18 { exchange } else { "ALTER TABLE t ALTER body TYPE text USING reverse(body)" };
+        let statements = [
+            "ALTER TABLE t ALTER body TYPE text USING upper(body)",
+            "ALTER TABLE t DROP p; ALTER TABLE t DROP body, ADD body text; ALTER TABLE t ADD p pair",
+            exchange,
+            "ALTER TYPE pair DROP ATTRIBUTE b CASCADE; ALTER TYPE pair ADD ATTRIBUTE b text CASCADE",
+            // What comes after it fits no more.
+            "ALTER TABLE t ADD z int; INSERT INTO t VALUES (1000, 'new', NULL, 1)",
+            // These alter nothing, and are carried.
+            "TRUNCATE u; REINDEX TABLE t; VACUUM FULL t; ANALYZE t; UPDATE t SET body = 'new' WHERE id < 5",
+        ];
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        for (shard, killed) in (0..6).map(|shard| (shard, false)).chain((6..12).map(|shard| (shard, true))) {
+            let fill = format!(
+                "SET search_path = shard_{shard:04};
+                INSERT INTO t SELECT g, 'abc' || g, ROW('a', 'b' || g)::pair FROM generate_series(1, 50) g;
+                INSERT INTO u SELECT g, 'zzz' || g, ROW('c', 'd' || g)::pair FROM generate_series(1, 50) g"
+            );
+            db1.batch_execute(&fill).await.unwrap();
+            let number = shard.to_string();
+            let mut mover = spawn(&world, &["move", &number, "--to", "db2", "--yes", "--mode", "online", "--hold"]);
+            let ready = format!("SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND shard_id = {shard}");
+            until(&db1, &ready).await;
+            if killed {
+                mover.kill().await.unwrap();
+            }
+            let at = usize::from(shard) % statements.len();
+            for statement in statements[at].split_inclusive(';') {
+                let sql = format!("SET search_path = shard_{shard:04}");
+                db1.batch_execute(&sql).await.unwrap();
+                db1.batch_execute(statement).await.unwrap();
+            }
+            let read = async |client: &tokio_postgres::Client| {
+                let mut all = String::new();
+                for table in ["t", "u"] {
+                    let sql = format!("SELECT x::text FROM shard_{shard:04}.{table} x ORDER BY id");
+                    all += &lines(client, &sql).await;
+                }
+                all
+            };
+            let expected = read(&db1).await;
+            let resumed = if killed {
+                world.run(&["moves", "continue"]).await;
+                world.run(&["moves", "resume"]).await
+            } else {
+                // The watchdog may have ended it already.
+                world.run(&["moves", "continue"]).await;
+                let ran = Ran::of(mover).await;
+                if at == 5 {
+                    ran
+                } else {
+                    let said = &ran.ended(7).stderr;
+                    assert!(said.contains("its tables were altered"), "{}: {said}", statements[at]);
+                    assert_eq!(world.state(0, shard).await, "serving");
+                    world.run(&["moves", "resume", &ran.id()]).await
+                }
+            };
+            resumed.ended(0);
+            assert_eq!(read(&db2).await, expected, "{}", statements[at]);
+            world.run(&["moves", "complete", &id(&db1).await, "--yes"]).await.ended(0);
+        }
+        world.audit_places().await;
+    }
 }

@@ -90,6 +90,11 @@ impl<'a> Driver<'a> {
         Driver { copying: Copying::Online(online), remembered, built, ..self }
     }
 
+    /// What the target was built from, as far as this mover knows.
+    pub(in crate::mover) fn built(&self) -> Option<&Blueprint> {
+        self.built.as_ref()
+    }
+
     /// Gives what the target was built from, the servers on which it was compared, and the audit to run. The
     /// connections are closed: a transaction that failed halfway holds locks that the follower waits for.
     pub(in crate::mover) fn end(self) -> Rest {

@@ -19,7 +19,8 @@ impl Driver<'_> {
     pub(in crate::mover::runner) async fn catch_up(&mut self, entry: &Entry) -> Result<(), Error> {
         let began = Instant::now();
         let servers = facts::servers(&self.work.source, &self.work.target).await?;
-        if self.remembered.compared_on.take().is_some_and(|before| before != servers) {
+        // What another mover has compared may have been altered since, while nobody looked.
+        if self.remembered.compared_on.take().is_none_or(|before| before != servers) {
             self.work.verify_anew().await?;
         }
         self.patience().wait_for(pass_a_watermark(&self.work, self.online()?.follower)).await?;

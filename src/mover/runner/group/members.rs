@@ -12,9 +12,8 @@ use crate::mover::runner::driver::Driver;
 use crate::mover::runner::group::{Group, Member};
 use crate::mover::runner::part::{End, Part};
 use crate::mover::runner::single::{self, acquire, connect};
-use crate::mover::step::{Blueprint, ShardMove};
+use crate::mover::step::ShardMove;
 use crate::mover::stream::slot;
-use crate::schema::catalog;
 
 impl Group<'_> {
     /// Acquires a shard, and does everything that can be done without the stream: a new shard is prepared, one that is
@@ -55,10 +54,35 @@ impl Group<'_> {
                 Some((shard, Ok(report)))
             }
             Err(error) => {
+                let error = self.explained(drive, error).await;
                 self.withdraw_if_altered(&drive.work, &error).await;
                 drive.leave(Some(&error)).await;
                 Some(self.failed(shard, error))
             }
+        }
+    }
+
+    /// The error, or that the shard was altered, if that explains it: what the stream brings does not fit then, and
+    /// rows differ, before the watchdog has looked.
+    async fn explained(&self, drive: &Driver<'_>, error: Error) -> Error {
+        let shard = drive.work.hold.shard;
+        if !matches!(error, Error::Diverged { .. } | Error::RowsDiffer { .. } | Error::Differs { .. }) {
+            return error;
+        }
+        let looked = async {
+            let source = self.context.hosts.open_new(&self.shared.source).await?;
+            let schema = facts::schema_oid(&source, &self.context.prefix.schema(shard)).await?;
+            match (drive.built(), schema) {
+                (Some(built), Some(schema)) => built.original.clone().alteration(&source, schema).await,
+                _ => Ok(None),
+            }
+        };
+        match looked.await {
+            Ok(Some(alteration)) => {
+                tracing::info!(%shard, error = chain(&error), "what an alteration led to");
+                Error::Altered { shard, what: alteration.words().to_owned() }
+            }
+            Ok(None) | Err(_) => error,
         }
     }
 
@@ -75,13 +99,37 @@ impl Group<'_> {
     }
 
     /// Finds out what the shard's target was built from, checks that the source is still the same, and lets the
-    /// watchdog watch it.
+    /// watchdog watch it. A shard that was altered while no mover looked is copied again, as it is now; a rollback has
+    /// no copy to make.
     pub(super) async fn known(&self, mut member: Member, source: &Session) -> Result<Member, End> {
+        let (shard, is_resumed) = (member.part.shard, member.built.is_none());
+        let mut known = self.watched(&mut member, source).await;
+        if let Err(error @ (Error::Altered { .. } | Error::Refused { .. })) = &known
+            && is_resumed
+            && self.shared.back_of.is_none()
+        {
+            tracing::warn!(%shard, error = chain(error), "the shard is copied again");
+            let withdrawn = slot::withdraw(source, &self.stream(), &self.context.prefix.schema(shard)).await;
+            known = match withdrawn {
+                Ok(()) => {
+                    member = self.prepare_again(member).await?;
+                    self.watched(&mut member, source).await
+                }
+                Err(error) => Err(error),
+            };
+        }
+        match known {
+            Ok(()) => Ok(member),
+            Err(error) => Err(self.left(&member, error).await),
+        }
+    }
+
+    async fn watched(&self, member: &mut Member, source: &Session) -> Result<(), Error> {
         let shard = member.part.shard;
-        let known = async {
+        let built = async {
             let schema = facts::schema_oid(source, &self.context.prefix.schema(shard)).await?;
             let built = match (member.built.take(), schema) {
-                (Some(built), Some(schema)) if self.is_as_stamped(source, schema, &built).await? => built,
+                (Some(built), Some(schema)) if built.original.is_untouched(source, schema).await? => built,
                 (built, schema) => {
                     let work = connect(self.context, &member.part, self.hold(shard)).await?;
                     match (built, schema) {
@@ -98,16 +146,8 @@ impl Group<'_> {
             }
             Ok::<_, Error>(built)
         };
-        match known.await {
-            Ok(built) => Ok(Member { built: Some(built), ..member }),
-            Err(error) => Err(self.left(&member, error).await),
-        }
-    }
-
-    /// Whether a schema is unchanged since its blueprint was made.
-    async fn is_as_stamped(&self, source: &Session, schema: u32, built: &Blueprint) -> Result<bool, Error> {
-        let stamp = catalog::stamp(source.client.client(), schema).await;
-        Ok(stamp.map_err(|error| Error::Catalog { host: source.host.clone(), source: error })? == built.stamp)
+        member.built = Some(built.await?);
+        Ok(())
     }
 
     /// The end of a shard that failed while this mover had no connection for it.

@@ -267,8 +267,8 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         }
         Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => gather(id),
         Error::Altered { .. } => format!(
-            "the source serves; undo what was altered and `pgshard moves resume {id}`, or `pgshard moves abort {id}` \
-             and move it again"
+            "the source serves; `pgshard moves resume {id}` copies it again, as it is now, or `pgshard moves abort \
+             {id}`. A rollback has no copy to make: undo what was altered and resume it, or abort it and move the shard"
         ),
         Error::WalLimit { host, .. } => format!(
             "the source serves, and nothing of the move is left there; move fewer shards at a time or when less is \
