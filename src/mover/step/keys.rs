@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::error::SqlState;
 
 use crate::mover::definition::ddl::{Creation, Online, Stage};
-use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::{Error, chain};
 use crate::mover::step::ShardMove;
 use crate::pg::quote_ident;
 use crate::schema::catalog::preamble;
@@ -26,9 +26,13 @@ const TRIED_FOR: Duration = Duration::from_secs(60);
 impl ShardMove<'_> {
     /// Validates the foreign keys that the open has added NOT VALID. Nobody waits for it.
     ///
+    /// Rows that break a key, as they were written at the source while its triggers were disabled, keep it from being
+    /// validated; and a partitioned table from getting it at all, before PostgreSQL 18. The move goes on: the shard is
+    /// served, and nobody but its owner can say what becomes of such rows.
+    ///
     /// # Errors
-    /// When a partitioned table did not get its foreign key. Those of its partitions are enforced meanwhile, but a
-    /// partition that is added would have none.
+    /// When a partitioned table did not get its foreign key otherwise. Those of its partitions are enforced meanwhile,
+    /// but a partition that is added would have none.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on one table and ROW SHARE on the table that it refers to, for a scan of the
     /// former; then as [`add_proved`](ShardMove::add_proved).
@@ -42,8 +46,8 @@ impl ShardMove<'_> {
                 self.target.batch(what, "COMMIT").await
             };
             if let Err(error) = validated.await {
-                tracing::warn!(shard = %self.hold.shard, %error, statement = sql, "a foreign key is enforced, but was \
-                    not validated");
+                tracing::warn!(shard = %self.hold.shard, error = chain(&error), statement = sql, "a foreign key is \
+                    enforced, but was not validated: mend the rows that break it, and run the statement");
                 let _ = self.target.batch(what, "ROLLBACK").await;
             }
         }
@@ -63,7 +67,8 @@ impl ShardMove<'_> {
     }
 
     /// Gives a partitioned table a foreign key that its partitions have. Returns false if somebody has a lock on one of
-    /// the tables, and `may_wait` allows another try. If the key exists already, it stays.
+    /// the tables, and `may_wait` allows another try. If the key exists already, it stays; if rows break it, there is
+    /// none.
     ///
     /// Locks: SHARE ROW EXCLUSIVE on the table, its partitions and the table that it refers to, for which it waits
     /// 100 ms; for one statement that reads no rows.
@@ -73,6 +78,12 @@ impl ShardMove<'_> {
         let (added, end) = match self.target.client.query_typed(sql, &[]).await {
             Ok(_) => (Ok(true), "COMMIT"),
             Err(error) if error.code() == Some(&SqlState::DUPLICATE_OBJECT) => (Ok(true), "ROLLBACK"),
+            Err(error) if error.code() == Some(&SqlState::FOREIGN_KEY_VIOLATION) => {
+                let error = self.target.failed(what, error);
+                tracing::warn!(shard = %self.hold.shard, error = chain(&error), statement = sql, "rows break this key \
+                    of a partitioned table, as they did at the source: mend them, and run the statement");
+                (Ok(true), "ROLLBACK")
+            }
             Err(error) if may_wait && error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => (Ok(false), "ROLLBACK"),
             Err(error) => (Err(self.target.failed(what, error)), "ROLLBACK"),
         };

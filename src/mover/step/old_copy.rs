@@ -115,7 +115,9 @@ impl ShardMove<'_> {
         let epoch = ShardEpoch::from_i32(row.get(0)?).filter(|epoch| epoch.next() == self.epoch);
         let epoch = epoch.ok_or_else(|| refuse("the shard has moved on since".to_owned()))?;
         if row.get::<_, Option<String>>(1)?.as_deref() != Some(fingerprint) {
-            return Err(refuse("the shard's tables were altered since".to_owned()));
+            let reason = "the shard's tables were altered since, or one of its foreign keys was not validated, because \
+                          rows break it (`pgshard check --ddl` says which)";
+            return Err(refuse(reason.to_owned()));
         }
         let (left, incoming) = (self.names.left(epoch), self.names.incoming());
         let sql = "UPDATE pgshard.progress SET move_id = $3, lease = $4 WHERE move_id = $1 AND shard_id = $2";
