@@ -1,7 +1,8 @@
 """SQL in which the shard's schema is left open: `SELECT * FROM {shard}.photos`.
 
-`{shard}` is replaced everywhere, even inside string literals, by the schema as a quoted name. `{{shard}}` stands for the text
-`{shard}` itself. All other braces are left as they are.
+`{shard}` is replaced everywhere, even inside string literals, by the schema's name. It stands without quotes where PostgreSQL
+reads it as the same name without them, as the name of every shard's schema: `schemaname = '{shard}'` is true for that schema.
+`{{shard}}` stands for the text `{shard}` itself. All other braces are left as they are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 
 _PLACES = re.compile(r"\{\{shard\}\}|\{shard\}")
+# A name that means the same without quotes. No keyword has a digit in it.
+_PLAIN = re.compile(r"(?=[a-z_]*[0-9])[a-z_][a-z0-9_]*")
 
 
 def quote_name(name: str) -> str:
@@ -20,8 +23,8 @@ def render(sql: str, schema: str) -> str:
     """The SQL for the shard with this schema, whose name is not quoted yet."""
     if "{shard}" not in sql:
         return sql
-    quoted = quote_name(schema)
-    return _PLACES.sub(lambda place: quoted if place.group() == "{shard}" else "{shard}", sql)
+    name = schema if _PLAIN.fullmatch(schema) else quote_name(schema)
+    return _PLACES.sub(lambda place: name if place.group() == "{shard}" else "{shard}", sql)
 
 
 def escape(sql: str) -> str:

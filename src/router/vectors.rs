@@ -224,8 +224,11 @@ fn templates() {
         sql: String,
         rendered: String,
     }
-    for case in cases::<Case>(include_str!("../../tests/vectors/templates.json"), "templates") {
-        assert_eq!(Template::new(&case.sql).render("s"), case.rendered);
+    let file = include_str!("../../tests/vectors/templates.json");
+    for (list, schema) in [("templates", "s"), ("plain", "shard_0007")] {
+        for case in cases::<Case>(file, list) {
+            assert_eq!(Template::new(&case.sql).render(schema), case.rendered);
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The application's shard migrations: a folder of `NNNN_name.sql`, run in the order of their numbers in every shard.
 //!
-//! In the SQL, `{shard}` is the shard's schema, quoted, wherever it occurs (in strings and function bodies too), and
-//! `{shard_id}` is the shard's number; `{{shard}}` is the text `{shard}`. The search path is empty while they run, so a
-//! table without `{shard}.` before its name is an error, never a table in `public`.
+//! In the SQL, `{shard}` is the name of the shard's schema, wherever it occurs (in strings and function bodies too),
+//! and `{shard_id}` is the shard's number; `{{shard}}` is the text `{shard}`. The search path is empty while they run,
+//! so a table without `{shard}.` before its name is an error, never a table in `public`.
 //!
 //! Comments before the first statement can say how a file runs. `-- pgshard: no-transaction` is for a single statement
 //! such as CREATE INDEX CONCURRENTLY. `-- pgshard: once-per-host` is for a file that runs not in shards, but once in
@@ -562,7 +562,7 @@ pub(super) mod tests {
     fn placeholders() {
         let list = migrations(&[("0001_a.sql", "select '{shard}', {shard_id}, '{{shard}}'")]).unwrap();
         let sql = list.of_shards[0].render("shard_0007", ShardId::new(7).unwrap());
-        assert_eq!(sql, r#"select '"shard_0007"', 7, '{shard}'"#);
+        assert_eq!(sql, "select 'shard_0007', 7, '{shard}'");
     }
 
     #[test]
@@ -614,7 +614,7 @@ pub(super) mod tests {
             (vec!["0001_ext".to_owned()], vec!["0002_a".to_owned(), "0003_b".to_owned()])
         );
         let new = list.of_shards[1].render_for_new("shard_0001", ShardId::MAX);
-        assert_eq!(new, "create index  t_n on \"shard_0001\".t (n)");
+        assert_eq!(new, "create index  t_n on shard_0001.t (n)");
         assert_eq!(list.of_shards[1].first_line(), "create index concurrently t_n on {shard}.t (n);");
         let mistakes = migrations(&[
             ("0001_a.sql", "-- pgshard: once-per-host\ncreate table {shard}.t ()"),

@@ -330,7 +330,7 @@ mod tests {
     fn a_migration_keeps_braces_of_a_name() {
         let text = shard_migration(Purpose::Reader, "we{shard}b").unwrap();
         let first = crate::pg::Template::new(&text).render("shard_0001");
-        assert_eq!(first.lines().next().unwrap(), r#"GRANT USAGE ON SCHEMA "shard_0001" TO "we{shard}b";"#);
+        assert_eq!(first.lines().next().unwrap(), r#"GRANT USAGE ON SCHEMA shard_0001 TO "we{shard}b";"#);
         assert_eq!(shard_migration(Purpose::Owner, "app"), None);
     }
 

@@ -136,8 +136,8 @@ impl Script for HostScript {
             // boolean
             return Ok((Statement::Expire, Shape { parameters: &[INT4], columns: &[("expire_fence", 16)] }));
         }
-        let digits = sql.split("\"shard_").nth(1).and_then(|rest| rest.split('"').next());
-        match digits.and_then(|digits| digits.parse().ok()) {
+        let mut words = sql.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        match words.find_map(|word| word.strip_prefix("shard_")?.parse().ok()) {
             Some(shard) if self.rows().contains_key(&shard) => {
                 Ok((Statement::Shard(shard), Shape { parameters: &[], columns: &[("one", INT4)] }))
             }

@@ -7,6 +7,7 @@ mod expand;
 mod matrix;
 mod resolve;
 mod sessions;
+mod texts;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

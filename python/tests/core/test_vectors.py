@@ -146,6 +146,16 @@ def test_templates(case):
     assert render(case["sql"], "s") == case["rendered"]
 
 
+@pytest.mark.parametrize("case", cases("templates", "plain"), ids=lambda case: case["sql"])
+def test_templates_of_shards(case):
+    assert render(case["sql"], "shard_0007") == case["rendered"]
+
+
+@pytest.mark.parametrize("name", ["user", "s", "1s", "S1", "s1$", "s-1", "é1", "s1\n", ""])
+def test_other_names_are_quoted(name):
+    assert render("{shard}.t", name) == f'"{name}".t'
+
+
 @pytest.mark.parametrize("case", cases("configs", "configs"), ids=lambda case: None)
 def test_configs(case, tmp_path):
     path = tmp_path / "pgshard.toml"

@@ -177,7 +177,7 @@ mod tests {
         let backfill = Backfill::new("a", &format!("-- {{low}}\n{SQL};\n-- {{high}}"), "p", None).unwrap();
         assert_eq!(
             backfill.render(("shard_0007", ShardId::new(7).unwrap()), "bigint", "-3", "it's"),
-            "UPDATE \"shard_0007\".p SET a = '{}', s = 7 WHERE id BETWEEN '-3'::bigint AND 'it''s'::bigint"
+            "UPDATE shard_0007.p SET a = '{}', s = 7 WHERE id BETWEEN '-3'::bigint AND 'it''s'::bigint"
         );
         assert_eq!(backfill.checksum(), Backfill::new("b", SQL, "p", None).unwrap().checksum());
         assert_ne!(backfill.checksum(), Backfill::new("a", SQL, "q", None).unwrap().checksum());

@@ -258,7 +258,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def make_cursor(self, cursor: Any) -> Cursor:
         if type(cursor) is OnceCursor:
-            cursor.schema = self.quoted_schema
+            cursor.schema = self.schema
         return Cursor(cursor, self)
 
     def make_debug_cursor(self, cursor: Any) -> DebugCursor:
@@ -334,7 +334,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 self._began = began
             try:
                 # Without the schema, so that the answer is kept once for all shards.
-                if not asks_about_names(sql.replace(self.quoted_schema, HOLE)):
+                if not asks_about_names(sql.replace(self.schema, HOLE)):
                     result = execute()
                 else:
                     recovery = recovery or Recovery(cluster().asking, self.shard)

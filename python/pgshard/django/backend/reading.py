@@ -37,7 +37,7 @@ class OnceCursor(postgresql.Cursor):
     """Django's cursor, which keeps what psycopg reads in a text for all shards."""
 
     schema: str | None = None
-    """The schema as it stands in the texts: quoted."""
+    """The schema's name. It is put back where it stood, with quotes around it or without."""
 
     def _convert_query(self, query: Any, params: Any = None) -> Any:
         schema = self.schema

@@ -98,7 +98,9 @@ of the move; shards that no host says it serves are named. The exit code is then
 Doing it again does only what is left. Nothing is run anywhere if a file was edited or taken away \
 after it was run, or put in before one that was run: exit code 4.
 
-Shards that are not there yet are made by `pgshard bootstrap`, with all migrations.
+In a file {shard} stands for the name of the shard's schema, in strings too ('{shard}.photos'::regclass), \
+and {shard_id} for its number; {{shard}} is the text {shard} itself. Shards that are not there yet are \
+made by `pgshard bootstrap`, with all migrations.
 
 Examples:
   pgshard migrate up --canary 1%

@@ -14,8 +14,9 @@ use crate::output::{Format, Output};
 
 /// What a new file says.
 const TEMPLATE: &str = "\
--- Run once in every shard, in a transaction that pgshard begins and commits. {shard} is the shard's schema, quoted, and
--- {shard_id} its number. The search path is empty: a name without a schema before it is an error.
+-- Run once in every shard, in a transaction that pgshard begins and commits. {shard} is the name of the shard's schema,
+-- in strings too ('{shard}.photos'::regclass), and {shard_id} its number. The search path is empty: a name without a
+-- schema before it is an error.
 --
 -- A line here before the first statement makes it another kind of file:
 --   `-- pgshard: no-transaction`   a single CREATE INDEX CONCURRENTLY, DROP INDEX CONCURRENTLY IF EXISTS, REFRESH

@@ -1,0 +1,28 @@
+//! What stands in the files of migrations: the schema's name in strings, COPY, and names that PostgreSQL changes.
+
+use crate::support::World;
+
+on_each_version! {
+    /// `{shard}` in a string is the schema's name as the catalogs have it, so that a guard is true; and a shard that
+    /// was made when it had quotes is not another than one that was made since.
+    async fn the_schema_in_strings(version) {
+        let world = World::new(&[version], 2).await;
+        world.file(("migrations/0002_caption.sql", "DO $$ BEGIN
+            IF EXISTS (SELECT FROM information_schema.tables WHERE table_schema = '{shard}' AND table_name = 'photos')
+                AND to_regclass('{shard}.photos') IS NOT NULL
+            THEN ALTER TABLE {shard}.photos ADD COLUMN caption text; END IF; END $$"));
+        world.run(&["migrate", "up"]).await.ended(0);
+        assert_eq!(world.having("caption").await, 2);
+        let count = "SELECT count(*) FROM pg_tables WHERE schemaname = '{shard}' AND tablename = 'photos'";
+        let found = world.run(&["sql", count, "--shards", "1"]).await.ended(0).last();
+        assert_eq!(found["rows"][0]["count"], "1");
+
+        world.file(("migrations/0003_count.sql", "CREATE FUNCTION {shard}.photos_count() RETURNS bigint LANGUAGE sql
+            AS $$ SELECT count(*) FROM {shard}.photos $$"));
+        world.run(&["migrate", "up"]).await.ended(0);
+        let quoted = r#"CREATE OR REPLACE FUNCTION shard_0001.photos_count() RETURNS bigint LANGUAGE sql
+            AS $$ SELECT count(*) FROM "shard_0001".photos $$"#;
+        world.servers.app(0).await.batch_execute(quoted).await.unwrap();
+        world.run(&["check", "--ddl"]).await.ended(0);
+    }
+}
