@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use super::control::checksum;
 use super::facts::RecordedMigration;
 use super::own::{MARK, OWN};
-use super::script::{Repeatable, Statement, forbidden, repeatable, statements};
+use super::script::{Repeatable, Statement, forbidden, repeatable, statements, unclosed};
 use crate::pg::Template;
 use crate::shard::ShardId;
 
@@ -121,9 +121,9 @@ pub enum MigrationMistake {
     Statement {
         /// The file.
         file: String,
-        /// Where the statement begins, from 1.
+        /// Where the statement, or the text, begins, from 1.
         line: usize,
-        /// Its first words.
+        /// Its first words, or the mark that opens a text without an end.
         statement: String,
         /// Why it cannot.
         why: &'static str,
@@ -420,6 +420,10 @@ fn render(pieces: &[Template], schema: &str, shard: ShardId) -> String {
 
 /// How a file runs, by its comments and its statements.
 fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
+    if let Some(found) = unclosed(text) {
+        let (file, line, statement, why) = (file.to_owned(), found.line, found.mark, found.why);
+        return Err(vec![MigrationMistake::Statement { file, line, statement, why }]);
+    }
     let found = statements(text);
     let Some(first) = found.first() else { return Err(vec![MigrationMistake::Empty { file: file.to_owned() }]) };
     let mut mistakes = Vec::new();
@@ -578,6 +582,7 @@ pub(super) mod tests {
             ("0001_a.sql", "create table {shard}.t ();\n\ncommit;"),
             ("0001_b.sql", "create table public.t ()"),
             ("0002_c.sql", "-- {shard}\n"),
+            ("0003_d.sql", "create table {shard}.t ();\ncomment on table {shard}.t is 'never;\ncommit;"),
             ("3_d.sql", ""),
             ("readme.sql", ""),
         ]);
@@ -594,6 +599,7 @@ pub(super) mod tests {
                 no_shard,
                 "0001_a.sql and 0001_b.sql have the same number: give the later one the next",
                 "0002_c.sql holds no statement: remove it, or write one",
+                "0003_d.sql line 2: ' opens a text that is never closed",
                 &format!("3_d.sql {form}"),
                 &format!("readme.sql {form}"),
             ]

@@ -14,66 +14,142 @@ pub(super) struct Statement {
     pub(super) words: Vec<String>,
 }
 
-/// Enough for the columns of a `COPY t (a, b, …) FROM STDIN`.
+/// More than any statement has that is known by its words. Of a COPY all are kept: what it copies to is behind its
+/// columns.
 const WORDS_MAX: usize = 64;
+
+/// A mark that opens something that the script does not close. The server would take what follows for a part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unclosed {
+    /// The line it stands in, from 1.
+    pub(super) line: usize,
+    /// The mark: `'`, `"`, `/*` or `$body$`.
+    pub(super) mark: String,
+    /// What is wrong with it.
+    pub(super) why: &'static str,
+}
 
 /// The statements of a script, without empty ones.
 pub(super) fn statements(sql: &str) -> Vec<Statement> {
-    let mut list = Vec::new();
+    read(sql).0
+}
+
+/// The text or comment that the script opens and does not close. The server reads a whole script before it runs the
+/// first statement, so none of them changes what a backslash means in it.
+pub(super) fn unclosed(sql: &str) -> Option<Unclosed> {
+    read(sql).1
+}
+
+/// The smallest parts of a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind<'a> {
+    /// Whitespace or a comment.
+    Nothing,
+    /// A keyword, or a name without quotes.
+    Word(&'a str),
+    /// A quoted text or name.
+    Text,
+    /// Any other character.
+    Mark(char),
+}
+
+fn read(sql: &str) -> (Vec<Statement>, Option<Unclosed>) {
+    let (mut list, mut unclosed) = (Vec::new(), None);
     let mut now: Option<Statement> = None;
     // BEGIN ATOMIC … END of an SQL function contains statements; CASE … END is nested in it.
     let mut depth = 0usize;
     let mut before = String::new();
-    let mut at = 0;
-    let mut line = 1;
+    let (mut at, mut line) = (0, 1);
     while at < sql.len() {
         let rest = &sql[at..];
-        let first = rest.chars().next().unwrap_or_default();
-        let (length, word) = match first {
-            _ if rest.starts_with("--") => (rest.find('\n').unwrap_or(rest.len()), None),
-            _ if rest.starts_with("/*") => (comment(rest), None),
-            '\'' => (quoted(rest, '\'', matches!(before.as_str(), "E")), Some("")),
-            '"' => (quoted(rest, '"', false), Some("")),
-            '$' if dollar_tag(rest).is_some() => {
-                let tag = dollar_tag(rest).unwrap_or_default();
-                let end = rest[tag.len()..].find(tag).map_or(rest.len(), |end| end + 2 * tag.len());
-                (end, Some(""))
+        let (length, kind) = token(rest, before == "E");
+        if length.is_none() {
+            unclosed = Some(opened(rest, line));
+        }
+        let length = length.unwrap_or(rest.len());
+        match kind {
+            // E'…' only if nothing is in between; in all other cases only the last part matters.
+            Kind::Nothing if before == "E" => before.clear(),
+            Kind::Nothing => {}
+            Kind::Mark(';') if depth == 0 => {
+                list.extend(now.take());
+                before.clear();
             }
-            c if c.is_alphabetic() || c == '_' => {
-                let length = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')).unwrap_or(rest.len());
-                (length, Some(&rest[..length]))
+            _ => {
+                let statement = now.get_or_insert(Statement { line, at: at..at, words: Vec::new() });
+                statement.at.end = at + length;
+                let part = match kind {
+                    Kind::Word(word) => word.to_ascii_uppercase(),
+                    Kind::Mark(mark) => mark.to_string(),
+                    _ => String::new(),
+                };
+                if matches!(kind, Kind::Word(_)) {
+                    let first = statement.words.first().map_or("", String::as_str);
+                    depth = nested(depth, &part, &before, first);
+                    if statement.words.len() < WORDS_MAX || first == "COPY" {
+                        statement.words.push(part.clone());
+                    }
+                }
+                before = part;
             }
-            c => (c.len_utf8(), None),
-        };
-        if first == ';' && depth == 0 {
-            list.extend(now.take());
-        } else if word.is_some() || !(first.is_whitespace() || rest.starts_with("--") || rest.starts_with("/*")) {
-            let statement = now.get_or_insert(Statement { line, at: at..at, words: Vec::new() });
-            statement.at.end = at + length;
-            let word = word.unwrap_or_default().to_ascii_uppercase();
-            if !word.is_empty() && statement.words.len() < WORDS_MAX {
-                statement.words.push(word.clone());
-            }
-            match word.as_str() {
-                "ATOMIC" if before == "BEGIN" => depth += 1,
-                "CASE" if depth > 0 => depth += 1,
-                "END" => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            // E'…' only if nothing is in between; in all other cases only the last word matters.
-            before = word;
-        } else if first.is_whitespace() && before == "E" {
-            before.clear();
         }
         line += rest[..length].matches('\n').count();
         at += length;
     }
     list.extend(now);
-    list
+    (list, unclosed)
+}
+
+/// What the text begins with, and its length; without one, it has no end.
+fn token(text: &str, escapes: bool) -> (Option<usize>, Kind<'_>) {
+    let first = text.chars().next().unwrap_or_default();
+    match first {
+        _ if text.starts_with("--") => (Some(text.find('\n').unwrap_or(text.len())), Kind::Nothing),
+        _ if text.starts_with("/*") => (comment(text), Kind::Nothing),
+        '\'' => (quoted(text, '\'', escapes), Kind::Text),
+        '"' => (quoted(text, '"', false), Kind::Text),
+        '$' if dollar_tag(text).is_some() => {
+            let tag = dollar_tag(text).unwrap_or_default();
+            (text[tag.len()..].find(tag).map(|end| end + 2 * tag.len()), Kind::Text)
+        }
+        c if c.is_alphabetic() || c == '_' => {
+            let length = text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')).unwrap_or(text.len());
+            (Some(length), Kind::Word(&text[..length]))
+        }
+        c if c.is_whitespace() => (Some(c.len_utf8()), Kind::Nothing),
+        c => (Some(c.len_utf8()), Kind::Mark(c)),
+    }
+}
+
+/// What stands at the beginning of a text and is not closed in it.
+fn opened(text: &str, line: usize) -> Unclosed {
+    let (mark, why) = match text.as_bytes().first() {
+        Some(b'/') => ("/*", "opens a comment that is never closed"),
+        Some(b'"') => ("\"", "opens a name that is never closed"),
+        Some(b'$') => (dollar_tag(text).unwrap_or_default(), "opens a text that is never closed"),
+        _ => ("'", "opens a text that is never closed"),
+    };
+    Unclosed { line, mark: mark.to_owned(), why }
+}
+
+/// How deep a script is in BEGIN ATOMIC and CASE after this word, by what stands before it and what the statement
+/// begins with.
+fn nested(depth: usize, word: &str, before: &str, first: &str) -> usize {
+    match word {
+        "ATOMIC" if depth == 0 && before == "BEGIN" && first == "CREATE" => 1,
+        _ if depth == 0 => 0,
+        // `p.end` and `AS end` are names.
+        "CASE" | "END" if matches!(before, "." | "AS") => depth,
+        "CASE" => depth + 1,
+        // The block's own END begins a statement; any other is the name that a column gets.
+        "END" if depth == 1 && !matches!(before, ";" | "ATOMIC") => depth,
+        "END" => depth - 1,
+        _ => depth,
+    }
 }
 
 /// The length of a comment, which may contain others.
-fn comment(text: &str) -> usize {
+fn comment(text: &str) -> Option<usize> {
     let (mut at, mut depth) = (0, 0usize);
     while at < text.len() {
         let rest = &text[at..];
@@ -82,26 +158,26 @@ fn comment(text: &str) -> usize {
         } else if rest.starts_with("*/") {
             (at, depth) = (at + 2, depth - 1);
             if depth == 0 {
-                return at;
+                return Some(at);
             }
         } else {
             at += rest.chars().next().map_or(1, char::len_utf8);
         }
     }
-    text.len()
+    None
 }
 
 /// The length of a quoted text. A doubled mark counts as two adjacent texts, which gives the same result.
-fn quoted(text: &str, mark: char, escapes: bool) -> usize {
+fn quoted(text: &str, mark: char, escapes: bool) -> Option<usize> {
     let mut chars = text.char_indices().skip(1);
     while let Some((at, c)) = chars.next() {
         if c == '\\' && escapes {
             chars.next();
         } else if c == mark {
-            return at + 1;
+            return Some(at + 1);
         }
     }
-    text.len()
+    None
 }
 
 /// `$$` or `$body$` at the start of the text.
@@ -247,6 +323,30 @@ mod tests {
             [one(1, "CREATE"), one(1, "COMMIT")]
         );
         assert_eq!(firsts("select $1; commit"), [one(1, "SELECT"), one(1, "COMMIT")]);
+        for names in [
+            "create function f() begin atomic select p.end, 1 as end from p; select p.case end; select 2; end; commit",
+            "create procedure f() begin atomic end; commit",
+        ] {
+            assert_eq!(firsts(names), [one(1, "CREATE"), one(1, "COMMIT")], "{names}");
+        }
+        assert_eq!(firsts("select a.begin atomic from a; end"), [one(1, "SELECT"), one(1, "END")]);
+    }
+
+    #[test]
+    fn what_is_never_closed() {
+        let said = |sql: &str| unclosed(sql).map(|found| (found.line, found.mark));
+        for (sql, line, mark) in [
+            ("select 1;\n\nselect 'it; -- no", 3, "'"),
+            (r"select '\', E'\'", 1, "'"),
+            ("/* a /* b */\nselect 1", 1, "/*"),
+            ("a;\nselect \"x", 2, "\""),
+            ("do $$ begin end $x$; $$;\ndo $b$ 'x' $$", 2, "$b$"),
+        ] {
+            assert_eq!(said(sql), Some((line, mark.to_owned())), "{sql}");
+        }
+        for sql in ["", "-- it's\n/* ' */ a '''', \"'\", $$ ' $$"] {
+            assert_eq!(said(sql), None, "{sql}");
+        }
     }
 
     #[test]
@@ -338,6 +438,7 @@ mod tests {
         #[test]
         fn any_text_comes_to_an_end(sql in r#"[-/*'"$;aE\\ \nbé]{0,40}"#) {
             prop_assert!(statements(&sql).len() <= sql.len());
+            prop_assert!(unclosed(&sql).is_none_or(|found| sql.contains(&found.mark)));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::pg::{Template, quote_literal};
 use crate::schema::control::checksum;
-use crate::schema::script::{forbidden, statements};
+use crate::schema::script::{forbidden, statements, unclosed};
 use crate::shard::ShardId;
 
 const PLACES: [(&str, Place); 3] = [("{shard_id}", Place::ShardId), ("{low}", Place::Low), ("{high}", Place::High)];
@@ -72,7 +72,7 @@ pub enum BackfillMistake {
         /// `{shard}`, `{low}` or `{high}`.
         place: &'static str,
     },
-    /// The statement cannot run in a transaction.
+    /// The statement cannot run in a transaction, or has a text or comment without an end.
     #[error("line {line}: {why}")]
     Forbidden {
         /// Where it begins, from 1.
@@ -99,6 +99,9 @@ impl Backfill {
             return Err(BackfillMistake::Identifier { name: wrong.to_owned() });
         }
         let sql = sql.strip_prefix('\u{feff}').unwrap_or(sql);
+        if let Some(found) = unclosed(sql) {
+            return Err(BackfillMistake::Forbidden { line: found.line, why: found.why });
+        }
         let found = statements(sql);
         let [statement] = found.as_slice() else { return Err(BackfillMistake::Statements { count: found.len() }) };
         if let Some(why) = forbidden(statement) {
@@ -195,6 +198,7 @@ mod tests {
         assert!(said("a", &SQL.replace("{low}", "1"), "p").starts_with("it never says {low}"));
         assert!(said("a", "-- {high}\nUPDATE {shard}.p SET a = 1 WHERE id > {low}", "p").contains("{high}"));
         assert!(said("a", "VACUUM {shard}.p", "p").starts_with("line 1: cannot run inside a transaction"));
+        assert!(said("a", &format!("{SQL}\n/* open"), "p").starts_with("line 2: opens a comment that is never"));
         assert!(said("a", "COMMIT", "p").contains("controls the transaction"));
     }
 }

@@ -25,4 +25,20 @@ on_each_version! {
         world.servers.app(0).await.batch_execute(quoted).await.unwrap();
         world.run(&["check", "--ddl"]).await.ended(0);
     }
+
+    /// A text without an end is named with its file and line, not with what comes after it.
+    async fn texts_without_an_end(version) {
+        let world = World::new(&[version], 2).await;
+        for (text, said) in [
+            ("CREATE TABLE {shard}.y ();\nCOMMENT ON TABLE {shard}.y IS 'never;\n", "line 2: ' opens a text"),
+            ("CREATE TABLE {shard}.y (); /* never\n", "line 1: /* opens a comment"),
+        ] {
+            world.file(("migrations/0002_y.sql", text));
+            let refused = world.run(&["migrate", "up"]).await;
+            assert!(refused.stderr.contains(&format!("0002_y.sql {said} that is never closed")), "{}", refused.stderr);
+        }
+        world.file(("migrations/0002_y.sql", "CREATE FUNCTION {shard}.f() RETURNS int LANGUAGE sql BEGIN ATOMIC
+            SELECT p.end FROM (SELECT 1 AS \"end\") p; SELECT 2; END;"));
+        world.run(&["migrate", "up"]).await.ended(0);
+    }
 }
