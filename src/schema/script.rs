@@ -214,7 +214,12 @@ pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
         ["ALTER", "TABLE", more @ .., "CONCURRENTLY"] if more.windows(2).any(|two| two == ["DETACH", "PARTITION"]) => {
             Some("cannot run inside a transaction, nor again where it was stopped: leave CONCURRENTLY out")
         }
-        ["COPY", more @ ..] if more.contains(&"STDIN") => Some("needs rows from the client: use INSERT"),
+        // PostgreSQL takes either word in either direction.
+        ["COPY", more @ ..] => more.windows(2).find_map(|two| match two {
+            ["FROM", "STDIN" | "STDOUT"] => Some("needs rows from the client: use INSERT"),
+            ["TO", "STDIN" | "STDOUT"] => Some("gives rows to the client, which nobody would see: leave it out"),
+            _ => None,
+        }),
         _ => None,
     }
 }
@@ -379,6 +384,9 @@ mod tests {
             "create unique index concurrently i on t (a)",
             "vacuum t",
             "copy t from stdin",
+            "copy t from /* here */ stdout",
+            "copy (select * from t) to stdout with (format csv)",
+            "copy t to stdin",
             "savepoint a",
             "prepare transaction 'x'",
             "reindex (verbose) table concurrently t",
@@ -398,6 +406,8 @@ mod tests {
             "create index i on t (\"concurrently\")",
             "alter table t rename column a to \"concurrently\"",
             "alter table t detach partition p",
+            "copy t (stdin) to '/x'",
+            "copy t to program 'cat'",
         ] {
             assert!(!bad(sql), "{sql}");
         }

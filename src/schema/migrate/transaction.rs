@@ -74,11 +74,20 @@ pub(in crate::schema) async fn run(
         }
         answers
     };
-    let first = answers.into_iter().enumerate().find_map(|(at, answer)| answer.err().map(|error| (at, error)));
-    let Some((at, error)) = first else { return Ok(Outcome::Done) };
-    if client.is_closed() || error.as_db_error().is_none() {
-        return Err(error);
+    let committed = answers.last().is_some_and(Result::is_ok);
+    let errors = answers.into_iter().enumerate().filter_map(|(at, answer)| answer.err().map(|error| (at, error)));
+    let mut errors: Vec<_> = errors.collect();
+    if errors.is_empty() {
+        return Ok(Outcome::Done);
     }
+    // The driver's own error is the connection's end, or an answer that it did not expect, as to a COPY. After the
+    // latter the server's word counts, which may be that all is committed.
+    let refused = errors.iter().position(|(_, error)| error.as_db_error().is_some());
+    let (at, error) = match refused {
+        None if committed && !client.is_closed() => return Ok(Outcome::Done),
+        Some(refused) if !client.is_closed() => errors.swap_remove(refused),
+        _ => return Err(errors.swap_remove(0).1),
+    };
     settle(client).await?;
     let wants_commit = steps.len() > 1 && error.code().is_some_and(wants_commit);
     match judge(&error, steps.get(at), "record the migrations") {

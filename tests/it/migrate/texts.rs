@@ -26,6 +26,25 @@ on_each_version! {
         world.run(&["check", "--ddl"]).await.ended(0);
     }
 
+    /// COPY to or from the client is refused before anything runs. One that only the server sees does no harm, and is
+    /// not taken for the end of the connection.
+    async fn rows_for_the_client(version) {
+        let world = World::new(&[version], 2).await;
+        let alter = "ALTER TABLE {shard}.photos ADD COLUMN caption text;\n";
+        for copy in ["COPY {shard}.users TO STDOUT", "COPY {shard}.users FROM STDIN"] {
+            world.file(("migrations/0002_caption.sql", &format!("{alter}{copy}")));
+            let refused = world.run(&["migrate", "up"]).await;
+            assert_ne!(refused.code(), 0);
+            assert!(refused.stderr.contains("0002_caption.sql line 2: COPY SHARD"), "{}", refused.stderr);
+            assert_eq!((world.recorded("0002_caption").await, world.having("caption").await), (0, 0));
+        }
+        let hidden = "CREATE FUNCTION {shard}.one() RETURNS int LANGUAGE sql BEGIN ATOMIC SELECT 1 case; END;\n\
+            COPY {shard}.users TO STDOUT";
+        world.file(("migrations/0002_caption.sql", &format!("{alter}{hidden}")));
+        world.run(&["migrate", "up"]).await.ended(0);
+        assert_eq!((world.recorded("0002_caption").await, world.having("caption").await), (2, 2));
+    }
+
     /// A text without an end is named with its file and line, not with what comes after it.
     async fn texts_without_an_end(version) {
         let world = World::new(&[version], 2).await;
