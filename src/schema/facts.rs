@@ -122,6 +122,8 @@ pub struct ControlFacts {
     pub known: Record,
     /// For shards with a move that is at work or has stopped halfway: that move; empty if the control schema is older.
     pub open_moves: BTreeMap<ShardId, OpenMove>,
+    /// The indexes of the shards here that are not valid.
+    pub(super) invalid_indexes: BTreeSet<(ShardId, String)>,
     /// The objects of the control schema, if they were read.
     pub(super) installed: Option<Installed>,
     /// What its tables are made of.
@@ -467,6 +469,9 @@ SELECT json_build_object(
                                 GROUP BY ns) AS o ON o.ns = n.oid
                      WHERE s.state = 'serving') AS of_a_shard
                  GROUP BY of_a_shard.objects) AS sets),
+    'invalid_indexes', (SELECT json_agg(json_build_array(s.shard_id, c.relname))
+        FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+        JOIN pgshard.shard s ON s.schema_name = n.nspname WHERE NOT (i.indisvalid AND i.indisready)),
     'lost_ways', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m
         USING (move_id, shard_id)
                   WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
@@ -491,6 +496,7 @@ struct RawControl {
     moving: Option<Vec<ShardId>>,
     applied: Option<Vec<(Vec<RecordedMigration>, Vec<ShardId>)>>,
     made: Option<Vec<(BTreeSet<String>, Vec<ShardId>)>>,
+    invalid_indexes: Option<BTreeSet<(ShardId, String)>>,
     host_migrations: Option<Vec<RecordedMigration>>,
     attempts: Option<Vec<(ShardId, String, Option<String>)>>,
     lost_ways: Option<Vec<(ShardId, String)>>,
@@ -747,6 +753,7 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
         moving: raw.moving.unwrap_or_default().into_iter().collect(),
         applied: applied.map(|(migrations, shards)| AppliedSet { migrations, shards }).collect(),
         made: made.map(|(objects, shards)| MadeSet { objects, shards }).collect(),
+        invalid_indexes: raw.invalid_indexes.unwrap_or_default(),
         host_migrations: raw.host_migrations.unwrap_or_default(),
         attempts: attempts.map(|(shard, name, message)| (shard, Attempt { name, message })).collect(),
         lost_ways: raw.lost_ways.unwrap_or_default().into_iter().collect(),

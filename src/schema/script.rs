@@ -282,6 +282,9 @@ pub(super) fn repeatable(sql: &str, statement: &Statement) -> Result<Repeatable,
     }
 }
 
+/// The longest name in bytes. PostgreSQL cuts longer ones off, between characters.
+const NAME_MAX: usize = 63;
+
 /// The name in `CREATE INDEX CONCURRENTLY name ON …`, as the catalogs have it.
 fn index_name(statement: &str) -> Option<String> {
     let mut rest = statement;
@@ -296,12 +299,18 @@ fn index_name(statement: &str) -> Option<String> {
     if let Some(inside) = rest.strip_prefix('"') {
         let end = inside.find('"')?;
         let plain = !inside[end + 1..].starts_with('"');
-        return plain.then(|| inside[..end].to_owned());
+        return plain.then(|| cut(&inside[..end]));
     }
-    let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))?;
-    let name = rest[..end].to_lowercase();
+    let end = rest.find(|c: char| c.is_ascii() && !(c.is_ascii_alphanumeric() || c == '_' || c == '$'))?;
+    // PostgreSQL folds no other letters than these where a character can have several bytes.
+    let name = rest[..end].to_ascii_lowercase();
     let named = !name.is_empty() && rest[end..].starts_with(char::is_whitespace) && name != "on" && name != "if";
-    named.then_some(name)
+    named.then(|| cut(&name))
+}
+
+fn cut(name: &str) -> String {
+    let end = (0..=NAME_MAX.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
+    name[..end.unwrap_or_default()].to_owned()
 }
 
 #[cfg(test)]
@@ -395,6 +404,10 @@ mod tests {
         ] {
             assert!(bad(sql), "{sql}");
         }
+        let columns: Vec<String> = (0..2000).map(|n| format!("c{n}")).collect();
+        for more in ["from stdin", "to stdout"] {
+            assert!(bad(&format!("copy t ({}) {more}", columns.join(", "))), "{more}");
+        }
         for sql in [
             "create table begin_log (commit text)",
             "create function f() returns void language plpgsql as $$ begin commit; end $$",
@@ -417,9 +430,14 @@ mod tests {
     fn what_can_be_run_again() {
         let is_repeatable = |sql: &str| repeatable(sql, &statements(sql)[0]);
         let index = |name: &str| Ok(Repeatable::Index(name.to_owned()));
+        let (long, wide) = ("l".repeat(70), "é".repeat(40));
         for (sql, expected) in [
             ("CREATE INDEX CONCURRENTLY Photos_Title ON {shard}.photos (title)", index("photos_title")),
             ("-- why\ncreate unique index\n  concurrently \"T x\" on {shard}.photos (title)", index("T x")),
+            ("CREATE INDEX CONCURRENTLY ÚNICO_É ON t (a)", index("Único_É")),
+            (&format!("CREATE INDEX CONCURRENTLY {long} ON t (a)"), index(&long[..63])),
+            (&format!("CREATE INDEX CONCURRENTLY \"a{wide}\" ON t (a)"), index(&format!("a{}", &wide[..62]))),
+            (&format!("CREATE INDEX CONCURRENTLY {wide} ON t (a)"), index(&wide[..62])),
             ("DROP INDEX CONCURRENTLY IF EXISTS {shard}.photos_title", Ok(Repeatable::Harmless)),
             ("VACUUM (ANALYZE) {shard}.photos", Ok(Repeatable::Harmless)),
         ] {

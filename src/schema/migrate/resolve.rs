@@ -2,8 +2,8 @@
 //! is as good as the text of the edited file, or that what it had done is gone.
 //!
 //! Invariant: only records are written, and none where the operator cannot be right: where a shard lacks an earlier
-//! migration, has run another text, or has run a later one. If that is so for any requested shard, nothing is written
-//! anywhere.
+//! migration, has run another text, or has run a later one, or where the index that it makes is not valid. If that is
+//! so for any requested shard, nothing is written anywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -20,7 +20,8 @@ use crate::schema::bootstrap::{HostReport, Report, flush};
 use crate::schema::control::pending;
 use crate::schema::facts::{ControlFacts, RecordedMigration, Survey, chain};
 use crate::schema::fault::{HostFault, ShardFault};
-use crate::schema::migrations::Migration;
+use crate::schema::migrations::{Kind, Migration};
+use crate::schema::script::Repeatable;
 use crate::schema::session;
 use crate::shard::ShardId;
 
@@ -180,7 +181,15 @@ fn on_host(
     let mut wrong: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
     for (shard, row) in control.shards.iter().filter(|(shard, row)| row.state.is_owner() && wanted(shard)) {
         let records = has.get(shard).copied().unwrap_or_default();
-        match verdict(file, resolution, around, records) {
+        let verdict = match (verdict(file, resolution, around, records), &file.kind) {
+            (Verdict::Write, Kind::NoTransaction { repeatable: Repeatable::Index(index), .. })
+                if resolution == Resolution::Applied && control.invalid_indexes.contains(&(*shard, index.clone())) =>
+            {
+                Verdict::Wrong(format!("has the index {index}, which is not valid: {ANEW}"))
+            }
+            (verdict, _) => verdict,
+        };
+        match verdict {
             Verdict::Unchanged => resolving.unchanged += 1,
             Verdict::Wrong(why) => wrong.entry(why).or_default().push(*shard),
             Verdict::Write => match standing_back(control, survey, host, *shard, row) {
@@ -195,6 +204,9 @@ fn on_host(
     });
     (resolving, said.collect())
 }
+
+/// What to do about an index that is not valid.
+const ANEW: &str = "`pgshard migrate up` makes it anew; drop it first if no migration has begun it";
 
 fn verdict(
     file: &Migration,

@@ -54,6 +54,29 @@ on_each_version! {
         assert_eq!(db1.query_one(failed, &[]).await.unwrap().get::<_, i64>(0), 0);
     }
 
+    /// An index that somebody has made by hand, and that is not valid, is none: its migration does not count as run.
+    async fn an_index_that_is_not_valid(version) {
+        let world = World::new(&[version], 4).await;
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("INSERT INTO shard_0001.users (name) VALUES ('a'), ('a')").await.unwrap();
+        world.file(("migrations/0002_names.sql",
+            "-- pgshard: no-transaction\nCREATE UNIQUE INDEX CONCURRENTLY users_names ON {shard}.users (name)"));
+        let by_hand = "CREATE UNIQUE INDEX CONCURRENTLY users_names ON shard_0001.users (name)";
+        db1.batch_execute(by_hand).await.unwrap_err();
+        let resolve = ["migrate", "resolve", "0002_names", "--applied", "--only", "1"];
+        for more in [&[][..], &["--plan"]] {
+            let refused = world.run(&[&resolve[..], more].concat()).await;
+            let words = "db1: shard 1 has the index users_names, which is not valid: `pgshard migrate up` makes it";
+            assert!(refused.ended(4).stderr.contains(words), "{}", refused.stderr);
+        }
+        assert_eq!(world.recorded("0002_names").await, 0);
+        db1.batch_execute("DROP INDEX shard_0001.users_names; DELETE FROM shard_0001.users").await.unwrap();
+        db1.batch_execute(by_hand).await.unwrap();
+        world.run(&resolve).await.ended(0);
+        world.run(&["migrate", "up"]).await.ended(0);
+        assert_eq!((world.recorded("0002_names").await, world.having("users_names").await), (4, 4));
+    }
+
     /// A file that runs once per host; one before which another is missing; a shard that a move has claimed.
     async fn hosts_orders_and_moves(version) {
         let world = World::new(&[version, version], 8).await;

@@ -45,6 +45,28 @@ on_each_version! {
         assert_eq!((world.recorded("0002_caption").await, world.having("caption").await), (2, 2));
     }
 
+    /// An index is known by the name that it has, where PostgreSQL cuts the file's off or folds it in its own way: what
+    /// a failure leaves of it does not stay, and the next attempt succeeds.
+    async fn names_of_indexes(version) {
+        let world = World::new(&[version], 4).await;
+        let db1 = world.servers.app(0).await;
+        let long = "users_name_is_unique_in_this_shard_because_somebody_likes_very_long_names_idx";
+        for (file, index, key, rows) in
+            [("0002_long", long, "name", "('a'), ('a')"), ("0003_fold", "ÚNICO", "left(name, 1)", "('x1'), ('x2')")]
+        {
+            world.file((&format!("migrations/{file}.sql"), &format!(
+                "-- pgshard: no-transaction\nCREATE UNIQUE INDEX CONCURRENTLY {index} ON {{shard}}.users (({key}))")));
+            let insert = format!("INSERT INTO shard_0001.users (name) VALUES {rows}");
+            db1.batch_execute(&insert).await.unwrap();
+            world.run(&["migrate", "up"]).await.ended(8);
+            let invalid = "SELECT count(*) FROM pg_index WHERE NOT indisvalid";
+            assert_eq!(db1.query_one(invalid, &[]).await.unwrap().get::<_, i64>(0), 0, "{index}");
+            db1.batch_execute("DELETE FROM shard_0001.users").await.unwrap();
+            world.run(&["migrate", "retry"]).await.ended(0);
+            assert_eq!(world.recorded(file).await, 4);
+        }
+    }
+
     /// A text without an end is named with its file and line, not with what comes after it.
     async fn texts_without_an_end(version) {
         let world = World::new(&[version], 2).await;
