@@ -154,6 +154,22 @@ async fn sql_over_shards() {
     assert_shown("sql_text", &run(&cluster, &["sql", users]), cluster.directory());
     let one = run(&cluster, &["sql", users, "--json", "--shards", "6"]);
     assert_shown("sql_json", &one, cluster.directory());
+    // Whatever a column is called, and where rows are values, each bigint is a text.
+    let named = run(&cluster, &["sql", "SELECT name AS t FROM {shard}.users", "--shards", "6", "--json"]).json();
+    assert_eq!(named[0]["rows"], serde_json::json!([{"t": "Zoë\nof 6"}]));
+    let within = "SELECT u, ARRAY[u] AS us, ROW(u.id, 'x', 1.5) AS r, ARRAY[ARRAY[id]] AS a FROM {shard}.users u";
+    let within = run(&cluster, &["sql", within, "--shards", "6", "--json"]).json();
+    let (id, user) = ("9007199254740993", serde_json::json!({"id": "9007199254740993", "name": "Zoë\nof 6"}));
+    let expected = serde_json::json!([{"u": user, "us": [user], "r": {"f1": id, "f2": "x", "f3": 1.5}, "a": [[id]]}]);
+    assert_eq!(within[0]["rows"], expected);
+    for format in ["JSON", "XML", "YAML", "TEXT"] {
+        let explain = format!("EXPLAIN (FORMAT {format}) SELECT FROM {{shard}}.users");
+        let text = run(&cluster, &["sql", &explain, "--shards", "6"]);
+        assert!(text.exit == 0 && text.stdout.contains("Seq Scan"), "{}", text.shown());
+        let plan =
+            run(&cluster, &["sql", &explain, "--shards", "6", "--json"]).json()[0]["rows"][0]["QUERY PLAN"].clone();
+        assert_eq!(plan.is_array(), format == "JSON", "{plan}");
+    }
     let all = run(&cluster, &["sql", "VALUES (1), (2)", "--json"]).json();
     let mut shards: Vec<u64> = all.iter().map(|line| line["shard"].as_u64().unwrap()).collect();
     shards.sort_unstable();

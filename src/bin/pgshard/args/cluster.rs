@@ -164,9 +164,11 @@ fn host_name(text: &str) -> Result<HostName, String> {
 /// Run a query on all shards, or on some
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-{shard} stands for the shard's schema. The query runs in a READ ONLY transaction on each shard, \
+{shard} stands for the name of the shard's schema, in strings too (schemaname = '{shard}'); {{shard}} \
+is the text {shard} itself. The query runs in a READ ONLY transaction on each shard, \
 eight shards of a host at a time. With --json each shard is one line, written as soon as it is \
-there; every bigint in it is a string, since it may be an ID. Shards that fail are named, and the \
+there; every bigint in it is a string, since it may be an ID, and so is every whole number of a row that has \
+no type, as ROW(1, 2). Shards that fail are named, and the \
 exit code is 8, or 1 if none answered.
 
 Examples:

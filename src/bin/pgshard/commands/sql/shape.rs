@@ -1,12 +1,15 @@
 //! A query whose columns are known, wrapped so that the server gives JSON or text whatever their types are.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use pgshard::ShardId;
 use pgshard::pg::quote_ident;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use tokio_postgres::Row;
-use tokio_postgres::types::{Kind, Type};
+use tokio_postgres::types::{FromSql, Kind, Type};
 
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
@@ -41,7 +44,7 @@ impl Shape {
 
     /// The shape of a plan: a column of text.
     pub(super) fn of_a_plan() -> Shape {
-        Shape { columns: vec![("QUERY PLAN".to_owned(), Type::TEXT)], wrapped: Wrapped::No }
+        Shape { columns: vec![(PLAN.to_owned(), Type::TEXT)], wrapped: Wrapped::No }
     }
 
     /// The query, wrapped: one row a shard with a JSON array in it, or rows of text.
@@ -65,7 +68,8 @@ impl Shape {
         match format {
             Format::Text => plain,
             Format::Json => {
-                format!("SELECT coalesce(pg_catalog.json_agg(t), '[]')::pg_catalog.text FROM ({plain}) AS t")
+                // With the star it is the row, whatever its columns are called.
+                format!("SELECT coalesce(pg_catalog.json_agg(t.*), '[]')::pg_catalog.text FROM ({plain}) AS t")
             }
         }
     }
@@ -79,6 +83,11 @@ impl Shape {
         columns.extend(self.columns.iter().map(|(name, column_type)| (name.as_str(), align(column_type))));
         let mut lines: Vec<Vec<String>> = Vec::new();
         for (shard, rows) in table {
+            if self.wrapped == Wrapped::No {
+                let plan = plan(rows)?;
+                lines.extend(plan.lines().map(|line| vec![shard.to_string(), line.to_owned()]));
+                continue;
+            }
             for row in rows {
                 let mut line = vec![shard.to_string()];
                 for index in 0..row.len() {
@@ -109,14 +118,41 @@ impl Shape {
     /// The rows as a JSON array on one line.
     pub(super) fn json(&self, rows: &[Row]) -> Result<Box<RawValue>, Failure> {
         if self.wrapped == Wrapped::Yes {
-            return json(rows);
+            let types: Vec<Type> = self.columns.iter().map(|(_, column_type)| column_type.clone()).collect();
+            return json(rows, &types);
         }
-        let lines: Vec<BTreeMap<&str, &str>> = rows
-            .iter()
-            .map(|row| Ok(BTreeMap::from([("QUERY PLAN", row.try_get::<_, &str>(0)?)])))
-            .collect::<Result<_, tokio_postgres::Error>>()?;
+        if let [row] = rows
+            && row.columns().first().is_some_and(|column| *column.type_() == Type::JSON)
+        {
+            // EXPLAIN (FORMAT JSON): the plan is a value, and no text with one in it.
+            let plan = RawValue::from_string(one_line(&plan(rows)?))?;
+            return Ok(serde_json::value::to_raw_value(&[BTreeMap::from([(PLAN, plan)])])?);
+        }
+        let line = |row: &Row| Ok(BTreeMap::from([(PLAN, plan(std::slice::from_ref(row))?)]));
+        let lines: Vec<BTreeMap<&str, String>> = rows.iter().map(line).collect::<Result<_, Failure>>()?;
         Ok(serde_json::value::to_raw_value(&lines)?)
     }
+}
+
+/// The column that EXPLAIN gives.
+const PLAN: &str = "QUERY PLAN";
+
+/// A plan as the server writes it, in whatever format: text, XML, JSON and YAML are texts to the driver.
+struct PlanText(String);
+
+impl<'a> FromSql<'a> for PlanText {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<PlanText, Box<dyn std::error::Error + Sync + Send>> {
+        Ok(PlanText(std::str::from_utf8(raw)?.to_owned()))
+    }
+
+    fn accepts(column_type: &Type) -> bool {
+        [Type::TEXT, Type::JSON, Type::XML].contains(column_type)
+    }
+}
+
+fn plan(rows: &[Row]) -> Result<String, Failure> {
+    let lines = rows.iter().map(|row| Ok(row.try_get::<_, PlanText>(0)?.0));
+    Ok(lines.collect::<Result<Vec<_>, tokio_postgres::Error>>()?.join("\n"))
 }
 
 /// A bigint, which may be an ID.
@@ -136,12 +172,105 @@ fn is_int8(column_type: &Type) -> Option<Int8> {
     }
 }
 
+/// Whether rows are in it, whose bigints the server writes as numbers.
+fn has_rows(column_type: &Type) -> bool {
+    match column_type.kind() {
+        Kind::Composite(_) => true,
+        Kind::Array(member) | Kind::Domain(member) => has_rows(member),
+        _ => is_untyped(column_type),
+    }
+}
+
+/// Whether it is a row of which nobody says what its fields are.
+fn is_untyped(column_type: &Type) -> bool {
+    [Type::RECORD, Type::RECORD_ARRAY].contains(column_type)
+}
+
 /// The array that the server made, on one line.
-fn json(rows: &[Row]) -> Result<Box<RawValue>, Failure> {
+fn json(rows: &[Row], types: &[Type]) -> Result<Box<RawValue>, Failure> {
     let text = rows.first().map(|row| row.try_get::<_, String>(0)).transpose()?;
-    // A line end inside a string is written as \n, so the real ones stand only between values.
-    let line = text.unwrap_or_else(|| "[]".to_owned()).replace(['\n', '\r'], "");
-    Ok(RawValue::from_string(line)?)
+    let line = one_line(text.as_deref().unwrap_or("[]"));
+    if !types.iter().any(has_rows) {
+        return Ok(RawValue::from_string(line)?);
+    }
+    let rows: Vec<Fields<'_>> = serde_json::from_str(&line)?;
+    let rows: Vec<String> = rows.into_iter().map(|row| row.rewritten(types)).collect::<Result<_, _>>()?;
+    Ok(RawValue::from_string(format!("[{}]", rows.join(",")))?)
+}
+
+/// A line end inside a string is written as \n, so the real ones stand only between values.
+fn one_line(json: &str) -> String {
+    json.replace(['\n', '\r'], "")
+}
+
+/// The fields of an object in their order; a name can be there twice.
+struct Fields<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Fields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields<'de>, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor)
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+        let mut fields = Vec::new();
+        while let Some(field) = map.next_entry()? {
+            fields.push(field);
+        }
+        Ok(Fields(fields))
+    }
+}
+
+impl Fields<'_> {
+    /// The object with each field as [`value`] writes it.
+    fn rewritten(&self, types: &[Type]) -> serde_json::Result<String> {
+        let fields = self.0.iter().enumerate().map(|(at, (name, found))| {
+            let found = value(found.get(), types.get(at).unwrap_or(&Type::RECORD))?;
+            Ok(format!("{}:{found}", serde_json::to_string(name)?))
+        });
+        Ok(format!("{{{}}}", fields.collect::<serde_json::Result<Vec<_>>>()?.join(",")))
+    }
+}
+
+/// A value that the server has written, with every bigint in it as a string. In a row without a type every whole number
+/// may be one.
+fn value(json: &str, column_type: &Type) -> serde_json::Result<String> {
+    let is_number = json.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+    match column_type.kind() {
+        _ if json == "null" => {}
+        Kind::Domain(base) => return value(json, base),
+        Kind::Composite(fields) if json.starts_with('{') => {
+            let types: Vec<Type> = fields.iter().map(|field| field.type_().clone()).collect();
+            return serde_json::from_str::<Fields<'_>>(json)?.rewritten(&types);
+        }
+        _ if json.starts_with('[') && (has_rows(column_type) || is_int8(column_type).is_some()) => {
+            // An array of arrays has the same type.
+            let member = match column_type.kind() {
+                Kind::Array(member) if !json[1..].trim_start().starts_with('[') => member,
+                _ => column_type,
+            };
+            let members: Vec<&RawValue> = serde_json::from_str(json)?;
+            let members = members.into_iter().map(|member_json| value(member_json.get(), member));
+            return Ok(format!("[{}]", members.collect::<serde_json::Result<Vec<_>>>()?.join(",")));
+        }
+        _ if json.starts_with('{') && is_untyped(column_type) => {
+            return serde_json::from_str::<Fields<'_>>(json)?.rewritten(&[]);
+        }
+        _ if is_number && (is_untyped(column_type) || is_int8(column_type).is_some()) => {
+            return Ok(format!("\"{json}\""));
+        }
+        _ => {}
+    }
+    Ok(json.to_owned())
 }
 
 #[cfg(test)]
@@ -155,7 +284,7 @@ mod tests {
         let shape = Shape { columns, wrapped: Wrapped::Yes };
         assert_eq!(
             shape.sql("TABLE x", Format::Json),
-            "SELECT coalesce(pg_catalog.json_agg(t), '[]')::pg_catalog.text FROM (SELECT \
+            "SELECT coalesce(pg_catalog.json_agg(t.*), '[]')::pg_catalog.text FROM (SELECT \
              q.\"1\"::pg_catalog.text AS \"id\", q.\"2\"::pg_catalog.text[] AS \"ids\", q.\"3\" AS \"n\"\"\" \
              FROM (TABLE x\n) AS q(\"1\", \"2\", \"3\")) AS t"
         );
