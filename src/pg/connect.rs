@@ -46,8 +46,10 @@ pub(crate) enum SearchPath {
     OfTheRole,
 }
 
-/// Statements of ours run with nothing but this.
-const CLOSE_PATH: &str = "SET search_path = pg_catalog, pg_temp";
+/// Statements of ours run with nothing but this. Two settings that a role may have been given change how what is asked
+/// looks, or which of our texts the server takes: they are always the same.
+const CLOSE_PATH: &str = "SET search_path = pg_catalog, pg_temp; SET quote_all_identifiers = off; \
+    SET backslash_quote = safe_encoding";
 
 /// How a connection is opened.
 #[derive(Clone)]

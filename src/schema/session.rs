@@ -20,7 +20,8 @@ macro_rules! settings {
          SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4; \
          SET client_min_messages = warning; SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; \
          SET timezone = 'UTC'; SET bytea_output = 'hex'; SET xmloption = content; \
-         SET standard_conforming_strings = on; SELECT pg_catalog.set_config('client_connection_check_interval', '500', \
+         SET standard_conforming_strings = on; SET quote_all_identifiers = off; \
+         SET backslash_quote = safe_encoding; SELECT pg_catalog.set_config('client_connection_check_interval', '500', \
          false) WHERE pg_catalog.current_setting('client_connection_check_interval', true) IS NOT NULL \
          AND pg_catalog.strpos(pg_catalog.version(), 'linux') OPERATOR(pg_catalog.>) 0; "
     };

@@ -75,6 +75,18 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
+    /// What a role's settings change of the texts of answers and statements is the same in our sessions.
+    async fn settings_of_a_role(version) {
+        let world = World::new(&[version], 2).await;
+        let superuser = world.servers.superuser(0).await;
+        for setting in ["quote_all_identifiers = on", "backslash_quote = off"] {
+            superuser.batch_execute(&format!("ALTER ROLE app SET {setting}")).await.unwrap();
+        }
+        assert_eq!(found(&world).await, [Value::Null; 0]);
+        world.run(&["check", "--ddl"]).await.ended(0);
+        assert!(world.run(&["bootstrap"]).await.ended(0).stderr.contains("nothing to do"));
+    }
+
     /// A host claims to serve all shards, at a later epoch than any other host. No map is made from that, and nobody is
     /// told to believe it.
     async fn a_host_that_claims_the_cluster(version) {

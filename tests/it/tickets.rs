@@ -32,6 +32,16 @@ fn request(cluster: &TestCluster, which: &[usize]) -> Create {
     Create { name: users(), hosts, stride: None, run: Some(1), start: None, replace: None, lost: BTreeSet::new() }
 }
 
+on_each_version! {
+    /// A role whose transactions are read only unless they say otherwise.
+    async fn a_role_that_only_reads(version) {
+        let cluster = TestCluster::start(version, 1);
+        let sql = "ALTER ROLE app SET default_transaction_read_only = on";
+        cluster.superuser(0).await.batch_execute(sql).await.unwrap();
+        assert_eq!(residues(&made(&cluster, &[0], &request(&cluster, &[0])).await).len(), 1);
+    }
+}
+
 async fn made(cluster: &TestCluster, all: &[usize], request: &Create) -> Vec<Created> {
     create(&hosts(cluster, all), request, Uuid::new_v4()).await.unwrap()
 }

@@ -19,7 +19,8 @@ const VERSIONS: [&str; 2] = [
     include_str!("../../../migrations/tickets/0002_search_path.sql"),
 ];
 /// The lock's key is the bytes "pgsh" and a number.
-const LOCK: &str = "SET lock_timeout = '10s'; SELECT pg_advisory_lock(1885827944, 1000)";
+const LOCK: &str = "SET lock_timeout = '10s'; SET default_transaction_read_only = off; \
+    SELECT pg_advisory_lock(1885827944, 1000)";
 
 /// What is to be created.
 #[derive(Clone, Debug)]

@@ -120,6 +120,7 @@ const SETTINGS: &str = "
     SET search_path = pg_catalog; SET row_security = off; SET client_min_messages = warning;
     SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;
     SET jit = off; SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on;
+    SET quote_all_identifiers = off; SET backslash_quote = safe_encoding;
     SET lc_monetary = 'C';
     SET array_nulls = on; SET backslash_quote = safe_encoding; SET quote_all_identifiers = off;
     SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('idle_session_timeout', 'transaction_timeout');
