@@ -221,7 +221,8 @@ impl Migrations {
         Migrations::default()
     }
 
-    /// Reads the `*.sql` files of a folder. Other files, and those that start with a dot, are ignored.
+    /// Reads the `*.sql` files of a folder. Other files, and those that start with a dot, are ignored. A name that only
+    /// looks as if it ended in `.sql`, such as `0002_a.SQL`, is a mistake.
     ///
     /// # Errors
     /// Every mistake in it.
@@ -525,7 +526,12 @@ fn texts(folder: &Path) -> Result<(Texts, Vec<MigrationMistake>), String> {
     for entry in std::fs::read_dir(folder).map_err(|error| error.to_string())? {
         let entry = entry.map_err(|error| error.to_string())?;
         let file = entry.file_name().to_string_lossy().into_owned();
-        if !file.ends_with(".sql") || file.starts_with('.') {
+        if file.starts_with('.') || !file.trim().to_ascii_lowercase().ends_with(".sql") {
+            continue;
+        }
+        if !file.ends_with(".sql") || file.starts_with(char::is_whitespace) {
+            // In quotes, or nobody would see a space at its end.
+            mistakes.push(MigrationMistake::Name { file: format!("{file:?}") });
             continue;
         }
         match std::fs::read_to_string(entry.path()) {
@@ -638,7 +644,14 @@ pub(super) mod tests {
         std::fs::write(folder.path().join("0001_a.sql"), "select {shard}.f()").unwrap();
         std::fs::write(folder.path().join("README.md"), "about").unwrap();
         std::fs::write(folder.path().join(".0002_b.sql"), "an editor's").unwrap();
+        std::fs::write(folder.path().join("0002_b.sql.orig"), "an editor's").unwrap();
         assert_eq!(Migrations::read(folder.path()).unwrap().iter().len(), 1);
+        for odd in ["0002_b.SQL", "0002_b.sql ", " 0002_b.sql"] {
+            std::fs::write(folder.path().join(odd), "select {shard}.f()").unwrap();
+            let error = Migrations::read(folder.path()).unwrap_err();
+            assert!(error.mistakes[0].to_string().starts_with(&format!("{odd:?} is not named like")), "{error}");
+            std::fs::remove_file(folder.path().join(odd)).unwrap();
+        }
         std::fs::write(folder.path().join("0002_b.sql"), b"\xff{shard}").unwrap();
         let error = Migrations::read(folder.path()).unwrap_err();
         assert!(error.to_string().contains("0002_b.sql cannot be read"), "{error}");
