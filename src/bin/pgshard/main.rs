@@ -16,6 +16,7 @@ mod logging;
 mod output;
 mod trust;
 mod values;
+mod whole;
 
 use std::process::ExitCode;
 use std::sync::Arc;

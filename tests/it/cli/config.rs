@@ -2,6 +2,7 @@
 //! config.
 
 use std::fs;
+use std::process::Command;
 
 use super::{alone, folder, pgshard};
 
@@ -44,6 +45,21 @@ fn init_writes_a_config_that_works() {
     insta::assert_snapshot!("init_again", pgshard(folder.path(), &["init", "--hosts", "3"]).shown());
     let kept = fs::read_to_string(folder.path().join("pgshard.toml")).unwrap();
     assert_eq!(kept, written, "nothing is overwritten unasked");
+}
+
+/// What cannot be written whole, as on a full disk, leaves nothing behind: it would stand in the way of the next try.
+#[test]
+fn nothing_is_left_of_what_cannot_be_written() {
+    let folder = folder();
+    assert_eq!(pgshard(folder.path(), &["init"]).exit, 0);
+    for (args, file) in [("--config other.toml init", "other.toml"), ("map show --svg shards.svg", "shards.svg")] {
+        // A file of this shell's programs can have no byte.
+        let limited = format!("trap '' XFSZ; ulimit -f 0; exec {} {args}", env!("CARGO_BIN_EXE_pgshard"));
+        let run = Command::new("sh").args(["-c", &limited]).current_dir(folder.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert!(!run.status.success() && said.contains(&format!("cannot write {file}")), "{said}");
+        assert!(!folder.path().join(file).exists(), "{file}");
+    }
 }
 
 #[test]

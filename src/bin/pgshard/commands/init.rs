@@ -2,8 +2,7 @@
 
 mod from;
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use pgshard::ShardCount;
@@ -15,15 +14,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::trust;
-
-/// Whether a file that is there may be overwritten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Overwrite {
-    /// `--force`
-    Allowed,
-    /// Without it
-    Refused,
-}
+use crate::whole::{self, Overwrite};
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}", path.display())]
@@ -74,14 +65,7 @@ pub(crate) async fn run_from(
 }
 
 fn write(path: &Path, text: &str, overwrite: Overwrite, output: &Output) -> Result<(), Failure> {
-    let mut options = OpenOptions::new();
-    options.write(true);
-    match overwrite {
-        Overwrite::Allowed => options.create(true).truncate(true),
-        Overwrite::Refused => options.create_new(true),
-    };
-    let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|source| match source.kind() {
+    whole::write(path, text, overwrite).map_err(|source| match source.kind() {
         io::ErrorKind::AlreadyExists => Failure::new(Exit::Failed, format!("{} is there already", path.display()))
             .hint("--force overwrites it, --config names another file"),
         _ => WriteError { path: path.to_owned(), source }.into(),

@@ -24,6 +24,7 @@ use crate::context::{self, FoundMap, Instead, LostMap};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted};
+use crate::whole::{self, Overwrite};
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Shown {
@@ -70,7 +71,7 @@ pub(crate) async fn show(args: MapShow, config: Option<&Path>, output: &Output) 
         }
     }
     if let Some(file) = args.svg {
-        std::fs::write(&file, svg::draw(&picture))
+        whole::write(&file, &svg::draw(&picture), Overwrite::Allowed)
             .map_err(|error| Failure::new(Exit::Failed, format!("cannot write {}: {error}", file.display())))?;
         output.note(format_args!("wrote {}", file.display()));
     }

@@ -39,10 +39,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::init::Overwrite;
 use self::locate::{Lines, Target};
 use self::moves::Verb;
 use self::relocate::Detail;
+use crate::whole::Overwrite;
 use pgshard::mover::{DesiredState, Leases};
 use pgshard::schema::migrate::{Resolution, Which};
 
