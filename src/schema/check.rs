@@ -10,7 +10,7 @@ use super::damage::damages;
 use super::facts::{
     ControlFacts, FactsError, Gone, HostFacts, KeptAudit, RecordedMigration, ShardRow, ShardState, Survey, chain,
 };
-use super::fault::add_again;
+use super::fault::{ShardFault, add_again};
 use super::finding::{Finding, Findings, Severity};
 use super::known::{self, Known};
 use super::migrations::{Drift, Migrations, Pending};
@@ -273,7 +273,7 @@ fn check_shard(
         findings.add_shard(Severity::Alarm, "epoch_jump", Some(from), shard, what, remedy);
     }
     match owners[..] {
-        [] => check_unserved(findings, hosts, shard, host, epoch),
+        [] => check_unserved(findings, hosts, cluster, shard, (host, epoch)),
         [(served, owner, row)] => {
             check_owner(findings, hosts, cluster, shard, owner, row);
             if let Some((given, from, to)) = hosts.given_later(shard, served) {
@@ -381,7 +381,13 @@ fn check_owner(
 }
 
 /// A shard that no host says it serves.
-fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, host: &HostName, epoch: ShardEpoch) {
+fn check_unserved(
+    findings: &mut Findings,
+    hosts: &Hosts<'_>,
+    cluster: &Cluster,
+    shard: ShardId,
+    (host, epoch): (&HostName, ShardEpoch),
+) {
     let gone = hosts.rows(shard).filter_map(|(from, row)| Some((row.epoch, from, row.peer.as_ref()?))).max();
     if let Some((since, from, peer)) = gone {
         if !hosts.is_read(peer) {
@@ -428,9 +434,23 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
             let remedy = "the host that had it may have been replaced: restore its database";
             findings.add_shard(Severity::Alarm, "served_nowhere", Some(host), shard, what, remedy);
         } else {
-            findings.add_shard(Severity::Error, "shard_missing", Some(host), shard, "it is not there", BOOTSTRAP);
+            let (what, remedy) = missing(hosts, host, shard, cluster.schema_prefix.schema(shard));
+            findings.add_shard(Severity::Error, "shard_missing", Some(host), shard, what, remedy);
         }
     }
+}
+
+/// What is said of a shard that no host knows. Bootstrap makes it, but not over what somebody else has made.
+fn missing(hosts: &Hosts<'_>, host: &HostName, shard: ShardId, schema: String) -> (String, String) {
+    // What a bootstrap that was killed has left is the next one's own.
+    let is_left = |control: &ControlFacts| control.applied.iter().any(|set| set.shards.contains(&shard));
+    let is_taken =
+        |(facts, control): &(&HostFacts, &ControlFacts)| facts.schemas.contains(&schema) && !is_left(control);
+    if !hosts.controls.get(host).is_some_and(is_taken) {
+        return ("it is not there".to_owned(), BOOTSTRAP.to_owned());
+    }
+    let taken = ShardFault::SchemaTaken { schema };
+    (format!("it is not there: {taken}"), format!("{}; then {BOOTSTRAP}", taken.remedy()))
 }
 
 /// Moves whose shards may not be at their targets with everything that they had.
@@ -799,6 +819,25 @@ mod tests {
         let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
         let codes: Vec<_> = findings.iter().map(|finding| finding.code).collect();
         assert_eq!(codes, ["schema_missing", "shards_differ"]);
+    }
+
+    /// Bootstrap refuses to make the shard there, so it is not the remedy alone.
+    #[test]
+    fn a_schema_with_the_name_of_a_shard_that_is_missing() {
+        let mut survey = survey_of(&[("db1", ""), ("db2", "")]);
+        let facts = survey.get_mut("db1").unwrap().as_mut().unwrap();
+        facts.schemas.insert("shard_0000".to_owned());
+        let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
+        assert_eq!((findings.len(), findings[0].code), (1, "shard_missing"));
+        assert!(
+            findings[0].message.ends_with("the schema shard_0000 exists, but the host does not know it as a shard")
+        );
+        assert!(findings[0].remedy.starts_with("rename or drop the schema shard_0000"), "{}", findings[0].remedy);
+        // What a bootstrap that was killed has left, the next one makes anew.
+        let unfinished = RecordedMigration { name: super::super::own::UNFINISHED.to_owned(), checksum: String::new() };
+        let left = AppliedSet { migrations: vec![unfinished], shards: vec![shard(0)] };
+        survey.get_mut("db1").unwrap().as_mut().unwrap().control.as_mut().unwrap().applied.push(left);
+        assert_eq!(check(&map_of(&["db1"]), &survey, &cluster(), None)[0].remedy, BOOTSTRAP);
     }
 
     #[test]
