@@ -54,7 +54,7 @@ fn many_keys_and_ids() {
     let is_key = |said: &serde_json::Value, key: usize| said.as_str().is_some_and(|text| text.parse() == Ok(key));
     assert!(lines.iter().enumerate().all(|(key, line)| is_key(&line["key"], key) && line["shard"] == key % 16));
 
-    fs::write(folder.path().join("keys"), "7\r\n\nseven\n8").unwrap();
+    fs::write(folder.path().join("keys"), "\u{feff}7\r\n\nseven\n8").unwrap();
     let some = pgshard(folder.path(), &["locate", "--keys", "keys"]);
     assert_eq!((some.exit, some.stdout.as_str()), (8, "7\t7\tshard_0007\tdb1\n8\t8\tshard_0008\tdb2\n"));
     assert!(some.stderr.contains("line 3: "), "{}", some.stderr);

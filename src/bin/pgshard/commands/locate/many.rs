@@ -77,6 +77,8 @@ fn every(
         }
         let text = String::from_utf8_lossy(&bytes);
         let text = text.trim_end_matches(['\n', '\r']);
+        // Spreadsheets put a byte order mark before the first line.
+        let text = if number == 1 { text.strip_prefix('\u{feff}').unwrap_or(text) } else { text };
         if text.is_empty() {
             continue;
         }
