@@ -32,6 +32,7 @@ ENVIRONMENT = "PGSHARD_CONFIG"
 
 _PREFIX = re.compile(r"(?!pg_)[a-z][a-z0-9_]*", re.ASCII)
 _PREFIX_MAX = 37
+_VERSION_MAX = 1 << 62
 _MS_MAX = (1 << 41) - 1
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d)(:\d\d)?(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)",
@@ -344,8 +345,8 @@ class _Reader:
             return None, self.store(section)
         section.only(["version", "placement", "store"])
         version = section.number("version", "add version = 1")
-        if version is not None and version < 1:
-            section.add("version", f"the map's version cannot be {version}: the first is 1")
+        if version is not None and not 1 <= version <= _VERSION_MAX:
+            section.add("version", f"the map's version cannot be {version}: the first is 1, each change adds 1")
         placement = section.section("placement", "add [map.placement] with a line for each host")
         if placement is None:
             return None, None

@@ -40,6 +40,9 @@ pub(super) fn parse_map(text: &str, file: &Path, shards: ShardCount) -> Result<S
 /// Where a map can be kept, as `map.store` says it.
 const STORES: [&str; 2] = ["file", "postgres"];
 
+/// No map is published so often. After the last number that TOML and PostgreSQL know, a move could not publish its map.
+pub(super) const VERSION_MAX: u64 = 1 << 62;
+
 pub(crate) const MAP_REMEDY: &str =
     "add [map] with version = 1, and [map.placement] with a line such as db1 = \"0-4095\" for each host";
 
@@ -98,12 +101,12 @@ pub(crate) fn read_map(
     section.only(&["version", "placement", "store"], findings);
     let version = section.need("version", "add version = 1", findings).and_then(|version| {
         let number = version.integer(findings)?;
-        let positive = u64::try_from(number).ok().filter(|number| *number > 0);
-        if positive.is_none() {
+        let possible = u64::try_from(number).ok().filter(|number| (1..=VERSION_MAX).contains(number));
+        if possible.is_none() {
             let hint = "the first version is 1; every change of the map makes it one more".to_owned();
             findings.add(&version.at(), format!("the map's version cannot be {number}"), Some(hint));
         }
-        positive.map(MapVersion::new)
+        possible.map(MapVersion::new)
     });
     let placement = section.need("placement", "add [map.placement] with a line for each host", findings);
     let placement = placement.and_then(|placement| placement.section(findings))?;
