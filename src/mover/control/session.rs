@@ -106,8 +106,7 @@ impl Hosts {
 /// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its transactions last half
 /// a minute at most. The text form of values is the same on every host, and transactions have the isolation that the
 /// steps rely on, whatever the settings of hosts and roles. A session may wait for hours, and so may a transaction. JIT
-/// is off, because a digest of a large table would begin
-/// with compiling, on both hosts.
+/// is off, because a digest of a large table would begin with compiling, on both hosts.
 ///
 /// Commits are synchronous. Otherwise a crash of the source could lose a takeover or an un-fence after the target's
 /// copy was dropped; the former mover would have its lease back, and could give the shard away to a target that has
@@ -121,8 +120,7 @@ const SETTINGS: &str = "
     SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;
     SET jit = off; SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on;
     SET quote_all_identifiers = off; SET backslash_quote = safe_encoding;
-    SET lc_monetary = 'C';
-    SET array_nulls = on; SET backslash_quote = safe_encoding; SET quote_all_identifiers = off;
+    SET lc_monetary = 'C'; SET array_nulls = on;
     SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('idle_session_timeout', 'transaction_timeout');
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off',
         'local')";
