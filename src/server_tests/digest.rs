@@ -11,7 +11,7 @@ use crate::mover::preflight::table::TableShape;
 use super::pair::Pair;
 
 /// Columns, their types, and values that are easily confused.
-const COLUMNS: [(&str, &str, &[&str]); 21] = [
+const COLUMNS: [(&str, &str, &[&str]); 23] = [
     ("yes", "boolean", &["NULL", "true", "false"]),
     ("i2", "smallint", &["NULL", "0", "1", "-1", "32767"]),
     ("i4", "integer", &["NULL", "0", "1", "-1", "2147483647"]),
@@ -31,6 +31,9 @@ const COLUMNS: [(&str, &str, &[&str]); 21] = [
     ("raw", "bytea", &["NULL", "''", "'\\x00'", "'\\x0000'"]),
     ("spot", "point", &["NULL", "'(0,0)'", "'(-0,0)'", "point(-'NaN'::float8, 0)", "point('NaN', 0)"]),
     ("list", "bigint[]", &["NULL", "'{}'", "'{NULL}'", "'{0}'", "'[0:0]={0}'", "'{4294967296}'"]),
+    // Equal ones, too: their operator compares lengths.
+    ("pause", "interval", &["NULL", "'0'", "'1 day'", "'24 h'", "'1 mon'", "'30 days'", "'-1 mon'"]),
+    ("pauses", "interval[]", &["NULL", "'{}'", "'{NULL}'", "'{1 day}'", "'{24 h}'"]),
     // Its OID differs from version to version.
     ("who", "information_schema.sql_identifier", &["NULL", "'a'", "'A'", "''"]),
     ("mood", "{shard}.mood", &["NULL", "'good'", "'bad'"]),
@@ -199,5 +202,32 @@ async fn collations_hide_nothing() {
         let one = digest(&source, &work.source_schema, table, "true", Hashing::Binary).await.unwrap();
         let other = digest(&target, &work.target_schema, table, "true", Hashing::Binary).await.unwrap();
         assert_eq!(one == other, equal, "{ours} {theirs}");
+    }
+}
+
+/// The largest interval of a version that has no infinite ones has the bytes of an infinite one of a version that has
+/// them. They are two values, in whatever they are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_largest_interval_is_not_infinite() {
+    let pair = Pair::start([18, 15]).await;
+    let tables = "CREATE DOMAIN {shard}.pause AS interval;
+        CREATE TABLE {shard}.a (i interval); CREATE TABLE {shard}.b (id int, i interval[]);
+        CREATE TABLE {shard}.c (id int, i {shard}.pause, t text)";
+    let work = pair.shard(7, tables, "").await;
+    let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);
+    let largest = "178956970 years 7 mons 2147483647 days 2562047788:00:54.775807";
+    for table in &work.tables {
+        let put = async |session: &Session, schema: &str, value: &str| {
+            let value = if table.name == "b" { format!("ARRAY[interval '{value}']") } else { format!("'{value}'") };
+            let sql = format!("TRUNCATE {schema}.{0}; INSERT INTO {schema}.{0} (i) VALUES ({value})", table.name);
+            session.client.batch_execute(&sql).await.unwrap();
+        };
+        put(&target, &work.target_schema, largest).await;
+        put(&source, &work.source_schema, "infinity").await;
+        for hashing in [Hashing::Binary, Hashing::Text] {
+            let one = digest(&source, &work.source_schema, table, "true", hashing).await.unwrap();
+            let other = digest(&target, &work.target_schema, table, "true", hashing).await.unwrap();
+            assert_ne!(one, other, "{hashing:?}, table {}", table.name);
+        }
     }
 }

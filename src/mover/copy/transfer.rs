@@ -1,6 +1,6 @@
 //! Sends rows from host to host.
 //!
-//! Values are sent as binary where every type is PostgreSQL's own and has a binary form, which is the same in all
+//! Values are sent as binary where every type is PostgreSQL's own and has a binary form that means the same in all
 //! versions. The binary form of users' types may contain OIDs, so those are sent as text.
 
 use bytes::{Bytes, BytesMut};

@@ -20,6 +20,7 @@ use crate::mover::definition::ddl::{Creation, Target};
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::definition::sequences;
 use crate::mover::preflight::identity::{self, Judgement};
+use crate::mover::preflight::intervals;
 use crate::mover::preflight::large_objects;
 use crate::mover::preflight::table;
 use crate::mover::preflight::target;
@@ -453,6 +454,7 @@ pub(crate) async fn of_shard(
     }
     facts.at_source.extend(crossings(source, oid, prefix).await?);
     facts.at_source.extend(large_objects::named(source, &schema_facts).await?);
+    facts.at_source.extend(intervals::lost(source, &schema_facts, wanted.version).await?);
     let missing = missing_at_target(target.client.client(), &schema_facts).await;
     facts.at_target = missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
     facts.at_target.extend(target::rights_missing(source, target, &schema_facts).await?);

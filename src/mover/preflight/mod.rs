@@ -2,6 +2,7 @@
 
 pub(crate) mod facts;
 pub(crate) mod identity;
+pub(crate) mod intervals;
 pub(crate) mod key;
 pub(crate) mod large_objects;
 pub(crate) mod plan;

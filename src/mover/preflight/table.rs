@@ -31,6 +31,11 @@ const FIRST_OF_A_SERVER: u32 = 10_000;
 /// aclitem, tsquery and their arrays.
 const WITHOUT_BINARY_FORM: [u32; 4] = [1033, 1034, 3615, 3645];
 
+/// interval and its array. From version 17 on there are infinite intervals, and their binary forms are those of the
+/// largest and the smallest interval of older versions: sent as such, the one would become the other, and look the
+/// same. Their texts differ.
+const OF_OTHER_MEANING: [u32; 2] = [1186, 1187];
+
 /// A column of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
@@ -50,10 +55,11 @@ pub(crate) struct Column {
 
 impl Column {
     /// Whether a value's binary form is the same on every host and can be read back. That is so if the type is
-    /// PostgreSQL's own, with one OID everywhere, and not one that has no binary form (aclitem) or cannot read its own
-    /// (an empty tsquery).
+    /// PostgreSQL's own, with one OID everywhere, and not one that has no binary form (aclitem), cannot read its own
+    /// (an empty tsquery), or means another value by it in another version.
     pub(crate) fn is_binary(&self) -> bool {
-        self.type_oid < FIRST_OF_A_SERVER && !WITHOUT_BINARY_FORM.contains(&self.type_oid)
+        let known = !WITHOUT_BINARY_FORM.contains(&self.type_oid) && !OF_OTHER_MEANING.contains(&self.type_oid);
+        self.type_oid < FIRST_OF_A_SERVER && known
     }
 
     /// Whether the column may have this type at another server, where some types have another OID.

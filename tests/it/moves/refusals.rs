@@ -1,6 +1,6 @@
 //! Moves that are refused, give up, or find that something is wrong: they report everything, and leave nothing closed.
 
-use crate::support::{World, never_stopped, other, stopped};
+use crate::support::{World, lines, never_stopped, other, stopped};
 
 /// A run as a snapshot shows it, without what differs each time.
 fn assert_shown(name: &str, stderr: &str) {
@@ -150,6 +150,58 @@ on_each_version! {
             db1.batch_execute("UPDATE shard_0000.images SET \"The image\" = NULL, others = NULL").await.unwrap();
         }
         world.run(&args).await.ended(0);
+    }
+
+    /// An interval that the target's version does not have is refused. Where the plan does not look, the copy finds it.
+    /// In its binary form it would have become another.
+    async fn an_interval_that_the_target_does_not_have(version) {
+        let world = World::new(&[version, other(version)], 2).await;
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        let (values, code, reason) = match version {
+            17.. => (["interval 'infinity'", "interval '-infinity'"], 7, "has infinite intervals"),
+            // No text is read as the smallest one.
+            _ => (
+                [
+                    "interval '178956970 years 7 mons 2147483647 days 2562047788:00:54.775807'",
+                    "interval '-178956970 years -8 mons -2147483648 days -2562047788:00:54.775807' - '0.000001 s'",
+                ],
+                6,
+                "has the largest or the smallest interval",
+            ),
+        };
+        db1.batch_execute(
+            "CREATE DOMAIN shard_0000.pause AS interval;
+             CREATE TABLE shard_0000.pauses (id int PRIMARY KEY, i interval, list interval[], d shard_0000.pause);
+             INSERT INTO shard_0000.pauses VALUES (1, NULL), (2, '1 day -3 s')",
+        )
+        .await
+        .unwrap();
+        let set = async |column: &str, value: &str| {
+            let sql = format!("UPDATE shard_0000.pauses SET {column} = {value} WHERE id = 1");
+            db1.batch_execute(&sql).await.unwrap();
+        };
+        for value in values {
+            for (column, value) in [("i", value.to_owned()), ("list", format!("ARRAY[NULL, {value}]"))] {
+                set(column, &value).await;
+                let ran = world.run(&["move", "0", "--to", "db2", "--plan"]).await;
+                let said = format!("column pauses.{column} {reason}");
+                assert!(ran.ended(4).stderr.contains(&said), "{}", ran.stderr);
+                set(column, "NULL").await;
+            }
+        }
+        set("d", values[0]).await;
+        for mode in ["online", "blocking"] {
+            let ran = world.run(&["move", "0", "--to", "db2", "--mode", mode, "--yes"]).await;
+            assert!(ran.ended(code).stderr.contains(if code == 7 { "interval" } else { "pauses" }), "{}", ran.stderr);
+            assert_eq!(world.state(0, 0).await, "serving");
+            world.run(&["moves", "abort", &ran.id()]).await.ended(0);
+        }
+        set("d", "'-1 mon 5 s', list = '{1 year,NULL}'").await;
+        let pauses = "SELECT p::text FROM shard_0000.pauses p ORDER BY id";
+        let before = lines(&db1, pauses).await;
+        world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
+        assert_eq!(lines(&db2, pauses).await, before);
+        world.audit_places().await;
     }
 
     /// What would stop a move is reported for all shards beforehand, in the same words; shards with the same definition
