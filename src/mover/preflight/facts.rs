@@ -459,6 +459,7 @@ pub(crate) async fn of_shard(
     facts.at_target = missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
     facts.at_target.extend(target::rights_missing(source, target, &schema_facts).await?);
     facts.at_target.extend(target::strangers_objects(source, target, &schema_facts).await?);
+    facts.at_target.extend(target::other_meanings(source, target, &schema_facts).await?);
     Ok(facts)
 }
 

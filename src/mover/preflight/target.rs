@@ -151,6 +151,45 @@ pub(in crate::mover) async fn strangers_objects(
         .collect())
 }
 
+/// Types outside the shard whose stored values mean something else at the target, though they have the same text: a row
+/// type with its attributes in another order, an enum with other labels.
+///
+/// Locks: none but ACCESS SHARE on catalogs.
+pub(in crate::mover) async fn other_meanings(
+    source: &Session,
+    target: &Session,
+    facts: &Facts,
+) -> Result<Vec<Refusal>, Error> {
+    let wanted = wanted(facts);
+    let (here, there) = tokio::try_join!(meanings(source, &wanted), meanings(target, &wanted))?;
+    // What is missing at the target has been refused for that, or shows in the type that is made of it.
+    let both = here.into_iter().filter_map(|(type_, ours)| there.get(&type_).map(|theirs| (type_, ours, theirs)));
+    let differ = both.filter(|(_, ours, theirs)| ours != *theirs);
+    Ok(differ
+        .map(|((at, type_), ours, theirs)| {
+            let reason = format!("uses type {type_}, which has {ours} at {} and {theirs} at the target", source.host);
+            let remedy = format!("make {type_} the same on both hosts: values would change what they mean");
+            Refusal::new(wanted[at].used_by.clone(), reason, remedy)
+        })
+        .collect())
+}
+
+/// What the types among these mean on a host, and those that they are made of: by the place in the list and the name.
+///
+/// Locks: none but ACCESS SHARE on catalogs.
+async fn meanings(session: &Session, wanted: &[Wanted]) -> Result<BTreeMap<(usize, String), String>, Error> {
+    let kinds: Vec<&str> = wanted.iter().map(|wanted| wanted.kind.as_str()).collect();
+    let names: Vec<&str> = wanted.iter().map(|wanted| wanted.name.as_str()).collect();
+    let sql = include_str!("../definition/sql/meanings.sql");
+    let mut meanings = BTreeMap::new();
+    for row in &session.rows("reading what the types mean", sql, &[&kinds, &names]).await? {
+        let at: i64 = row.get(0)?;
+        let Some(at) = usize::try_from(at - 1).ok().filter(|at| *at < wanted.len()) else { continue };
+        meanings.insert((at, row.get(1)?), row.get(2)?);
+    }
+    Ok(meanings)
+}
+
 /// The owner of something that a shard needs.
 struct Owner {
     name: String,

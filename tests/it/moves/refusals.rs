@@ -152,6 +152,72 @@ on_each_version! {
         world.run(&args).await.ended(0);
     }
 
+    /// A type outside the shard that has the same name at the target, and another meaning, would change stored values.
+    async fn types_that_mean_something_else_are_refused(version) {
+        let world = World::new(&[version, other(version)], 2).await;
+        let (there, db1) = (world.servers.superuser(1).await, world.servers.app(0).await);
+        let types = "CREATE TYPE public.mood AS ENUM ('well', 'ill');
+            CREATE TYPE public.pair AS (a int, b numeric(5, 2));
+            CREATE TYPE public.gone AS (x int, a int); ALTER TYPE public.gone DROP ATTRIBUTE x;
+            CREATE DOMAIN public.code AS varchar(5);
+            CREATE TYPE public.span AS RANGE (subtype = text, collation = \"C\");
+            CREATE TYPE public.deep AS (pairs public.pair[], code public.code);
+            CREATE TABLE public.rows (a int, b text)";
+        for host in [0, 1] {
+            world.servers.superuser(host).await.batch_execute(types).await.unwrap();
+        }
+        there.batch_execute("DROP TYPE public.gone; CREATE TYPE public.gone AS (a int)").await.unwrap();
+        db1.batch_execute(
+            "CREATE TABLE shard_0000.t (id int PRIMARY KEY, a public.mood, b public.deep[], c public.span,
+                d public.rows, e public.gone);
+             INSERT INTO shard_0000.t VALUES (1, 'ill', ARRAY[ROW(ARRAY[ROW(1, 2)::public.pair], 'x')::public.deep])",
+        )
+        .await
+        .unwrap();
+        let args = ["move", "0", "--to", "db2", "--plan"];
+        world.run(&args).await.ended(0);
+        for (change, undo, said) in [
+            (
+                "ALTER TYPE public.pair RENAME ATTRIBUTE a TO c; ALTER TYPE public.pair RENAME ATTRIBUTE b TO a",
+                "ALTER TYPE public.pair RENAME ATTRIBUTE a TO b; ALTER TYPE public.pair RENAME ATTRIBUTE c TO a",
+                "uses type public.pair, which has the attributes a integer, b numeric(5,2) at db1 and the attributes c \
+                 integer, a numeric(5,2) at the target",
+            ),
+            (
+                "ALTER TYPE public.mood ADD VALUE 'so' BEFORE 'ill'",
+                "SELECT 1",
+                "uses type public.mood, which has the labels 'well', 'ill' at db1 and the labels 'well', 'so', \
+                 'ill' at",
+            ),
+            (
+                "ALTER TABLE public.rows ADD c int",
+                "ALTER TABLE public.rows DROP c",
+                "uses type public.rows, which has the attributes a integer, b text at db1",
+            ),
+        ] {
+            there.batch_execute(change).await.unwrap();
+            let ran = world.run(&args).await;
+            assert!(ran.ended(4).stderr.contains(said), "{}", ran.stderr);
+            there.batch_execute(undo).await.unwrap();
+        }
+        there.batch_execute("DROP TYPE public.deep, public.span, public.mood; DROP DOMAIN public.code").await.unwrap();
+        there
+            .batch_execute(
+                "CREATE TYPE public.mood AS ENUM ('well', 'ill'); CREATE DOMAIN public.code AS varchar(4) NOT NULL;
+                 CREATE TYPE public.span AS RANGE (subtype = text);
+                 CREATE TYPE public.deep AS (pairs public.pair[], code public.code)",
+            )
+            .await
+            .unwrap();
+        let ran = world.run(&args).await;
+        for said in [
+            "the base type character varying(5) at db1 and the base type character varying(4) NOT NULL at the target",
+            "the subtype text with pg_catalog.text_ops COLLATE \"C\" at db1 and the subtype text with pg_catalog.",
+        ] {
+            assert!(ran.ended(4).stderr.contains(said), "{}", ran.stderr);
+        }
+    }
+
     /// An interval that the target's version does not have is refused. Where the plan does not look, the copy finds it.
     /// In its binary form it would have become another.
     async fn an_interval_that_the_target_does_not_have(version) {
