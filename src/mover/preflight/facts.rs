@@ -22,6 +22,7 @@ use crate::mover::definition::sequences;
 use crate::mover::preflight::identity::{self, Judgement};
 use crate::mover::preflight::intervals;
 use crate::mover::preflight::large_objects;
+use crate::mover::preflight::parts;
 use crate::mover::preflight::table;
 use crate::mover::preflight::target;
 use crate::mover::preflight::target::missing_at_target;
@@ -455,6 +456,9 @@ pub(crate) async fn of_shard(
     facts.at_source.extend(crossings(source, oid, prefix).await?);
     facts.at_source.extend(large_objects::named(source, &schema_facts).await?);
     facts.at_source.extend(intervals::lost(source, &schema_facts, wanted.version).await?);
+    let parts = parts::with_oids(source, oid).await?;
+    facts.at_source.extend(parts::of_this_host(&parts));
+    facts.at_source.extend(large_objects::named(source, &schema_facts, &parts).await?);
     let missing = missing_at_target(target.client.client(), &schema_facts).await;
     facts.at_target = missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
     facts.at_target.extend(target::rights_missing(source, target, &schema_facts).await?);
@@ -495,6 +499,7 @@ pub(crate) async fn of_definition(
     let same = Target { schema: &names.incoming(), final_schema: &names.schema, version: version(source).await? };
     let mut refusals = ddl::create(&facts, &same).err().unwrap_or_default();
     refusals.extend(crossings(source, oid, prefix).await?);
+    refusals.extend(parts::of_this_host(&parts::with_oids(source, oid).await?));
     let logical = "SELECT current_setting('wal_level') = 'logical'";
     if source.row("reading the settings", logical, &[]).await?.get(0)? {
         refusals.extend(online(source, oid, policy).await?.refusals);

@@ -5,6 +5,7 @@ pub(crate) mod identity;
 pub(crate) mod intervals;
 pub(crate) mod key;
 pub(crate) mod large_objects;
+pub(crate) mod parts;
 pub(crate) mod plan;
 pub(crate) mod survey;
 pub(crate) mod table;

@@ -152,6 +152,51 @@ on_each_version! {
         world.run(&args).await.ended(0);
     }
 
+    /// So are numbers within other types, wherever these are; and OIDs of this host.
+    async fn numbers_within_other_types_are_refused(version) {
+        let world = World::new(&[version, other(version)], 2).await;
+        let (db1, args) = (world.servers.app(0).await, ["move", "0", "--to", "db2", "--plan"]);
+        for host in [0, 1] {
+            let sql = "CREATE DOMAIN public.rc AS regclass; CREATE TYPE public.rcs AS (a int, list public.rc[])";
+            world.servers.superuser(host).await.batch_execute(sql).await.unwrap();
+        }
+        db1.batch_execute(
+            "SET search_path = shard_0000;
+             CREATE DOMAIN lob AS oid; CREATE TYPE doc AS (name text, lo oid);
+             CREATE TYPE span AS RANGE (subtype = oid);
+             CREATE TABLE images (id int PRIMARY KEY, a lob, b doc, c doc[], d span, e lob[]);
+             INSERT INTO images VALUES (1, 7, ROW('x', 8), ARRAY[ROW('y', 9)]::doc[], '[7,9)', '{8}')",
+        )
+        .await
+        .unwrap();
+        let lo: u32 = db1.query_one("SELECT lo_create(0)", &[]).await.unwrap().get(0);
+        world.run(&args).await.ended(0);
+        for (column, value) in [
+            ("a", format!("{lo}")),
+            ("b", format!("ROW('x', {lo})")),
+            ("c", format!("ARRAY[NULL, ROW('x', {lo})]::doc[]")),
+            ("d", format!("'[{lo},{lo}]'")),
+            ("e", format!("'{{7,{lo}}}'")),
+        ] {
+            let undo = format!("UPDATE images SET {column} = (SELECT i.{column} FROM images i WHERE id = 1)");
+            db1.batch_execute(&format!("INSERT INTO images (id, {column}) VALUES (2, {value})")).await.unwrap();
+            let ran = world.run(&args).await;
+            let said = &ran.ended(4).stderr;
+            assert!(said.contains(&format!("column images.{column} is of type ")), "{said}");
+            assert!(said.contains("has numbers of large objects, which are in no schema"), "{said}");
+            db1.batch_execute(&format!("{undo}; DELETE FROM images WHERE id = 2")).await.unwrap();
+        }
+        let named = "CREATE TABLE named (a public.rc, b public.rcs);
+            CREATE TABLE parted (a public.rc[]) PARTITION BY LIST (a)";
+        db1.batch_execute(named).await.unwrap();
+        for said in [world.run(&args).await.ended(4).stderr.clone(), world.run(&["check", "--movable"]).await.stdout] {
+            for (column, kind) in [("named.a", "public.rc"), ("named.b", "public.rcs"), ("parted.a", "public.rc[]")] {
+                let refused = format!("column {column} is of type {kind}, which is made of regclass, whose values are");
+                assert!(said.contains(&refused), "{said}");
+            }
+        }
+    }
+
     /// A type outside the shard that has the same name at the target, and another meaning, would change stored values.
     async fn types_that_mean_something_else_are_refused(version) {
         let world = World::new(&[version, other(version)], 2).await;
