@@ -100,7 +100,7 @@ fn properties(facts: &Facts) -> Properties {
     let name = |class: &str, oid: u32| names.get(&Address::new(class, oid)).map_or("?", |name| name.plain.as_str());
     for relation in &facts.relations {
         let object = name("pg_class", relation.oid);
-        list.relation(object, relation);
+        list.relation(facts, object, relation);
         let parents: Vec<&str> = relation.parents.iter().map(|parent| facts.relation_name(*parent)).collect();
         list.put_some(object, "inherits", parents.join(", "));
         list.put_some(object, "partitioned by", relation.partition_key.clone().unwrap_or_default());
@@ -138,7 +138,9 @@ fn properties(facts: &Facts) -> Properties {
         list.put(name("pg_proc", function.oid), "", aggregate.unwrap_or(&function.definition).clone());
     }
     for type_ in &facts.types {
-        list.put(name("pg_type", type_.oid), "", type_text(type_));
+        let object = name("pg_type", type_.oid);
+        list.put(object, "", type_text(type_));
+        list.put_some(object, "name of NOT NULL", type_.chosen_not_null_name().unwrap_or_default().to_owned());
     }
     list.rules(facts, &names);
     list.privileges_by_default(facts);
@@ -175,7 +177,7 @@ impl List {
         }
     }
 
-    fn relation(&mut self, object: &str, relation: &Relation) {
+    fn relation(&mut self, facts: &Facts, object: &str, relation: &Relation) {
         let columns: Vec<&str> = relation.columns.iter().map(|column| column.name.as_str()).collect();
         self.put(object, "columns", columns.join(", "));
         if let Some(definition) = &relation.definition {
@@ -207,7 +209,9 @@ impl List {
             detail("statistics", column.statistics.map(|target| target.to_string()));
             detail("options", Some(sorted(&column.options)));
             detail("comment on NOT NULL", column.not_null_comment.clone());
-            detail("name of NOT NULL", column.chosen_not_null_name(&relation.name).map(str::to_owned));
+            detail("name of NOT NULL", column.chosen_not_null_name(facts, relation).map(str::to_owned));
+            // Whose a NOT NULL is, a table that is created apart from its parents does not keep, nor a version before
+            // 18: its copy would seem to be another when it goes back.
         }
     }
 
@@ -282,12 +286,51 @@ impl List {
 
 impl Column {
     /// The NOT NULL's name, if somebody chose it: PostgreSQL's own choice means nothing, and before 18 there is none.
-    pub(crate) fn chosen_not_null_name(&self, relation: &str) -> Option<&str> {
-        let name = self.not_null_name.as_deref().filter(|_| !self.not_null_inherited)?;
-        // Long names are cut on both sides of the first underscore; the end that is left still identifies them.
-        let default = format!("{relation}_{}_not_null", self.name);
-        let cut = default.len() > 63 && name.ends_with("_not_null");
-        (name != default && !cut).then_some(name)
+    /// One that comes from a parent has the parent's name.
+    pub(crate) fn chosen_not_null_name(&self, facts: &Facts, relation: &Relation) -> Option<&str> {
+        let name = chosen(self.not_null_name.as_deref()?, &format!("{}_{}_not_null", relation.name, self.name))?;
+        let is_theirs = |parent: &Column| parent.not_null_name.as_deref() == Some(name);
+        (!self.not_null_inherited || !self.in_parents(facts, relation).any(is_theirs)).then_some(name)
+    }
+
+    /// The columns of the tables that the table inherits or is a partition of, from which this one comes.
+    fn in_parents<'f>(&'f self, facts: &'f Facts, relation: &'f Relation) -> impl Iterator<Item = &'f Column> {
+        let parents = relation.parents.iter().copied().chain(relation.partition.as_ref().map(|one| one.parent));
+        let columns = parents.filter_map(|parent| facts.relation(parent)).flat_map(|parent| &parent.columns);
+        columns.filter(|column| column.name == self.name)
+    }
+
+    /// NOT NULL, also in tables that inherit this one.
+    pub(crate) fn gives_not_null(&self) -> bool {
+        self.not_null && !self.not_null_no_inherit
+    }
+
+    /// Whether a table has its own NOT NULL besides its parents' one where it would have none by how it was made: with
+    /// columns that are only its parents'. Before 18 nobody knows.
+    pub(crate) fn has_own_not_null(&self, facts: &Facts, relation: &Relation) -> bool {
+        let within = relation.columns.iter().any(|column| !column.is_local);
+        let theirs = self.in_parents(facts, relation).any(Column::gives_not_null);
+        !relation.parents.is_empty() && within && theirs && self.not_null_is_local
+    }
+
+    /// Whether a table of columns that are all its own has a NOT NULL only from its parents (PostgreSQL 18).
+    pub(crate) fn lacks_own_not_null(&self, relation: &Relation) -> bool {
+        let apart = relation.columns.iter().all(|column| column.is_local);
+        !relation.parents.is_empty() && apart && self.not_null_inherited && !self.not_null_is_local
+    }
+}
+
+/// A name, if it is not PostgreSQL's own choice. Long ones are cut on both sides of the first underscore; the end that
+/// is left still identifies them.
+fn chosen<'n>(name: &'n str, default: &str) -> Option<&'n str> {
+    let cut = default.len() > 63 && name.ends_with("_not_null");
+    (name != default && !cut).then_some(name)
+}
+
+impl Type {
+    /// The name of a domain's NOT NULL, if somebody chose it.
+    pub(crate) fn chosen_not_null_name(&self) -> Option<&str> {
+        chosen(self.not_null_name.as_deref()?, &format!("{}_not_null", self.name))
     }
 }
 
@@ -324,7 +367,9 @@ fn column_text(column: &Column) -> String {
         add(format!("COLLATE {collation}"));
     }
     if column.not_null {
-        add(if column.not_null_validated { "NOT NULL" } else { "NOT NULL NOT VALID" }.to_owned());
+        let no_inherit = if column.not_null_no_inherit { " NO INHERIT" } else { "" };
+        let not_valid = if column.not_null_validated { "" } else { " NOT VALID" };
+        add(format!("NOT NULL{no_inherit}{not_valid}"));
     }
     match (column.identity.as_str(), column.generated.as_str(), &column.default) {
         ("a", ..) => add("GENERATED ALWAYS AS IDENTITY".to_owned()),

@@ -270,6 +270,8 @@ pub(crate) struct Column {
     pub(crate) not_null_inherited: bool,
     /// Whether it is the table's own as well (PostgreSQL 18).
     pub(crate) not_null_is_local: bool,
+    /// Whether tables that inherit this one do not get it (PostgreSQL 18).
+    pub(crate) not_null_no_inherit: bool,
     /// False for a NOT NULL that is NOT VALID (PostgreSQL 18).
     pub(crate) not_null_validated: bool,
     /// The comment on a NOT NULL (PostgreSQL 18).
@@ -507,6 +509,8 @@ pub(crate) struct Type {
     pub(crate) collation: Option<String>,
     /// A domain's NOT NULL.
     pub(crate) not_null: bool,
+    /// The name of a domain's NOT NULL (PostgreSQL 17 and later).
+    pub(crate) not_null_name: Option<String>,
     /// A domain's default.
     pub(crate) default: Option<String>,
     /// A composite type's attributes.

@@ -16,6 +16,7 @@ use crate::dev::Binaries;
 
 mod border;
 mod drift;
+mod not_null;
 mod refusals;
 
 const RICH: &str = include_str!("rich.sql");

@@ -4,6 +4,8 @@
 //! column is created with INHERITS, and then begins with its parents' columns. Any other child is created as a table of
 //! its own, and ALTER TABLE … INHERIT follows. That is also done where the child's own columns stand before inherited
 //! ones, as after ALTER TABLE parent ADD COLUMN: statements depend on the order of the columns.
+//!
+//! The same is true of a NOT NULL (PostgreSQL 18): a child that was created apart has its own.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +26,9 @@ pub(super) enum Made {
 
 /// How a child gets its parents.
 pub(super) fn made(facts: &Facts, child: &Relation) -> Made {
+    let all_own = child.columns.iter().all(|column| column.is_local);
     // The facts count no column of a partition as its own, and name no parents of it.
-    if child.parents.is_empty() || child.columns.iter().all(|column| column.is_local) {
+    if child.parents.is_empty() || all_own && !wants_parents(child) {
         return Made::Apart;
     }
     let mut made: Vec<&str> = Vec::new();
@@ -37,7 +40,34 @@ pub(super) fn made(facts: &Facts, child: &Relation) -> Made {
         }
     }
     let in_order = made.into_iter().eq(child.columns.iter().map(|column| column.name.as_str()));
-    if in_order { Made::Within } else { Made::Emancipated }
+    match (in_order, all_own) {
+        (true, _) => Made::Within,
+        (false, true) => Made::Apart,
+        (false, false) => Made::Emancipated,
+    }
+}
+
+/// Whether a child whose columns are all its own is better created with INHERITS, for a NOT NULL that it has only from
+/// its parents. Generation expressions of its own could not be repeated there.
+fn wants_parents(child: &Relation) -> bool {
+    child.columns.iter().any(|column| column.lacks_own_not_null(child))
+        && child.columns.iter().all(|column| column.generated.is_empty())
+}
+
+/// Whether a NOT NULL that the child has only from its parents becomes its own.
+pub(super) fn owns_not_nulls(facts: &Facts, child: &Relation) -> bool {
+    made(facts, child) == Made::Apart && child.columns.iter().any(|column| column.lacks_own_not_null(child))
+}
+
+/// The columns that can be null in a child although they cannot in a parent that gives them its NOT NULL: up to 17,
+/// ALTER TABLE ONLY made that.
+pub(super) fn nullable(facts: &Facts, child: &Relation) -> Vec<(String, String)> {
+    let parents = child.parents.iter().filter_map(|parent| facts.relation(*parent));
+    let given = parents.flat_map(|parent| {
+        let columns = parent.columns.iter().filter(|column| column.gives_not_null());
+        columns.map(|column| (parent.name.clone(), column.name.clone()))
+    });
+    given.filter(|(_, name)| child.columns.iter().any(|own| own.name == *name && !own.not_null)).collect()
 }
 
 /// An order that the catalogs do not give: if a child has a check of its own that its parent has too, the child's is
@@ -74,11 +104,25 @@ impl Writer<'_> {
         let own = own.filter(|one| one.generated.is_empty() || self.inherited_column(table, one).is_none());
         let own = own.map(|one| {
             let theirs =
-                !one.not_null_is_local && self.inherited_column(table, one).is_some_and(|their| their.not_null);
+                !one.not_null_is_local && self.inherited_column(table, one).is_some_and(Column::gives_not_null);
             Column { not_null: one.not_null && !theirs, ..one.clone() }
         });
         let parents: Vec<String> = self.parents(table).collect();
         (own.collect(), format!(" INHERITS ({})", parents.join(", ")))
+    }
+
+    /// The NOT NULLs of the child's own that `CREATE TABLE` lists, on columns that come only from its parents and have
+    /// one there, too.
+    pub(super) fn own_not_nulls(&self, table: &Relation) -> Vec<String> {
+        if made(self.facts, table) != Made::Within || self.target.version < 180_000 {
+            return Vec::new();
+        }
+        let own = table.columns.iter().filter(|one| !one.is_local && one.has_own_not_null(self.facts, table));
+        own.map(|one| {
+            let name = one.not_null_name.as_deref().map(|name| format!("CONSTRAINT {} ", quote_ident(name)));
+            format!("{}NOT NULL {}", name.unwrap_or_default(), quote_ident(&one.name))
+        })
+        .collect()
     }
 
     /// What follows once a child is created: INHERIT where it was created without parents, or a NOT NULL of its own on
@@ -88,13 +132,15 @@ impl Writer<'_> {
         if made(self.facts, table) != Made::Within {
             return self.parents(table).map(|parent| format!("ALTER TABLE {name} INHERIT {parent}")).collect();
         }
-        let is_theirs = |column: &Column| self.inherited_column(table, column).is_some_and(|their| their.not_null);
+        let is_theirs = |column: &Column| self.inherited_column(table, column).is_some_and(Column::gives_not_null);
         let own = table.columns.iter().filter(|one| one.not_null && !one.is_local && !is_theirs(one));
         own.map(|column| {
             let quoted = quote_ident(&column.name);
-            match column.chosen_not_null_name(&table.name) {
+            match &column.not_null_name {
                 Some(named) if self.target.version >= 180_000 => {
-                    format!("ALTER TABLE {name} ADD CONSTRAINT {} NOT NULL {quoted}", quote_ident(named))
+                    let no_inherit = if column.not_null_no_inherit { " NO INHERIT" } else { "" };
+                    let named = quote_ident(named);
+                    format!("ALTER TABLE {name} ADD CONSTRAINT {named} NOT NULL {quoted}{no_inherit}")
                 }
                 _ => format!("ALTER TABLE {name} ALTER COLUMN {quoted} SET NOT NULL"),
             }
@@ -106,7 +152,7 @@ impl Writer<'_> {
     fn inherited_column(&self, child: &Relation, column: &Column) -> Option<&Column> {
         let parents = child.parents.iter().filter_map(|parent| self.facts.relation(*parent));
         let theirs = parents.flat_map(|parent| parent.columns.iter().filter(|one| one.name == column.name));
-        theirs.max_by_key(|one| one.not_null)
+        theirs.max_by_key(|one| one.gives_not_null())
     }
 
     fn parents(&self, table: &Relation) -> impl Iterator<Item = String> {

@@ -103,6 +103,7 @@ impl Examined<'_> {
                      its own, too, and stay when they are dropped from the parent."
                 ));
             }
+            self.inherited_not_nulls(&object, relation);
             self.partition(&object, relation);
             if relation.force_row_security && !self.facts.reader_bypasses {
                 let reader = &self.facts.reader;
@@ -133,6 +134,32 @@ impl Examined<'_> {
                     "detach it with ALTER SEQUENCE … OWNED BY NONE",
                 );
             }
+        }
+    }
+
+    /// Refuses a column that can be null although a parent's cannot, which no statement makes again; and tells of NOT
+    /// NULLs that the child gets for its own, or loses.
+    fn inherited_not_nulls(&mut self, object: &str, relation: &Relation) {
+        for (parent, column) in inheritance::nullable(self.facts, relation) {
+            self.refuse(
+                format!("column {}.{column}", relation.name),
+                format!("can be null, although that of {parent}, which it inherits, cannot"),
+                format!("ALTER TABLE {} ALTER COLUMN {column} SET NOT NULL, or DROP it from {parent}", relation.name),
+            );
+        }
+        if inheritance::owns_not_nulls(self.facts, relation) {
+            self.notes.push(format!(
+                "{object} has a NOT NULL only from what it inherits: at the target it becomes its own, too, and stays \
+                 when it is dropped from the parent."
+            ));
+        }
+        if self.target.version < 180_000
+            && relation.columns.iter().any(|column| column.has_own_not_null(self.facts, relation))
+        {
+            self.notes.push(format!(
+                "{object} has a NOT NULL of its own besides that of what it inherits: versions before 18 do not tell \
+                 them apart."
+            ));
         }
     }
 
@@ -187,7 +214,10 @@ impl Examined<'_> {
                 if column.compression.is_some() {
                     self.since(14, &object, "a compression method");
                 }
-                let named = column.chosen_not_null_name(&relation.name);
+                if column.not_null_no_inherit {
+                    self.since(18, &object, "a NOT NULL that is NO INHERIT");
+                }
+                let named = column.chosen_not_null_name(self.facts, relation);
                 if column.not_null_comment.is_some() {
                     self.refuse(&object, "has a comment on its NOT NULL", "remove the comment");
                 } else if self.target.version < 180000
@@ -310,6 +340,11 @@ impl Examined<'_> {
             if let Some(part) = parts.into_iter().find(|part| is_reg(part)) {
                 let reason = format!("is made of {part}, whose values are OIDs of this host");
                 self.refuse(&object, reason, "keep names as text");
+            }
+            if let Some(name) = type_.chosen_not_null_name().filter(|_| self.target.version < 170_000) {
+                self.notes.push(format!(
+                    "{object}: its NOT NULL loses the name {name}, as versions before 17 keep none of a domain's."
+                ));
             }
             if type_.kind == TypeKind::Base {
                 self.refuse(

@@ -259,6 +259,8 @@ impl<'a> Writer<'a> {
                     sql += &format!(" DEFAULT {default}");
                 }
                 if type_.not_null {
+                    let named = type_.chosen_not_null_name().filter(|_| self.target.version >= 170_000);
+                    sql += &named.map(|name| format!(" CONSTRAINT {}", quote_ident(name))).unwrap_or_default();
                     sql += " NOT NULL";
                 }
                 for check in self.facts.constraints.iter().filter(|check| check.type_ == type_.oid) {
@@ -321,7 +323,8 @@ impl<'a> Writer<'a> {
     fn table(&self, table: &Relation) -> Vec<String> {
         let name = self.qualified(&table.name);
         let (columns, inherits) = self.own_columns(table);
-        let columns: Vec<String> = columns.iter().map(|column| self.column(table, column)).collect();
+        let columns = columns.iter().map(|column| self.column(table, column));
+        let columns: Vec<String> = columns.chain(self.own_not_nulls(table)).collect();
         let by = table.partition_key.as_ref().map(|key| format!(" PARTITION BY {key}")).unwrap_or_default();
         let method = match table.access_method.as_deref() {
             None => String::new(),
@@ -401,11 +404,14 @@ impl<'a> Writer<'a> {
         }
         if column.not_null {
             let inherited = column.not_null_name.as_deref().filter(|_| column.not_null_inherited);
-            match column.chosen_not_null_name(&table.name).or(inherited) {
+            match column.chosen_not_null_name(self.facts, table).or(inherited) {
                 Some(name) if self.target.version >= 180000 => {
                     sql += &format!(" CONSTRAINT {} NOT NULL", quote_ident(name))
                 }
                 _ => sql += " NOT NULL",
+            }
+            if column.not_null_no_inherit {
+                sql += " NO INHERIT";
             }
         }
         sql

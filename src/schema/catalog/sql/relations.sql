@@ -39,7 +39,7 @@ SELECT pg_catalog.json_build_object(
                       FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation) END,
             'is_local', a.attislocal, 'not_null', a.attnotnull,
             'not_null_name', k.conname, 'not_null_inherited', coalesce(k.coninhcount > 0, false), 'not_null_is_local', coalesce(k.conislocal, false),
-            'not_null_validated', coalesce(k.convalidated, true),
+            'not_null_validated', coalesce(k.convalidated, true), 'not_null_no_inherit', coalesce(k.connoinherit, false),
             'not_null_comment', pg_catalog.obj_description(k.oid, 'pg_constraint'),
             -- From 17 on a partition has the identity of its parent.
             'identity', CASE WHEN c.relispartition AND pg_catalog.current_setting('server_version_num')::int >= 170000 THEN ''

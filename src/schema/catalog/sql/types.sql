@@ -8,6 +8,8 @@ SELECT pg_catalog.json_build_object(
                           ELSE pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END
               FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = t.typcollation) END,
     'not_null', t.typnotnull,
+    -- From 17 on.
+    'not_null_name', (SELECT conname FROM pg_catalog.pg_constraint WHERE contypid = t.oid AND contype = 'n'),
     'default', CASE WHEN t.typtype = 'd' THEN coalesce(pg_catalog.pg_get_expr(t.typdefaultbin, 0), pg_catalog.quote_literal(t.typdefault)) END,
     'attributes', (
         SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
