@@ -19,6 +19,7 @@ use crate::mover::definition::ddl;
 use crate::mover::definition::ddl::{Creation, Target};
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::definition::sequences;
+use crate::mover::preflight::bodies;
 use crate::mover::preflight::identity::{self, Judgement};
 use crate::mover::preflight::intervals;
 use crate::mover::preflight::large_objects;
@@ -454,7 +455,7 @@ pub(crate) async fn of_shard(
         Err(found) => facts.at_source.extend(found),
     }
     facts.at_source.extend(crossings(source, oid, prefix).await?);
-    facts.at_source.extend(large_objects::named(source, &schema_facts).await?);
+    facts.at_source.extend(bodies::bound(source, oid).await?);
     facts.at_source.extend(intervals::lost(source, &schema_facts, wanted.version).await?);
     let parts = parts::with_oids(source, oid).await?;
     facts.at_source.extend(parts::of_this_host(&parts));
@@ -499,6 +500,7 @@ pub(crate) async fn of_definition(
     let same = Target { schema: &names.incoming(), final_schema: &names.schema, version: version(source).await? };
     let mut refusals = ddl::create(&facts, &same).err().unwrap_or_default();
     refusals.extend(crossings(source, oid, prefix).await?);
+    refusals.extend(bodies::bound(source, oid).await?);
     refusals.extend(parts::of_this_host(&parts::with_oids(source, oid).await?));
     let logical = "SELECT current_setting('wal_level') = 'logical'";
     if source.row("reading the settings", logical, &[]).await?.get(0)? {

@@ -1,5 +1,6 @@
 //! What is read and judged before anything is written.
 
+pub(crate) mod bodies;
 pub(crate) mod facts;
 pub(crate) mod identity;
 pub(crate) mod intervals;

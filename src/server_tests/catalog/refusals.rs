@@ -89,6 +89,43 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// What would have other values, or none, at the target.
+const REFUSED_OF_VALUES: &[(&str, &str, &str)] = &[
+    (
+        "CREATE TABLE t (id int, o oid GENERATED ALWAYS AS (tableoid) STORED)",
+        "column t.o",
+        "is computed from tableoid, which is an OID of this host",
+    ),
+    (
+        "CREATE DOMAIN d AS int; CREATE TABLE t (v d); INSERT INTO t VALUES (-5);
+         ALTER DOMAIN d ADD CONSTRAINT pos CHECK (VALUE > 0) NOT VALID",
+        "constraint pos on d",
+        "is a domain's and not valid",
+    ),
+    (
+        "CREATE FUNCTION h(int) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT $1 > 0';
+         CREATE FUNCTION ok(int) RETURNS bool LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN h($1); END';
+         CREATE TABLE t (id int CHECK (ok(id)))",
+        "constraint t_id_check on t",
+        "runs function ok(integer) while rows are copied, which finds h(integer) by the search_path",
+    ),
+    (
+        "CREATE FUNCTION h(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1';
+         CREATE FUNCTION g(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT \"h\" ($1)';
+         CREATE TABLE t (id int, v int GENERATED ALWAYS AS (g(id)) STORED)",
+        "table t",
+        "runs function g(integer)",
+    ),
+    (
+        "CREATE FUNCTION h(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1';
+         CREATE FUNCTION g(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT h($1)';
+         CREATE FUNCTION f(int) RETURNS int LANGUAGE sql IMMUTABLE RETURN g($1);
+         CREATE TABLE t (id int CHECK (f(id) > 0))",
+        "constraint t_id_check on t",
+        "runs function g(integer)",
+    ),
+];
+
 /// What only a superuser can create.
 const REFUSED_OF_SUPERUSER: &[(&str, &str, &str)] = &[
     (
@@ -137,8 +174,8 @@ on_each_version! {
         let cluster = Servers::start(version, 1);
         let (mut app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
         run(&postgres, "GRANT CREATE ON SCHEMA public TO app").await;
-        let cases =
-            REFUSED.iter().map(|case| (&app, case)).chain(REFUSED_OF_SUPERUSER.iter().map(|case| (&postgres, case)));
+        let own = REFUSED.iter().chain(REFUSED_OF_VALUES);
+        let cases = own.map(|case| (&app, case)).chain(REFUSED_OF_SUPERUSER.iter().map(|case| (&postgres, case)));
         let cases: Vec<_> = cases.map(|(client, case)| (std::ptr::eq(client, &app), case)).collect();
         for (as_app, (sql, object, reason)) in cases {
             run(&app, "CREATE SCHEMA shard_0007").await;

@@ -11,7 +11,7 @@ COMMENT ON COLUMN "Weird ""type"""."Y y" IS 'inside';
 CREATE DOMAIN positive AS bigint DEFAULT 1 NOT NULL CHECK (VALUE > 0) CONSTRAINT "below max" CHECK (VALUE < 1000000);
 COMMENT ON DOMAIN positive IS 'more than nothing';
 COMMENT ON CONSTRAINT "below max" ON DOMAIN positive IS 'a limit';
-ALTER DOMAIN positive ADD CONSTRAINT later CHECK (VALUE <> 666) NOT VALID;
+ALTER DOMAIN positive ADD CONSTRAINT later CHECK (VALUE <> 666);
 CREATE DOMAIN word AS varchar(20) COLLATE "C" DEFAULT 'x';
 CREATE TYPE span AS RANGE (subtype = float8, subtype_diff = float8mi);
 CREATE TYPE strings AS RANGE (subtype = text, collation = "C");

@@ -340,6 +340,35 @@ on_each_version! {
         assert_eq!(said.len(), if same_host { 3 } else { 4 }, "{said:#?}");
     }
 
+    /// A function that writes past a fence is refused by the plan, not while the move is prepared.
+    async fn a_body_that_is_bound_to_a_table(version) {
+        let world = World::new(&[version, other(version)], 2).await;
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute(
+            "CREATE FUNCTION shard_0000.f(a int) RETURNS bigint LANGUAGE sql
+                BEGIN ATOMIC SELECT count(*) + a FROM shard_0000.users; END;
+             CREATE PROCEDURE shard_0000.p() LANGUAGE sql BEGIN ATOMIC DELETE FROM shard_0000.users; END;
+             CREATE FUNCTION shard_0000.reads() RETURNS bigint STABLE LANGUAGE sql
+                RETURN (SELECT count(*) FROM shard_0000.users);
+             CREATE FUNCTION shard_0000.free() RETURNS int LANGUAGE sql RETURN 1",
+        )
+        .await
+        .unwrap();
+        let plan = world.run(&["move", "0", "--to", "db2", "--plan"]).await;
+        for said in [&plan.ended(4).stderr, &world.run(&["check", "--movable"]).await.stdout] {
+            for bound in ["function f(a integer)", "procedure p()"] {
+                let reason = format!("{bound} is VOLATILE and bound to users by a body in SQL: it could write");
+                assert!(said.contains(&reason), "{said}");
+            }
+            assert!(!said.contains("reads()") && !said.contains("free()"), "{said}");
+        }
+        assert!(plan.stderr.contains("make it STABLE if it only reads"), "{}", plan.stderr);
+        db1.batch_execute("ALTER FUNCTION shard_0000.f STABLE; DROP PROCEDURE shard_0000.p").await.unwrap();
+        world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
+    }
+
+    }
+
     /// A host without a control schema cannot be a target, and the remedy is named.
     async fn a_target_that_is_not_bootstrapped(version) {
         let world = World::new(&[version, version], 4).await;

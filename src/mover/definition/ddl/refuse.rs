@@ -26,6 +26,7 @@ pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<
     examined.others();
     examined.comments_and_grants();
     examined.bodies_that_name_the_shard();
+    examined.bodies_that_need_the_search_path();
     (examined.refusals, examined.notes)
 }
 
@@ -211,6 +212,11 @@ impl Examined<'_> {
                 if column.generated == "v" {
                     self.since(18, &object, "a virtual generated column");
                 }
+                let computed = column.default.as_deref().filter(|_| !column.generated.is_empty());
+                if computed.is_some_and(|expression| mentions(expression, "tableoid")) {
+                    let remedy = "compute it without tableoid, or keep the table's name as text";
+                    self.refuse(&object, "is computed from tableoid, which is an OID of this host", remedy);
+                }
                 if column.compression.is_some() {
                     self.since(14, &object, "a compression method");
                 }
@@ -275,6 +281,17 @@ impl Examined<'_> {
             if !constraint.refers_inside {
                 let remedy = "drop it: a shard must be closed, or writes could pass its fence";
                 self.refuse(&object, "refers to a table outside the schema", remedy);
+            }
+            if constraint.type_ != 0 && !constraint.validated {
+                // A domain checks a value whenever one is made of a text, of whatever age it is.
+                let domain =
+                    self.facts.types.iter().find(|one| one.oid == constraint.type_).map_or("…", |one| &one.name);
+                let remedy = format!("ALTER DOMAIN {domain} VALIDATE CONSTRAINT {}", constraint.name);
+                self.refuse(
+                    &object,
+                    "is a domain's and not valid: values that do not fulfil it cannot be copied",
+                    remedy,
+                );
             }
             if definition.ends_with(" NOT ENFORCED") {
                 self.since(18, &object, "NOT ENFORCED");
@@ -470,6 +487,39 @@ impl Examined<'_> {
             }
         }
     }
+
+    /// Refuses functions that compute values, and find others of the shard by the search_path. Rows are copied and
+    /// changes applied with a path that has PostgreSQL's own schema only. With the shard's in it the mover's own
+    /// statements would find what the shard has made, and what else the application has in its path is unknown.
+    /// PostgreSQL itself builds indexes with such a path from 17 on.
+    fn bodies_that_need_the_search_path(&mut self) {
+        let facts = self.facts;
+        let names = facts.names();
+        let computes = |address: &Address| match address.class.as_str() {
+            "pg_class" => {
+                let is_table = facts.relation(address.oid).is_some_and(|relation| relation.kind.is_table());
+                is_table || facts.indexes.iter().any(|index| index.oid == address.oid)
+            }
+            class => class == "pg_type" || class == "pg_constraint",
+        };
+        let function =
+            |address: &Address| facts.functions.iter().find(|f| address.class == "pg_proc" && f.oid == address.oid);
+        for (user, used) in &facts.edges {
+            let Some(first) = function(used).filter(|_| computes(user)) else { continue };
+            for reached in reached_from(facts, first) {
+                let has_path = reached.settings.iter().any(|setting| setting.starts_with("search_path="));
+                let called = facts.functions.iter().find(|other| calls(&reached.body, &other.name));
+                let Some(called) = called.filter(|_| !reached.bound && !has_path) else { continue };
+                let object = names.get(user).map_or_else(String::new, |name| name.plain.clone());
+                let reason = format!(
+                    "runs function {}({}) while rows are copied, which finds {}({}) by the search_path",
+                    reached.name, reached.arguments, called.name, called.arguments
+                );
+                let remedy = "give it a body in SQL (RETURN …), which is bound to what it calls; or put both into one";
+                self.refusals.push(Refusal::new(object, reason, remedy));
+            }
+        }
+    }
 }
 
 /// The materialized views, and the views that are read while those are filled.
@@ -541,9 +591,38 @@ fn mentions(text: &str, name: &str) -> bool {
         })
 }
 
+/// Whether the text calls a function of this name, without saying in which schema.
+fn calls(text: &str, name: &str) -> bool {
+    let (text, name) = (text.to_lowercase(), name.to_lowercase());
+    let word = |c: char| c == '_' || c == '$' || c == '.' || c.is_alphanumeric();
+    !name.is_empty()
+        && text.match_indices(&name).any(|(at, found)| {
+            let (before, after) = (&text[..at], &text[at + found.len()..]);
+            let before = before.strip_suffix('"').unwrap_or(before).trim_end();
+            let after = after.strip_prefix('"').unwrap_or(after).trim_start();
+            let is_word = text[..at].chars().next_back().is_some_and(word);
+            !is_word && !before.ends_with('.') && after.starts_with('(')
+        })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{is_reg, mentions};
+    use super::{calls, is_reg, mentions};
+
+    #[test]
+    fn calls_of_functions() {
+        for (text, expected) in [
+            ("BEGIN RETURN h($1); END", true),
+            ("select \"h\" (1)", true),
+            ("SELECT H (1)", true),
+            ("select public.h(1)", false),
+            ("select public.\"h\"(1)", false),
+            ("select oh(1), h_(2), h", false),
+            ("h", false),
+        ] {
+            assert_eq!(calls(text, "h"), expected, "{text}");
+        }
+    }
 
     #[test]
     fn types_that_hold_oids() {
