@@ -393,3 +393,35 @@ async fn what_differs_is_named() {
     let Err(Error::RowsDiffer { rows, .. }) = compared(Hashing::Binary).await else { panic!("they differ") };
     assert_eq!(rows.len(), 10, "no more are told");
 }
+
+/// Generated columns that alone have other values are named, and no fault is suspected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_computed_otherwise_is_named() {
+    let pair = Pair::start([18, 15]).await;
+    let tables = "CREATE FUNCTION {shard}.twice(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1 * 2';
+        CREATE TABLE {shard}.t (id integer NOT NULL, a int, same int GENERATED ALWAYS AS (a + 1) STORED,
+            double int GENERATED ALWAYS AS ({shard}.twice(a)) STORED)";
+    let work = pair.shard(7, tables, "ALTER TABLE {shard}.t ADD PRIMARY KEY (id)").await;
+    let fill = "INSERT INTO shard_0007.t SELECT g, g FROM generate_series(1, 9) g";
+    pair.app(0).await.batch_execute(fill).await.unwrap();
+    let replaced = "CREATE OR REPLACE FUNCTION shard_0007__incoming.twice(int) RETURNS int LANGUAGE sql IMMUTABLE
+        AS 'SELECT $1 * 2 + 1'";
+    pair.app(1).await.batch_execute(replaced).await.unwrap();
+    copy(&pair, &work, Pace::default()).await.unwrap();
+    let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);
+    let all = chunks(&source, &target, &work).await.unwrap();
+    let tables: Vec<_> = work.tables.iter().collect();
+    let compared = async || {
+        read_from(&source, &work, &tables, "SET LOCAL lock_timeout = '2s'").await.unwrap();
+        read_from_target(&target, &work, &tables, set_workers(0)).await.unwrap();
+        let found = compare((&source, &target), &work, &all, Hashing::Binary).await;
+        source.client.batch_execute("ROLLBACK").await.unwrap();
+        target.client.batch_execute("ROLLBACK").await.unwrap();
+        found
+    };
+    let Err(Error::Computed { table, columns, .. }) = compared().await else { panic!("they differ") };
+    assert_eq!((table.as_str(), columns), ("t", vec!["double".to_owned()]));
+    // Where other values differ, too, those are told.
+    target.client.batch_execute("UPDATE shard_0007__incoming.t SET a = 0 WHERE id = 3").await.unwrap();
+    let Err(Error::RowsDiffer { .. }) = compared().await else { panic!("they differ") };
+}

@@ -49,7 +49,7 @@ impl AnsweredRow {
     {
         self.row.try_get(column).map_err(|source| {
             let Question { host, shard, what } = &*self.question;
-            Error::Database { host: host.clone(), shard: *shard, what, source }
+            Error::Database { host: host.clone(), shard: *shard, what: (*what).into(), source }
         })
     }
 

@@ -1,5 +1,6 @@
 //! A connection to one host, with a mover's settings and errors that name host and shard.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -249,7 +250,7 @@ impl Session {
 
     /// Runs one statement that was composed of what another host says. It is sent in such a way that the server refuses
     /// a text with several statements: an expression from a catalog is a part of the statement, and must not end it.
-    pub(crate) async fn statement(&self, what: &'static str, sql: &str) -> Result<(), Error> {
+    pub(crate) async fn statement(&self, what: impl Into<Cow<'static, str>>, sql: &str) -> Result<(), Error> {
         self.client.query_typed(sql, &[]).await.map(drop).map_err(|error| self.failed(what, error))
     }
 
@@ -266,12 +267,12 @@ impl Session {
     }
 
     /// The error with host, shard and what was being done. A refusal of the control schema is its own kind.
-    pub(crate) fn failed(&self, what: &'static str, source: tokio_postgres::Error) -> Error {
+    pub(crate) fn failed(&self, what: impl Into<Cow<'static, str>>, source: tokio_postgres::Error) -> Error {
         match (source.as_db_error(), self.shard) {
             (Some(refused), Some(shard)) if refused.code().code() == state::REFUSED => {
                 Error::Superseded { host: self.host.clone(), shard, reason: refused.message().to_owned() }
             }
-            _ => Error::Database { host: self.host.clone(), shard: self.shard, what, source },
+            _ => Error::Database { host: self.host.clone(), shard: self.shard, what: what.into(), source },
         }
     }
 }

@@ -243,3 +243,34 @@ pub(crate) async fn digest_of(
     let row = session.row("digesting rows", &sql, &[]).await?;
     Ok(Digest { rows: row.get(0)?, sum: row.get(1)? })
 }
+
+/// The generated columns that differ, if nothing else does. `None` where it is not that, or nothing differs.
+///
+/// Locks: as [`digest`].
+pub(crate) async fn computed_otherwise(
+    (source, here): (&Session, &str),
+    (target, there): (&Session, &str),
+    table: &TableShape,
+    condition: &str,
+    hashing: Hashing,
+) -> Result<Option<Vec<String>>, Error> {
+    let same = async |which: &(dyn Fn(&Column) -> bool + Sync)| {
+        let columns = table.columns.iter().filter(|column| which(column)).cloned().collect();
+        let part = TableShape { columns, ..table.clone() };
+        let (ours, theirs) = tokio::try_join!(
+            digest(source, here, &part, condition, hashing),
+            digest(target, there, &part, condition, hashing)
+        )?;
+        Ok::<bool, Error>(ours == theirs)
+    };
+    if !same(&|column| !column.generated).await? {
+        return Ok(None);
+    }
+    let mut differ = Vec::new();
+    for one in table.columns.iter().filter(|column| column.generated) {
+        if !same(&|column| column.name == one.name).await? {
+            differ.push(one.name.clone());
+        }
+    }
+    Ok(Some(differ).filter(|differ| !differ.is_empty()))
+}

@@ -11,7 +11,7 @@ use crate::mover::protocol::verdict::RowDifference;
 use std::collections::BTreeMap;
 
 use crate::mover::control::session::Session;
-use crate::mover::copy::digest::{Hashing, digest};
+use crate::mover::copy::digest::{Hashing, computed_otherwise, digest};
 use crate::mover::copy::transfer::qualified;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::CHUNK_BYTES;
@@ -91,6 +91,10 @@ pub(crate) async fn compare(
             digest(target, &work.target_schema, table, &condition, hashing)
         )?;
         if ours != theirs {
+            let (here, there) = ((source, work.source_schema.as_str()), (target, work.target_schema.as_str()));
+            if let Some(columns) = computed_otherwise(here, there, table, &condition, hashing).await? {
+                return Err(Error::Computed { shard: work.shard(), table: table.name.clone(), columns });
+            }
             let question = Question::new(table, &condition, hashing, ours.rows.max(theirs.rows));
             let (here, there) = (qualified(&work.source_schema, table), qualified(&work.target_schema, table));
             let rows = narrow((source, &here), (target, &there), &question).await?;

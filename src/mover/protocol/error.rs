@@ -1,5 +1,6 @@
 //! What can go wrong with a move.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,7 +71,7 @@ pub enum Error {
         /// The shard it was for, if it was for one.
         shard: Option<ShardId>,
         /// What was being done.
-        what: &'static str,
+        what: Cow<'static, str>,
         /// The driver's error.
         source: tokio_postgres::Error,
     },
@@ -206,6 +207,20 @@ pub enum Error {
         source_side: String,
         /// Rows and digest.
         target_side: String,
+    },
+    /// Generated columns have other values at the target, in rows that are the same otherwise. The source serves.
+    #[error(
+        "shard {shard}: generated columns of {table} have other values at the target: {}. What computes them is not \
+         the same there, or no longer what has computed the source's",
+        columns.join(", ")
+    )]
+    Computed {
+        /// The shard.
+        shard: ShardId,
+        /// The table.
+        table: String,
+        /// The generated columns that differ.
+        columns: Vec<String>,
     },
     /// Rows of an online copy are not what the source has at the same point of its history. The source serves.
     #[error("shard {shard}: rows of {table} differ ({digests}): {}", told(rows))]

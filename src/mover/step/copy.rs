@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 use crate::mover::control::journal::{Entry, Note};
-use crate::mover::copy::digest::{Hashing, digest};
+use crate::mover::copy::digest::{Hashing, computed_otherwise, digest};
 use crate::mover::copy::transfer;
 use crate::mover::definition::ddl::{Creation, Stage};
 use crate::mover::definition::sequences;
@@ -149,6 +149,10 @@ impl ShardMove<'_> {
                 digest(&self.target, incoming, table, "true", hashing)
             )?;
             if ours != theirs {
+                let (here, there) = ((&self.source, left_name), (&self.target, incoming));
+                if let Some(columns) = computed_otherwise(here, there, table, "true", hashing).await? {
+                    return Err(Error::Computed { shard: self.hold.shard, table: table.name.clone(), columns });
+                }
                 return Err(Error::Differs {
                     shard: self.hold.shard,
                     table: table.name.clone(),
@@ -170,7 +174,7 @@ impl ShardMove<'_> {
         self.target.batch(what, &preamble(&incoming)).await?;
         let (at_open, now): (Vec<_>, Vec<_>) = creation.after_data.iter().partition(|one| one.stage == Stage::Grant);
         for statement in now {
-            self.target.statement(what, &statement.sql).await?;
+            self.target.statement(format!("{what}: {}", statement.what), &statement.sql).await?;
         }
         self.fill_fenced(creation, left).await?;
         self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;

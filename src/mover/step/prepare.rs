@@ -151,7 +151,7 @@ impl ShardMove<'_> {
         self.target.batch(what, &format!("DROP SCHEMA IF EXISTS {incoming} CASCADE")).await?;
         self.target.batch(what, &preamble(&self.names.incoming())).await?;
         for statement in &creation.before_data {
-            self.target.statement(what, &statement.sql).await?;
+            self.target.statement(format!("{what}: {}", statement.what), &statement.sql).await?;
         }
         // When the target is opened, these run together, and whoever comes first runs them.
         for statement in at_open(creation) {

@@ -367,6 +367,28 @@ on_each_version! {
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
     }
 
+    /// What cannot be made at the target although the plan does not know it is named, before anything is copied.
+    async fn what_the_target_refuses_is_named(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let db1 = world.servers.app(0).await;
+        // PostgreSQL deparses this in a way that it cannot read.
+        let mut cases = vec![(
+            "CREATE VIEW shard_0000.circle AS WITH RECURSIVE x (n) AS (
+                VALUES (1) UNION ALL SELECT n + 1 FROM x WHERE n < 3)
+                CYCLE n SET c TO 'y' DEFAULT 'n' USING p SELECT n, c FROM x",
+            "view circle",
+        )];
+        if version == 18 {
+            cases.push(("CREATE TABLE shard_0001.t (id uuid DEFAULT uuidv7())", "default of t.id"));
+        }
+        for (at, (sql, named)) in cases.into_iter().enumerate() {
+            db1.batch_execute(sql).await.unwrap();
+            let ran = world.run(&["move", &at.to_string(), "--to", "db2", "--yes"]).await;
+            let said = format!("building the target's schema: {named} failed on host db2");
+            assert!(ran.ended(7).stderr.contains(&said), "{}", ran.stderr);
+            assert_eq!(world.state(0, at as u16).await, "serving");
+            world.run(&["moves", "abort", &ran.id()]).await.ended(0);
+        }
     }
 
     /// A host without a control schema cannot be a target, and the remedy is named.

@@ -266,6 +266,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             )
         }
         Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => gather(id),
+        Error::Computed { .. } => compute_alike(id),
         Error::Altered { .. } => format!(
             "the source serves; `pgshard moves resume {id}` copies it again, as it is now, or `pgshard moves abort \
              {id}`. A rollback has no copy to make: undo what was altered and resume it, or abort it and move the shard"
@@ -313,6 +314,15 @@ fn gather(id: MoveId) -> String {
         "the source serves, and nothing is lost. This does not tell why they differ: a fault of pgshard is as likely \
          as one of a host. Before you `pgshard moves abort {id}`, gather what docs/operating.md names under \"A copy \
          that differs\", and report it"
+    )
+}
+
+/// What to do about generated columns that differ.
+fn compute_alike(id: MoveId) -> String {
+    format!(
+        "the source serves, and nothing is lost; let the same function compute them on both hosts, from nothing but \
+         its arguments, and UPDATE the source's rows if it was replaced since they were written; then `pgshard moves \
+         resume {id}`, or `pgshard moves abort {id}`"
     )
 }
 
@@ -374,7 +384,9 @@ pub(crate) fn code(error: &Error) -> Exit {
         },
         Error::GaveUp { .. } | Error::PauseTooLong { .. } | Error::WalLimit { .. } => Exit::GaveUp,
         Error::Database { .. } if !error.can_be_resumed() => Exit::GaveUp,
-        Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => Exit::Differs,
+        Error::Differs { .. } | Error::Computed { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => {
+            Exit::Differs
+        }
         Error::Interrupted { .. } | Error::Stopped { .. } => Exit::Interrupted,
         Error::Aborted { .. } => Exit::Failed,
         Error::OtherHost { .. } => Exit::Usage,
