@@ -244,7 +244,7 @@ on_each_version! {
         for role in ["tenant", "PUBLIC"] {
             source.batch_execute(&format!("GRANT CREATE ON SCHEMA shard_0000 TO {role}")).await.unwrap();
             let refused = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await;
-            assert!(refused.ended(4).stderr.contains(&format!("{role} may make objects in it")), "{}", refused.stderr);
+            assert!(refused.ended(4).stderr.contains(&format!("lets {role} make objects in it")), "{}", refused.stderr);
             source.batch_execute(&format!("REVOKE CREATE ON SCHEMA shard_0000 FROM {role}")).await.unwrap();
         }
         target.batch_execute("ALTER DEFAULT PRIVILEGES GRANT CREATE ON SCHEMAS TO tenant").await.unwrap();

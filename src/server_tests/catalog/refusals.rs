@@ -15,20 +15,20 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "CREATE TABLE t (id int, a int); CREATE STATISTICS public.s ON id, a FROM t",
         "statistics object public.s",
-        "a statistics object",
+        "is a statistics object, which",
     ),
-    ("CREATE EXTENSION citext SCHEMA shard_0007", "extension citext", "an extension is not carried"),
+    ("CREATE EXTENSION citext SCHEMA shard_0007", "extension citext", "is an extension, which is not carried"),
     ("CREATE EXTENSION citext SCHEMA shard_0007", "type citext", "extension member"),
     (
         "CREATE OPERATOR ### (LEFTARG = int, RIGHTARG = int, FUNCTION = int4pl, COMMUTATOR = @@@)",
         "operator @@@(integer,integer)",
-        "a declared operator is",
+        "is a declared operator, which",
     ),
     (
         "CREATE TYPE public.a AS (x int); CREATE FUNCTION f(public.a) RETURNS int LANGUAGE sql AS 'SELECT 1';
          CREATE CAST (public.a AS int) WITH FUNCTION f(public.a)",
         "cast from public.a to integer",
-        "a cast is not carried",
+        "is a cast, which is not carried",
     ),
     (
         "CREATE TYPE e AS ENUM ('a'); CREATE TABLE t (c e) PARTITION BY HASH (c)",
@@ -42,8 +42,12 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
     ("CREATE TABLE public.t (id int); CREATE TABLE u () INHERITS (public.t)", "table u", "inherits a table of another"),
     ("CREATE TABLE t (id int); CREATE TABLE public.u () INHERITS (t)", "table t", "or is inherited by one"),
-    ("CREATE TABLE t (id int); REVOKE INSERT ON t FROM app", "table t", "its owner has no INSERT"),
-    ("REVOKE CREATE ON SCHEMA shard_0007 FROM app", "schema", "its owner has no CREATE"),
+    (
+        "CREATE TABLE t (id int); REVOKE INSERT ON t FROM app",
+        "table t",
+        "does not give its owner INSERT, which a move needs",
+    ),
+    ("REVOKE CREATE ON SCHEMA shard_0007 FROM app", "schema", "does not give its owner CREATE"),
     (
         // A view that is read while another is filled runs while the shard's name belongs to another schema.
         "CREATE TABLE s (id int);
@@ -158,7 +162,7 @@ const REFUSED_OF_SUPERUSER: &[(&str, &str, &str)] = &[
          ALTER TABLE t OWNER TO app; GRANT SELECT ON t TO lender WITH GRANT OPTION; SET ROLE lender;
          GRANT SELECT ON t TO reader; RESET ROLE",
         "table t",
-        "SELECT was granted by lender",
+        "has a SELECT that was granted by lender, not",
     ),
 ];
 

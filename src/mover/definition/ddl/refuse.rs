@@ -75,7 +75,7 @@ impl Examined<'_> {
     fn makers(&mut self) {
         let facts = self.facts;
         for role in facts.makers.iter().filter(|role| **role != facts.owner) {
-            let reason = format!("{role} may make objects in it, which could run as {}", facts.reader);
+            let reason = format!("lets {role} make objects in it, which could run as {}", facts.reader);
             let remedy = format!("REVOKE CREATE ON SCHEMA {} FROM {role}, and own what it has made", facts.schema);
             self.refuse("schema", reason, remedy);
         }
@@ -412,13 +412,15 @@ impl Examined<'_> {
                 self.notes.push(format!("{}: a publication is not carried.", other.object));
                 continue;
             }
+            let verb = if other.kind == "security label" { "has" } else { "is" };
             let remedy = match other.kind.as_str() {
                 "extension member" | "extension" => "keep the extension in a schema of its own",
                 "extension dependent" => "remove it with ALTER … NO DEPENDS ON EXTENSION",
                 "security label" => "remove it with SECURITY LABEL … IS NULL",
                 _ => "drop it and create it after the move",
             };
-            self.refuse(&other.object, format!("{} is not carried", article(&other.kind)), remedy);
+            let reason = format!("{verb} {}, which is not carried", article(&other.kind));
+            self.refuse(&other.object, reason, remedy);
         }
     }
 
@@ -434,14 +436,15 @@ impl Examined<'_> {
                 self.refuse(&object, "has a grant that cannot be carried", "revoke it");
             }
             if let Some(grantor) = &grant.grantor {
-                let reason = format!("{} was granted by {grantor}, not by the owner", grant.privilege);
+                let reason = format!("has a {} that was granted by {grantor}, not by the owner", grant.privilege);
                 self.refuse(&object, reason, "grant it as the owner");
             }
             // Rows are copied, and keys and indexes made, as the owner.
             let dispensable = ["UPDATE", "DELETE", "TRUNCATE", "MAINTAIN"].contains(&grant.privilege.as_str());
             if grant.revoked && grant.grantee == Grantee::Owner && !dispensable {
                 let remedy = "grant it to the owner again";
-                self.refuse(&object, format!("its owner has no {}, which a move needs", grant.privilege), remedy);
+                let reason = format!("does not give its owner {}, which a move needs", grant.privilege);
+                self.refuse(&object, reason, remedy);
             }
             if grant.privilege == "MAINTAIN" {
                 self.since(17, &object, "MAINTAIN granted");
