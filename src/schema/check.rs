@@ -10,7 +10,7 @@ use super::damage::damages;
 use super::facts::{
     ControlFacts, FactsError, Gone, HostFacts, KeptAudit, RecordedMigration, ShardRow, ShardState, Survey, chain,
 };
-use super::fault::{ShardFault, add_again};
+use super::fault::add_again;
 use super::finding::{Finding, Findings, Severity};
 use super::known::{self, Known};
 use super::migrations::{Drift, Migrations, Pending};
@@ -434,14 +434,17 @@ fn check_unserved(
             let remedy = "the host that had it may have been replaced: restore its database";
             findings.add_shard(Severity::Alarm, "served_nowhere", Some(host), shard, what, remedy);
         } else {
-            let (what, remedy) = missing(hosts, host, shard, cluster.schema_prefix.schema(shard));
+            let (what, remedy) = missing(hosts, host, shard, cluster);
             findings.add_shard(Severity::Error, "shard_missing", Some(host), shard, what, remedy);
         }
     }
 }
 
 /// What is said of a shard that no host knows. Bootstrap makes it, but not over what somebody else has made.
-fn missing(hosts: &Hosts<'_>, host: &HostName, shard: ShardId, schema: String) -> (String, String) {
+///
+/// The schema is named by its prefix, so that many such shards are one finding.
+fn missing(hosts: &Hosts<'_>, host: &HostName, shard: ShardId, cluster: &Cluster) -> (String, String) {
+    let (prefix, schema) = (&cluster.schema_prefix, cluster.schema_prefix.schema(shard));
     // What a bootstrap that was killed has left is the next one's own.
     let is_left = |control: &ControlFacts| control.applied.iter().any(|set| set.shards.contains(&shard));
     let is_taken =
@@ -449,8 +452,12 @@ fn missing(hosts: &Hosts<'_>, host: &HostName, shard: ShardId, schema: String) -
     if !hosts.controls.get(host).is_some_and(is_taken) {
         return ("it is not there".to_owned(), BOOTSTRAP.to_owned());
     }
-    let taken = ShardFault::SchemaTaken { schema };
-    (format!("it is not there: {taken}"), format!("{}; then {BOOTSTRAP}", taken.remedy()))
+    (
+        format!(
+            "it is not there, and its schema ({prefix} and the number) is one that the host does not know as a shard"
+        ),
+        format!("rename or drop the schema, or give the cluster another schema_prefix; then {BOOTSTRAP}"),
+    )
 }
 
 /// Moves whose shards may not be at their targets with everything that they had.
@@ -829,10 +836,8 @@ mod tests {
         facts.schemas.insert("shard_0000".to_owned());
         let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
         assert_eq!((findings.len(), findings[0].code), (1, "shard_missing"));
-        assert!(
-            findings[0].message.ends_with("the schema shard_0000 exists, but the host does not know it as a shard")
-        );
-        assert!(findings[0].remedy.starts_with("rename or drop the schema shard_0000"), "{}", findings[0].remedy);
+        assert!(findings[0].message.contains("its schema (shard_ and the number) is one that"), "{findings:?}");
+        assert!(findings[0].remedy.starts_with("rename or drop the schema"), "{}", findings[0].remedy);
         // What a bootstrap that was killed has left, the next one makes anew.
         let unfinished = RecordedMigration { name: super::super::own::UNFINISHED.to_owned(), checksum: String::new() };
         let left = AppliedSet { migrations: vec![unfinished], shards: vec![shard(0)] };
