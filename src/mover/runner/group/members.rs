@@ -66,7 +66,7 @@ impl Group<'_> {
     /// rows differ, before the watchdog has looked.
     async fn explained(&self, drive: &Driver<'_>, error: Error) -> Error {
         let shard = drive.work.hold.shard;
-        if !matches!(error, Error::Diverged { .. } | Error::RowsDiffer { .. } | Error::Differs { .. }) {
+        if !matches!(error, Error::Diverged { .. } | Error::RowsDiffer { .. } | Error::Computed { .. }) {
             return error;
         }
         let looked = async {
