@@ -2,7 +2,8 @@
 //!
 //! Both use the same list of properties, so they cannot disagree. Invariant: nothing that belongs to the host is
 //! included (OIDs, column numbers, owners, tablespaces, the schema's name), and nothing that a statement can change in
-//! a schema is left out. Publications are not part of a schema; a move creates one.
+//! a schema is left out, but whether a column or its NOT NULL is a child's own. Publications are not part of a schema;
+//! a move creates one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
