@@ -274,9 +274,10 @@ on_each_version! {
         assert_eq!(rows(&world, 1, "plain").await + &rows(&world, 1, "whole").await, "(1,77)\n(1,78)\n");
         let insert = "INSERT INTO shard_0000.whole VALUES (2, 79)";
         world.servers.app(1).await.batch_execute(insert).await.expect_err("a new row that breaks it is refused");
-        let refused = world.run(&["moves", "rollback", &ran.id(), "--yes"]).await;
-        // A server before 18 cannot have the partitioned table's key at all.
-        assert!(refused.ended(4).stderr.contains("not valid"), "{}", refused.stderr);
+        if version >= 18 {
+            let refused = world.run(&["moves", "rollback", &ran.id(), "--yes"]).await;
+            assert!(refused.ended(4).stderr.contains("foreign keys was not validated"), "{}", refused.stderr);
+        }
         world.run(&["moves", "complete", &ran.id(), "--yes"]).await.ended(0);
         world.audit_places().await;
     }
