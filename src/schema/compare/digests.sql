@@ -3,8 +3,8 @@
 -- like `DEFAULT 2` in shard 2, so where it was replaced, the digests of the values as they are follow, shard by shard.
 SELECT object, property, digest, pg_catalog.array_agg(shard_id ORDER BY shard_id), pg_catalog.array_agg(plain ORDER BY shard_id) FILTER (WHERE plain <> digest)
 FROM (
-    SELECT shard_id, object, property, pg_catalog.md5(value) AS plain,
-        pg_catalog.md5(CASE WHEN pg_catalog.strpos(value, shard_id::pg_catalog.text) = 0 THEN value
-        ELSE pg_catalog.regexp_replace(value, '(^|[^0-9])' || shard_id || '(?![0-9])', E'\\1\x01', 'g') END) AS digest
-    FROM said) d
+    SELECT shard_id, object, property, plain, CASE WHEN pg_catalog.strpos(value, shard_id::pg_catalog.text) = 0 THEN plain
+        ELSE pg_catalog.md5(pg_catalog.regexp_replace(value, '(^|[^0-9])' || shard_id || '(?![0-9])', E'\\1\x01', 'g')) END AS digest
+    -- OFFSET 0: each value is hashed once.
+    FROM (SELECT shard_id, object, property, value, pg_catalog.md5(value) AS plain FROM said OFFSET 0) s) d
 GROUP BY object, property, digest, plain <> digest
