@@ -263,7 +263,8 @@ pub(crate) async fn computed_otherwise(
         )?;
         Ok::<bool, Error>(ours == theirs)
     };
-    if !same(&|column| !column.generated).await? {
+    let has_generated = table.columns.iter().any(|column| column.generated);
+    if !has_generated || !same(&|column| !column.generated).await? {
         return Ok(None);
     }
     let mut differ = Vec::new();

@@ -109,7 +109,9 @@ async fn stamp(session: &Session, schema: u32) -> Result<Stamp, Error> {
 /// A digest of which table has which name, and of the columns of tables and row types with the transactions that wrote
 /// them last. Whoever rewrites rows otherwise than by the statements that the stream carries writes one of these: ALTER
 /// COLUMN … TYPE … USING, a column that is dropped and added again, two tables that exchange their names, an attribute
-/// of a row type. TRUNCATE, REINDEX, CLUSTER, VACUUM FULL and ANALYZE write none.
+/// of a row type. TRUNCATE, REINDEX, CLUSTER, VACUUM FULL and ANALYZE write none, with one exception: where ADD COLUMN
+/// has left a default to be read for older rows, the first CLUSTER or VACUUM FULL writes it into them, and takes it
+/// from the column (`RelationClearMissing` in PostgreSQL's heap.c). That looks like a rewrite, and costs a copy.
 ///
 /// Locks: none but ACCESS SHARE on catalogs.
 async fn layout(session: &Session, schema: u32) -> Result<String, Error> {
@@ -136,8 +138,8 @@ const HAVING_ROWS: &str = "(SELECT objid AS oid FROM pg_depend
 ///
 /// Locks: none but ACCESS SHARE on catalogs.
 pub(crate) async fn is_rewritten(session: &Session, schema: u32, copied: &[(String, Snapshot)]) -> Result<bool, Error> {
-    // Renaming a table writes its row in pg_type, which nothing does that leaves rows where they are. How many numbers
-    // ago a transaction had its own: one that is older than 2³¹ has a number that looks as if it came later.
+    // Renaming a table writes its row in pg_type. So does a new owner, which costs a copy that was not needed. How many
+    // numbers ago a transaction had its own: one that is older than 2³¹ has a number that looks as if it came later.
     let sql = format!(
         "SELECT DISTINCT CASE WHEN c.relkind <> 'c' THEN c.relname::text END, x.now::text,
              ((x.now - w.by::text::bigint) % 4294967296 + 4294967296) % 4294967296
