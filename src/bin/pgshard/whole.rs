@@ -1,33 +1,112 @@
-//! Files that commands write: whole, or not at all where there was none.
+//! Files that commands write: whole, or not at all. Whenever the disk is full, the power fails or the process is killed,
+//! what was there before is still there, or the new file is.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
+
+use tempfile::{Builder, NamedTempFile};
 
 /// Whether a file that is there may be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overwrite {
-    /// It may.
+    /// It may. It keeps its owner and mode, and a symbolic link still leads to it.
     Allowed,
     /// It is an error.
     Refused,
 }
 
-/// Writes a file. One that was made and could not be filled, as on a full disk, is removed: it would stand in the way
-/// of the next try.
+/// Writes a file.
 pub(crate) fn write(path: &Path, text: &str, overwrite: Overwrite) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true);
-    let was_there = path.symlink_metadata().is_ok();
-    match overwrite {
-        Overwrite::Allowed => options.create(true).truncate(true),
-        Overwrite::Refused => options.create_new(true),
+    let old = match (path.symlink_metadata(), overwrite) {
+        (Ok(_), Overwrite::Refused) => return Err(ErrorKind::AlreadyExists.into()),
+        (Ok(_), Overwrite::Allowed) => Some(fs::metadata(path)?),
+        (Err(_), _) => None,
     };
-    let mut file = options.open(path)?;
-    let written = file.write_all(text.as_bytes());
-    if written.is_err() && !was_there {
-        // The first error says why there is none.
-        let _ = fs::remove_file(path);
+    match old {
+        // A device or a pipe, such as /dev/stdout, cannot be replaced.
+        Some(old) if !old.is_file() => OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes()),
+        Some(old) => {
+            // Whoever has made a file read-only does not want another in its place.
+            OpenOptions::new().write(true).open(path)?;
+            let target = fs::canonicalize(path)?;
+            let new = beside(&target, text)?;
+            keep_owner_and_mode(new.as_file(), &old)?;
+            put(new, |new| new.persist(&target), &target)
+        }
+        None => put(beside(path, text)?, |new| new.persist_noclobber(path), path),
     }
-    written
+}
+
+/// A new file with this text in the folder of another. It is removed when it is dropped.
+fn beside(path: &Path, text: &str) -> io::Result<NamedTempFile> {
+    let mut builder = Builder::new();
+    // The process's umask takes from these what it takes from other files.
+    builder.prefix(".pgshard-").suffix(".tmp").permissions(Permissions::from_mode(0o666));
+    let mut new = builder.tempfile_in(folder(path))?;
+    new.write_all(text.as_bytes())?;
+    Ok(new)
+}
+
+/// Gives a file its name, and both to the disk.
+fn put<E: Into<io::Error>>(
+    new: NamedTempFile,
+    name: impl FnOnce(NamedTempFile) -> Result<File, E>,
+    path: &Path,
+) -> io::Result<()> {
+    new.as_file().sync_all()?;
+    name(new).map_err(Into::into)?;
+    File::open(folder(path))?.sync_all()
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Only root may give a file away. Where it cannot keep its group, that group loses what it could read.
+fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
+    let ours = new.metadata()?;
+    let mut mode = old.mode() & 0o7777;
+    let differs = (ours.uid(), ours.gid()) != (old.uid(), old.gid());
+    if differs && fchown(new, Some(old.uid()), Some(old.gid())).is_err() && fchown(new, None, Some(old.gid())).is_err()
+    {
+        mode &= !0o070;
+    }
+    new.set_permissions(Permissions::from_mode(mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_with_its_mode_and_through_its_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        write(&file, "first", Overwrite::Refused).unwrap();
+        assert_eq!(write(&file, "no", Overwrite::Refused).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        symlink("file", &link).unwrap();
+        let before = fs::metadata(&file).unwrap().ino();
+        write(&link, "second", Overwrite::Allowed).unwrap();
+        let after = fs::metadata(&file).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "second");
+        assert_eq!(after.mode() & 0o7777, 0o640);
+        assert_ne!(after.ino(), before, "it was replaced, and not written into");
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+    }
+
+    #[test]
+    fn a_dangling_link_and_a_folder_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        symlink("nowhere", &link).unwrap();
+        assert_eq!(write(&link, "", Overwrite::Refused).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(write(&link, "", Overwrite::Allowed).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(write(folder.path(), "", Overwrite::Allowed).is_err());
+    }
 }

@@ -48,18 +48,28 @@ fn init_writes_a_config_that_works() {
 }
 
 /// What cannot be written whole, as on a full disk, leaves nothing behind: it would stand in the way of the next try.
+/// What was there before is still there.
 #[test]
 fn nothing_is_left_of_what_cannot_be_written() {
     let folder = folder();
     assert_eq!(pgshard(folder.path(), &["init"]).exit, 0);
-    for (args, file) in [("--config other.toml init", "other.toml"), ("map show --svg shards.svg", "shards.svg")] {
+    let config = fs::read_to_string(folder.path().join("pgshard.toml")).unwrap();
+    let all = [
+        ("--config other.toml init", "other.toml", None),
+        ("map show --svg shards.svg", "shards.svg", None),
+        ("map show --svg former.svg", "former.svg", Some("former")),
+        ("init --force --hosts 3", "pgshard.toml", Some(config.as_str())),
+    ];
+    fs::write(folder.path().join("former.svg"), "former").unwrap();
+    for (args, file, former) in all {
         // A file of this shell's programs can have no byte.
         let limited = format!("trap '' XFSZ; ulimit -f 0; exec {} {args}", env!("CARGO_BIN_EXE_pgshard"));
         let run = Command::new("sh").args(["-c", &limited]).current_dir(folder.path()).output().unwrap();
         let said = String::from_utf8_lossy(&run.stderr);
         assert!(!run.status.success() && said.contains(&format!("cannot write {file}")), "{said}");
-        assert!(!folder.path().join(file).exists(), "{file}");
+        assert_eq!(fs::read_to_string(folder.path().join(file)).ok().as_deref(), former, "{file}");
     }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
 }
 
 #[test]

@@ -70,6 +70,24 @@ async fn one_that_is_being_made_is_left_alone() {
     world.audit_places().await;
 }
 
+/// A shard whose old copy is fed goes on to another host. The publication that feeds is pgshard's own: it is no loss,
+/// and nobody is told of it. That of an application is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fed_shard_moves_on() {
+    let world = World::new(&[15, 18], 4).await;
+    world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+    assert!(streams(&world, 1).await.contains("_back_"));
+    let plan = ["move", "0", "--to", "db1", "--mode", "online", "--plan"];
+    let ran = world.run(&plan).await;
+    assert!(!(ran.ended(0).stdout.clone() + &ran.stderr).contains("is not carried"), "{}\n{}", ran.stdout, ran.stderr);
+    let publish = "CREATE PUBLICATION theirs FOR TABLE shard_0000.users";
+    world.servers.superuser(1).await.batch_execute(publish).await.unwrap();
+    let ran = world.run(&plan).await;
+    let told = ran.ended(0).stdout.clone() + &ran.stderr;
+    assert!(told.contains("users in publication theirs: a publication is not carried"), "{told}");
+    assert_eq!(told.matches("is not carried").count(), 1, "{told}");
+}
+
 /// A move that was told to make none makes none, even if another mover continues it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn none_where_none_is_wanted() {

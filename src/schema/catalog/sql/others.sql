@@ -12,8 +12,10 @@ SELECT pg_catalog.json_build_object('kind', o.kind, 'object', o.object) FROM (
     SELECT 'statistics object', pg_catalog.pg_describe_object('pg_catalog.pg_statistic_ext'::pg_catalog.regclass, s.oid, 0)
     FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_statistic_ext WHERE stxrelid = r.oid AND stxnamespace <> $1 OFFSET 0) s
     UNION ALL
+    -- A move's own, and those that feed its old copies, are no loss.
     SELECT 'publication relation', pg_catalog.pg_describe_object('pg_catalog.pg_publication_rel'::pg_catalog.regclass, p.oid, 0)
     FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_publication_rel WHERE prrelid = r.oid OFFSET 0) p
+    WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_publication b WHERE b.oid = p.prpubid AND pg_catalog.starts_with(b.pubname::text, 'pgshard_'))
     UNION ALL
     SELECT 'cast', pg_catalog.pg_describe_object(d.classid, d.objid, 0)
     FROM inside i, LATERAL (SELECT DISTINCT classid, objid FROM pg_catalog.pg_depend
