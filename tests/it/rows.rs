@@ -1,6 +1,8 @@
 //! A few random rounds, each for a pair of versions; `script/test-rows` plays them for hours.
 #![allow(dead_code, reason = "the rounds' parts are those of tests/rows")]
 
+#[path = "../rows/alter.rs"]
+mod alter;
 #[path = "../rows/compare.rs"]
 mod compare;
 #[path = "../rows/definition.rs"]

@@ -32,7 +32,7 @@ pub(crate) const FATES: [(&str, u32); 13] = [
     ("pause", 1),
     ("abort", 2),
     ("lock", 3),
-    ("ddl", 1),
+    ("ddl", 3),
 ];
 
 const LEASE: (&str, &str) = ("PGSHARD_LEASE_MS", "3000");
@@ -119,7 +119,8 @@ impl Director {
             if self.rng.u8(0..6) == 0 {
                 args.push("--no-reverse-replication".to_owned());
             }
-            if fate == "hold" {
+            // Then much of what is altered comes between the comparison and the fence.
+            if fate == "hold" || fate == "ddl" && self.rng.bool() {
                 args.push("--hold".to_owned());
             }
         }
@@ -160,17 +161,20 @@ impl Director {
             }
         }
         let ran = running.await.expect("it is waited for").unwrap_or_else(|| stuck(&self.shared, &args));
-        let disturbed = fate != "plain" && fate != "hold" && fate != "pause";
+        let quiet = ["plain", "hold", "pause"].contains(&fate);
+        let altered = shards.iter().any(|shard| self.is_altered(*shard));
+        let disturbed = !quiet || altered;
         self.judge(&args, &ran, disturbed);
-        self.settle(fate).await;
-        if fate == "ddl" {
-            self.shared.tell("the table of the DDL goes");
-            for shard in &shards {
-                let host = *self.shared.gates[usize::from(*shard)].host.read().await;
-                let sql = format!("DROP TABLE IF EXISTS {}.extra", Shared::schema_name(*shard));
-                let _ = self.shared.reach(host).await.batch_execute(&sql).await;
-            }
+        // No mover looks.
+        if !quiet && self.rng.u8(0..4) == 0 && self.shared.case.has("ddl") {
+            self.alter(&shards).await;
         }
+        self.settle(fate, &shards).await;
+    }
+
+    /// Whether somebody has altered a shard: a move may refuse it.
+    fn is_altered(&self, shard: u16) -> bool {
+        self.shared.gates[usize::from(shard)].altered.load(Ordering::SeqCst)
     }
 
     /// Lets it happen while the mover runs.
@@ -231,7 +235,10 @@ impl Director {
                 };
                 self.command(&rival, &[LEASE]).await;
             }
-            "hold" => {
+            "hold" | "ddl" => {
+                if fate == "ddl" {
+                    self.alter(shards).await;
+                }
                 while !running.is_finished() {
                     // It may be asked before it is held.
                     tokio::time::sleep(Duration::from_millis(700)).await;
@@ -250,7 +257,6 @@ impl Director {
                 }
             }
             "abort" => self.end_open(1, true).await,
-            "ddl" => self.alter(shards).await,
             _ => {}
         }
     }
@@ -279,40 +285,13 @@ impl Director {
         });
     }
 
-    /// Runs DDL of the application, and writes to what that created.
+    /// Runs scripts of DDL on some of the shards.
     async fn alter(&mut self, shards: &[u16]) {
-        let shard = shards[self.rng.usize(0..shards.len())];
-        let schema = Shared::schema_name(shard);
-        let reattaches = (self.rng.u8(0..3) == 0).then(|| self.rng.fork());
-        let gate = self.shared.gates[usize::from(shard)].host.read().await;
-        let client = self.shared.reach(*gate).await;
-        if let Some(rng) = reattaches
-            && reattach(&self.shared, rng, &client, &schema).await
-        {
-            return;
-        }
-        let ddl = match (self.rng.u8(0..4), self.shared.schema.tables.first()) {
-            (0, Some(table)) => {
-                format!("ALTER TABLE {schema}.{} ADD COLUMN later{} integer DEFAULT 7", table.name, self.rng.u16(..))
-            }
-            (1, Some(table)) => {
-                format!("ALTER TABLE {schema}.{} ALTER COLUMN {} SET STATISTICS 77", table.name, table.columns[0].name)
-            }
-            _ => format!("CREATE TABLE {schema}.extra (a integer); INSERT INTO {schema}.extra VALUES (1)"),
-        };
-        self.shared.tell(&ddl);
-        if client.batch_execute(&ddl).await.is_err() || !ddl.contains("extra") {
-            return;
-        }
-        for _ in 0..10 {
-            if let Err(error) = client.batch_execute(&format!("UPDATE {schema}.extra SET a = a + 1")).await {
-                let code = error.code().map(|code| code.code().to_owned()).unwrap_or_default();
-                if code == "55000" {
-                    self.shared.fail("application", format!("a new table: {}", super::work::words(&error)));
-                }
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
+        for _ in 0..self.rng.usize(1..4) {
+            let shard = shards[self.rng.usize(0..shards.len())];
+            super::alter::alter(&self.shared, &mut self.rng, shard).await;
+            let nap = Duration::from_millis(self.rng.u64(0..1000));
+            tokio::time::sleep(nap).await;
         }
     }
 
@@ -350,7 +329,9 @@ impl Director {
     fn excuses(&self, code: i32, said: &str) -> bool {
         let prepared = said.contains("has prepared transactions") && self.shared.case.has("prepared");
         let locked = said.contains("lock timeout") && self.locked_until > Instant::now();
-        (code == 4 && prepared) || ([5, 7, 8].contains(&code) && (locked || prepared))
+        // Some of a move's shards have moved on, and the others are rolled back.
+        let gone = said.contains("a rollback is no longer possible");
+        (code == 4 && prepared) || (code == 8 && gone) || ([5, 7, 8].contains(&code) && (locked || prepared))
     }
 
     /// Moves that are neither kept nor ended, and the phase of their least advanced shard.
@@ -399,7 +380,8 @@ impl Director {
     }
 
     /// Brings every move to an end: by resume, by abort, through more kills.
-    async fn settle(&mut self, fate: &str) {
+    async fn settle(&mut self, fate: &str, shards: &[u16]) {
+        let altered = shards.iter().any(|shard| self.is_altered(*shard));
         let aborts = self.rng.u8(0..3) == 0 && fate != "plain" && fate != "lock";
         let mut last = String::new();
         let mut slots_lost = 0;
@@ -420,14 +402,14 @@ impl Director {
                 tokio::time::sleep(Duration::from_millis(300)).await;
             }
             // A mover that ended before it was told to go on leaves that to whoever resumes the move.
-            if matches!(fate, "hold" | "pause") {
+            if matches!(fate, "hold" | "pause" | "ddl") {
                 self.all_open("continue").await;
             }
             for (id, phase) in open {
-                let abort = match (attempt, fate) {
-                    (0, _) => aborts,
-                    // What was altered is not resumed.
-                    (2.., "ddl") => attempt % 2 == 0,
+                let abort = match attempt {
+                    0 => aborts,
+                    // What was altered may be refused.
+                    2.. if altered => attempt % 2 == 0,
                     // A move copies again if its slot is lost; a rollback cannot.
                     _ => slots_lost > 1,
                 };
@@ -521,6 +503,8 @@ impl Director {
         self.shared.hush().await;
         let begun = Instant::now();
         for (id, shards) in self.kept().await {
+            // A stream carries no DDL: what was altered since is found when somebody rolls back.
+            let shards: Vec<u16> = shards.into_iter().filter(|shard| !self.is_altered(*shard)).collect();
             for shard in shards {
                 let host = *self.shared.gates[usize::from(shard)].host.read().await;
                 let (old, new) = (self.shared.reach(1 - host).await, self.shared.reach(host).await);
@@ -557,8 +541,6 @@ impl Director {
         let unlogged = new.query(unlogged, &[&schema]).await;
         let unlogged: Vec<String> = unlogged.unwrap_or_default().iter().map(|row| row.get(0)).collect();
         differences.retain(|difference| !unlogged.iter().any(|table| difference.starts_with(table)));
-        // The DDL of a fate may be moved along with the shard, and is undone where the shard is: a feed drops no table.
-        differences.retain(|difference| difference != "table extra is on one side only");
         differences
     }
 
@@ -632,41 +614,6 @@ impl Director {
             shared.fail("places", text);
         }
     }
-}
-
-/// Detaches a partition, writes to what is then a table of its own, and attaches it again: sometimes in one
-/// transaction, and sometimes so late that the shard may have left. Returns whether the schema has any partition.
-async fn reattach(shared: &Shared, mut rng: Rng, client: &Client, schema: &str) -> bool {
-    let partitions =
-        "SELECT i.inhrelid::regclass::text, i.inhparent::regclass::text, pg_get_expr(c.relpartbound, c.oid)
-        FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE c.relispartition AND c.relkind = 'r' AND n.nspname = $1 ORDER BY 1";
-    let partitions = client.query(partitions, &[&schema]).await.unwrap_or_default();
-    if partitions.is_empty() {
-        return false;
-    }
-    let row = &partitions[rng.usize(0..partitions.len())];
-    let (leaf, parent, bound): (String, String, String) = (row.get(0), row.get(1), row.get(2));
-    let detach = format!("ALTER TABLE {parent} DETACH PARTITION {leaf}");
-    let attach = format!("ALTER TABLE {parent} ATTACH PARTITION {leaf} {bound}");
-    let write = format!("DELETE FROM {leaf} WHERE ctid = (SELECT min(ctid) FROM {leaf})");
-    let nap = Duration::from_millis(rng.u64(0..800));
-    let steps = if rng.bool() {
-        vec![format!("BEGIN; {detach}"), write, format!("{attach}; COMMIT")]
-    } else {
-        vec![detach, write, attach]
-    };
-    let _ = client.batch_execute("SET lock_timeout = '2s'").await;
-    for step in steps {
-        shared.tell(&step);
-        // If writers are in the way, or have put rows into the default partition meanwhile, it stays detached.
-        if client.batch_execute(&step).await.is_err() && client.batch_execute("ROLLBACK").await.is_err() {
-            return true;
-        }
-        tokio::time::sleep(nap).await;
-    }
-    let _ = client.batch_execute("RESET lock_timeout").await;
-    true
 }
 
 /// Waits for a command, two minutes at most.

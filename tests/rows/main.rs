@@ -2,6 +2,7 @@
 //! `script/test-rows --help`.
 #![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
 
+mod alter;
 mod compare;
 mod definition;
 mod fates;
@@ -171,6 +172,7 @@ async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
         .into_iter()
         .chain(schema::FEATURES)
         .chain(fates::FATES.map(|f| f.0))
+        .chain(alter::ALTERATIONS.map(|a| a.0))
         .chain(statements::KINDS.map(|k| k.0));
     for kind_left_out in kinds {
         let mut next = least.clone();

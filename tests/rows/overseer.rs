@@ -85,6 +85,12 @@ async fn switch(shared: &Shared, clients: &[Client; 2], shard: u16, from: usize)
     } else if !again.is_empty() {
         shared.fail("late", format!("{what}, after the open:\n  {}", again.join("\n  ")));
     }
+    if shared.gates[usize::from(shard)].altered.load(Ordering::SeqCst) {
+        let differ = super::definition::copies_differ(shared, shard, (from, &left), 1 - from);
+        if !differ.is_empty() {
+            shared.fail("definition", format!("{what}:\n  {}", differ.join("\n  ")));
+        }
+    }
     if !sequences.is_empty() {
         shared.fail("sequences", format!("{what}:\n  {}", sequences.join("\n  ")));
     }

@@ -71,6 +71,11 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// The statements that create it once more, if it is a table of its own.
+    pub(crate) fn create_again(&self) -> String {
+        format!("{}{}", self.create, self.after.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"))
+    }
+
     pub(crate) fn qualified(&self) -> String {
         format!("{{shard}}.{}", self.name)
     }
@@ -141,6 +146,11 @@ impl Schema {
         });
         let unlogged = unlogged.map(|table| table.name.clone()).collect();
         Schema { tables, sequences, unlogged }
+    }
+
+    /// One of its tables, with its sequences: what statements are made for.
+    pub(crate) fn of_one(table: &Table, all: &Schema) -> Schema {
+        Schema { tables: vec![table.clone()], sequences: all.sequences.clone(), unlogged: Vec::new() }
     }
 
     /// The schema as a shard migration.

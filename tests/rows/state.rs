@@ -64,6 +64,8 @@ pub(crate) struct Gate {
     /// The host that the workload talks to. Whoever has a transaction under way holds it for reading.
     pub(crate) host: RwLock<usize>,
     pub(crate) told: Mutex<Told>,
+    /// Whether somebody has altered the shard in this round.
+    pub(crate) altered: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -109,7 +111,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(world: World, case: Case, schema: Schema, shards: usize, crashes: bool) -> Shared {
         let hosts = (0..shards).map(|shard| world.host_of(shard as u16)).collect::<Vec<_>>();
-        let gate = |host| Gate { host: RwLock::new(host), told: Mutex::default() };
+        let gate = |host| Gate { host: RwLock::new(host), told: Mutex::default(), altered: AtomicBool::new(false) };
         Shared {
             world,
             case,

@@ -356,6 +356,10 @@ impl Session {
         if earned(&code, kind, error) {
             return;
         }
+        let altered = self.shared.gates[usize::from(shard)].altered.load(Ordering::SeqCst);
+        if altered && missed(&code, error) {
+            return;
+        }
         // The shard was closed, or left, meanwhile: any name may have meant something else.
         let sql =
             "SELECT state <> 'serving' OR coalesce(last_fence_at, '-infinity') > $2::timestamptz - interval '1 second'
@@ -399,6 +403,15 @@ fn earned(code: &str, kind: &str, error: &Error) -> bool {
             "0A000" => text.contains("deferrable"),
             _ => false,
         },
+    }
+}
+
+/// An error of a statement that does not know how the shard has been altered.
+fn missed(code: &str, error: &Error) -> bool {
+    let text = error.as_db_error().map(|error| error.message().to_owned()).unwrap_or_default();
+    match &code[..2] {
+        "42" | "0A" | "3F" => true,
+        _ => code == "55000" && text.contains("replica identity") || code == "XX000" && text.contains("could not open"),
     }
 }
 
