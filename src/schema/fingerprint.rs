@@ -289,7 +289,10 @@ impl Column {
     /// The NOT NULL's name, if somebody chose it: PostgreSQL's own choice means nothing, and before 18 there is none.
     /// One that comes from a parent has the parent's name.
     pub(crate) fn chosen_not_null_name(&self, facts: &Facts, relation: &Relation) -> Option<&str> {
-        let name = chosen(self.not_null_name.as_deref()?, &format!("{}_{}_not_null", relation.name, self.name))?;
+        let name = self.not_null_name.as_deref()?;
+        if name == default_name(&relation.name, Some(&self.name), "not_null") {
+            return None;
+        }
         let is_theirs = |parent: &Column| parent.not_null_name.as_deref() == Some(name);
         (!self.not_null_inherited || !self.in_parents(facts, relation).any(is_theirs)).then_some(name)
     }
@@ -321,17 +324,31 @@ impl Column {
     }
 }
 
-/// A name, if it is not PostgreSQL's own choice. Long ones are cut on both sides of the first underscore; the end that
-/// is left still identifies them.
-fn chosen<'n>(name: &'n str, default: &str) -> Option<&'n str> {
-    let cut = default.len() > 63 && name.ends_with("_not_null");
-    (name != default && !cut).then_some(name)
+/// The name that PostgreSQL gives to a constraint: the parts with an underscore between them. Where that is too long, the
+/// longer of table and column is cut, byte by byte, down to whole characters (`makeObjectName` in PostgreSQL's
+/// indexcmds.c).
+fn default_name(table: &str, column: Option<&str>, label: &str) -> String {
+    const NAME_MAX: usize = 63;
+    let column_length = column.map_or(0, str::len);
+    let fixed = label.len() + 1 + usize::from(column.is_some());
+    let (mut first, mut second) = (table.len(), column_length);
+    while first + second + fixed > NAME_MAX {
+        if first > second { first -= 1 } else { second -= 1 }
+    }
+    let clipped = |name: &'_ str, bytes: usize| -> String {
+        let end = (0..=bytes).rev().find(|at| name.is_char_boundary(*at));
+        name[..end.unwrap_or(0)].to_owned()
+    };
+    match column {
+        Some(column) => format!("{}_{}_{label}", clipped(table, first), clipped(column, second)),
+        None => format!("{}_{label}", clipped(table, first)),
+    }
 }
 
 impl Type {
     /// The name of a domain's NOT NULL, if somebody chose it.
     pub(crate) fn chosen_not_null_name(&self) -> Option<&str> {
-        chosen(self.not_null_name.as_deref()?, &format!("{}_not_null", self.name))
+        self.not_null_name.as_deref().filter(|name| *name != default_name(&self.name, None, "not_null"))
     }
 }
 

@@ -24,6 +24,10 @@ const KEPT: &str = r#"
     ALTER TABLE joined INHERIT par;
     CREATE DOMAIN named AS int CONSTRAINT my_nn NOT NULL CHECK (VALUE > 1);
     CREATE DOMAIN unnamed AS int NOT NULL;
+    CREATE TABLE "ä_table_whose_name_is_so_long_that_postgresql_cuts_names" ("cölumn" int NOT NULL,
+        "cölumn_whose_name_is_so_long_that_postgresql_cuts_names_too" int NOT NULL,
+        was_of_another int CONSTRAINT another_table_was_of_another_not_null NOT NULL);
+    CREATE DOMAIN "ä_domain_whose_name_is_so_long_that_postgresql_cuts_names" AS int NOT NULL;
     CREATE TABLE parted (id int NOT NULL, b int CONSTRAINT "of all" NOT NULL) PARTITION BY LIST (id);
     CREATE TABLE part PARTITION OF parted (CONSTRAINT p1nn NOT NULL id) FOR VALUES IN (1);
     CREATE TABLE other PARTITION OF parted FOR VALUES IN (2);
@@ -63,6 +67,20 @@ async fn not_nulls_are_carried() {
     let made = facts(&mut client, "shard_0007__incoming").await;
     let told: Vec<String> = differences(&before, &made).iter().map(ToString::to_string).collect();
     assert_eq!(told, Vec::<String>::new());
+}
+
+/// PostgreSQL's own choice has no meaning, also where it has to cut names; a name that looks like one has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_postgresql_chose_is_told_from_what_somebody_chose() {
+    let cluster = Servers::start(18, 1);
+    let mut client = cluster.app(0).await;
+    run(&client, &format!("CREATE SCHEMA shard_0007; SET search_path = shard_0007; {KEPT}")).await;
+    let facts = facts(&mut client, "shard_0007").await;
+    let long = facts.relations.iter().find(|one| one.name.starts_with("ä_table")).expect("it was created");
+    let chosen: Vec<_> = long.columns.iter().map(|column| column.chosen_not_null_name(&facts, long)).collect();
+    assert_eq!(chosen, [None, None, Some("another_table_was_of_another_not_null")]);
+    let domain = facts.types.iter().find(|one| one.name.starts_with("ä_domain")).expect("it was created");
+    assert_eq!(domain.chosen_not_null_name(), None);
 }
 
 /// The fingerprint sees what a statement can change of them.
