@@ -61,21 +61,23 @@ impl Dialect {
 /// Only reads.
 pub async fn definitions(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> DefinitionSurvey {
     let ask = |(name, connect): (HostName, ConnectOptions)| async move { (name, Reading::new(&connect).await) };
-    let read: Vec<(HostName, Result<Reading, String>)> = join_all(hosts.into_iter().map(ask)).await;
-    let digests: Vec<&Definitions> =
-        read.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|read| &read.definitions).collect();
-    let wanted = unsure(&digests);
-    let texts = read.into_iter().map(|(name, read)| {
-        let wanted = &wanted;
-        async move {
-            let whole = match read {
-                Ok(read) => read.texts(wanted).await,
-                Err(reason) => Err(reason),
+    let mut read: Vec<(HostName, Result<Reading, String>)> = join_all(hosts.into_iter().map(ask)).await;
+    // What is wanted depends on which hosts have answered: without one that is lost now, other shards stand for all.
+    let mut lost = true;
+    while lost {
+        let digests: Vec<&Definitions> =
+            read.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|read| &read.definitions).collect();
+        let wanted = unsure(&digests);
+        let texts = read.iter_mut().map(|(_, read)| async {
+            let failed = match read {
+                Ok(reading) => reading.texts(&wanted).await.err(),
+                Err(_) => None,
             };
-            (name, whole)
-        }
-    });
-    join_all(texts).await.into_iter().collect()
+            failed.map(|reason| *read = Err(reason)).is_some()
+        });
+        lost = join_all(texts).await.contains(&true);
+    }
+    read.into_iter().map(|(name, read)| (name, read.map(|read| read.definitions))).collect()
 }
 
 /// The property in a row of [`DIGESTS`].
@@ -115,8 +117,8 @@ impl Reading {
         Ok(Reading { client, locks, locks_max, dialect, definitions })
     }
 
-    /// The definitions, with the texts that are wanted.
-    async fn texts(mut self, wanted: &Wanted) -> Result<Definitions, String> {
+    /// Reads the texts that are wanted.
+    async fn texts(&mut self, wanted: &Wanted) -> Result<(), String> {
         let wanted_of = |number: i32| shard(number).and_then(|shard| wanted.get(&shard));
         let sql = self.dialect.query(TEXTS);
         let of_wanted = self.locks.iter().copied().filter(|(number, _)| wanted_of(*number).is_some());
@@ -138,7 +140,7 @@ impl Reading {
                 }
             }
         }
-        Ok(self.definitions)
+        Ok(())
     }
 }
 
