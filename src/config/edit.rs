@@ -106,13 +106,25 @@ fn edit(path: &Path, change: impl Fn(&str) -> Result<String, EditError>) -> Resu
         let file = lock(&target)?;
         let seen = Stamp::of(&file.metadata().map_err(failed("read", &target))?);
         let text = io::read_to_string(&file).map_err(failed("read", &target))?;
-        let text = change(&text)?;
+        let text = in_the_form_of(&text, change(&text)?);
         let config = Config::parse(&text, path)?;
         if write_over(&target, &file, seen, &text)? {
             return Ok(config);
         }
     }
     Err(EditError::Unsteady { path: target })
+}
+
+/// The new text with the line ends of the old one, and its byte order mark: the parser drops both.
+fn in_the_form_of(old: &str, new: String) -> String {
+    let mut text = new;
+    if old.contains("\r\n") && !old.replace("\r\n", "").contains('\n') {
+        text = text.replace("\r\n", "\n").replace('\n', "\r\n");
+    }
+    if old.starts_with('\u{feff}') && !text.starts_with('\u{feff}') {
+        text.insert(0, '\u{feff}');
+    }
+    text
 }
 
 fn hosts(document: &mut DocumentMut) -> Result<&mut Table, EditError> {
@@ -217,6 +229,19 @@ db2 = ""
         config.remove_host(&HostName::new("db2").unwrap()).unwrap();
         let text = fs::read_to_string(&config.path).unwrap();
         assert!(!text.contains("db2") && text.contains("# Where they are.") && text.contains("# all"), "{text}");
+    }
+
+    #[test]
+    fn line_ends_and_a_byte_order_mark_stay() {
+        let (_folder, config) = config();
+        let written = format!("\u{feff}{}", TEXT.replace('\n', "\r\n"));
+        fs::write(&config.path, &written).unwrap();
+        let more = config.add_host(&host("db3", "10.0.0.3")).unwrap();
+        let text = fs::read_to_string(&config.path).unwrap();
+        assert!(text.starts_with('\u{feff}') && text.contains("[hosts.db3]\r\nurl"), "{text}");
+        assert!(!text.replace("\r\n", "").contains('\n'), "{text}");
+        more.remove_host(&HostName::new("db3").unwrap()).unwrap();
+        assert_eq!(fs::read_to_string(&config.path).unwrap(), written);
     }
 
     #[test]
