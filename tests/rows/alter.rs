@@ -148,7 +148,7 @@ async fn script(shared: &Shared, rng: &mut Rng, client: &Client, schema: &str) -
                 let tables = &shared.schema.tables;
                 let table = tables.get(rng.usize(0..tables.len().max(1)))?;
                 let other = &tables[rng.usize(0..tables.len())];
-                Script { shared, table, other, rng }.of(name)
+                Script { shared, table, other, rng }.steps(name)
             }
         };
         if let Some(steps) = steps {
@@ -166,9 +166,13 @@ struct Script<'a> {
 }
 
 impl Script<'_> {
-    fn of(mut self, name: &str) -> Option<Vec<String>> {
+    fn steps(mut self, name: &str) -> Option<Vec<String>> {
+        self.of_columns(name).or_else(|| self.of_tables(name)).or_else(|| self.of_others(name))
+    }
+
+    /// Columns get other values, names or places.
+    fn of_columns(&mut self, name: &str) -> Option<Vec<String>> {
         let (q, write) = (self.table.qualified(), self.write());
-        let named = &self.table.name;
         let alter = |what: &str| format!("ALTER TABLE {q} {what}");
         let steps = match name {
             "retype" => {
@@ -195,49 +199,6 @@ impl Script<'_> {
                 let rename = |from: &str, to: &str| alter(&format!("RENAME {from} TO {to}"));
                 vec![rename(&a, "meanwhile"), rename(&b, &a), write, rename("meanwhile", &b)]
             }
-            "tables-exchanged" if self.other.name != *named => {
-                let rename = |from: &str, to: &str| format!("ALTER TABLE {{shard}}.{from} RENAME TO {to}");
-                let other = &self.other.name;
-                let there = [rename(named, "meanwhile"), rename(other, named), rename("meanwhile", other)];
-                let back = if self.rng.bool() { there.to_vec() } else { Vec::new() };
-                [there.to_vec(), vec![write], back].concat()
-            }
-            "renamed" => vec![
-                alter("RENAME TO meanwhile"),
-                write.replace(&q, "{shard}.meanwhile"),
-                format!("ALTER TABLE {{shard}}.meanwhile RENAME TO {named}"),
-            ],
-            "recreated" => {
-                let create = self.table.create_again();
-                vec![format!("DROP TABLE {q} CASCADE"), create, write, self.write()]
-            }
-            "cloned" => vec![
-                format!("CREATE TABLE {{shard}}.meanwhile (LIKE {q} INCLUDING ALL)"),
-                write.replace(&q, "{shard}.meanwhile"),
-                alter("RENAME TO former"),
-                format!("ALTER TABLE {{shard}}.meanwhile RENAME TO {named}"),
-                self.write(),
-                "DROP TABLE {shard}.former CASCADE".to_owned(),
-            ],
-            "attribute" => {
-                let again = "ALTER TYPE {shard}.address ADD ATTRIBUTE \"Größe\" numeric(6,2)";
-                vec!["ALTER TYPE {shard}.address DROP ATTRIBUTE \"Größe\"".to_owned(), write, again.to_owned()]
-            }
-            "enum" if self.rng.bool() => {
-                let value = format!("v{}", self.rng.u16(..));
-                vec![format!("ALTER TYPE {{shard}}.mood ADD VALUE '{value}' BEFORE 'ok'"), write]
-            }
-            "enum" => {
-                let rename =
-                    |from: &str, to: &str| format!("ALTER TYPE {{shard}}.mood RENAME VALUE '{from}' TO '{to}'");
-                let there = vec![rename("sad", "meanwhile"), rename("ok", "sad"), rename("meanwhile", "ok"), write];
-                if self.rng.bool() { [there.clone(), there].concat() } else { there }
-            }
-            "domain" => vec![
-                "ALTER DOMAIN {shard}.positive DROP CONSTRAINT positive_check".to_owned(),
-                write,
-                "ALTER DOMAIN {shard}.positive ADD CONSTRAINT positive_check CHECK (VALUE > 0)".to_owned(),
-            ],
             "not-null" => {
                 let column = self.column()?.clone();
                 let value = column.kind.key(self.rng, self.table.values);
@@ -267,7 +228,92 @@ impl Script<'_> {
                 };
                 vec![add, update, write, rest, alter("DROP later"), self.write()]
             }
+            "storage" => {
+                let column = self.column()?.name.clone();
+                let what = ["SET STATISTICS 77", "SET STATISTICS -1", "SET (n_distinct = 5)"][self.rng.usize(0..3)];
+                vec![alter(&format!("ALTER {column} {what}")), write]
+            }
+            _ => return None,
+        };
+        Some(steps)
+    }
+
+    /// Tables are renamed, made anew, written anew, or elsewhere for a while.
+    fn of_tables(&mut self, name: &str) -> Option<Vec<String>> {
+        let (q, write) = (self.table.qualified(), self.write());
+        let named = &self.table.name;
+        let alter = |what: &str| format!("ALTER TABLE {q} {what}");
+        let steps = match name {
+            "tables-exchanged" if self.other.name != *named => {
+                let rename = |from: &str, to: &str| format!("ALTER TABLE {{shard}}.{from} RENAME TO {to}");
+                let other = &self.other.name;
+                let there = [rename(named, "meanwhile"), rename(other, named), rename("meanwhile", other)];
+                let back = if self.rng.bool() { there.to_vec() } else { Vec::new() };
+                [there.to_vec(), vec![write], back].concat()
+            }
+            "renamed" => vec![
+                alter("RENAME TO meanwhile"),
+                write.replace(&q, "{shard}.meanwhile"),
+                format!("ALTER TABLE {{shard}}.meanwhile RENAME TO {named}"),
+            ],
+            "recreated" => {
+                let create = self.table.create_again();
+                vec![format!("DROP TABLE {q} CASCADE"), create, write, self.write()]
+            }
+            "cloned" => vec![
+                format!("CREATE TABLE {{shard}}.meanwhile (LIKE {q} INCLUDING ALL)"),
+                write.replace(&q, "{shard}.meanwhile"),
+                alter("RENAME TO former"),
+                format!("ALTER TABLE {{shard}}.meanwhile RENAME TO {named}"),
+                self.write(),
+                "DROP TABLE {shard}.former CASCADE".to_owned(),
+            ],
+            "elsewhere" => vec![
+                alter("SET SCHEMA public"),
+                write.replace(&q, &format!("public.{named}")),
+                format!("ALTER TABLE public.{named} SET SCHEMA {{shard}}"),
+                self.write(),
+            ],
+            "schema" => vec![
+                "ALTER SCHEMA {shard} RENAME TO \"{shard}_meanwhile\"".to_owned(),
+                write.replace("{shard}.", "{shard}_meanwhile."),
+                "ALTER SCHEMA \"{shard}_meanwhile\" RENAME TO {shard}".to_owned(),
+                self.write(),
+            ],
+            "rewritten" => {
+                let all = ["VACUUM FULL", "REINDEX TABLE", "ANALYZE", "TRUNCATE"];
+                vec![format!("{} {q}", all[self.rng.usize(0..4)]), write, format!("VACUUM FULL {q}")]
+            }
             "set-unlogged" => vec![alter("SET UNLOGGED"), write, alter("SET LOGGED"), self.write()],
+            _ => return None,
+        };
+        Some(steps)
+    }
+
+    /// Types, keys, replica identities, triggers, sequences.
+    fn of_others(&mut self, name: &str) -> Option<Vec<String>> {
+        let (q, write) = (self.table.qualified(), self.write());
+        let alter = |what: &str| format!("ALTER TABLE {q} {what}");
+        let steps = match name {
+            "attribute" => {
+                let again = "ALTER TYPE {shard}.address ADD ATTRIBUTE \"Größe\" numeric(6,2)";
+                vec!["ALTER TYPE {shard}.address DROP ATTRIBUTE \"Größe\"".to_owned(), write, again.to_owned()]
+            }
+            "enum" if self.rng.bool() => {
+                let value = format!("v{}", self.rng.u16(..));
+                vec![format!("ALTER TYPE {{shard}}.mood ADD VALUE '{value}' BEFORE 'ok'"), write]
+            }
+            "enum" => {
+                let rename =
+                    |from: &str, to: &str| format!("ALTER TYPE {{shard}}.mood RENAME VALUE '{from}' TO '{to}'");
+                let there = vec![rename("sad", "meanwhile"), rename("ok", "sad"), rename("meanwhile", "ok"), write];
+                if self.rng.bool() { [there.clone(), there].concat() } else { there }
+            }
+            "domain" => vec![
+                "ALTER DOMAIN {shard}.positive DROP CONSTRAINT positive_check".to_owned(),
+                write,
+                "ALTER DOMAIN {shard}.positive ADD CONSTRAINT positive_check CHECK (VALUE > 0)".to_owned(),
+            ],
             "identity-lent" => {
                 let one = ["NOTHING", "FULL", "DEFAULT"][self.rng.usize(0..3)];
                 vec![alter(&format!("REPLICA IDENTITY {one}")), write, alter("REPLICA IDENTITY DEFAULT"), self.write()]
@@ -286,27 +332,6 @@ impl Script<'_> {
                 ]
             }
             "triggers" => vec![alter("DISABLE TRIGGER USER"), write, alter("ENABLE TRIGGER USER"), self.write()],
-            "rewritten" => {
-                let all = ["VACUUM FULL", "REINDEX TABLE", "ANALYZE", "TRUNCATE"];
-                vec![format!("{} {q}", all[self.rng.usize(0..4)]), write, format!("VACUUM FULL {q}")]
-            }
-            "elsewhere" => vec![
-                alter("SET SCHEMA public"),
-                write.replace(&q, &format!("public.{named}")),
-                format!("ALTER TABLE public.{named} SET SCHEMA {{shard}}"),
-                self.write(),
-            ],
-            "schema" => vec![
-                "ALTER SCHEMA {shard} RENAME TO \"{shard}_meanwhile\"".to_owned(),
-                write.replace("{shard}.", "{shard}_meanwhile."),
-                "ALTER SCHEMA \"{shard}_meanwhile\" RENAME TO {shard}".to_owned(),
-                self.write(),
-            ],
-            "storage" => {
-                let column = self.column()?.name.clone();
-                let what = ["SET STATISTICS 77", "SET STATISTICS -1", "SET (n_distinct = 5)"][self.rng.usize(0..3)];
-                vec![alter(&format!("ALTER {column} {what}")), write]
-            }
             "sequence" => vec![
                 "ALTER SEQUENCE {shard}.plain INCREMENT 3".to_owned(),
                 "SELECT nextval('{shard}.plain')".to_owned(),
