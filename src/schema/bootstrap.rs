@@ -172,8 +172,10 @@ pub struct HostReport {
     pub migrated: Vec<ShardId>,
     /// How many shards lacked nothing.
     pub unchanged: usize,
-    /// The shards that were left as they were, each with the reason.
+    /// The shards that lack something still, each with the reason.
     pub failed: BTreeMap<ShardId, ShardFault>,
+    /// The shards that lack something still, and got a part of it: files before the one that failed are committed.
+    pub begun: BTreeSet<ShardId>,
     /// The roles that may ask here from now on where shards are: those that may use a shard's schema; and those that
     /// may watch.
     pub admitted: BTreeSet<String>,
@@ -203,7 +205,7 @@ impl Report {
 impl HostReport {
     /// Whether anything was written.
     pub fn changed(&self) -> bool {
-        let done = [self.created.is_empty(), self.migrated.is_empty(), self.admitted.is_empty()];
+        let done = [self.created.is_empty(), self.migrated.is_empty(), self.begun.is_empty(), self.admitted.is_empty()];
         !(self.control.is_empty() && self.once.is_empty() && done.iter().all(|none| *none))
     }
 
@@ -483,6 +485,7 @@ impl Job<'_> {
         let mut report = progress.report.lock().expect(NO_PANIC);
         report.migrated = done.migrated;
         report.failed.extend(done.failed);
+        report.begun.extend(done.begun);
         done.fault.map_or(Ok(()), Err)
     }
 

@@ -799,6 +799,16 @@ mod tests {
                 vec![("db1", ""), ("db2", "0 knows db9 1")],
                 vec!["alarm host_absent db9 shard 0: db1 knows that it was on db9, which the config does not name"],
             ),
+            // No record knows the host, but a shard has gone there.
+            (
+                "db1",
+                vec![("db1", "0 moved 2 db9"), ("db2", "")],
+                vec![
+                    "alarm host_absent db9 shard 0: db1 knows that it was on db9, which the config does not name",
+                    "warning shard_elsewhere db9 shard 0: the map puts it on db1, but db1 says that it has moved to \
+                     db9 (epoch 2)",
+                ],
+            ),
             (
                 "db1",
                 vec![("db1", "0 serving 1"), ("db2", "0 knows db9 1")],

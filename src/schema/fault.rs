@@ -3,7 +3,7 @@
 use super::control::{Refusal, restore};
 use super::facts::{FactsError, OpenMove, ShardState, chain};
 use super::migrations::Drift;
-use crate::map::{HostName, ShardEpoch};
+use crate::map::{HostName, ShardEpoch, print_shards};
 use crate::shard::ShardId;
 
 /// Why a shard was left as it was.
@@ -261,6 +261,9 @@ pub enum HostFault {
         /// The server's processes that are at work, as the server names them.
         processes: Vec<String>,
     },
+    /// It was to be forgotten, and has shards or is getting them.
+    #[error("shards {} are on it, or on their way to it", print_shards(.0.iter().copied()))]
+    HasShards(Vec<ShardId>),
     /// It has no control schema, or an older one.
     #[error("it has not been bootstrapped by this version")]
     NotBootstrapped,
@@ -330,6 +333,9 @@ impl HostFault {
             HostFault::NotBootstrapped => "run `pgshard bootstrap`".to_owned(),
             HostFault::Drift(_) => {
                 "put the files back as they were; --only and --host leave out what cannot be repaired".to_owned()
+            }
+            HostFault::HasShards(_) => {
+                "let the moves that are under way end (`pgshard moves`), and `pgshard drain` it".to_owned()
             }
             HostFault::Withheld => "see what is reported about the other host".to_owned(),
             HostFault::Migration { .. } => "correct the migration and run the same command again".to_owned(),

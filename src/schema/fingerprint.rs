@@ -324,8 +324,8 @@ impl Column {
     }
 }
 
-/// The name that PostgreSQL gives to a constraint: the parts with an underscore between them. Where that is too long, the
-/// longer of table and column is cut, byte by byte, down to whole characters (`makeObjectName` in PostgreSQL's
+/// The name that PostgreSQL gives to a constraint: the parts with an underscore between them. Where that is too long,
+/// the longer of table and column is cut, byte by byte, down to whole characters (`makeObjectName` in PostgreSQL's
 /// indexcmds.c).
 fn default_name(table: &str, column: Option<&str>, label: &str) -> String {
     const NAME_MAX: usize = 63;

@@ -29,7 +29,8 @@ pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
     Known::of_survey(survey).lost_on(host).map(|(shards, by)| Lost { shards, by: by.clone() })
 }
 
-/// Makes all hosts but one forget that one, which is among them. Under the lock of bootstraps and migrations.
+/// Makes all hosts but one forget that one, which is among them. Under the lock of bootstraps and migrations. A host
+/// that has a shard, or is getting one, is not forgotten: [`HostFault::HasShards`].
 ///
 /// The hosts that could not be told, each with the reason. Then none was told, unless a connection was lost at the very
 /// end.
@@ -57,6 +58,11 @@ pub async fn forget(
     if !faults.is_empty() {
         return Err(faults);
     }
+    // Whoever asked has looked before, and a move may have come since.
+    let here = shards_on(gone, &good);
+    if !here.is_empty() {
+        return Err(vec![(gone.clone(), HostFault::HasShards(here))]);
+    }
     let said = good.iter().filter_map(|(name, _, facts)| Some((*name, facts.control.as_ref()?)));
     let record = known::record(said, &BTreeSet::from([gone.clone()]));
     for (name, session, _) in good.iter().filter(|(name, ..)| *name != gone) {
@@ -65,6 +71,20 @@ pub async fn forget(
         }
     }
     if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+/// The shards that a host has or is getting: by its own word, or, if it is not among those that were read, by that of
+/// the others.
+fn shards_on(host: &HostName, read: &[(&HostName, Connection, HostFacts)]) -> Vec<ShardId> {
+    let own = read.iter().filter(|(name, ..)| *name == host).filter_map(|(_, _, facts)| facts.control.as_ref());
+    let mut here: BTreeSet<ShardId> = BTreeSet::new();
+    for control in own {
+        let owned = control.shards.iter().filter(|(_, row)| row.state.is_owner());
+        here.extend(owned.map(|(shard, _)| *shard).chain(control.incoming.keys().copied()));
+    }
+    let known = Known::of(read.iter().map(|(name, _, facts)| (*name, Some(facts))));
+    here.extend(known.lost_on(host).map(|(shards, _)| shards).unwrap_or_default());
+    here.into_iter().collect()
 }
 
 /// Locks a host and reads it, if it is as it should be.

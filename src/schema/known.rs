@@ -116,9 +116,15 @@ impl<'a> Known<'a> {
         self.last.values().any(|last| last.host == host)
     }
 
-    /// The hosts that are in a record and not in the config, each with a host that knows it.
-    pub(super) fn absent(&self) -> impl Iterator<Item = (&'a HostName, &'a HostName)> {
-        self.hosts.iter().filter(|(host, _)| !self.named.contains(*host)).map(|(host, by)| (*host, *by))
+    /// The hosts that the config does not name, and that are in a record or have got a shard that is nowhere now: each
+    /// with a host that knows it.
+    pub(super) fn absent(&self) -> BTreeMap<&'a HostName, &'a HostName> {
+        let mut all = self.hosts.clone();
+        for last in self.last.keys().filter_map(|shard| self.lost(*shard)) {
+            all.entry(last.host).or_insert(last.by);
+        }
+        all.retain(|host, _| !self.named.contains(*host));
+        all
     }
 
     /// Whether the config names a host.

@@ -534,7 +534,12 @@ fn texts(folder: &Path) -> Result<(Texts, Vec<MigrationMistake>), String> {
             mistakes.push(MigrationMistake::Name { file: format!("{file:?}") });
             continue;
         }
-        match std::fs::read_to_string(entry.path()) {
+        // A pipe or a device may have no end.
+        let read = std::fs::metadata(entry.path()).and_then(|metadata| match metadata.is_file() {
+            true => std::fs::read_to_string(entry.path()),
+            false => Err(std::io::Error::other("it is not a file")),
+        });
+        match read {
             Ok(text) => match text.lines().position(|line| line.contains('\0')) {
                 // The protocol ends a text at a NUL: the server would close the connection.
                 Some(before) => {

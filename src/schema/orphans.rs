@@ -21,6 +21,12 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
         .filter_map(|facts| facts.control.as_ref())
         .flat_map(|control| control.live_moves.clone())
         .collect();
+    let controls = || hosts.values().filter_map(|facts| facts.control.as_ref());
+    let served = controls().flat_map(|control| &control.shards).filter(|(_, row)| row.state.is_owner());
+    let there: BTreeSet<ShardId> = served
+        .map(|(shard, _)| *shard)
+        .chain(controls().flat_map(|control| control.incoming.keys().copied()))
+        .collect();
     for (host, facts) in &hosts {
         let Some(control) = &facts.control else { continue };
         schemas(findings, host, facts, control, prefix);
@@ -50,8 +56,11 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
                               new signpost";
                 findings.add_shard(Severity::Warning, "signpost_missing", Some(host), *shard, what, remedy);
             }
-            if let Some(end) = astray(&hosts, survey, host, *shard) {
-                let what = format!("its signpost leads to {end}, which does not know it");
+            let end = astray(&hosts, survey, host, *shard);
+            // Of a host that is not in the config and has a shard that is nowhere else, another finding says more.
+            if let Some(end) = end.filter(|end| survey.contains_key(*end) || there.contains(shard)) {
+                let not = if survey.contains_key(end) { "does not know it" } else { "the config does not name" };
+                let what = format!("its signpost leads to {end}, which {not}");
                 let remedy = "run `pgshard map rebuild`, so that nobody asks here; then see whether that host was \
                               restored or replaced";
                 findings.add_shard(Severity::Warning, "signpost_astray", Some(host), *shard, what, remedy);
@@ -142,8 +151,8 @@ mod tests {
             ["signpost_astray shard 0: its signpost leads to db3, which does not know it"; 2]
         );
         assert_eq!(
-            found(&survey(&[("db1", "0 moved 2 db9")])),
-            ["signpost_astray shard 0: its signpost leads to db9, which does not know it"]
+            found(&survey(&[("db1", "0 moved 2 db9"), ("db2", "0 serving 3")])),
+            ["signpost_astray shard 0: its signpost leads to db9, which the config does not name"]
         );
     }
 

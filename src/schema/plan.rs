@@ -75,7 +75,7 @@ impl<'a> Knowledge<'a> {
     ) -> Knowledge<'a> {
         let hosts: Vec<_> = hosts.into_iter().collect();
         let known = Known::of(hosts.iter().copied());
-        let absent = known.absent().map(|(host, _)| host.clone()).filter(|host| !lost.contains(host)).collect();
+        let absent = known.absent().into_keys().filter(|host| !lost.contains(*host)).cloned().collect();
         let mut knowledge =
             Knowledge { by_shard: BTreeMap::new(), unread: Vec::new(), absent, known, lost, drifted: false };
         for (host, facts) in hosts {

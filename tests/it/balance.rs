@@ -114,6 +114,39 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
+    /// Somebody moves a shard to the host while the operator is asked.
+    async fn a_host_that_gets_a_shard_is_not_forgotten(version) {
+        let world = World::new(&[version, version, version], 6).await;
+        world.run(&["drain", "db3", "--by", "count", "--yes", "--complete"]).await.ended(0);
+        world.run(&["move", "5", "--to", "db3", "--mode", "blocking", "--yes"]).await.ended(0);
+        let hosts = || world.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect();
+        let (hosts, db3): (Vec<_>, _) = (hosts(), world.servers.name(2));
+        let cluster = schema::Cluster {
+            shards: world.config.cluster.shards,
+            epoch: world.config.cluster.epoch,
+            schema_prefix: world.config.cluster.prefix.clone(),
+            key: world.config.cluster.key,
+        };
+        let refused = schema::forget(&cluster, &hosts, &db3).await.unwrap_err();
+        assert_eq!(refused, [(db3, schema::HostFault::HasShards(vec![pgshard::ShardId::new(5).unwrap()]))]);
+        world.run(&["check"]).await.ended(0);
+    }
+
+    /// A run that fails after it has finished others' moves says what it has done, and ends with 8.
+    async fn a_rebalance_that_fails_after_it_has_done_something(version) {
+        let world = World::new(&[version, version], 4).await;
+        let moving = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+        world.run_until(&moving, "after chunks=kill").await.ended(-9);
+        let args = ["rebalance", "--by", "sql:SELECT 1 / 0 FROM {shard}.users", "--yes"];
+        let ran = world.run(&args).await;
+        let done = ran.ended(8).last();
+        assert_eq!((&done["finished"], &done["moved"]), (&1.into(), &0.into()), "{done}");
+        assert!(ran.stderr.contains("division by zero"), "{}", ran.stderr);
+        assert_eq!(world.host_of(0), 1);
+        // Now there is nothing to finish.
+        world.run(&args).await.ended(1);
+    }
+
     /// Constraints of the config are respected, a shard that cannot be moved is named and the others go. A drain that
     /// would leave a shard behind is refused as a whole.
     async fn what_cannot_move_is_named(version) {

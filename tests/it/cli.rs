@@ -7,6 +7,7 @@ mod contract;
 mod help;
 mod ids;
 mod local;
+mod readers;
 mod remedies;
 mod servers;
 mod verbs;

@@ -144,6 +144,28 @@ on_each_version! {
         assert_eq!(world.everything().await, before);
     }
 
+    /// Where a file is applied in all shards and the next one in none, something was done. A folder's pipe has no end,
+    /// and is not read.
+    async fn a_file_before_the_one_that_fails(version) {
+        let world = World::new(&[version, version], 4).await;
+        world.file(ADD);
+        let twice = "-- pgshard: no-transaction\nCREATE UNIQUE INDEX CONCURRENTLY twice ON {shard}.pairs (x)";
+        let pairs = "CREATE TABLE {shard}.pairs AS SELECT 1 AS x FROM generate_series(1, 2)";
+        world.file(("migrations/0003_pairs.sql", pairs));
+        world.file(("migrations/0004_twice.sql", twice));
+        let ran = world.run(&["migrate", "up"]).await;
+        assert!(ran.ended(8).stderr.contains("0004_twice"), "{}", ran.stderr);
+        assert_eq!(world.having("caption").await, 4);
+        // Now nothing is done.
+        world.run(&["migrate", "up"]).await.ended(1);
+        let unset = world.run(&["migrate", "up", "--only", ""]).await;
+        assert!(unset.ended(2).stderr.contains("--only names no shards"), "{}", unset.stderr);
+        let pipe = world.servers.directory().join("migrations/0005_pipe.sql");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let ran = world.run(&["migrate", "up"]).await;
+        assert!(ran.ended(2).stderr.contains("0005_pipe.sql") && ran.stderr.contains("not a file"), "{}", ran.stderr);
+    }
+
     /// If the canary's shards fail, no other is touched. If they succeed, the others follow.
     async fn a_canary(version) {
         let world = World::new(&[version, version], 32).await;

@@ -2,16 +2,10 @@
 
 use std::error::Error;
 use std::fmt;
-use std::io;
 
 use tokio_postgres::error::DbError;
 
 use crate::exit::Exit;
-
-/// Stdout cannot be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write to stdout")]
-pub(crate) struct OutputError(#[source] pub(crate) io::Error);
 
 /// A command that did not end well. Any error becomes one with [`Exit::Failed`]; the constructors say more.
 #[derive(Debug)]
@@ -47,6 +41,13 @@ impl Failure {
         self
     }
 
+    /// The same failure with another exit code.
+    #[must_use]
+    pub(crate) fn ends(mut self, exit: Exit) -> Failure {
+        self.exit = exit;
+        self
+    }
+
     /// How the command ends.
     pub(crate) fn exit(&self) -> Exit {
         self.exit
@@ -65,12 +66,6 @@ impl Failure {
     /// What the operator can do.
     pub(crate) fn advice(&self) -> Option<&str> {
         self.hint.as_deref()
-    }
-
-    /// Whether the reader of our output went away, which is no failure: `pgshard … | head`.
-    pub(crate) fn is_broken_pipe(&self) -> bool {
-        let [error] = self.errors.as_slice() else { return false };
-        error.downcast_ref::<OutputError>().is_some_and(|error| error.0.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 
@@ -122,13 +117,5 @@ mod tests {
         let layer = |what, source: Option<Layer>| Layer { what, source: source.map(Box::new) };
         let error = layer("no answer: closed", Some(layer("closed", Some(layer("os error 104", None)))));
         assert_eq!(chain(&error), ["no answer: closed", "os error 104"]);
-    }
-
-    #[test]
-    fn only_our_own_output_can_break_the_pipe() {
-        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(Failure::from(OutputError(broken())).is_broken_pipe());
-        assert!(!Failure::from(broken()).is_broken_pipe());
-        assert!(!Failure::usage("no").is_broken_pipe());
     }
 }

@@ -68,5 +68,5 @@ async fn run(args: Args, output: &Arc<Output>) -> Exit {
             Ok(()) = tokio::signal::ctrl_c() => return output.interrupted(how_to_go_on),
         },
     };
-    result.unwrap_or_else(|failure| output.failure(&failure))
+    output.end(result.unwrap_or_else(|failure| output.failure(&failure)))
 }

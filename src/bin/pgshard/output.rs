@@ -1,7 +1,8 @@
 //! The one place that prints: stdout is data, stderr is talk, colour is decoration.
 
 use std::fmt::{self, Display};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anstream::{AutoStream, ColorChoice};
@@ -13,7 +14,7 @@ use serde::Serialize;
 
 use crate::args::{Color, Global};
 use crate::exit::Exit;
-use crate::failure::{Failure, OutputError};
+use crate::failure::Failure;
 
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const WARNING: Style = AnsiColor::Yellow.on_default().bold();
@@ -25,6 +26,8 @@ pub(crate) struct Output {
     quiet: bool,
     data_colour: Color,
     talk: Talk,
+    /// Why stdout takes no more. The command goes on: its work, and its exit code, do not depend on who reads.
+    lost: OnceLock<io::Error>,
 }
 
 /// What stdout speaks.
@@ -100,6 +103,7 @@ impl Output {
             quiet: global.quiet,
             data_colour: global.color,
             talk: Talk { bars: MultiProgress::with_draw_target(bars), colour },
+            lost: OnceLock::new(),
         }
     }
 
@@ -134,71 +138,72 @@ impl Output {
     }
 
     /// Data: one or more lines on stdout, [`printable`].
-    ///
-    /// # Errors
-    /// When stdout cannot be written; a reader that went away is told apart by [`Output::failure`].
-    pub(crate) fn data(&self, lines: impl Display) -> Result<(), OutputError> {
-        self.drawing(printable(&lines.to_string()))
+    pub(crate) fn data(&self, lines: impl Display) {
+        self.drawing(printable(&lines.to_string()));
     }
 
     /// Data that we have drawn, with colours. It is not escaped: no part of it comes from a server or a file.
-    ///
-    /// # Errors
-    /// As [`Output::data`].
-    pub(crate) fn drawing(&self, lines: impl Display) -> Result<(), OutputError> {
-        let mut stdout = io::stdout().lock();
-        let written = self.talk.bars.suspend(|| writeln!(stdout, "{lines}").and_then(|()| stdout.flush()));
-        written.map_err(OutputError)
+    pub(crate) fn drawing(&self, lines: impl Display) {
+        self.talk.bars.suspend(|| self.raw(format!("{lines}\n").as_bytes()));
     }
 
     /// Data as it is, without a line end.
-    ///
-    /// # Errors
-    /// As [`Output::data`].
-    pub(crate) fn raw(&self, bytes: &[u8]) -> Result<(), OutputError> {
-        let mut stdout = io::stdout().lock();
-        stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(OutputError)
+    pub(crate) fn raw(&self, bytes: &[u8]) {
+        if self.is_taken() {
+            let mut stdout = io::stdout().lock();
+            if let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+                // Another thread may have met the same.
+                let _ = self.lost.set(error);
+            }
+        }
+    }
+
+    /// Whether stdout still takes what is written. A command that only shows something, and has no end soon, ends when
+    /// it does not.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.lost.get().is_none()
+    }
+
+    /// The exit code of a command that has ended with this one. That its reader went away (`pgshard … | head`) is no
+    /// failure, and changes nothing; a full disk is one.
+    pub(crate) fn end(&self, exit: Exit) -> Exit {
+        let Some(error) = self.lost.get().filter(|error| error.kind() != ErrorKind::BrokenPipe) else { return exit };
+        let done = format!("cannot write to stdout; but for that, the command has ended with {}", exit.code());
+        self.error(&[done, error.to_string()]);
+        if exit == Exit::Done { Exit::Failed } else { exit }
     }
 
     /// Data: a JSON object on one line, with `"schema_version": 1` put first.
-    ///
-    /// # Errors
-    /// As [`Output::data`].
-    pub(crate) fn object(&self, object: impl Serialize + JsonSchema) -> Result<(), OutputError> {
-        self.data(line(object))
+    pub(crate) fn object(&self, object: impl Serialize + JsonSchema) {
+        self.data(line(object));
     }
 
-    /// What happens while a command works, as [`Output::object`]; nothing in text. The work goes on if nobody reads it
-    /// any more.
+    /// What happens while a command works, as [`Output::object`]; nothing in text.
     pub(crate) fn event(&self, event: impl Serialize + JsonSchema) {
         if self.format == Format::Json {
-            self.object(event).ok();
+            self.object(event);
         }
     }
 
     /// Data as a table, without borders so that `awk` can read it. Nothing at all when it has no rows.
-    ///
-    /// # Errors
-    /// As [`Output::data`].
     pub(crate) fn table<Row: IntoIterator<Item = String>>(
         &self,
         columns: &[(&str, Align)],
         rows: impl IntoIterator<Item = Row>,
-    ) -> Result<(), OutputError> {
+    ) {
         let table = drawn(columns, rows);
-        if table.is_empty() { Ok(()) } else { self.data(table) }
+        if !table.is_empty() {
+            self.data(table);
+        }
     }
 
     /// Data as names and values, one pair a line.
-    ///
-    /// # Errors
-    /// As [`Output::data`].
-    pub(crate) fn pairs(&self, pairs: &[(&str, String)]) -> Result<(), OutputError> {
+    pub(crate) fn pairs(&self, pairs: &[(&str, String)]) {
         let mut table = plain_table();
         for (name, value) in pairs {
             table.add_row([*name, value]);
         }
-        self.data(trimmed(&table))
+        self.data(trimmed(&table));
     }
 
     /// Talk, unless `--quiet`.
@@ -267,12 +272,8 @@ impl Output {
         self.talk.write(format_args!("{} [y/N] ", printable(question)));
     }
 
-    /// Says why a command stopped, with every cause, and gives its exit code. A reader of stdout that went away
-    /// (`pgshard … | head`) is no failure.
+    /// Says why a command stopped, with every cause, and gives its exit code.
     pub(crate) fn failure(&self, failure: &Failure) -> Exit {
-        if failure.is_broken_pipe() {
-            return Exit::Done;
-        }
         self.talk.bars.clear().ok();
         if self.format == Format::Json {
             for chain in failure.chains() {

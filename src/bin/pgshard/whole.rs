@@ -1,5 +1,5 @@
-//! Files that commands write: whole, or not at all. Whenever the disk is full, the power fails or the process is killed,
-//! what was there before is still there, or the new file is.
+//! Files that commands write: whole, or not at all. Whenever the disk is full, the power fails or the process is
+//! killed, what was there before is still there, or the new file is.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};

@@ -446,6 +446,14 @@ pub enum Error {
         /// What failed.
         source: Arc<Error>,
     },
+    /// The mover failed before it claimed the shard: no journal knows of the move, and nothing waits for a resume.
+    #[error("shard {shard} was not claimed")]
+    NotBegun {
+        /// The shard.
+        shard: ShardId,
+        /// What failed.
+        source: Arc<Error>,
+    },
     /// The shard cannot be rolled back. It is served where it is.
     #[error("shard {shard} cannot be rolled back from the move {id}: {reason}")]
     NoRollback {
@@ -491,6 +499,7 @@ impl Error {
                 | Error::AtWork { .. }
                 | Error::Diverged { .. }
                 | Error::NoRollback { .. }
+                | Error::NotBegun { .. }
         )
     }
 }

@@ -2,6 +2,8 @@
 //! [`state::next`](crate::mover::protocol::state::next) say, leave. Move, resume and abort are this story from
 //! different starts.
 
+use std::sync::Arc;
+
 use tokio::sync::Semaphore;
 
 use crate::mover::control::context::Context;
@@ -37,7 +39,7 @@ pub(in crate::mover) async fn to_end(
         {
             return abort_without_target(context, part, hold, gone, heartbeat).await;
         }
-        (_, work) => work?,
+        (_, work) => work.map_err(|error| before_claim(part, error))?,
     };
     acquire(&work, heartbeat, part).await?;
     let mut driver = Driver::new(context, work, heartbeat, goal);
@@ -101,6 +103,14 @@ pub(in crate::mover) async fn connect<'a>(
         observer: &context.observer,
         timings: Timings::default(),
     })
+}
+
+/// What a failure to connect means before the shard is acquired: a new move is in no journal then.
+pub(in crate::mover) fn before_claim(part: &Part, error: Error) -> Error {
+    match part.start {
+        Start::Claim => Error::NotBegun { shard: part.shard, source: Arc::new(error) },
+        Start::TakeOver => error,
+    }
 }
 
 /// Acquires the shard: claims it, or goes on with what this mover has taken over.

@@ -54,7 +54,7 @@ async fn route(
     (goal, scope): (Goal, Scope),
     jobs: &Semaphore,
 ) -> Vec<End> {
-    let shards: Vec<ShardId> = parts.iter().map(|part| part.shard).collect();
+    let all = parts.clone();
     let entered = async {
         let heartbeat = enter(context, &shared, &parts).await?;
         let parts = take_route(context, &shared, &heartbeat, parts, scope).await;
@@ -64,9 +64,9 @@ async fn route(
         Ok((heartbeat, Ok(parts))) => (heartbeat, parts),
         Ok((heartbeat, Err(error))) => {
             heartbeat.end().await;
-            return not_begun(context, &shards, error);
+            return not_begun(context, &all, error);
         }
-        Err(error) => return not_begun(context, &shards, error),
+        Err(error) => return not_begun(context, &all, error),
     };
     // What the mover of one route is asked for does not concern the others.
     let own = Context { stop: watch::Sender::new(context.is_stopped()), ..context.clone() };
@@ -97,17 +97,19 @@ fn shared_a_stream(parts: &[Part]) -> bool {
 }
 
 /// The ends of shards of which none has begun.
-fn not_begun(context: &Context, shards: &[ShardId], error: Error) -> Vec<End> {
+fn not_begun(context: &Context, parts: &[Part], error: Error) -> Vec<End> {
     let error = Arc::new(error);
-    let end = |shard: &ShardId| {
-        let error = match &*error {
-            Error::AtWork { id, worker, .. } => Error::AtWork { shard: *shard, id: *id, worker: worker.clone() },
-            _ => Error::Group { shard: *shard, source: error.clone() },
+    let end = |part: &Part| {
+        let (shard, source) = (part.shard, error.clone());
+        let error = match (&*error, part.start) {
+            (Error::AtWork { id, worker, .. }, _) => Error::AtWork { shard, id: *id, worker: worker.clone() },
+            (_, Start::Claim) => Error::NotBegun { shard, source },
+            (_, Start::TakeOver) => Error::Group { shard, source },
         };
-        context.observer.tell(Event::Failed { shard: *shard, error: chain(&error) });
-        (*shard, Err(error))
+        context.observer.tell(Event::Failed { shard, error: chain(&error) });
+        (shard, Err(error))
     };
-    shards.iter().map(end).collect()
+    parts.iter().map(end).collect()
 }
 
 /// Records that this mover is at work, before it holds anything.

@@ -220,6 +220,7 @@ impl<'a> Work<'a> {
             let after = match step {
                 Err(error) => return (Err(lost(&error)), task),
                 Ok(Step::Started(found)) => {
+                    self.report.lock().expect(NO_PANIC).begun.insert(task.shard);
                     key = Some(found);
                     continue;
                 }

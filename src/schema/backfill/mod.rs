@@ -288,6 +288,8 @@ pub struct Report {
     pub done: BTreeSet<ShardId>,
     /// How many were finished before.
     pub unchanged: usize,
+    /// The shards in which there is a record of it, finished or not: this run has made it, or an earlier one.
+    pub begun: BTreeSet<ShardId>,
     /// How many rows the statement has touched in this run.
     pub rows: u64,
     /// The shards that are not finished, each with the reason.

@@ -199,7 +199,10 @@ impl<'a> OnHost<'a> {
         match self.steps_of(worker, &mut task, &steps).await? {
             Outcome::Done => {
                 self.done.fetch_add(1, Ordering::Relaxed);
-                self.report.lock().expect(NO_PANIC).migrated.push(task.shard);
+                let mut report = self.report.lock().expect(NO_PANIC);
+                report.begun.remove(&task.shard);
+                report.migrated.push(task.shard);
+                drop(report);
                 (self.observer)(Event::ShardDone { host: self.host, shard: task.shard });
             }
             Outcome::Again(_) if since.elapsed() < self.pace.patience => {
@@ -248,7 +251,10 @@ impl<'a> OnHost<'a> {
                 outcome
             };
             match outcome {
-                Outcome::Done => task.done += next.len(),
+                Outcome::Done => {
+                    task.done += next.len();
+                    self.report.lock().expect(NO_PANIC).begun.insert(task.shard);
+                }
                 Outcome::Apart(_) => is_apart = true,
                 other => return Ok(other),
             }

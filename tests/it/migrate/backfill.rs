@@ -219,6 +219,13 @@ on_each_version! {
             let ran = world.run(&[&["migrate", "backfill", "--sql", SQL, "--name", "other"], more].concat()).await;
             assert!(ran.ended(1).stderr.contains(words), "{}", ran.stderr);
         }
+        // A record of it is a change, although no range was run.
+        let fails = "UPDATE {shard}.photos SET n = n / 0 WHERE id BETWEEN {low} AND {high}";
+        let fails = ["migrate", "backfill", "--sql", fails, "--name", "fails", "--table", "photos"];
+        let ran = world.run(&fails).await;
+        assert!(ran.ended(8).stderr.contains("division by zero"), "{}", ran.stderr);
+        let unset = world.run(&[&fails[..], &["--only", " "]].concat()).await;
+        assert!(unset.ended(2).stderr.contains("--only names no shards"), "{}", unset.stderr);
         // A host whose name differs from the config's is not written to.
         db1.batch_execute("UPDATE pgshard.cluster SET host_name = 'db7'").await.unwrap();
         let more = ["migrate", "backfill", "--sql", SQL, "--name", "more", "--table", "photos"];

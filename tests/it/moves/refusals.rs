@@ -451,6 +451,20 @@ on_each_version! {
         world.audit_places().await;
     }
 
+    /// What fails before the shard is claimed is in no journal: nothing waits for a resume, and nobody is told so.
+    async fn failed_before_it_began(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let admin = world.servers.superuser(0).await;
+        // The plan has its connection, and the mover needs more.
+        admin.batch_execute("ALTER ROLE app CONNECTION LIMIT 1").await.unwrap();
+        let ran = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await;
+        let said = &ran.ended(1).stderr;
+        assert!(said.contains("the same command again") && !said.contains("moves resume"), "{said}");
+        admin.batch_execute("ALTER ROLE app CONNECTION LIMIT -1").await.unwrap();
+        assert!(world.mover().list(None).await.found.is_empty());
+        world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+    }
+
     /// The shard's tables are altered between prepare and fence: the target is built again.
     async fn altered_meanwhile(version) {
         let world = World::new(&[version, other(version)], 4).await;

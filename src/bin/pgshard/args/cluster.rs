@@ -40,8 +40,8 @@ pub(crate) struct Init {
 /// Are config, map and hosts as they should be, and do they agree?
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Reads only. All hosts are asked at the same time, each has its connect_timeout to answer (5 s where its \
-url says nothing). Every finding has a remedy. The exit code is 1 if anything is as bad as --fail-on says.
+Reads only. All hosts are asked at the same time, each has twice its connect_timeout to answer (10 s where \
+its url says nothing). Every finding has a remedy. The exit code is 1 if anything is as bad as --fail-on says.
 
 Examples:
   pgshard check

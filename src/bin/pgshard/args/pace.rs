@@ -17,7 +17,7 @@ pub(crate) enum Unlogged {
 }
 
 /// How hard a mover works.
-#[derive(Debug, ArgGroup)]
+#[derive(Clone, Debug, ArgGroup)]
 pub(crate) struct Pace {
     /// Shards moved at the same time
     #[arg(long, value_name = "COUNT", default_value = "2")]
@@ -63,7 +63,7 @@ pub(crate) struct Pace {
 }
 
 /// For pgshard's own tests.
-#[derive(Debug, ArgGroup)]
+#[derive(Clone, Debug, ArgGroup)]
 pub(crate) struct ForTests {
     /// For pgshard's own tests
     #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]

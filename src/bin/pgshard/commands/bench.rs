@@ -68,8 +68,8 @@ pub(crate) async fn run(
         }
     }
     match output.format() {
-        Format::Json => output.object(&report)?,
-        Format::Text => report.print(output)?,
+        Format::Json => output.object(&report),
+        Format::Text => report.print(output),
     }
     Ok(match (report.failed.is_empty(), report.hosts.is_empty()) {
         (true, _) => Exit::Done,
@@ -86,7 +86,7 @@ impl Report {
         self.failed.insert(what.to_owned(), words.join(": "));
     }
 
-    fn print(&self, output: &Output) -> Result<(), Failure> {
+    fn print(&self, output: &Output) {
         let columns = [
             ("host", Align::Left),
             ("connect", Align::Right),
@@ -109,7 +109,7 @@ impl Report {
                 [none(), none(), "ratio".to_owned(), latency, none(), rate],
             ]
         });
-        output.table(&columns, rows)?;
+        output.table(&columns, rows);
         if let Some(fan_out) = &self.fan_out {
             output.data(format_args!(
                 "\n{} shards: {} one after the other by hand, {} by the router, {:.1} × faster",
@@ -117,9 +117,8 @@ impl Report {
                 ms(fan_out.by_hand_ms),
                 ms(fan_out.router_ms),
                 fan_out.times_faster
-            ))?;
+            ));
         }
-        Ok(())
     }
 }
 

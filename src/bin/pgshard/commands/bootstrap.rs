@@ -39,7 +39,7 @@ pub(crate) async fn run(
     let watcher = Watcher::new(output);
     let report = schema::bootstrap(&request, &|event| watcher.saw(&event)).await;
     context::record(&identities, &config).await;
-    tell(&report, output)?;
+    tell(&report, output);
     Ok(exit(&report))
 }
 
@@ -179,7 +179,7 @@ impl Watcher<'_> {
 }
 
 /// The summary: what was done on each host, and what was not, with the reasons and remedies.
-pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
+pub(super) fn tell(report: &Report, output: &Output) {
     for (name, host) in &report.hosts {
         if let Some(fault) = &host.fault {
             output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
@@ -199,7 +199,6 @@ pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
     match output.format() {
         Format::Json => {
             let hosts = report.hosts.iter().map(|(name, host)| (name.to_string(), done(host))).collect();
-            // A reader that stops early learns the exit code all the same.
             let unserved = print_shards(report.unserved.keys().copied());
             output.event(BootstrapEvent::Done { hosts, unserved });
         }
@@ -213,13 +212,12 @@ pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
                 ("not tried", Align::Right),
                 ("time", Align::Right),
             ];
-            output.table(&columns, report.hosts.iter().map(|(name, host)| row(name, host)))?;
+            output.table(&columns, report.hosts.iter().map(|(name, host)| row(name, host)));
         }
     }
     if report.nothing_to_do() {
         output.note("nothing to do");
     }
-    Ok(())
 }
 
 fn named(mut shards: Vec<ShardId>) -> String {

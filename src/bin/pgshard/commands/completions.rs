@@ -13,6 +13,6 @@ pub(crate) fn run(shell: Shell, output: &Output) -> Result<Exit, Failure> {
     // Written to memory first: the generator panics when it cannot write.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "pgshard", &mut script);
-    output.raw(&script)?;
+    output.raw(&script);
     Ok(Exit::Done)
 }

@@ -31,11 +31,11 @@ pub(crate) async fn up(directory: PathBuf, hosts: usize, shards: ShardCount, out
     match output.format() {
         Format::Json => {
             let hosts = up.hosts.iter().map(|(name, url)| (name.to_string(), UpHost { url: url.clone() }));
-            output.object(UpReport { config: up.config.clone(), hosts: hosts.collect() })?;
+            output.object(UpReport { config: up.config.clone(), hosts: hosts.collect() });
         }
         Format::Text => {
             let rows = up.hosts.iter().map(|(name, url)| [name.to_string(), url.clone()]);
-            output.table(&[("host", Align::Left), ("url", Align::Left)], rows)?;
+            output.table(&[("host", Align::Left), ("url", Align::Left)], rows);
         }
     }
     let config = up.config.display();
@@ -91,7 +91,7 @@ pub(crate) async fn down(directory: PathBuf, consent: Consent, output: &Output) 
         names => output.note(format_args!("removed {}; the config and the migrations stay", names.join(", "))),
     }
     if output.format() == Format::Json {
-        output.object(DownReport { removed })?;
+        output.object(DownReport { removed });
     }
     Ok(Exit::Done)
 }
@@ -133,7 +133,7 @@ pub(crate) async fn status(directory: PathBuf, output: &Output) -> Result<Exit, 
                 let (major, url, directory) = (server.major, server.url, server.directory);
                 (server.name.to_string(), StatusHost { running, pid, major, url, directory })
             });
-            output.object(StatusReport { hosts: hosts.collect() })?;
+            output.object(StatusReport { hosts: hosts.collect() });
         }
         Format::Text => {
             let columns =
@@ -141,7 +141,7 @@ pub(crate) async fn status(directory: PathBuf, output: &Output) -> Result<Exit, 
             let rows = servers.iter().map(|server| {
                 [server.name.to_string(), text(server.state), server.major.to_string(), server.url.clone()]
             });
-            output.table(&columns, rows)?;
+            output.table(&columns, rows);
         }
     }
     Ok(Exit::Done)

@@ -44,12 +44,12 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
     let all = all();
     let Some(code) = code else {
         match output.format() {
-            Format::Json => all.iter().try_for_each(|one| output.object(one))?,
+            Format::Json => all.iter().for_each(|one| output.object(one)),
             Format::Text => {
                 // A code with several remedies has a row for each.
                 let mut rows: Vec<_> = all.iter().map(|one| [one.code.clone(), one.kind.to_owned()]).collect();
                 rows.dedup();
-                output.table(&[("code", Align::Left), ("what it is", Align::Left)], rows)?;
+                output.table(&[("code", Align::Left), ("what it is", Align::Left)], rows);
             }
         }
         return Ok(Exit::Done);
@@ -65,14 +65,14 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
     }
     for (at, one) in found.into_iter().enumerate() {
         match output.format() {
-            Format::Json => output.object(one)?,
+            Format::Json => output.object(one),
             Format::Text => {
                 let severity = one.severity.as_ref().map(|severity| format!(", {severity}")).unwrap_or_default();
                 let space = if at > 0 { "\n" } else { "" };
-                output.data(format_args!("{space}{} ({}{severity})\n", one.code, one.kind))?;
-                output.data(format_args!("means:  {}", one.means))?;
+                output.data(format_args!("{space}{} ({}{severity})\n", one.code, one.kind));
+                output.data(format_args!("means:  {}", one.means));
                 if !one.r#do.is_empty() {
-                    output.data(format_args!("remedy: {}", one.r#do))?;
+                    output.data(format_args!("remedy: {}", one.r#do));
                 }
             }
         }

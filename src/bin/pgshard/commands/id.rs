@@ -107,11 +107,11 @@ fn decode_other(scheme: Scheme, args: &IdDecode, epoch: Option<Epoch>, output: &
     let decode = |text: &String| scheme.decode(text, epoch).map_err(Failure::usage);
     let decoded: Vec<_> = args.ids.iter().map(decode).collect::<Result<_, _>>()?;
     match (output.format(), decoded.as_slice()) {
-        (Format::Json, all) => all.iter().try_for_each(|id| output.object(OtherDecoded::new(scheme, id)))?,
+        (Format::Json, all) => all.iter().for_each(|id| output.object(OtherDecoded::new(scheme, id))),
         (Format::Text, [one]) => {
             let id = [("id", one.id.clone())].into_iter();
             let pairs = id.chain(one.fields.iter().map(|(name, field)| (*name, field.to_string())));
-            output.pairs(&pairs.collect::<Vec<_>>())?;
+            output.pairs(&pairs.collect::<Vec<_>>());
         }
         (Format::Text, all) => {
             // All of one kind have the same fields.
@@ -125,7 +125,7 @@ fn decode_other(scheme: Scheme, args: &IdDecode, epoch: Option<Epoch>, output: &
                 let fields = id.fields.iter().map(|(_, field)| field.to_string());
                 std::iter::once(id.id.clone()).chain(fields).collect::<Vec<_>>()
             };
-            output.table(&columns, all.iter().map(row))?;
+            output.table(&columns, all.iter().map(row));
         }
     }
     Ok(Exit::Done)
@@ -136,8 +136,8 @@ fn decode_shard(ids: &[i64], epoch: Option<Epoch>, config: Option<&Path>, output
     let epoch = context::epoch_if_known(epoch, config)?;
     let decoded: Vec<Decoded> = ids.iter().map(|id| Decoded::new(*id, epoch)).collect();
     match (output.format(), decoded.as_slice()) {
-        (Format::Json, _) => decoded.iter().try_for_each(|id| output.object(id))?,
-        (Format::Text, [id]) => output.pairs(&id.pairs())?,
+        (Format::Json, _) => decoded.iter().for_each(|id| output.object(id)),
+        (Format::Text, [id]) => output.pairs(&id.pairs()),
         (Format::Text, ids) => {
             let columns = [
                 ("id", Align::Right),
@@ -146,7 +146,7 @@ fn decode_shard(ids: &[i64], epoch: Option<Epoch>, config: Option<&Path>, output
                 ("shard", Align::Right),
                 ("seq", Align::Right),
             ];
-            output.table(&columns, ids.iter().map(Decoded::row))?;
+            output.table(&columns, ids.iter().map(Decoded::row));
         }
     }
     if epoch.is_none() && output.format() == Format::Text {
@@ -169,8 +169,8 @@ pub(crate) fn encode(args: IdEncode, config: Option<&Path>, output: &Output) -> 
     let id = Id::new(ms, shard, args.seq);
     let id = id.ok_or_else(|| Failure::usage(format!("{ms} ms are past {MS_MAX}, the last that 41 bits can hold")))?;
     match output.format() {
-        Format::Json => output.object(Decoded::new(id.encode(), epoch))?,
-        Format::Text => output.data(id.encode())?,
+        Format::Json => output.object(Decoded::new(id.encode(), epoch)),
+        Format::Text => output.data(id.encode()),
     }
     Ok(Exit::Done)
 }
@@ -201,10 +201,10 @@ pub(crate) fn range(
     match output.format() {
         Format::Json => {
             let (from, to) = (from.to_string(), to.to_string());
-            output.object(Range { from, to, min: range.min.to_string(), max: range.max.to_string() })?;
+            output.object(Range { from, to, min: range.min.to_string(), max: range.max.to_string() });
         }
         Format::Text => {
-            output.pairs(&[("min", range.min.to_string()), ("max", range.max.to_string())])?;
+            output.pairs(&[("min", range.min.to_string()), ("max", range.max.to_string())]);
             output.note(format_args!("\nWHERE id BETWEEN {} AND {}", range.min, range.max));
         }
     }

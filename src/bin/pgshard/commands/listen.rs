@@ -4,11 +4,28 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::output::{Format, Output};
+
+/// Where a command listens.
+#[derive(JsonSchema, Serialize)]
+pub(crate) struct Listening {
+    url: String,
+}
+
+/// Says where the command listens.
+pub(super) fn tell(url: String, output: &Output) {
+    match output.format() {
+        Format::Json => output.object(Listening { url }),
+        Format::Text => output.data(format_args!("listening on {url}")),
+    }
+}
 
 /// How long a client may take to send its request.
 pub(super) const HEADER_TIMEOUT: Duration = Duration::from_secs(5);

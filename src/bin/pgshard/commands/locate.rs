@@ -57,8 +57,8 @@ pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) 
     let map = context::map(&config).await?;
     let located = located(target, &config, &map)?;
     match output.format() {
-        Format::Json => output.object(located)?,
-        Format::Text => output.pairs(&located.pairs())?,
+        Format::Json => output.object(located),
+        Format::Text => output.pairs(&located.pairs()),
     }
     Ok(Exit::Done)
 }

@@ -24,7 +24,7 @@ pub(crate) fn run(out: Option<&Path>, output: &Output) -> Result<Exit, Failure> 
         None => {
             let mut page = Vec::new();
             Man::new(Args::command()).render(&mut page)?;
-            output.raw(&page)?;
+            output.raw(&page);
         }
         Some(folder) => {
             let written = fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(Args::command(), folder));

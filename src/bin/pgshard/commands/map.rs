@@ -40,12 +40,12 @@ pub(crate) struct HostShown {
 }
 
 impl Shown {
-    /// The map, with the config's hosts that have no shards, too.
+    /// The map, with the config's hosts that have no shards, and the map's hosts that the config does not name.
     pub(super) fn of(config: &Config, map: &ShardMap) -> Shown {
         let host = |name: &HostName| {
             (name.to_string(), HostShown { ranges: map.ranges(name), count: map.shards_on(name).count() })
         };
-        let hosts = config.hosts.keys().map(host).collect();
+        let hosts = config.hosts.keys().chain(map.hosts()).map(host).collect();
         Shown { version: map.version().get(), shards: map.shards().get(), hosts }
     }
 }
@@ -61,13 +61,13 @@ pub(crate) async fn show(args: MapShow, config: Option<&Path>, output: &Output) 
     };
     let picture = Picture::of(&config, &map, weighed.as_ref().map(|(by, weighed)| (*by, weighed)));
     match output.format() {
-        Format::Json => output.object(shown)?,
+        Format::Json => output.object(shown),
         Format::Text => {
-            output.data(format_args!("map version {}, {} shards\n", shown.version, shown.shards))?;
+            output.data(format_args!("map version {}, {} shards\n", shown.version, shown.shards));
             let rows =
                 shown.hosts.iter().map(|(name, host)| [name.clone(), host.count.to_string(), host.ranges.clone()]);
-            output.table(&[("host", Align::Left), ("count", Align::Right), ("shards", Align::Left)], rows)?;
-            output.drawing(format_args!("\n{}", picture.text(output.columns(), output.data_is_coloured())))?;
+            output.table(&[("host", Align::Left), ("count", Align::Right), ("shards", Align::Left)], rows);
+            output.drawing(format_args!("\n{}", picture.text(output.columns(), output.data_is_coloured())));
         }
     }
     if let Some(file) = args.svg {
@@ -85,7 +85,7 @@ pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &O
     let map = context::map(&config).await?;
     let Some(other) = other else {
         let rebuilt = rebuilt(&config, &map, output).await;
-        print_changes(&map, &rebuilt, output)?;
+        print_changes(&map, &rebuilt, output);
         return Ok(Exit::Done);
     };
     let newer = context::map(&context::config(Some(other))?).await?;
@@ -93,7 +93,7 @@ pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &O
         let error = format!("the map has {} shards, that of {} {}", map.shards(), other.display(), newer.shards());
         return Err(Failure::usage(error).hint("they are not maps of one cluster"));
     }
-    print_changes(&map, &newer, output)?;
+    print_changes(&map, &newer, output);
     Ok(Exit::Done)
 }
 
@@ -109,7 +109,7 @@ pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Ou
         });
     }
     let rebuilt = rebuilt(&config, &map, output).await;
-    print_changes(&map, &rebuilt, output)?;
+    print_changes(&map, &rebuilt, output);
     if lost.is_none() && rebuilt.version() == map.version() {
         return Ok(Exit::Done);
     }
@@ -183,7 +183,7 @@ impl Place {
 }
 
 /// What is different in the newer map.
-pub(super) fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) -> Result<(), Failure> {
+pub(super) fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) {
     let changes = map.diff(newer);
     if changes.is_empty() {
         output.note("there is no difference");
@@ -196,15 +196,14 @@ pub(super) fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) -
                 to: Place::of(&change.to),
             };
             let (from_version, to_version) = (map.version().get(), newer.version().get());
-            output.object(Changes { from_version, to_version, changes: changes.iter().map(one).collect() })?;
+            output.object(Changes { from_version, to_version, changes: changes.iter().map(one).collect() });
         }
         Format::Text => {
             let rows =
                 grouped(&changes).into_iter().map(|(change, shards)| [shards, place(&change.from), place(&change.to)]);
-            output.table(&[("shards", Align::Left), ("from", Align::Left), ("to", Align::Left)], rows)?;
+            output.table(&[("shards", Align::Left), ("from", Align::Left), ("to", Align::Left)], rows);
         }
     }
-    Ok(())
 }
 
 /// Shards that go the same way, together.

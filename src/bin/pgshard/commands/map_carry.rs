@@ -67,7 +67,7 @@ pub(crate) async fn import(
     };
     let changes: Changes = map.iter().filter_map(|(shard, ..)| Some((shard, map.placement(shard)?))).collect();
     let merged = kept.merged(&changes);
-    print_changes(&kept, &merged, output)?;
+    print_changes(&kept, &merged, output);
     let contradicted =
         merged.iter().zip(map.iter()).filter(|(ours, theirs)| ours.2 == theirs.2 && ours.1 != theirs.1).count();
     if contradicted > 0 {
@@ -113,11 +113,11 @@ pub(crate) async fn export(format: MapFormat, config: Option<&Path>, output: &Ou
     let map = context::map(&config).await?;
     match format {
         MapFormat::Toml if output.format() == Format::Text => {
-            output.raw(pgshard::config::render_map(&map).as_bytes())?;
+            output.raw(pgshard::config::render_map(&map).as_bytes());
         }
-        MapFormat::Toml | MapFormat::Json => output.object(exported(&config, &map))?,
-        MapFormat::Pgdog => output.raw(pgdog(&config, &map)?.as_bytes())?,
-        MapFormat::Env => output.raw(env(&config, &map).as_bytes())?,
+        MapFormat::Toml | MapFormat::Json => output.object(exported(&config, &map)),
+        MapFormat::Pgdog => output.raw(pgdog(&config, &map)?.as_bytes()),
+        MapFormat::Env => output.raw(env(&config, &map).as_bytes()),
     }
     Ok(Exit::Done)
 }

@@ -41,7 +41,7 @@ pub(crate) async fn history(count: usize, config: Option<&Path>, output: &Output
     let found = store.history(count.saturating_add(1)).await?;
     let versions = versions(&found, count);
     match output.format() {
-        Format::Json => output.object(History { versions })?,
+        Format::Json => output.object(History { versions }),
         Format::Text => {
             let columns = [
                 ("version", Align::Right),
@@ -56,7 +56,7 @@ pub(crate) async fn history(count: usize, config: Option<&Path>, output: &Output
                 let at = one.published_at.split('.').next().unwrap_or_default().trim_end_matches('Z').to_owned() + "Z";
                 [one.version.to_string(), at, one.role, one.publisher, one.reason, what]
             };
-            output.table(&columns, versions.into_iter().map(row))?;
+            output.table(&columns, versions.into_iter().map(row));
         }
     }
     Ok(Exit::Done)
@@ -105,7 +105,7 @@ pub(crate) async fn diff(from: u64, to: Option<u64>, config: Option<&Path>, outp
         Some(to) => version(&store, to).await?,
         None => context::map(&config).await?,
     };
-    print_changes(&older, &newer, output)?;
+    print_changes(&older, &newer, output);
     Ok(Exit::Done)
 }
 

@@ -104,7 +104,7 @@ pub(crate) async fn run(args: Recover, config: Option<&Path>, output: &Output) -
     let plan = mover.plan_recovery(&host, margin).await.map_err(moves::failure)?;
     let tickets = tickets_of(&config, &host).await;
     if output.format() == Format::Text {
-        tell(&plan, output)?;
+        tell(&plan, output);
     }
     if args.plan || plan.has_nothing_to_do() {
         if !args.plan {
@@ -125,7 +125,7 @@ pub(crate) async fn run(args: Recover, config: Option<&Path>, output: &Output) -
     let left = left.map_err(|error| Failure::new(Exit::Partly, chain(&error).join(": ")).hint(again))?;
     context::record(&identities, &config).await;
     if output.format() == Format::Text && !left.decisions.is_empty() {
-        tell_decisions(&left, output)?;
+        tell_decisions(&left, output);
     }
     output.note(format_args!("everything that is certain about {host} is done"));
     end(&left, &tickets, Done::Something, output)
@@ -142,10 +142,10 @@ async fn tickets_of(config: &Config, host: &HostName) -> Vec<String> {
 }
 
 /// What is known and what can be done, as text.
-fn tell(plan: &RecoveryPlan, output: &Output) -> Result<(), Failure> {
+fn tell(plan: &RecoveryPlan, output: &Output) {
     let host = &plan.host;
     match plan.server {
-        None => output.data(format_args!("{host} has no control schema: its database is empty"))?,
+        None => output.data(format_args!("{host} has no control schema: its database is empty")),
         Some(server) => {
             let was = match server.recorded {
                 Some(recorded) if recorded < server.timeline => {
@@ -153,9 +153,9 @@ fn tell(plan: &RecoveryPlan, output: &Output) -> Result<(), Failure> {
                 }
                 _ => String::new(),
             };
-            output.data(format_args!("{host} is system {}, timeline {}{was}", server.system, server.timeline))?;
+            output.data(format_args!("{host} is system {}, timeline {}{was}", server.system, server.timeline));
             if let Some(last) = server.last_id {
-                output.data(format_args!("the last ID that it knows of was made at {last}"))?;
+                output.data(format_args!("the last ID that it knows of was made at {last}"));
             }
         }
     }
@@ -163,41 +163,39 @@ fn tell(plan: &RecoveryPlan, output: &Output) -> Result<(), Failure> {
         let from = lost.from.as_ref().map(|from| format!(" from {from}")).unwrap_or_default();
         let id = lost.id.map(|id| format!(" (move {id})")).unwrap_or_default();
         let (shard, to, epoch) = (lost.shard, &lost.to, lost.epoch);
-        output.data(format_args!("it does not know that shard {shard} went{from} to {to} at epoch {epoch}{id}"))?;
+        output.data(format_args!("it does not know that shard {shard} went{from} to {to} at epoch {epoch}{id}"));
     }
     for raise in &plan.clocks {
         let (shard, on, after) = (raise.shard, &raise.host, raise.after);
-        output.data(format_args!("to do: shard {shard} on {on} makes no ID before {after}: {}", raise.why))?;
+        output.data(format_args!("to do: shard {shard} on {on} makes no ID before {after}: {}", raise.why));
     }
     for repair in &plan.repairs {
-        output.data(format_args!("to do for shard {}:", repair.shard))?;
+        output.data(format_args!("to do for shard {}:", repair.shard));
         for line in way(&repair.repair).into_iter().flat_map(|way| &way.steps) {
-            output.data(format_args!("  {line}"))?;
+            output.data(format_args!("  {line}"));
         }
         for line in way(&repair.repair).into_iter().flat_map(|way| &way.at_risk) {
-            output.data(format_args!("  the shard may lack: {line}"))?;
+            output.data(format_args!("  the shard may lack: {line}"));
         }
     }
     for rows in &plan.elsewhere {
-        output.data(format_args!("{host} serves shard {}, and other rows of it are kept:", rows.shard))?;
-        output.data(format_args!("  {}\n  if you want those rows instead: {}", rows.says, rows.command))?;
+        output.data(format_args!("{host} serves shard {}, and other rows of it are kept:", rows.shard));
+        output.data(format_args!("  {}\n  if you want those rows instead: {}", rows.says, rows.command));
     }
-    tell_decisions(plan, output)?;
+    tell_decisions(plan, output);
     if plan.has_nothing_to_do() && plan.decisions.is_empty() {
-        output.data("nothing to do: no host contradicts it, and no ID can come twice")?;
+        output.data("nothing to do: no host contradicts it, and no ID can come twice");
     }
-    Ok(())
 }
 
-fn tell_decisions(plan: &RecoveryPlan, output: &Output) -> Result<(), Failure> {
+fn tell_decisions(plan: &RecoveryPlan, output: &Output) {
     for decision in &plan.decisions {
         let shards = print_shards(decision.shards.iter().copied());
-        output.data(format_args!("you must decide about shards {shards}: {}", decision.what))?;
+        output.data(format_args!("you must decide about shards {shards}: {}", decision.what));
         for (at, command) in decision.commands.iter().enumerate() {
-            output.data(format_args!("  {}{command}", if at == 0 { "" } else { "or " }))?;
+            output.data(format_args!("  {}{command}", if at == 0 { "" } else { "or " }));
         }
     }
-    Ok(())
 }
 
 fn way(repair: &Repair) -> Option<&RepairWay> {
@@ -273,6 +271,6 @@ fn show(plan: &RecoveryPlan, tickets: &[String], done: Done, output: &Output) ->
         tickets,
         done: done == Done::Something,
     };
-    output.object(shown)?;
+    output.object(shown);
     Ok(())
 }

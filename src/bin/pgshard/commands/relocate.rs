@@ -50,7 +50,7 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
     let mover = mover(&config, asked.options, watcher.observer());
     let plan = mover.plan(&request).await.map_err(moves::failure)?;
     if let Some(detail) = asked.only_plan {
-        show_plan(&plan, detail, output)?;
+        show_plan(&plan, detail, output);
         return Ok(Exit::Done);
     }
     if !plan.already_there.is_empty() {
@@ -59,7 +59,8 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
     }
     if plan.shards.is_empty() {
         output.note("nothing to do");
-        return moves::nothing_moved(&plan, output);
+        moves::nothing_moved(&plan, output);
+        return Ok(Exit::Done);
     }
     show(&plan, output);
     let question = format!("move {} to {}?", counted(plan.shards.len(), "shard"), plan.target);
@@ -70,7 +71,7 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
     let work = moves::until_done(&mover, mover.run(&plan));
     let report = moves::shown(&mover, || watcher.id(), output, work).await;
     watcher.finish();
-    moves::tell(moves::Verb::Resume, &report, started.elapsed(), output)
+    Ok(moves::tell(moves::Verb::Resume, &report, started.elapsed(), output))
 }
 
 /// A mover for the config's hosts and map.
@@ -153,21 +154,20 @@ impl<'a> LentIdentityReport<'a> {
 }
 
 /// What would be done; JSON has all of it.
-fn show_plan(plan: &Plan, detail: Detail, output: &Output) -> Result<(), Failure> {
+fn show_plan(plan: &Plan, detail: Detail, output: &Output) {
     if output.format() == Format::Json {
         return show_as_object(plan, output);
     }
     match detail {
-        Detail::Steps => show_steps(plan, output)?,
-        Detail::Sql => show_in_full(plan, output)?,
+        Detail::Steps => show_steps(plan, output),
+        Detail::Sql => show_in_full(plan, output),
     }
     if plan.shards.is_empty() {
         output.note("nothing to do");
     }
-    Ok(())
 }
 
-fn show_as_object(plan: &Plan, output: &Output) -> Result<(), Failure> {
+fn show_as_object(plan: &Plan, output: &Output) {
     let shards = plan.shards.iter().map(|shard| PlannedShard {
         shard: shard.shard,
         source: shard.source.as_str(),
@@ -183,8 +183,7 @@ fn show_as_object(plan: &Plan, output: &Output) -> Result<(), Failure> {
     });
     let (target, mode) = (plan.target.as_str(), plan.mode.as_str());
     let already_there = print_shards(plan.already_there.iter().copied());
-    output.object(PlanReport { target, mode, shards: shards.collect(), already_there, warnings: &plan.warnings })?;
-    Ok(())
+    output.object(PlanReport { target, mode, shards: shards.collect(), already_there, warnings: &plan.warnings });
 }
 
 /// The columns of a plan's table; the first one is given.
@@ -204,7 +203,7 @@ fn closed(plan: &Plan, longest: Duration) -> String {
 }
 
 /// A line for each source, the steps of one shard, which are those of the others too, and the warnings, each once.
-fn show_steps(plan: &Plan, output: &Output) -> Result<(), Failure> {
+fn show_steps(plan: &Plan, output: &Output) {
     let mut sources: BTreeMap<&str, Vec<&ShardPlan>> = BTreeMap::new();
     for shard in &plan.shards {
         sources.entry(shard.source.as_str()).or_default().push(shard);
@@ -223,9 +222,9 @@ fn show_steps(plan: &Plan, output: &Output) -> Result<(), Failure> {
             closed(plan, longest),
         ]
     });
-    output.table(&columns(("shards", Align::Left)), rows)?;
+    output.table(&columns(("shards", Align::Left)), rows);
     for warning in &plan.warnings {
-        output.data(format_args!("warning: {warning}"))?;
+        output.data(format_args!("warning: {warning}"));
     }
     // The shard with the most steps stands for all.
     let steps = |shard: &&ShardPlan| shard.steps(&plan.target, plan.mode).len();
@@ -234,9 +233,9 @@ fn show_steps(plan: &Plan, output: &Output) -> Result<(), Failure> {
             0 => String::new(),
             others => format!(" (and the like for {})", counted(others, "other")),
         };
-        output.data(format_args!("\nshard {}{others}:", shard.shard))?;
+        output.data(format_args!("\nshard {}{others}:", shard.shard));
         for (at, step) in shard.steps(&plan.target, plan.mode).iter().enumerate() {
-            output.data(format_args!("  {}. {step}", at + 1))?;
+            output.data(format_args!("  {}. {step}", at + 1));
         }
     }
     let mut warnings: BTreeMap<&str, Vec<ShardId>> = BTreeMap::new();
@@ -247,44 +246,42 @@ fn show_steps(plan: &Plan, output: &Output) -> Result<(), Failure> {
     }
     for (warning, shards) in warnings {
         let name = if shards.len() == 1 { "shard" } else { "shards" };
-        output.data(format_args!("warning: {name} {}: {warning}", print_shards(shards)))?;
+        output.data(format_args!("warning: {name} {}: {warning}", print_shards(shards)));
     }
     if !plan.shards.is_empty() {
         output.hint("--plan --sql prints every statement");
     }
-    Ok(())
 }
 
 /// Everything that would run.
-fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
+fn show_in_full(plan: &Plan, output: &Output) {
     let sql = |list: &'_ [Statement]| list.iter().map(|s| s.sql.clone()).collect::<Vec<_>>();
     let rows = plan.shards.iter().map(|shard| {
         let bytes = shard.bytes.to_string();
         let (source, target) = (shard.source.to_string(), plan.target.to_string());
         [shard.shard.to_string(), source, target, shard.tables.to_string(), bytes, closed(plan, shard.closed_for())]
     });
-    output.table(&columns(("shard", Align::Right)), rows)?;
+    output.table(&columns(("shard", Align::Right)), rows);
     for warning in &plan.warnings {
-        output.data(format_args!("warning: {warning}"))?;
+        output.data(format_args!("warning: {warning}"));
     }
     for shard in &plan.shards {
-        output.data(format_args!("\nshard {}:", shard.shard))?;
+        output.data(format_args!("\nshard {}:", shard.shard));
         for (at, step) in shard.steps(&plan.target, plan.mode).iter().enumerate() {
-            output.data(format_args!("  {}. {step}", at + 1))?;
+            output.data(format_args!("  {}. {step}", at + 1));
         }
-        output.data("  statements before the rows come:")?;
+        output.data("  statements before the rows come:");
         for statement in sql(&shard.before_data) {
-            output.data(indented(&statement))?;
+            output.data(indented(&statement));
         }
-        output.data("  statements once they are there:")?;
+        output.data("  statements once they are there:");
         for statement in sql(&shard.after_data) {
-            output.data(indented(&statement))?;
+            output.data(indented(&statement));
         }
         for warning in &shard.warnings {
-            output.data(format_args!("  warning: {warning}"))?;
+            output.data(format_args!("  warning: {warning}"));
         }
     }
-    Ok(())
 }
 
 fn indented(statement: &str) -> String {

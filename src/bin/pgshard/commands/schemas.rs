@@ -11,8 +11,8 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use super::{
-    bench, bootstrap, check, conformance, demo, dev, explain, host, id, locate, map, map_carry, map_versions, migrate,
-    moves, rebalance, recover, relocate, rights, sql, tickets, workers,
+    bench, bootstrap, check, conformance, demo, dev, explain, host, id, listen, locate, map, map_carry, map_versions,
+    migrate, moves, rebalance, recover, relocate, rights, sql, tickets, workers,
 };
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -43,12 +43,14 @@ fn all() -> Vec<Printed> {
         "bootstrap": bootstrap::BootstrapEvent<'static>;
         "check": check::Report<'static>;
         "conformance serve": conformance::Report;
+        "console": listen::Listening;
         "demo": demo::Summary;
         "dev down": dev::DownReport;
         "dev status": dev::StatusReport;
         "dev up": dev::UpReport;
         "drain": rebalance::Planned<'static>, rebalance::RebalanceEvent;
         "explain": explain::Explained;
+        "exporter": listen::Listening;
         "host accept": host::Accepted<'static>;
         "host add": host::Added<'static>;
         "host list": host::Listed;
@@ -140,15 +142,15 @@ pub(crate) fn run(command: &[String], out: Option<&Path>, output: &Output) -> Re
     }
     if command.is_empty() {
         let names: Vec<&str> = all.iter().map(|printed| printed.command).collect();
-        output.data(names.join("\n"))?;
+        output.data(names.join("\n"));
         return Ok(Exit::Done);
     }
     let name = command.join(" ");
     match all.iter().find(|printed| printed.command == name) {
         Some(printed) if output.format() == Format::Json => {
-            output.data(serde_json::to_string(&printed.schema())?)?;
+            output.data(serde_json::to_string(&printed.schema())?);
         }
-        Some(printed) => output.raw(printed.text().as_bytes())?,
+        Some(printed) => output.raw(printed.text().as_bytes()),
         None => {
             return Err(Failure::usage(format!("`pgshard {name}` prints no JSON"))
                 .hint("`pgshard json-schema` lists the commands that do"));

@@ -58,14 +58,14 @@ pub(crate) async fn create(args: TicketsCreate, config: Option<&Path>, output: &
         })
         .collect();
     match output.format() {
-        Format::Json => output.object(CreatedSeries { name: request.name.as_str(), hosts })?,
+        Format::Json => output.object(CreatedSeries { name: request.name.as_str(), hosts }),
         Format::Text => {
             let columns =
                 [("host", Align::Left), ("residue", Align::Right), ("stride", Align::Right), ("state", Align::Left)];
             let row = |(host, made): (&String, &CreatedHost)| {
                 [host.clone(), made.residue.to_string(), made.stride.to_string(), made.state.to_owned()]
             };
-            output.table(&columns, hosts.iter().map(row))?;
+            output.table(&columns, hosts.iter().map(row));
         }
     }
     Ok(Exit::Done)
@@ -148,7 +148,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
         hosts.insert(host.host.to_string(), HostSays::Names { names: says });
     }
     match output.format() {
-        Format::Json => output.object(Status { hosts })?,
+        Format::Json => output.object(Status { hosts }),
         Format::Text => {
             rows.sort();
             let columns = [
@@ -158,7 +158,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
                 ("stride", Align::Right),
                 ("last", Align::Right),
             ];
-            output.table(&columns, rows)?;
+            output.table(&columns, rows);
         }
     }
     Ok(exit)
@@ -199,8 +199,8 @@ pub(crate) async fn next(
     let taken = Tickets::new(Options::new(name.clone(), hosts).block(1)).next_many(count).await?;
     let tickets: Vec<String> = taken.iter().map(ToString::to_string).collect();
     match output.format() {
-        Format::Json => output.object(Taken { name: name.to_string(), tickets })?,
-        Format::Text => output.data(tickets.join("\n"))?,
+        Format::Json => output.object(Taken { name: name.to_string(), tickets }),
+        Format::Text => output.data(tickets.join("\n")),
     }
     Ok(Exit::Done)
 }

@@ -33,9 +33,9 @@ pub(crate) async fn install(args: &WorkersInstall, config: Option<&Path>, output
         Installed::Before => "unchanged",
     };
     match output.format() {
-        Format::Json => output.object(InstalledOn { host, state })?,
+        Format::Json => output.object(InstalledOn { host, state }),
         Format::Text => {
-            output.table(&[("host", Align::Left), ("state", Align::Left)], [[host.to_owned(), state.to_owned()]])?
+            output.table(&[("host", Align::Left), ("state", Align::Left)], [[host.to_owned(), state.to_owned()]])
         }
     }
     Ok(Exit::Done)
@@ -54,8 +54,8 @@ pub(crate) async fn hold(args: &WorkersHold, config: Option<&Path>, output: &Out
     let held = WorkerLeases::hold(&connect(host, config)?, length).await;
     let until = held.map_err(|error| not_installed(error, host))?.to_string();
     match output.format() {
-        Format::Json => output.object(HeldOn { host, until })?,
-        Format::Text => output.table(&[("host", Align::Left), ("until", Align::Left)], [[host.to_owned(), until]])?,
+        Format::Json => output.object(HeldOn { host, until }),
+        Format::Text => output.table(&[("host", Align::Left), ("until", Align::Left)], [[host.to_owned(), until]]),
     }
     Ok(Exit::Done)
 }
@@ -91,10 +91,10 @@ pub(crate) async fn release(args: &WorkersRelease, config: Option<&Path>, output
         workers.insert(*worker, state);
     }
     match output.format() {
-        Format::Json => output.object(ReleasedOn { host, space, workers })?,
+        Format::Json => output.object(ReleasedOn { host, space, workers }),
         Format::Text => {
             let rows = workers.iter().map(|(worker, state)| [worker.to_string(), (*state).to_owned()]);
-            output.table(&[("worker", Align::Right), ("state", Align::Left)], rows)?;
+            output.table(&[("worker", Align::Right), ("state", Align::Left)], rows);
         }
     }
     Ok(Exit::Done)
@@ -130,7 +130,7 @@ pub(crate) async fn status(args: &WorkersStatus, config: Option<&Path>, output: 
         spaces.entry(lease.space).or_default().insert(lease.worker, worker);
     }
     match output.format() {
-        Format::Json => output.object(Status { host, spaces })?,
+        Format::Json => output.object(Status { host, spaces }),
         Format::Text => {
             let columns = [
                 ("space", Align::Left),
@@ -146,7 +146,7 @@ pub(crate) async fn status(args: &WorkersStatus, config: Option<&Path>, output: 
                     [space.clone(), number.to_string(), state.to_owned(), left, worker.ceiling.clone()]
                 })
             });
-            output.table(&columns, rows)?;
+            output.table(&columns, rows);
             if spaces.is_empty() {
                 output.note(format_args!("no worker number was ever leased on {host}"));
             }

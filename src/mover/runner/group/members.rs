@@ -11,7 +11,7 @@ use crate::mover::protocol::state::{Goal, Phase, Until};
 use crate::mover::runner::driver::Driver;
 use crate::mover::runner::group::{Group, Member};
 use crate::mover::runner::part::{End, Part};
-use crate::mover::runner::single::{self, acquire, connect};
+use crate::mover::runner::single::{self, acquire, before_claim, connect};
 use crate::mover::step::ShardMove;
 use crate::mover::stream::slot;
 
@@ -24,7 +24,8 @@ impl Group<'_> {
             return Err((shard, Err(Error::Interrupted { shard })));
         }
         let work = async {
-            let work = connect(self.context, &part, self.hold(shard)).await?;
+            let connected = connect(self.context, &part, self.hold(shard)).await;
+            let work = connected.map_err(|error| before_claim(&part, error))?;
             acquire(&work, self.heartbeat, &part).await?;
             Ok::<_, Error>(work)
         };

@@ -126,24 +126,24 @@ pub(crate) async fn serve(args: ConformanceServe, output: &Output) -> Result<Exi
         outcomes.push(Outcome { scene: scene.name, must: scene.must, passed: why.is_none(), why });
     }
     tokio::task::spawn_blocking(move || drop(cluster)).await?;
-    tell(outcomes, output)
+    Ok(tell(outcomes, output))
 }
 
-fn tell(outcomes: Vec<Outcome>, output: &Output) -> Result<Exit, Failure> {
+fn tell(outcomes: Vec<Outcome>, output: &Output) -> Exit {
     let failed = outcomes.iter().filter(|outcome| !outcome.passed).count();
     let report = Report { passed: outcomes.len() - failed, failed, scenes: outcomes };
     if output.format() == Format::Json {
-        output.object(&report)?;
+        output.object(&report);
     } else {
         let columns = [("scene", Align::Left), ("", Align::Left), ("why", Align::Left)];
         let rows = report.scenes.iter().map(|outcome| {
             let word = if outcome.passed { "passed" } else { "FAILED" };
             [outcome.scene.to_owned(), word.to_owned(), outcome.why.clone().unwrap_or_default()]
         });
-        output.table(&columns, rows)?;
+        output.table(&columns, rows);
     }
     output.note(format_args!("{} passed, {failed} failed", counted(report.passed, "scene")));
-    Ok(if failed == 0 { Exit::Done } else { Exit::Failed })
+    if failed == 0 { Exit::Done } else { Exit::Failed }
 }
 
 /// Makes the cluster what the scenes begin with.

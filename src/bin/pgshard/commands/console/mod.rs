@@ -57,7 +57,7 @@ pub(crate) async fn run(args: &Console, config: Option<&Path>, output: &Arc<Outp
     watching::warn_of_writers(&config, bound, output);
     let served =
         Served { collector: Collector::start(config.path, floor, bound), guard: Guard::new(&args.names, token) };
-    output.data(format_args!("listening on http://{address}/"))?;
+    listen::tell(format!("http://{address}/"), output);
     let router = serve::router(Arc::new(served));
     let answering = |stream| serve::connection(stream, router.clone());
     listen::until_interrupted(&listener, CONNECTIONS_MAX, answering).await;

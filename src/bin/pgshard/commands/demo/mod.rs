@@ -87,7 +87,7 @@ pub(crate) async fn run(args: Demo, output: &Arc<Output>) -> Result<Exit, Failur
     stage.say(format_args!("audit: read {} rows on {hosts} servers, past the router", audit.rows_found));
 
     let summary = Summary::of(&audit, &tally, &moved);
-    tell(&summary, started.elapsed(), output)?;
+    tell(&summary, started.elapsed(), output);
     drop(router);
     tokio::task::spawn_blocking(move || drop(cluster)).await?;
     Ok(if summary.is_spotless() { Exit::Done } else { Exit::Failed })
@@ -179,13 +179,13 @@ impl Summary {
     }
 }
 
-fn tell(summary: &Summary, elapsed: Duration, output: &Output) -> Result<(), Failure> {
+fn tell(summary: &Summary, elapsed: Duration, output: &Output) {
     for complaint in &summary.complaints {
         output.error_with_remedy(complaint, "");
     }
     if output.format() == crate::output::Format::Json {
-        output.object(summary)?;
-        return Ok(());
+        output.object(summary);
+        return;
     }
     let columns = [("", Align::Left), ("", Align::Right)];
     let line = |name: &str, value: String| [name.to_owned(), value];
@@ -203,7 +203,6 @@ fn tell(summary: &Summary, elapsed: Duration, output: &Output) -> Result<(), Fai
             line("pause of a shard, longest", format!("{:.0} ms", summary.pause_ms.max)),
             line("longest wait of a writer", format!("{:.0} ms", summary.wait_ms_max)),
         ],
-    )?;
+    );
     output.note(format_args!("\nin {}", seconds(elapsed)));
-    Ok(())
 }

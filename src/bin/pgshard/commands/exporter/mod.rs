@@ -53,7 +53,7 @@ pub(crate) async fn run(args: &Exporter, config: Option<&Path>, output: &Arc<Out
     if !address.ip().is_loopback() {
         output.warning(format_args!("{address} can be asked by others: the answer names hosts and shards"));
     }
-    output.data(format_args!("listening on http://{address}/metrics"))?;
+    listen::tell(format!("http://{address}/metrics"), output);
     let answering = |stream| {
         let shared = shared.clone();
         async move { answer(stream, &shared).await }

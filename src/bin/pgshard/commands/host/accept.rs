@@ -60,8 +60,8 @@ pub(crate) async fn accept(
             system_identifier: record.system.to_string(),
             timeline: record.timeline,
             untold: untold.iter().map(|error| error.host.to_string()).collect(),
-        })?,
-        Format::Text => output.data(format_args!("{host} is the server with {now}"))?,
+        }),
+        Format::Text => output.data(format_args!("{host} is the server with {now}")),
     }
     Ok(if untold.is_empty() { Exit::Done } else { Exit::Partly })
 }

@@ -52,8 +52,8 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
     }
     let (name, version) = (host.name.as_str(), version(server));
     match output.format() {
-        Format::Json => output.object(Added { host: name, version, bootstrapped, missing })?,
-        Format::Text => output.data(format_args!("{name} (PostgreSQL {version}) is in {}", config.path.display()))?,
+        Format::Json => output.object(Added { host: name, version, bootstrapped, missing }),
+        Format::Text => output.data(format_args!("{name} (PostgreSQL {version}) is in {}", config.path.display())),
     }
     if map.shards_on(&host.name).next().is_none() {
         output.hint("it has no shards yet: `pgshard rebalance --plan` shows what it would get");

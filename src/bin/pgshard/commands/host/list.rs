@@ -51,7 +51,7 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
     match output.format() {
         Format::Json => {
             let hosts = answers.iter().map(|(name, answer)| (name.clone(), listed(answer))).collect();
-            output.object(Listed { hosts })?;
+            output.object(Listed { hosts });
         }
         Format::Text => {
             let columns = [
@@ -66,7 +66,7 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
                 ("standbys", Align::Right),
                 ("lag", Align::Left),
             ];
-            output.table(&columns, answers.iter().map(|(name, answer)| row(name, answer)))?;
+            output.table(&columns, answers.iter().map(|(name, answer)| row(name, answer)));
         }
     }
     let silent = answers.iter().filter_map(|(name, answer)| Some((name, answer.as_ref().err()?)));

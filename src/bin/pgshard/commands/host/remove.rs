@@ -6,7 +6,7 @@ use std::path::Path;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Entry, Heard, Observer, Options, Phase};
-use pgshard::schema::{self, HostFacts, ShardState};
+use pgshard::schema::{self, HostFacts, HostFault, ShardState};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -35,12 +35,7 @@ pub(crate) async fn remove(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let name = context::host(&config, name)?;
-    let facts = facts(&config, &name).await?;
-    let mut refusals = owned(&config, &name, facts.as_ref()).await?;
-    refusals.extend(moves_that_need_it(&config, &name).await?);
-    if !refusals.is_empty() {
-        return Err(Failure::several(Exit::Refused, refusals));
-    }
+    let facts = unneeded(&config, &name).await?;
     config.without_host(&name).map_err(edit_failure)?;
     let left = facts.as_ref().map(left_there).unwrap_or_default();
     for what in &left {
@@ -49,18 +44,29 @@ pub(crate) async fn remove(
     if !confirm(&format!("take {name} out of {}?", config.path.display()), consent, output).await? {
         return Err(Failure::new(Exit::Failed, "the config stays as it is"));
     }
+    // Somebody may have moved a shard there while the question stood.
+    unneeded(&config, &name).await?;
     // Before the config is written: a host that the others know and no config names is an alarm.
     let hosts: Vec<_> = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect();
     schema::forget(&context::cluster(&config), &hosts, &name).await.map_err(|faults| {
+        let refused = faults.iter().all(|(_, fault)| matches!(fault, HostFault::HasShards(_)));
         let each = faults.iter().map(|(host, fault)| format!("host {host}: {fault}\n  remedy: {}", fault.remedy()));
-        Failure::several(Exit::Failed, each)
+        Failure::several(if refused { Exit::Refused } else { Exit::Failed }, each)
     })?;
     config.remove_host(&name).map_err(edit_failure)?;
     match output.format() {
-        Format::Json => output.object(Removed { host: name.as_str(), left })?,
-        Format::Text => output.data(format_args!("{name} is no longer in {}", config.path.display()))?,
+        Format::Json => output.object(Removed { host: name.as_str(), left }),
+        Format::Text => output.data(format_args!("{name} is no longer in {}", config.path.display())),
     }
     Ok(Exit::Done)
+}
+
+/// What the host says, if nothing needs it.
+async fn unneeded(config: &Config, name: &HostName) -> Result<Option<HostFacts>, Failure> {
+    let facts = facts(config, name).await?;
+    let mut refusals = owned(config, name, facts.as_ref()).await?;
+    refusals.extend(moves_that_need_it(config, name).await?);
+    if refusals.is_empty() { Ok(facts) } else { Err(Failure::several(Exit::Refused, refusals)) }
 }
 
 /// What the host says; `None` where it was never bootstrapped.

@@ -68,6 +68,10 @@ fn every(
     let (mut found, mut wrong) = (0_u64, 0_u64);
     let mut bytes = Vec::new();
     for number in 1.. {
+        // There may be no end of lines.
+        if !output.is_taken() {
+            break;
+        }
         bytes.clear();
         if reader.by_ref().take(LINE_MAX).read_until(b'\n', &mut bytes)? == 0 {
             break;
@@ -90,12 +94,12 @@ fn every(
         match answer {
             Ok(located) => {
                 found += 1;
-                show(&located, text, output)?;
+                show(&located, text, output);
             }
             Err(error) => {
                 wrong += 1;
                 match output.format() {
-                    Format::Json => output.object(Wrong { line: number, error: &error })?,
+                    Format::Json => output.object(Wrong { line: number, error: &error }),
                     Format::Text => output.error_with_remedy(format_args!("line {number}: {error}"), ""),
                 }
             }
@@ -109,13 +113,12 @@ fn every(
 }
 
 /// A JSON object; or the input with shard, schema and host, separated by tabs.
-fn show(located: &Located, given: &str, output: &Output) -> Result<(), Failure> {
+fn show(located: &Located, given: &str, output: &Output) {
     match output.format() {
-        Format::Json => output.object(located)?,
+        Format::Json => output.object(located),
         Format::Text => {
             let Located { schema, host, .. } = located;
-            output.data(format_args!("{given}\t{}\t{schema}\t{host}", located.shard()))?;
+            output.data(format_args!("{given}\t{}\t{schema}\t{host}", located.shard()));
         }
     }
-    Ok(())
 }

@@ -7,8 +7,10 @@ mod resolve;
 mod status;
 mod wait;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
+use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{RangesError, parse_shards};
 use pgshard::schema;
@@ -50,19 +52,28 @@ pub(crate) async fn up(
     plan::warn_of_rollbacks(&schema::migrate::plan(&request, &survey), &survey, output);
     let watcher = Watcher::new(output);
     let report = schema::migrate(&request, &|event| watcher.saw(&event)).await;
-    tell(&report, output)?;
+    tell(&report, output);
     Ok(exit(&report))
 }
 
 fn request(config: &Config, target: &MigrateTarget, how: How) -> Result<Request, Failure> {
-    let shards = target.only.as_deref().map(|text| parse_shards(text, config.cluster.shards));
-    let mistakes = |mistakes: Vec<RangesError>| {
-        Failure::several(Exit::Usage, mistakes.iter().map(|mistake| format!("--only: {mistake}")))
-    };
-    let shards = shards.transpose().map_err(mistakes)?;
     let hosts = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect();
     let request = Request::new(context::cluster(config), hosts, context::migrations(config)?)
         .only_hosts(context::hosts(config, &target.hosts)?)
-        .only_shards(shards.map(|shards| shards.into_iter().collect()));
+        .only_shards(only(target.only.as_deref(), config)?);
     Ok(request.which(how.which).canary(how.canary).pace(how.pace))
+}
+
+/// The shards of `--only`, if it was given.
+fn only(text: Option<&str>, config: &Config) -> Result<Option<BTreeSet<ShardId>>, Failure> {
+    let Some(text) = text else { return Ok(None) };
+    let mistakes = |mistakes: Vec<RangesError>| {
+        Failure::several(Exit::Usage, mistakes.iter().map(|mistake| format!("--only: {mistake}")))
+    };
+    let shards: BTreeSet<_> = parse_shards(text, config.cluster.shards).map_err(mistakes)?.into_iter().collect();
+    if shards.is_empty() {
+        // As from a variable that is not set: to do nothing, and say that all is well, would be wrong.
+        return Err(Failure::usage("--only names no shards").hint("name them like 17 or 0-255,300"));
+    }
+    Ok(Some(shards))
 }

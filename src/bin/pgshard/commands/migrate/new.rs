@@ -58,8 +58,8 @@ pub(crate) fn new(name: &str, config: Option<&Path>, output: &Output) -> Result<
     let written = OpenOptions::new().write(true).create_new(true).open(&path);
     written.and_then(|mut file| file.write_all(TEMPLATE.as_bytes())).map_err(failed)?;
     match output.format() {
-        Format::Json => output.object(NewFile { file: &path })?,
-        Format::Text => output.data(path.display())?,
+        Format::Json => output.object(NewFile { file: &path }),
+        Format::Text => output.data(path.display()),
     }
     Ok(Exit::Done)
 }

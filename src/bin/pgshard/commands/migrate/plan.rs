@@ -76,8 +76,8 @@ pub(crate) async fn plan(
     warn_of_rollbacks(&plan, &survey, output);
     let planned = planned(&plan, &request.migrations, &survey);
     match output.format() {
-        Format::Json => output.object(&planned)?,
-        Format::Text => show(&planned, &plan, &request.migrations, detail, output)?,
+        Format::Json => output.object(&planned),
+        Format::Text => show(&planned, &plan, &request.migrations, detail, output),
     }
     Ok(match (planned.refused, planned.silent_hosts.is_empty()) {
         (true, _) => Exit::Refused,
@@ -131,24 +131,23 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
 }
 
 /// A file: the beginning of each statement, or all of it.
-fn show_file(file: &Migration, detail: Detail, output: &Output) -> Result<(), Failure> {
+fn show_file(file: &Migration, detail: Detail, output: &Output) {
     const SHOWN_MAX: usize = 8;
     let directive = file.directive().map(|directive| format!(" ({directive})")).unwrap_or_default();
     let name = file.name();
     match (detail, file.first_lines()) {
-        (Detail::Sql, _) => output.data(format_args!("{name}{directive}:\n{}", file.sql()))?,
-        (Detail::Steps, [only]) => output.data(format_args!("{name}{directive}: {only}"))?,
+        (Detail::Sql, _) => output.data(format_args!("{name}{directive}:\n{}", file.sql())),
+        (Detail::Steps, [only]) => output.data(format_args!("{name}{directive}: {only}")),
         (Detail::Steps, lines) => {
-            output.data(format_args!("{name}{directive}: {} statements", lines.len()))?;
+            output.data(format_args!("{name}{directive}: {} statements", lines.len()));
             for line in lines.iter().take(SHOWN_MAX) {
-                output.data(format_args!("  {line}"))?;
+                output.data(format_args!("  {line}"));
             }
             if lines.len() > SHOWN_MAX {
-                output.data(format_args!("  … and {} more: --sql shows all", lines.len() - SHOWN_MAX))?;
+                output.data(format_args!("  … and {} more: --sql shows all", lines.len() - SHOWN_MAX));
             }
         }
     }
-    Ok(())
 }
 
 /// The moves that cannot be taken back once the plan has run, with their shards.
@@ -167,28 +166,22 @@ pub(super) fn warn_of_rollbacks(plan: &Plan, survey: &Survey, output: &Output) {
     }
 }
 
-fn show(
-    planned: &Planned<'_>,
-    plan: &Plan,
-    migrations: &Migrations,
-    detail: Detail,
-    output: &Output,
-) -> Result<(), Failure> {
+fn show(planned: &Planned<'_>, plan: &Plan, migrations: &Migrations, detail: Detail, output: &Output) {
     for (name, host) in &planned.hosts {
         if let Some(fault) = plan.hosts.get(*name).and_then(|host| host.fault.as_ref()) {
             output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
             continue;
         }
         for once in &host.once {
-            output.data(format_args!("{name}: once: {once}"))?;
+            output.data(format_args!("{name}: once: {once}"));
         }
         for group in &host.groups {
             let plural = if group.count == 1 { "shard" } else { "shards" };
             let names = group.migrations.join(", ");
-            output.data(format_args!("{name}: {} {plural} ({}): {names}", group.count, group.shards))?;
+            output.data(format_args!("{name}: {} {plural} ({}): {names}", group.count, group.shards));
         }
         for (why, shards) in &host.left {
-            output.data(format_args!("{name}: left alone ({shards}): {why}"))?;
+            output.data(format_args!("{name}: left alone ({shards}): {why}"));
         }
         if host.unchanged > 0 {
             output.note(format_args!("{name}: {} have all", host.unchanged));
@@ -196,10 +189,9 @@ fn show(
     }
     let files: BTreeSet<&str> = planned.migrations.iter().map(|file| file.name).collect();
     for one in migrations.of_hosts().chain(migrations.iter()).filter(|one| files.contains(one.name())) {
-        show_file(one, detail, output)?;
+        show_file(one, detail, output);
     }
     if planned.migrations.is_empty() && !planned.refused {
         output.note("nothing to do");
     }
-    Ok(())
 }

@@ -48,7 +48,7 @@ pub(crate) async fn resolve(
     let (request, name) = (wanted(&config, target)?, bare(name));
     let resolved = schema::migrate::resolve(&request, name, resolution).await;
     let report = resolved.map_err(|error| refused(&error, name, &config))?;
-    tell(&report, output)?;
+    tell(&report, output);
     Ok(exit(&report))
 }
 
@@ -75,11 +75,11 @@ pub(crate) async fn plan_resolving(
     match output.format() {
         Format::Json => {
             let hosts = resolving.hosts.iter().map(|(host, of_host)| (host.as_str(), planned(of_host))).collect();
-            output.object(&Planned { hosts, silent_hosts: silent })?;
+            output.object(&Planned { hosts, silent_hosts: silent });
         }
         Format::Text => {
             for (host, of_host) in &resolving.hosts {
-                show(host, of_host, output)?;
+                show(host, of_host, output);
             }
         }
     }
@@ -122,23 +122,22 @@ fn planned(of_host: &HostResolving) -> PlannedHost {
     }
 }
 
-fn show(host: &HostName, of_host: &HostResolving, output: &Output) -> Result<(), Failure> {
+fn show(host: &HostName, of_host: &HostResolving, output: &Output) {
     if let Some(fault) = &of_host.fault {
         output.error_with_remedy(format_args!("{host}: {fault}"), &fault.remedy());
-        return Ok(());
+        return;
     }
     let planned = planned(of_host);
     if planned.once {
-        output.data(format_args!("{host}: the host's own record"))?;
+        output.data(format_args!("{host}: the host's own record"));
     }
     match of_host.shards.len() {
         0 if planned.once => {}
         0 => output.note(format_args!("{host}: nothing to write")),
-        1 => output.data(format_args!("{host}: 1 shard ({})", planned.shards))?,
-        count => output.data(format_args!("{host}: {count} shards ({})", planned.shards))?,
+        1 => output.data(format_args!("{host}: 1 shard ({})", planned.shards)),
+        count => output.data(format_args!("{host}: {count} shards ({})", planned.shards)),
     }
     for (why, shards) in &planned.left {
-        output.data(format_args!("{host}: left alone ({shards}): {why}"))?;
+        output.data(format_args!("{host}: left alone ({shards}): {why}"));
     }
-    Ok(())
 }

@@ -71,7 +71,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
     }
     let status = Status::by(&migrations, &mistakes, &map, &survey);
     match output.format() {
-        Format::Json => output.object(&status)?,
+        Format::Json => output.object(&status),
         Format::Text => {
             let columns = [
                 ("migration", Align::Left),
@@ -93,11 +93,11 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
                     note.to_owned(),
                 ]
             });
-            output.table(&columns, rows)?;
+            output.table(&columns, rows);
             for once in &status.once_per_host {
                 let hosts = |hosts: &[String]| if hosts.is_empty() { "-".to_owned() } else { hosts.join(", ") };
                 let (applied, pending) = (hosts(&once.applied), hosts(&once.pending));
-                output.data(format_args!("{} (once per host): applied {applied}; pending {pending}", once.name))?;
+                output.data(format_args!("{} (once per host): applied {applied}; pending {pending}", once.name));
             }
             for migration in &status.migrations {
                 if let Some(message) = &migration.message {

@@ -83,10 +83,10 @@ pub(crate) async fn wait(
     }
     let done = late.is_none();
     match output.format() {
-        Format::Json => output.object(Waited { done, migrations: shown })?,
+        Format::Json => output.object(Waited { done, migrations: shown }),
         Format::Text if done => {
             for one in &shown {
-                output.data(format_args!("{} has run everywhere", one.name))?;
+                output.data(format_args!("{} has run everywhere", one.name));
             }
         }
         Format::Text => {}

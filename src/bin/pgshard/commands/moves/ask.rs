@@ -48,7 +48,7 @@ pub(crate) async fn stop(
     if output.format() == Format::Json {
         let names = |workers: &[Worker]| workers.iter().map(|worker| worker.holder.clone()).collect();
         let (asked_of, at_work) = (names(&before), names(&at_work));
-        output.object(Requested { r#move: id.to_string(), asked: Asked::Stop.as_str(), asked_of, at_work })?;
+        output.object(Requested { r#move: id.to_string(), asked: Asked::Stop.as_str(), asked_of, at_work });
     }
     if !at_work.is_empty() {
         for worker in &at_work {

@@ -47,7 +47,7 @@ pub(crate) async fn complete_all(
     for id in kept.keys() {
         let started = Instant::now();
         exits.push(match mover.complete(*id).await.map_err(failure) {
-            Ok(report) => tell(Verb::Complete, &report, started.elapsed(), output)?,
+            Ok(report) => tell(Verb::Complete, &report, started.elapsed(), output),
             Err(failure) => output.failure(&failure),
         });
     }

@@ -43,8 +43,8 @@ pub(crate) const DIFFERS: &str =
     "its old copy is right, and so is what was written since: see docs/operating.md, \"A move that differs\"";
 
 /// Says how a move ended, or what `verb` has made of it, and gives the exit code.
-pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Result<Exit, Failure> {
-    show(report, elapsed, output)?;
+pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Exit {
+    show(report, elapsed, output);
     tell_audits(report, output);
     let failed = report.failed.iter().filter(|(_, error)| !matches!(error, Error::AtWork { .. }));
     let told = failed.map(|(shard, error)| (*shard, chain(error), remedy(verb, *shard, error, report.id)));
@@ -63,7 +63,7 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
     if report.failed.is_empty() && report.done.iter().any(|done| done.phase == Phase::Kept) {
         hint_at_old_copies(verb, report, output);
     }
-    Ok(exit(verb, report))
+    exit(verb, report)
 }
 
 /// Says what shards failed with and what to do, those with the same cause and remedy together: a host that dies takes
@@ -96,14 +96,15 @@ pub(crate) fn tell_by_cause(failed: impl IntoIterator<Item = (ShardId, String, S
 /// where it is says nothing: what the group failed with comes after it.
 fn without_shard(words: &str, shard: ShardId) -> String {
     let mut rest = words;
-    for start in [format!("shard {shard} is left where it is: "), format!("shard {shard}: ")] {
+    let group = format!("shard {shard} is left where it is: ");
+    for start in [group, format!("shard {shard} was not claimed: "), format!("shard {shard}: ")] {
         rest = rest.strip_prefix(&start).unwrap_or(rest);
     }
     rest.to_owned()
 }
 
 /// The shards that got where they should: an object, or a table.
-fn show(report: &Report, elapsed: Duration, output: &Output) -> Result<(), Failure> {
+fn show(report: &Report, elapsed: Duration, output: &Output) {
     let hosts = |host: fn(&pgshard::mover::ShardReport) -> &HostName| {
         let mut names: Vec<&str> = report.done.iter().map(|done| host(done).as_str()).collect();
         names.sort_unstable();
@@ -128,7 +129,7 @@ fn show(report: &Report, elapsed: Duration, output: &Output) -> Result<(), Failu
                 .iter()
                 .map(|(shard, error)| FailedShard { shard: *shard, message: chain(error) })
                 .collect(),
-        }))?;
+        }));
     } else {
         let columns = [
             ("shard", Align::Right),
@@ -148,10 +149,9 @@ fn show(report: &Report, elapsed: Duration, output: &Output) -> Result<(), Failu
             let audit = audit::word(&done.audit).to_owned();
             [shard, source, target, phase, done.rows.to_string(), copy, pause, audit]
         });
-        output.table(&columns, rows)?;
+        output.table(&columns, rows);
         output.note(format_args!("{} in {}", print_count(report), seconds(elapsed)));
     }
-    Ok(())
 }
 
 /// The audits that did not say that all is well.
@@ -185,7 +185,7 @@ fn hint_at_old_copies(verb: Verb, report: &Report, output: &Output) {
 }
 
 /// A move of shards that are all there already.
-pub(crate) fn nothing_moved(plan: &Plan, output: &Output) -> Result<Exit, Failure> {
+pub(crate) fn nothing_moved(plan: &Plan, output: &Output) {
     output.event(MoveEvent::Done(Done {
         r#move: String::new(),
         shards: String::new(),
@@ -199,7 +199,6 @@ pub(crate) fn nothing_moved(plan: &Plan, output: &Output) -> Result<Exit, Failur
         audits: BTreeMap::new(),
         failed: Vec::new(),
     }));
-    Ok(Exit::Done)
 }
 
 /// The shards that others are at work on, by who it is.
@@ -251,8 +250,8 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             format!("{}; then `pgshard moves resume {id}`", each.join("; "))
         }
         Error::Group { source, .. } => remedy(verb, shard, source, id),
-        Error::Claimed { by: Some(rival), .. } => claimed(rival),
-        Error::Claimed { by: None, .. } => format!("run the same command again, or `pgshard moves show {id}` first"),
+        Error::NotBegun { source, .. } => begin_again(source),
+        Error::Claimed { by, .. } => claimed(by.as_deref(), id),
         Error::AtWork { id, worker, .. } if worker.stop_request.is_some() => {
             format!("it hears what it is asked within seconds: `pgshard moves watch {id}`; then the same command again")
         }
@@ -308,6 +307,14 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
     }
 }
 
+/// What to do about a move that no journal has.
+fn begin_again(error: &Error) -> String {
+    match error {
+        Error::Connect { source, .. } => format!("{}; then the same command again", source.remedy()),
+        _ => "the same command again".to_owned(),
+    }
+}
+
 /// What to do before anything else about a copy that differs.
 fn gather(id: MoveId) -> String {
     format!(
@@ -326,10 +333,12 @@ fn compute_alike(id: MoveId) -> String {
     )
 }
 
-/// What to do about another move of the shard.
-fn claimed(rival: &Rival) -> String {
-    let id = rival.id;
-    match rival.worker {
+/// What to do about another move of the shard, if there still is one.
+fn claimed(rival: Option<&Rival>, ours: MoveId) -> String {
+    let Some(Rival { id, worker }) = rival else {
+        return format!("run the same command again, or `pgshard moves show {ours}` first");
+    };
+    match worker {
         Some(_) => format!(
             "wait for it, `pgshard moves watch {id}`; or ask it: `pgshard moves stop {id}`, which can be resumed, or \
              `pgshard moves abort {id}`"
@@ -380,6 +389,11 @@ pub(crate) fn code(error: &Error) -> Exit {
             // A host that goes away in the middle of a move leaves something to resume; one that could not be asked
             // before it does not.
             Exit::Failed if !matches!(**source, Error::Stuck { .. }) => Exit::Waits,
+            code => code,
+        },
+        // No journal knows of it.
+        Error::NotBegun { source, .. } => match code(source) {
+            Exit::Waits => Exit::Failed,
             code => code,
         },
         Error::GaveUp { .. } | Error::PauseTooLong { .. } | Error::WalLimit { .. } => Exit::GaveUp,

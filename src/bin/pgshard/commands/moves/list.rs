@@ -39,7 +39,7 @@ pub(crate) async fn list(which: Which, config: Option<&Path>, output: &Output) -
     let reverse_streams = mover.reverse_streams(entries.iter()).await;
     let moves = ListReport::of(&entries, &reverse_streams);
     if output.format() == Format::Json {
-        output.object(moves)?;
+        output.object(moves);
     } else {
         let none = moves.moves.is_empty();
         let columns = [
@@ -61,7 +61,7 @@ pub(crate) async fn list(which: Which, config: Option<&Path>, output: &Output) -
             let phase = if m.desired == "go" { m.phase } else { format!("{}, {}", m.phase, stands(m.desired)) };
             [m.r#move, m.shards, m.source, m.target, phase, at_work, m.next, m.since, m.audit, m.back, kept]
         });
-        output.table(&columns, rows)?;
+        output.table(&columns, rows);
         if none && silent.is_empty() {
             output.note(match which {
                 Which::Open => "no move is open, none waits for `complete`",
@@ -82,7 +82,7 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
         return Err(failure(Error::NoSuchMove { id }));
     }
     if output.format() == Format::Json {
-        output.object(ShowReport::about(id, &entries))?;
+        output.object(ShowReport::about(id, &entries));
         return Ok(unheard(&silent, output));
     }
     let columns = [
@@ -119,7 +119,7 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
             entry.last_error.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     });
-    output.table(&columns, rows)?;
+    output.table(&columns, rows);
     for entry in entries.iter().filter(|entry| !entry.audit.to_string().is_empty()) {
         output.warning(format_args!("shard {}: {}: {}", entry.shard, audit::word(&entry.audit), entry.audit));
     }

@@ -108,7 +108,7 @@ pub(crate) async fn act(
         }
     };
     watcher.finish();
-    tell(verb, &report.map_err(failure)?, started.elapsed(), output)
+    Ok(tell(verb, &report.map_err(failure)?, started.elapsed(), output))
 }
 
 /// Keeps old copies up to date until Ctrl-C.
@@ -161,11 +161,11 @@ pub(crate) async fn gc(options: Options, config: Option<&Path>, output: &Output)
         });
         let failed =
             report.failed.iter().map(|(host, error)| FailedHost { host: host.to_string(), message: chain(error) });
-        output.object(GcReport { cleaned: cleaned.collect(), failed: failed.collect() })?;
+        output.object(GcReport { cleaned: cleaned.collect(), failed: failed.collect() });
     } else {
         let rows =
             report.cleaned.iter().map(|thing| [thing.host.to_string(), thing.shard.to_string(), thing.what.clone()]);
-        output.table(&[("host", Align::Left), ("shard", Align::Right), ("what", Align::Left)], rows)?;
+        output.table(&[("host", Align::Left), ("shard", Align::Right), ("what", Align::Left)], rows);
         if report.cleaned.is_empty() && report.failed.is_empty() {
             output.note("nothing to clean up");
         }

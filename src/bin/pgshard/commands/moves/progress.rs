@@ -48,11 +48,14 @@ pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Outp
         if let (Some(exit), true) = (end, end == ended_before) {
             if let Some(board) = &board {
                 board.finish_and_clear();
-                output.data(table(&progress, None))?;
+                output.data(table(&progress, None));
             }
-            return finish(&progress, exit, output);
+            return Ok(finish(&progress, exit, output));
         }
         ended_before = end;
+        if !output.is_taken() {
+            return Ok(Exit::Done);
+        }
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
             _ = tokio::signal::ctrl_c() => {
@@ -113,14 +116,14 @@ fn end(progress: &Progress) -> Option<Exit> {
     open().all(|shard| shard.entry.lease_left.is_zero()).then_some(Exit::Waits)
 }
 
-fn finish(progress: &Progress, exit: Exit, output: &Output) -> Result<Exit, Failure> {
+fn finish(progress: &Progress, exit: Exit, output: &Output) -> Exit {
     let mut phases: BTreeMap<&str, usize> = BTreeMap::new();
     for shard in &progress.shards {
         *phases.entry(shard.entry.phase.as_str()).or_default() += 1;
     }
     let id = progress.id;
     if output.format() == Format::Json {
-        output.object(Line::Ended { r#move: id.to_string(), phases, exit_code: exit.code() })?;
+        output.object(Line::Ended { r#move: id.to_string(), phases, exit_code: exit.code() });
     }
     if exit == Exit::Waits {
         for shard in progress.shards.iter().filter(|shard| !shard.entry.phase.is_ended()) {
@@ -133,7 +136,7 @@ fn finish(progress: &Progress, exit: Exit, output: &Output) -> Result<Exit, Fail
             &format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
         );
     }
-    Ok(exit)
+    exit
 }
 
 /// How fast rows are copied, and how long the rest takes.
@@ -303,10 +306,10 @@ impl Printed {
                 continue;
             }
             match output.format() {
-                Format::Json => output.object(Line::shard(shard, rate))?,
+                Format::Json => output.object(Line::shard(shard, rate)),
                 Format::Text => {
                     let (shard, rate) = (shard.entry.shard, rate.map(|rate| format!("; {}", words(&rate))));
-                    output.data(format_args!("shard {shard}: {said}{}", rate.unwrap_or_default()))?;
+                    output.data(format_args!("shard {shard}: {said}{}", rate.unwrap_or_default()));
                 }
             }
             self.shards.insert(shard.entry.shard, said);
@@ -321,8 +324,8 @@ impl Printed {
             // People want a line when it doubles; programs every look.
             let changed = self.streams.insert(found.slot.clone(), said.clone()).is_none_or(|before| before != said);
             match output.format() {
-                Format::Json => output.object(Line::stream(found))?,
-                Format::Text if changed => output.data(words(found))?,
+                Format::Json => output.object(Line::stream(found)),
+                Format::Text if changed => output.data(words(found)),
                 Format::Text => {}
             }
         }

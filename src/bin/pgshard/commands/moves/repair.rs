@@ -61,17 +61,17 @@ pub(crate) async fn repair(args: MovesRepair, config: Option<&Path>, output: &Ar
         return Err(Failure::usage(format!("no host {nobody} is known to have anything of shard {shard}")));
     }
     if output.format() == Format::Text {
-        tell(&plan, output)?;
+        tell(&plan, output);
     }
     let way = match &plan.repair {
         Repair::Do(way) if !args.plan => way,
         Repair::Fine { .. } if !args.plan => {
             mover.repair(&plan).await.map_err(failure)?;
-            show(&plan, false, output)?;
+            show(&plan, false, output);
             return Ok(Exit::Done);
         }
         repair => {
-            show(&plan, false, output)?;
+            show(&plan, false, output);
             return end(repair, shard);
         }
     };
@@ -81,7 +81,7 @@ pub(crate) async fn repair(args: MovesRepair, config: Option<&Path>, output: &Ar
     }
     let again = format!("run `pgshard moves repair {shard} --plan` again: it says how far it is");
     mover.repair(&plan).await.map_err(|error| Failure::new(Exit::Partly, super::chain(&error)).hint(again))?;
-    show(&plan, true, output)?;
+    show(&plan, true, output);
     output.note(format_args!("{} serves shard {shard}", way.host));
     output.hint("`pgshard moves gc` drops what the moves have left, then `pgshard check`");
     Ok(Exit::Done)
@@ -104,39 +104,37 @@ async fn one_primary_each(config: &Config, given_up: &BTreeSet<HostName>) -> Res
 }
 
 /// What is known and what can be done, for people.
-fn tell(plan: &RepairPlan, output: &Output) -> Result<(), Failure> {
-    output.data(format_args!("shard {}:", plan.shard))?;
+fn tell(plan: &RepairPlan, output: &Output) {
+    output.data(format_args!("shard {}:", plan.shard));
     for says in &plan.hosts {
-        output.data(format_args!("  {} {}", says.host, says.says))?;
+        output.data(format_args!("  {} {}", says.host, says.says));
     }
     match &plan.repair {
-        Repair::Fine { host } => output.data(format_args!("nothing to repair: {host} serves it"))?,
-        Repair::Do(way) => tell_way("this is done:", way, output)?,
+        Repair::Fine { host } => output.data(format_args!("nothing to repair: {host} serves it")),
+        Repair::Do(way) => tell_way("this is done:", way, output),
         Repair::Choose(ways) => {
             for way in ways {
                 let flags: Vec<String> = way.give_up.iter().map(|host| format!("--give-up {host}")).collect();
-                tell_way(&format!("with {} this is done:", flags.join(" ")), way, output)?;
+                tell_way(&format!("with {} this is done:", flags.join(" ")), way, output);
             }
         }
         _ => {}
     }
-    Ok(())
 }
 
-fn tell_way(head: &str, way: &RepairWay, output: &Output) -> Result<(), Failure> {
-    output.data(head)?;
+fn tell_way(head: &str, way: &RepairWay, output: &Output) {
+    output.data(head);
     for (at, step) in way.steps.iter().enumerate() {
-        output.data(format_args!("  {}. {step}", at + 1))?;
+        output.data(format_args!("  {}. {step}", at + 1));
     }
     for risk in &way.at_risk {
-        output.data(format_args!("  the shard may lack: {risk}"))?;
+        output.data(format_args!("  the shard may lack: {risk}"));
     }
-    Ok(())
 }
 
-fn show(plan: &RepairPlan, done: bool, output: &Output) -> Result<(), Failure> {
+fn show(plan: &RepairPlan, done: bool, output: &Output) {
     if output.format() == Format::Text {
-        return Ok(());
+        return;
     }
     let (repair, ways): (_, &[RepairWay]) = match &plan.repair {
         Repair::Fine { .. } => ("fine", &[]),
@@ -151,8 +149,7 @@ fn show(plan: &RepairPlan, done: bool, output: &Output) -> Result<(), Failure> {
         at_risk: &way.at_risk,
     });
     let hosts = plan.hosts.iter().map(|says| ShownHost { host: says.host.as_str(), says: &says.says });
-    output.object(Shown { shard: plan.shard, hosts: hosts.collect(), repair, ways: shown.collect(), done })?;
-    Ok(())
+    output.object(Shown { shard: plan.shard, hosts: hosts.collect(), repair, ways: shown.collect(), done });
 }
 
 /// The end without having done anything.

@@ -313,11 +313,36 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// What a run ends with that fails before its plan is done. What it has done counts.
+    pub(super) fn fail(&self, failure: Failure) -> Result<Exit, Failure> {
+        if self.finished.is_empty() && self.moved.is_empty() {
+            return Err(failure);
+        }
+        self.tell_done();
+        Err(failure.ends(Exit::Partly))
+    }
+
     /// The last word, and the exit code.
-    ///
-    /// # Errors
-    /// When stdout cannot be written.
-    pub(super) fn end(&self, told_all: bool) -> Result<Exit, Failure> {
+    pub(super) fn end(&self, told: Told) -> Exit {
+        self.tell_done();
+        if self.stop.is_asked() || told == Told::InPart {
+            let how =
+                format!("it finishes what is open and plans the rest again: {}", this_command(&mut std::env::args()));
+            return self.output.interrupted(Some(&how));
+        }
+        self.hint_at_old_copies();
+        let codes: Vec<Exit> = self.failed.iter().map(|failed| failed.exit).collect();
+        match codes.as_slice() {
+            [] => Exit::Done,
+            // Rows may be lost.
+            codes if codes.contains(&Exit::Differs) => Exit::Differs,
+            _ if !self.moved.is_empty() || !self.finished.is_empty() => Exit::Partly,
+            codes if codes.contains(&Exit::Waits) => Exit::Waits,
+            [first, ..] => *first,
+        }
+    }
+
+    fn tell_done(&self) {
         let elapsed = self.started.elapsed();
         if self.output.format() == Format::Json {
             let failed = |failed: &Failed| FailedShard { shard: failed.shard, message: failed.message.clone() };
@@ -347,7 +372,6 @@ impl<'a> Run<'a> {
             let (bytes, took) = (size(self.bytes), seconds(elapsed));
             self.output.note(format_args!("moved {moved}, {bytes}, in {took}; the longest pause was {pause} ms"));
         }
-        let interrupted = self.stop.is_asked() || !told_all;
         let failed = self.failed.iter().filter(|failed| failed.exit != Exit::Interrupted);
         let told = failed.map(|failed| (failed.shard, failed.message.clone(), failed.remedy.clone()));
         moves::tell_by_cause(told, self.output);
@@ -355,11 +379,9 @@ impl<'a> Run<'a> {
             let all = self.failed.len() + self.moved.len();
             self.output.note(format_args!("{} of {} moved", self.moved.len(), counted(all, "shard")));
         }
-        if interrupted {
-            let how =
-                format!("it finishes what is open and plans the rest again: {}", this_command(&mut std::env::args()));
-            return Ok(self.output.interrupted(Some(&how)));
-        }
+    }
+
+    fn hint_at_old_copies(&self) {
         match self.kept.as_slice() {
             [] => {}
             [only] => {
@@ -372,16 +394,15 @@ impl<'a> Run<'a> {
                 several.len()
             )),
         }
-        let codes: Vec<Exit> = self.failed.iter().map(|failed| failed.exit).collect();
-        Ok(match codes.as_slice() {
-            [] => Exit::Done,
-            // Rows may be lost.
-            codes if codes.contains(&Exit::Differs) => Exit::Differs,
-            _ if !self.moved.is_empty() || !self.finished.is_empty() => Exit::Partly,
-            codes if codes.contains(&Exit::Waits) => Exit::Waits,
-            [first, ..] => *first,
-        })
     }
+}
+
+/// Whether a run has told all that it had to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Whole,
+    /// It was interrupted.
+    InPart,
 }
 
 /// How a group ended.

@@ -18,7 +18,7 @@ use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Entry, Heard, Mover};
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
-use self::execute::{Run, Stop};
+use self::execute::{Run, Stop, Told};
 pub(crate) use self::show::Planned;
 pub(super) use self::show::{json, of_share};
 pub(crate) use self::watch::RebalanceEvent;
@@ -57,12 +57,11 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
     let config = context::config(config)?;
     let drained = asked.drained.as_deref().map(|name| context::host(&config, name)).transpose()?;
     let Asked { measure, options, doing, .. } = asked;
-    let by = measure.by.clone();
     let consent = Consent::from_flag(doing.yes);
     let watcher = Watcher::new(output.clone());
     let identities = context::identities(&config).await?;
     context::record(&identities, &config).await;
-    let mover = mover(&config, doing.pace.options(), watcher.observer());
+    let mover = mover(&config, doing.pace.clone().options(), watcher.observer());
 
     let Some(open) = unless_interrupted(open_moves(&mover)).await else { return Ok(output.interrupted(None)) };
     let (living, open): (Vec<_>, Vec<_>) = open?.into_iter().partition(|entry| entry.worker.is_some());
@@ -90,40 +89,64 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
         }
     }
     if stop.is_asked() {
-        return run.end(false);
+        return Ok(run.end(Told::InPart));
     }
+    let rest = Rest { config: &config, drained: drained.as_ref(), measure: &measure, options, doing: &doing };
+    rest.run(&mut run, &stuck, &busy, output).await.or_else(|failure| run.fail(failure))
+}
 
-    let weighing = weigh(&config, &by, measure.sample(), output);
-    let Some(weighed) = unless_interrupted(weighing).await else { return Ok(output.interrupted(None)) };
-    let stays = stuck.iter().chain(busy.keys()).copied().collect();
-    let mut problem = problem(&config, &weighed?, &stays, options);
-    if let Some(host) = &drained {
-        problem = problem.draining(host);
+/// What is done once no move is open.
+struct Rest<'a> {
+    config: &'a Config,
+    drained: Option<&'a HostName>,
+    measure: &'a Measure,
+    options: Options,
+    doing: &'a Doing,
+}
+
+impl Rest<'_> {
+    /// Plans, asks and moves. The shards that are stuck, and those that others are at work on, stay where they are.
+    async fn run(
+        self,
+        run: &mut Run<'_>,
+        stuck: &BTreeSet<ShardId>,
+        busy: &BTreeMap<ShardId, String>,
+        output: &Output,
+    ) -> Result<Exit, Failure> {
+        let Rest { config, drained, measure, options, doing } = self;
+        let by = &measure.by;
+        let weighing = weigh(config, by, measure.sample(), output);
+        let Some(weighed) = unless_interrupted(weighing).await else { return Ok(output.interrupted(None)) };
+        let stays = stuck.iter().chain(busy.keys()).copied().collect();
+        let mut problem = problem(config, &weighed?, &stays, options);
+        if let Some(host) = drained {
+            problem = problem.draining(host);
+        }
+        let pace = Pace { groups_per_host: doing.groups_per_host.get(), shards_per_group: doing.group_size.get() };
+        let planned = plan(&problem).map_err(|error| Failure::new(Exit::Failed, error))?;
+        let count = waves(&problem, &planned.moves, pace)?.len();
+        refuse_half_a_drain(drained, &planned, stuck, busy)?;
+        show::plan(&planned, by, count, doing.plan, output);
+        if doing.plan {
+            return Ok(Exit::Done);
+        }
+        if planned.moves.is_empty() {
+            output.note("nothing to do");
+            return Ok(run.end(Told::Whole));
+        }
+        let bytes: u64 = planned.moves.iter().map(|one| one.bytes).sum();
+        let what = format!("{}, {}", counted(planned.moves.len(), "shard"), crate::output::size(bytes));
+        let after = if doing.complete { " and drop the old copies" } else { "" };
+        let question = format!("move {what}, in {}{after}?", counted(count, "wave"));
+        let Some(yes) = unless_interrupted(confirm(&question, Consent::from_flag(doing.yes), output)).await else {
+            return Ok(output.interrupted(None));
+        };
+        if !yes? {
+            return Err(Failure::new(Exit::Failed, "nothing of this plan was moved"));
+        }
+        run.waves(problem, pace).await?;
+        Ok(run.end(Told::Whole))
     }
-    let pace = Pace { groups_per_host: doing.groups_per_host.get(), shards_per_group: doing.group_size.get() };
-    let planned = plan(&problem).map_err(|error| Failure::new(Exit::Failed, error))?;
-    let count = waves(&problem, &planned.moves, pace)?.len();
-    refuse_half_a_drain(drained.as_ref(), &planned, &stuck, &busy)?;
-    show::plan(&planned, &by, count, doing.plan, output)?;
-    if doing.plan {
-        return Ok(Exit::Done);
-    }
-    if planned.moves.is_empty() {
-        output.note("nothing to do");
-        return run.end(true);
-    }
-    let bytes: u64 = planned.moves.iter().map(|one| one.bytes).sum();
-    let what = format!("{}, {}", counted(planned.moves.len(), "shard"), crate::output::size(bytes));
-    let after = if doing.complete { " and drop the old copies" } else { "" };
-    let question = format!("move {what}, in {}{after}?", counted(count, "wave"));
-    let Some(yes) = unless_interrupted(confirm(&question, consent, output)).await else {
-        return Ok(output.interrupted(None));
-    };
-    if !yes? {
-        return Err(Failure::new(Exit::Failed, "nothing was moved"));
-    }
-    run.waves(problem, pace).await?;
-    run.end(true)
 }
 
 /// The outcome, or `None` when Ctrl-C came first: for what changes nothing.

@@ -11,7 +11,6 @@ use serde::Serialize;
 use super::super::measure::shown;
 use super::column;
 use crate::args::By;
-use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, size};
 
 #[derive(JsonSchema, Serialize)]
@@ -53,22 +52,22 @@ pub(crate) struct PlannedMove<'a> {
 }
 
 /// Shows the plan; with `in_full` as data, else before the question. In JSON it is an event in both cases.
-pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &Output) -> Result<(), Failure> {
+pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &Output) {
     for unmet in &plan.unmet {
         output.warning(unmet);
     }
     if output.format() == Format::Json {
-        output.object(json(plan, by, waves))?;
-        return Ok(());
+        output.object(json(plan, by, waves));
+        return;
     }
     // The hosts' table is data in both cases. The moves are data only when a plan was asked for, else the question
     // needs no more than their sums.
     if in_full || !plan.moves.is_empty() {
-        hosts(plan, by, output)?;
+        hosts(plan, by, output);
     }
     if in_full && !plan.moves.is_empty() {
-        output.data("")?;
-        moves(plan, by, output)?;
+        output.data("");
+        moves(plan, by, output);
     }
     if !plan.moves.is_empty() {
         let bytes: u64 = plan.moves.iter().map(|one| one.bytes).sum();
@@ -86,7 +85,6 @@ pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &O
     } else if in_full {
         output.note("nothing to do");
     }
-    Ok(())
 }
 
 fn pairs(plan: &Plan) -> BTreeMap<(&HostName, &HostName), usize> {
@@ -97,7 +95,7 @@ fn pairs(plan: &Plan) -> BTreeMap<(&HostName, &HostName), usize> {
     pairs
 }
 
-fn hosts(plan: &Plan, by: &By, output: &Output) -> Result<(), Failure> {
+fn hosts(plan: &Plan, by: &By, output: &Output) {
     let mut columns =
         vec![("host", Align::Left), ("share", Align::Right), ("shards", Align::Right), ("->", Align::Right)];
     if *by != By::Count {
@@ -117,8 +115,7 @@ fn hosts(plan: &Plan, by: &By, output: &Output) -> Result<(), Failure> {
         row.extend([of_share(host, &host.before), of_share(host, &host.after)]);
         row
     });
-    output.table(&columns, rows)?;
-    Ok(())
+    output.table(&columns, rows);
 }
 
 /// What a host has of what it should have.
@@ -130,7 +127,7 @@ pub(in super::super) fn of_share(host: &HostLoad, amount: &Amount) -> String {
     }
 }
 
-fn moves(plan: &Plan, by: &By, output: &Output) -> Result<(), Failure> {
+fn moves(plan: &Plan, by: &By, output: &Output) {
     let mut columns = vec![("shard", Align::Right), ("from", Align::Left), ("to", Align::Left), ("size", Align::Right)];
     let weighs = !matches!(by, By::Count | By::Bytes);
     if weighs {
@@ -145,8 +142,7 @@ fn moves(plan: &Plan, by: &By, output: &Output) -> Result<(), Failure> {
         row.push(one.reason.to_string());
         row
     });
-    output.table(&columns, rows)?;
-    Ok(())
+    output.table(&columns, rows);
 }
 
 pub(in super::super) fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> Planned<'a> {
