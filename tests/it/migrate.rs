@@ -148,7 +148,13 @@ on_each_version! {
     /// and is not read.
     async fn a_file_before_the_one_that_fails(version) {
         let world = World::new(&[version, version], 4).await;
+        // It would never get better, so it is not tried again; and it takes the file before it along, with which it
+        // shares a transaction.
         world.file(ADD);
+        world.file(("migrations/0003_pairs.sql", "SET TRANSACTION READ ONLY; CREATE TABLE {shard}.pairs (x int)"));
+        let ran = world.run(&["migrate", "up"]).await;
+        assert!(ran.ended(1).stderr.contains("read-only transaction"), "{}", ran.stderr);
+        assert!(!ran.stderr.contains("busy"), "{}", ran.stderr);
         let twice = "-- pgshard: no-transaction\nCREATE UNIQUE INDEX CONCURRENTLY twice ON {shard}.pairs (x)";
         let pairs = "CREATE TABLE {shard}.pairs AS SELECT 1 AS x FROM generate_series(1, 2)";
         world.file(("migrations/0003_pairs.sql", pairs));

@@ -131,6 +131,8 @@ pub(super) fn judge(error: &tokio_postgres::Error, step: Option<&Step>, doing: &
         None => ShardFault::Statement { doing, words },
     };
     match error.code() {
+        // The shard was held, so the server takes writes: the file itself has made its transaction READ ONLY.
+        Some(code) if doing != HOLD && *code == SqlState::READ_ONLY_SQL_TRANSACTION => Outcome::Failed(fault),
         Some(code) if passes(code) || (doing == HOLD && *code == SqlState::QUERY_CANCELED) => Outcome::Again(fault),
         _ => Outcome::Failed(fault),
     }

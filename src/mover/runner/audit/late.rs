@@ -22,7 +22,7 @@ use crate::schema::catalog::Namespace;
 use crate::schema::fingerprint::fingerprint;
 
 use crate::mover::runner::audit::rows::Comparison;
-use crate::mover::runner::audit::side::Side;
+use crate::mover::runner::audit::side::{Side, Stored};
 use crate::mover::runner::audit::{KNOWN, TABLE, known};
 
 /// How each difference of this kind was found.
@@ -62,6 +62,7 @@ async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
     found.extend(rows);
     let source = context.hosts.open(&entry.source).await?.for_shard(shard);
     let known = known(&target, entry.back_of, shard).await?;
+    let (of_old, of_new) = (ours.tables(until).await?, theirs.tables(until).await?);
     let mut differences = Vec::new();
     for difference in found {
         let Some(table) = difference.what.strip_prefix(TABLE).filter(|_| !difference.rows.is_empty()) else {
@@ -76,7 +77,9 @@ async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
         let missing = |side: fn(&RowDifference) -> bool| difference.rows.iter().any(side);
         // The old copy is written to only by the feed.
         let fed = entry.reverse.as_ref().is_some_and(|back: &ReverseReplication| back.fed);
-        let written = (fed && here.written(&source, SINCE_MARKER, entry, missing(|row| row.source.is_none())).await?)
+        let written = (fed && is_younger(&ours, of_old.get(table), SINCE_MARKER, entry, until).await?)
+            || is_younger(&theirs, of_new.get(table), SINCE_OPEN, entry, until).await?
+            || (fed && here.written(&source, SINCE_MARKER, entry, missing(|row| row.source.is_none())).await?)
             || there.written(&target, SINCE_OPEN, entry, missing(|row| row.target.is_none())).await?;
         if written {
             let why = format!("its snapshots are lost, and it was written to since; now {difference}");
@@ -120,6 +123,29 @@ const SINCE_OPEN: &str = "SELECT age(xmin) FROM pgshard.shard WHERE shard_id = $
 /// The age of the marker's transaction, behind which the old copy was frozen.
 const SINCE_MARKER: &str =
     "SELECT age(xmin) FROM pgshard.marker WHERE move_id = $1 AND shard_id = $2 ORDER BY attempt DESC LIMIT 1";
+
+/// Whether the snapshot sees a row of a transaction younger than `since`, or may have seen one: a table that was dropped
+/// or written anew since shows its rows no more. What is in the table now says less: the rows that differed may have
+/// been deleted meanwhile.
+///
+/// Locks: ACCESS SHARE on the table, for one look.
+async fn is_younger(
+    side: &Side,
+    table: Option<&Stored>,
+    since: &str,
+    entry: &Entry,
+    until: Instant,
+) -> Result<bool, Error> {
+    let Some(table) = table else { return Ok(true) };
+    let Some(name) = side.look(*table, 0, until).await? else {
+        side.end().await?;
+        return Ok(true);
+    };
+    let sql = format!("SELECT EXISTS (SELECT FROM ONLY {name} WHERE age(xmin) < coalesce(({since}), 2147483647))");
+    let params: [&(dyn ToSql + Sync); 2] = [entry.id.uuid(), &entry.shard.as_i32()];
+    let row = side.session.row("looking for later writes", &sql, &params).await?;
+    Ok(side.leave(*table).await? != Some(table.file) || row.get(0)?)
+}
 
 /// A table's name in SQL.
 struct TableName(String);
