@@ -550,8 +550,9 @@ on_each_version!(
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         match scene.stream.failed(shard(0)) {
-            Some(Error::Diverged { table, what, .. }) => assert!(table == "t" && what.contains("REPLICA IDENTITY was \
-                altered"), "{what}"),
+            Some(Error::Altered { what, .. }) => {
+                assert!(what.starts_with("table t: its REPLICA IDENTITY was altered"), "{what}");
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -48,8 +48,8 @@ pub(crate) struct TableState {
     chunks: Option<Chunks>,
     /// Transactions with this number or a later one are in no chunk.
     newest: u64,
-    /// Known once the stream has described the table.
-    layout: Option<Arc<Layout>>,
+    /// Known once the stream has described the table: or why that does not fit what the target was built from.
+    layout: Option<Result<Arc<Layout>, String>>,
 }
 
 impl TableState {
@@ -64,21 +64,44 @@ impl TableState {
         TableState { shard, shape, schema, columns, chunks, newest, layout: None }
     }
 
-    /// Takes in the stream's description of the table, which holds from here on.
-    pub(crate) fn describe(&mut self, relation: &Relation) -> Result<(), Failure> {
+    /// Takes in the stream's description of the table, which holds from here on. One that does not fit ends nothing
+    /// yet: it may be of a time before the table was altered and copied again, and then so are the changes behind it.
+    pub(crate) fn describe(&mut self, relation: &Relation) {
         let columns = |name: &str| self.columns.get(name).cloned();
-        let layout = Layout::new(self.shard, &self.shape, relation, &self.schema, columns);
-        self.layout = Some(layout.map_err(|what| self.diverged(what))?);
-        Ok(())
+        self.layout = Some(Layout::new(self.shard, &self.shape, relation, &self.schema, columns));
+    }
+
+    /// The table's layout for a change of this transaction. `None` if there is none that fits, and the copy has all that
+    /// the transaction did.
+    fn layout(&self, xid: u64) -> Result<Option<&Arc<Layout>>, Failure> {
+        match &self.layout {
+            Some(Ok(layout)) => Ok(Some(layout)),
+            Some(Err(_)) if matches!(self.unseen(xid), Unseen::None) => Ok(None),
+            Some(Err(what)) => {
+                let altered = Fault::Altered { table: self.shape.name.clone(), what: what.clone() };
+                Err(Failure::Shard(self.shard, altered))
+            }
+            None => Err(self.diverged("a change came before any description".to_owned())),
+        }
+    }
+
+    /// What of the table's rows the copy has in a state from before the transaction.
+    fn unseen(&self, xid: u64) -> Unseen {
+        self.chunks.as_ref().map_or(Unseen::All, |chunks| chunks.unseen_ranges(xid))
     }
 
     fn diverged(&self, what: String) -> Failure {
         Failure::Shard(self.shard, Fault::Diverged { table: self.shape.name.clone(), what })
     }
 
-    fn layout_for(&self, row: &Row) -> Result<Arc<Layout>, Failure> {
-        let layout = self.layout.as_ref().filter(|layout| layout.fits(row));
-        layout.cloned().ok_or_else(|| self.diverged("a row came that does not fit its description".to_owned()))
+    /// [`TableState::layout`], with which the row must have been sent.
+    fn layout_for(&self, row: &Row, xid: u64) -> Result<Option<Arc<Layout>>, Failure> {
+        match self.layout(xid)? {
+            Some(layout) if !layout.fits(row) => {
+                Err(self.diverged("a row came that does not fit its description".to_owned()))
+            }
+            layout => Ok(layout.cloned()),
+        }
     }
 
     /// Whether the copy contains already what the transaction did to the row with this key.
@@ -91,7 +114,7 @@ impl TableState {
 
     /// Applies a new row. Returns false if the copy has it already.
     pub(crate) async fn insert(&self, applier: &mut Applier, xid: u64, new: Row) -> Result<bool, Failure> {
-        let layout = self.layout_for(&new)?;
+        let Some(layout) = self.layout_for(&new, xid)? else { return Ok(false) };
         if self.sees(&layout.key(&new), xid) {
             return Ok(false);
         }
@@ -101,7 +124,7 @@ impl TableState {
 
     /// Applies a deletion. Returns false if the copy was made after it.
     pub(crate) async fn delete(&self, applier: &mut Applier, xid: u64, old: &Row) -> Result<bool, Failure> {
-        let layout = self.layout_for(old)?;
+        let Some(layout) = self.layout_for(old, xid)? else { return Ok(false) };
         if self.sees(&layout.key(old), xid) {
             return Ok(false);
         }
@@ -118,9 +141,9 @@ impl TableState {
         old: Option<Row>,
         mut new: Row,
     ) -> Result<bool, Failure> {
-        let layout = self.layout_for(&new)?;
+        let Some(layout) = self.layout_for(&new, xid)? else { return Ok(false) };
         if let Some(old) = &old {
-            self.layout_for(old)?;
+            self.layout_for(old, xid)?;
             // With REPLICA IDENTITY FULL the old row has the values that the new one leaves out, even a key that is
             // stored out of line.
             for (new, old) in new.iter_mut().zip(old).filter(|(new, _)| **new == Value::Unchanged) {
@@ -158,11 +181,8 @@ impl TableState {
 
     /// Applies a TRUNCATE. Returns false if no row from before it is at the target.
     pub(crate) async fn truncate(&self, applier: &mut Applier, xid: u64) -> Result<bool, Failure> {
-        let Some(layout) = &self.layout else {
-            return Err(self.diverged("a TRUNCATE came before any description".into()));
-        };
-        let unseen = self.chunks.as_ref().map_or(Unseen::All, |chunks| chunks.unseen_ranges(xid));
-        let condition = match unseen {
+        let Some(layout) = self.layout(xid)? else { return Ok(false) };
+        let condition = match self.unseen(xid) {
             Unseen::None => return Ok(false),
             Unseen::All => "true".to_owned(),
             Unseen::Ranges { ranges, but } => {
@@ -251,7 +271,7 @@ async fn read_row(
     loop {
         let Some(name) = lock(source, layout.shard, shape.oid).await? else {
             let what = "the source has dropped it".to_owned();
-            return Err(Failure::Shard(layout.shard, Fault::Diverged { table: layout.name.clone(), what }));
+            return Err(Failure::Shard(layout.shard, Fault::Altered { table: layout.name.clone(), what }));
         };
         let row = source.row(what, "SELECT pg_current_snapshot()::text", &[]).await?;
         let snapshot = Snapshot::parse(row.get(0)?).ok_or_else(|| Error::Stuck {

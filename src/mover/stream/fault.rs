@@ -19,6 +19,13 @@ pub(crate) enum Fault {
         /// What was to be done.
         what: String,
     },
+    /// The stream describes the table otherwise than the target was built: somebody altered it, perhaps only for a while.
+    Altered {
+        /// The table.
+        table: String,
+        /// What is different.
+        what: String,
+    },
     /// The target has less than it has confirmed to the source: it has lost changes, and the source does not send them
     /// again.
     StreamLost {
@@ -36,6 +43,7 @@ impl Fault {
         match self {
             Fault::LeaseLost => Error::LeaseLost { shard },
             Fault::Diverged { table, what } => Error::Diverged { shard, table, what },
+            Fault::Altered { table, what } => Error::Altered { shard, what: format!("table {table}: {what}") },
             Fault::StreamLost { host } => Error::StreamLost { shard, host },
             Fault::Detached => Error::Unfollowed { shard: Some(shard), why: "it was detached".to_owned() },
             Fault::Ended(why) => Error::Unfollowed { shard: Some(shard), why },

@@ -198,7 +198,10 @@ impl<'a> Run<'a> {
                 Ok(())
             }
             Message::Commit { end_lsn } => self.end_of_transaction(end_lsn).await,
-            Message::Relation(relation) => self.relation(relation),
+            Message::Relation(relation) => {
+                self.relation(relation);
+                Ok(())
+            }
             Message::Insert { relation, new } => match self.control.get(&relation).cloned() {
                 Some(control) => self.own(&control, &new),
                 None => self.change(relation, bytes, Change::Insert(new)).await,
@@ -215,7 +218,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn relation(&mut self, relation: Relation) -> Result<(), Failure> {
+    fn relation(&mut self, relation: Relation) {
         if let Some(table) = self.tables.get_mut(&relation.oid) {
             return table.describe(&relation);
         }
@@ -225,7 +228,6 @@ impl<'a> Run<'a> {
             // A table of a shard that is no longer followed.
             _ => None,
         };
-        Ok(())
     }
 
     fn transaction(&self) -> Result<Transaction, Failure> {
@@ -580,7 +582,7 @@ impl<'a> Run<'a> {
                 bytes += length;
                 match message {
                     Message::Begin { xid, .. } => seen.push(snapshot.sees(widen(*xid, self.near))),
-                    Message::Relation(relation) if relation.schema == "pgshard" => self.relation(relation.clone())?,
+                    Message::Relation(relation) if relation.schema == "pgshard" => self.relation(relation.clone()),
                     Message::Insert { relation, new } => found |= self.is_watermark(*relation, new, watermark),
                     Message::Commit { .. } => {
                         ended.push(read.len() + 1);

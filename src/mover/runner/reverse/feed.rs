@@ -172,6 +172,7 @@ impl Feeding {
         for hold in &self.shards {
             let why = match view.shards.get(&hold.shard).and_then(|seen| seen.fault.clone()) {
                 Some(Fault::Diverged { table, what }) => format!("{table} of the old copy differs: {what}"),
+                Some(Fault::Altered { table, what }) => format!("{table} was altered: {what}"),
                 Some(Fault::StreamLost { host }) => stream::lacking(&host),
                 _ => continue,
             };
