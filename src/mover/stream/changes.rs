@@ -71,8 +71,8 @@ impl TableState {
         self.layout = Some(Layout::new(self.shard, &self.shape, relation, &self.schema, columns));
     }
 
-    /// The table's layout for a change of this transaction. `None` if there is none that fits, and the copy has all that
-    /// the transaction did.
+    /// The table's layout for a change of this transaction. `None` if there is none that fits, and the copy has all
+    /// that the transaction did.
     fn layout(&self, xid: u64) -> Result<Option<&Arc<Layout>>, Failure> {
         match &self.layout {
             Some(Ok(layout)) => Ok(Some(layout)),

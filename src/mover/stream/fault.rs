@@ -19,7 +19,8 @@ pub(crate) enum Fault {
         /// What was to be done.
         what: String,
     },
-    /// The stream describes the table otherwise than the target was built: somebody altered it, perhaps only for a while.
+    /// The stream describes the table otherwise than the target was built: somebody altered it, perhaps only for a
+    /// while.
     Altered {
         /// The table.
         table: String,

@@ -124,9 +124,9 @@ const SINCE_OPEN: &str = "SELECT age(xmin) FROM pgshard.shard WHERE shard_id = $
 const SINCE_MARKER: &str =
     "SELECT age(xmin) FROM pgshard.marker WHERE move_id = $1 AND shard_id = $2 ORDER BY attempt DESC LIMIT 1";
 
-/// Whether the snapshot sees a row of a transaction younger than `since`, or may have seen one: a table that was dropped
-/// or written anew since shows its rows no more. What is in the table now says less: the rows that differed may have
-/// been deleted meanwhile.
+/// Whether the snapshot sees a row of a transaction younger than `since`, or may have seen one: a table that was
+/// dropped or written anew since shows its rows no more. What is in the table now says less: the rows that differed may
+/// have been deleted meanwhile.
 ///
 /// Locks: ACCESS SHARE on the table, for one look.
 async fn is_younger(
