@@ -11,10 +11,9 @@ from django.db.models.options import Options
 from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
-from .errors import ShardMoved
 from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
 from .managers import ShardedManager
-from .routing import check_instance, run_again, run_on, where_it_belongs
+from .routing import check_instance, run_on, where_it_belongs
 from .sharded import is_sharded
 
 
@@ -37,10 +36,7 @@ class ShardedModel(models.Model):
         """The same as Django's, on the shard where the row belongs. Raises `WrongShard` if it would go to another."""
         using = using or router.db_for_write(type(self), instance=self)
         check_instance(self, using)
-        try:
-            super().save_base(*args, using=using, **kwargs)
-        except ShardMoved as moved:
-            run_again(using, moved, partial(super().save_base, *args, using=using, **kwargs))
+        run_on(using, partial(super().save_base, *args, using=using, **kwargs))
 
     def full_clean(self, *args: Any, **kwargs: Any) -> None:
         """The same as Django's. Uniqueness is checked on the object's own shard."""

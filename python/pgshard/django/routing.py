@@ -194,25 +194,21 @@ def within(where: str) -> Iterator[str]:
 def run_on(using: str, work: Callable[[], T]) -> T:
     """Runs `work` on a shard, and runs all of it again if it met a move and left nothing behind. Within a transaction, runs it
     once."""
-    try:
+    if shard_of_alias(using) is None:
         return work()
-    except ShardMoved as moved:
-        return run_again(using, moved, work)
-
-
-def run_again(using: str, moved: ShardMoved, work: Callable[[], T]) -> T:
-    """Runs `work` on a shard after a first time that met a move, if that left nothing behind; otherwise raises `moved`."""
+    shard = connections[using]
+    kept = shard.kept
     recovery: Recovery | None = None
     while True:
-        ours = moved.whole and moved.shard == shard_of_alias(using)
-        if not ours or connections[using].in_atomic_block:
-            raise moved
-        recovery = recovery or Recovery(cluster().asking, moved.shard)
-        wait_out(recovery, moved)
         try:
             return work()
-        except ShardMoved as once_more:
-            moved = once_more
+        except ShardMoved as moved:
+            # A hook or a signal's handler may have met the move after `work` was committed.
+            left = shard.kept != kept or connections[using] is not shard
+            if left or not moved.whole or moved.shard != shard.shard or shard.has_transaction():
+                raise
+            recovery = recovery or Recovery(cluster().asking, moved.shard)
+            wait_out(recovery, moved)
 
 
 def wait_out(recovery: Recovery, moved: Any) -> None:
@@ -254,5 +250,5 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
 
 __all__ = [
     "ShardRouter", "WrongId", "alias_of_id", "alias_of_instance", "alias_of_key", "check_instance", "refuse", "release",
-    "run_again", "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
+    "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
 ]  # fmt: skip

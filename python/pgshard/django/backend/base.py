@@ -92,6 +92,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._own: Pool | None = None  # The pool of self.connection, while only this object uses it.
         self._sent = 0  # How many statements the transaction has sent, without savepoints.
         self._began = 0.0  # When the first of them was sent.
+        self.kept = 0
+        """How often something was kept: how many COMMITs there were, and statements outside of transactions that may write."""
         self.moved: ShardMoved | None = None
         """What the transaction ran into. No savepoint takes it back."""
         self._savepoints: list[str] = []
@@ -365,7 +367,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                     self._count()
                     raise
                 continue
-            self._sent += self._counts
+            self._count()
+            if self._own is None and not sql.startswith("SELECT "):
+                self.kept += 1
             shared = self.connection if self._own is None and cursor.stream is None else None
             if shared is not None and shared.pgconn.transaction_status != _IDLE:
                 self._refuse_to_begin()
@@ -442,7 +446,10 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             words = "a statement ran that is not repeated, because a part of it may have taken effect"
         moved = ShardMoved(f"shard {self.shard} was moved, or closed for a move, while {words}")
         moved.met_move(self.shard, how, self._place, since, whole)
-        self.moved = moved if whole else None
+        if whole:
+            self.moved = moved
+        else:
+            self.kept += 1
         raise moved from error
 
     def _lost(self, cursor: Any, error: DatabaseError) -> None:
@@ -551,6 +558,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         try:
             with self.wrap_database_errors:
                 yield
+            self.kept += self._own is None
         except DatabaseError as error:
             how = met(getattr(error.__cause__, "sqlstate", None), _message(error.__cause__))
             if how is not None:
@@ -578,6 +586,11 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             if how is not None:
                 self._refuse(how, self._began, error)
             raise
+        self.kept += 1
+
+    def has_transaction(self) -> bool:
+        """Whether a transaction is open, by `atomic` or by hand."""
+        return self.in_atomic_block or (self._own is not None and self.connection is not None)
 
     def has_failed(self) -> bool:
         """Whether a statement of the transaction failed and no savepoint has undone that: COMMIT would roll back."""
