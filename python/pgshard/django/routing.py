@@ -234,14 +234,17 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
         def whole() -> T:
             with transaction.atomic(using=using):
                 result = work()
-                moved = connections[using].moved
-                if moved is not None:
+                shard = connections[using]
+                if shard.ended is not None:
                     # `work` has caught the error, but nothing of what it did remains.
-                    raise moved
-                if connections[using].has_failed():
+                    raise shard.ended
+                if shard.will_roll_back():
                     raise TransactionManagementError(
                         f"a statement on {using} failed and `work` went on without a savepoint: what it did is rolled back; "
                         f"catch errors outside of `with transaction.atomic(using={using!r})`"
+                        if shard.has_failed()
+                        else f"the transaction on {using} is marked for rollback: what it did is rolled back; to roll it back on "
+                        f"purpose, raise an error"
                     )
                 return result
 

@@ -166,3 +166,153 @@ def test_a_call_is_not_repeated_in_a_transaction_that_was_begun_by_hand(m, inter
     finally:
         transaction.set_autocommit(True, using=USING)
     assert m.Tag.objects.for_key(U).get() == tag
+
+
+# ----------------------------------------------------------------------------------------------- nothing is told as done
+
+
+def test_a_lost_connection_that_was_caught_is_not_taken_for_success(m):
+    from django.db import DatabaseError, connections, transaction
+
+    from pgshard.django import ConnectionLost, run_in_shard
+
+    sent = []
+
+    def work():
+        transaction.on_commit(lambda: sent.append(1), using=USING)
+        m.Tag.objects.create(user_id=U, word="x")
+        try:
+            with transaction.atomic(using=USING):
+                ends()
+        except DatabaseError:
+            pass
+
+    with pytest.raises(ConnectionLost, match="nothing has taken effect"):
+        run_in_shard(U, work)
+    assert (m.Tag.objects.for_key(U).count(), sent) == (0, [])
+    assert connections[USING].get_autocommit()
+    run_in_shard(U, lambda: m.Tag.objects.create(user_id=U, word="x"))
+    assert m.Tag.objects.for_key(U).count() == 1
+
+
+def test_a_mark_for_rollback_is_not_taken_for_success(m):
+    from django.db import connections, transaction
+    from django.db.transaction import TransactionManagementError
+
+    from pgshard.django import run_in_shard
+
+    def marked():
+        m.Tag.objects.create(user_id=U, word="x")
+        try:
+            with transaction.atomic(using=USING, savepoint=False):
+                raise ValueError
+        except ValueError:
+            pass
+
+    def closed():
+        m.Tag.objects.create(user_id=U, word="x")
+        connections[USING].close()
+
+    for work in (marked, closed):
+        with pytest.raises(TransactionManagementError, match="what it did is rolled back"):
+            run_in_shard(U, work)
+        with pytest.raises(TransactionManagementError), transaction.atomic(using=USING):
+            run_in_shard(U, work)
+        assert not m.Tag.objects.for_key(U).exists()
+
+
+def test_a_commit_in_doubt_is_told_also_where_the_host_is_gone_then(world, m, monkeypatch):
+    """At the end of the transaction no connection is opened, whose error would take its place."""
+    import psycopg
+
+    from pgshard.django import InDoubt, run_in_shard
+    from pgshard.pool import Pool
+
+    trigger = """
+        CREATE FUNCTION public.ends() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON shard_0007.photos_tag DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION public.ends();"""
+
+    def gone(self):
+        raise psycopg.OperationalError("the host is gone")
+
+    def work():
+        m.Tag.objects.create(user_id=7, word="x")
+        monkeypatch.setattr(Pool, "take", gone)
+
+    with world.superuser(world.host_of(7)) as connection:
+        connection.execute(trigger)
+        try:
+            with pytest.raises(InDoubt, match="lost during COMMIT"):
+                run_in_shard(7, work)
+        finally:
+            connection.execute("DROP FUNCTION public.ends() CASCADE")
+    monkeypatch.undo()
+    assert not m.Tag.objects.for_key(7).exists()
+
+
+# ------------------------------------------------------------------------------------------------- transactions by hand
+
+
+@pytest.fixture
+def by_hand(world, stale):
+    """A shard whose transactions are begun and ended by hand."""
+    from django.db import connections, transaction
+
+    transaction.set_autocommit(False, using=USING)
+    yield
+    if not transaction.get_autocommit(using=USING):
+        transaction.rollback(using=USING)
+        transaction.set_autocommit(True, using=USING)
+    assert connections[USING]._own is None
+
+
+def test_a_transaction_by_hand_that_met_a_move_is_over_after_its_rollback(world, m, by_hand):
+    from django.db import transaction
+
+    from pgshard.django import ShardMoved
+
+    assert m.Tag.objects.for_key(U).count() == 0
+    world.move(U, complete=False)
+    with pytest.raises(ShardMoved):
+        m.Tag.objects.for_key(U).count()
+    transaction.rollback(using=USING)
+    world.run("moves", "complete", "--unaudited", "--yes")
+    m.Tag.objects.create(user_id=U, word="x")
+    transaction.rollback(using=USING)
+    assert m.Tag.objects.for_key(U).count() == 0, "it is still a transaction"
+    m.Tag.objects.create(user_id=U, word="y")
+    transaction.commit(using=USING)
+    transaction.set_autocommit(True, using=USING)
+    assert m.Tag.objects.for_key(U).get().word == "y"
+
+
+def test_the_first_statement_of_each_transaction_by_hand_is_repeated(world, m, by_hand):
+    from django.db import transaction
+
+    assert m.Tag.objects.for_key(U).count() == 0
+    transaction.commit(using=USING)
+    world.move(U)
+    assert m.Tag.objects.for_key(U).count() == 0
+    transaction.rollback(using=USING)
+    world.move(U)
+    m.Tag.objects.create(user_id=U, word="x")
+    transaction.commit(using=USING)
+    assert m.Tag.objects.for_key(U).count() == 1
+
+
+def test_a_transaction_by_hand_that_was_lost_is_over_after_its_rollback(m, by_hand):
+    from django.db import transaction
+
+    from pgshard.django import ConnectionLost
+
+    m.Tag.objects.create(user_id=U, word="x")
+    with pytest.raises(ConnectionLost):
+        ends()
+    with pytest.raises(ConnectionLost):
+        transaction.commit(using=USING)
+    transaction.rollback(using=USING)
+    m.Tag.objects.create(user_id=U, word="y")
+    transaction.rollback(using=USING)
+    assert m.Tag.objects.for_key(U).count() == 0

@@ -94,8 +94,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._began = 0.0  # When the first of them was sent.
         self.kept = 0
         """How often something was kept: how many COMMITs there were, and statements outside of transactions that may write."""
-        self.moved: ShardMoved | None = None
-        """What the transaction ran into. No savepoint takes it back."""
+        self.ended: OperationalError | None = None
+        """What has ended the transaction. No savepoint takes it back."""
         self._savepoints: list[str] = []
         self._counts = True
         self._streams = 0
@@ -129,7 +129,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.closed_in_transaction = False
         self.errors_occurred = False
         self.run_on_commit = []
-        self._own = None
+        self._own, self.ended = None, None
         self.autocommit = True
         self._attach()
 
@@ -146,7 +146,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         if self._is_attached():
             return
         with self.wrap_database_errors, djangos():
-            if self.connection is None or self._own is not None:
+            if self.connection is None and self._own is not None and not self.closed_in_transaction:
+                self._begin_anew()
+            elif self.connection is None or self._own is not None:
                 self.connect()
             else:
                 self._attach()
@@ -194,27 +196,33 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._place, self.connection = place, held[1]
         mine.attached[self.alias] = self
 
+    def set_autocommit(self, autocommit: bool, *args: Any, **kwargs: Any) -> None:
+        """The same as Django's. At the end of a transaction whose connection is gone it opens no other: that could fail, and the
+        error would take the place of the one that says what became of the transaction."""
+        if autocommit and self.connection is None:
+            self._own, self.autocommit = None, True
+        else:
+            super().set_autocommit(autocommit, *args, **kwargs)
+
     def _set_autocommit(self, autocommit: bool) -> None:
         with self.wrap_database_errors:
             if autocommit:
                 if self._own is not None:
                     self.connection.autocommit = True
                     self._share()
-                self.moved = None
                 return
             if self._own is None:
                 # The thread's connection now belongs to this object; another alias gets another one.
                 self._own, _ = pools.slots().shared.pop(self._place.host)
             self.connection.autocommit = False
-            self._sent, self.moved, self._savepoints = 0, None, []
+            self._sent, self.ended, self._savepoints = 0, None, []
 
     def _share(self) -> None:
         """Makes the connection the thread's again, or gives it back if the thread has another one by now."""
         mine, own, self._own = pools.slots(), self._own, None
         assert own is not None, "only after a transaction"
-        if self.moved is not None or self._place.host in mine.shared:
-            # A session that has met a signpost may remember it, so its connection is discarded.
-            (own.give_back if self.moved is None else own.discard)(self.connection)
+        if self._place.host in mine.shared:
+            own.give_back(self.connection)
             self.connection = None
         else:
             mine.shared[self._place.host] = (own, self.connection)
@@ -222,6 +230,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _close(self) -> None:
         if self._own is not None and self.connection is not None:
             self._own.discard(self.connection)
+            self._own = None
 
     def detach(self) -> None:
         """Lets go of the thread's connection, which is given back."""
@@ -447,7 +456,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         moved = ShardMoved(f"shard {self.shard} was moved, or closed for a move, while {words}")
         moved.met_move(self.shard, how, self._place, since, whole)
         if whole:
-            self.moved = moved
+            self.ended = moved
         else:
             self.kept += 1
         raise moved from error
@@ -458,9 +467,11 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             return
         host = f"the connection to host {self._place.host} was lost"
         if self._own is not None and cursor.stream is None:
-            raise ConnectionLost(f"{host} in a transaction: nothing has taken effect: {error}") from error
+            self.ended = ConnectionLost(f"{host} in a transaction: nothing has taken effect: {error}")
+            raise self.ended from error
         if cursor.stream is None:
             self._drop_shared()
+        self.kept += 1
         raise InDoubt(f"{host} while a statement was on its way, which may have taken effect: {error}") from error
 
     def _is_on_standby(self, cursor: Any) -> bool:
@@ -486,7 +497,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         moved = ShardMoved(f"{where}: nothing of the transaction has taken effect: run all of it again")
         moved.met_move(self.shard, None, self._place, self._began, self._own is not None)
         if self._own is not None:
-            self.moved = moved
+            self.ended = moved
         else:
             self._drop_shared()
         raise moved from error
@@ -537,15 +548,19 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             cursor.cursor = self._on(cursor.stream[1], cursor.server_side_name)
             return
         if self._own is not None:
-            self._place = cluster().directory.place(self.shard)
-            self._own = self._pool(self._place.host)
-            self.connection = self._taken(self._own)
-            self.connection.autocommit = False
+            self._begin_anew()
             for sid in self._savepoints:
                 self.connection.execute(self.ops.savepoint_create_sql(sid))
         else:
             self._attach()
         cursor.cursor = self._on(self.connection, cursor.server_side_name)
+
+    def _begin_anew(self) -> None:
+        """Begins a transaction on a new connection, where the shard is now."""
+        self._place = cluster().directory.place(self.shard)
+        self._own = self._pool(self._place.host)
+        self.connection = self._taken(self._own)
+        self.connection.autocommit = False
 
     @contextmanager
     def copying(self, cursor: Any) -> Iterator[None]:
@@ -568,25 +583,48 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     # ----------------------------------------------------------------------------------------------------- transactions
 
     def _commit(self) -> None:
-        if self.moved is not None:
-            # The application went on after `ShardMoved` was raised. Nothing of the transaction may count as done.
-            super()._rollback()
-            raise self.moved
-        ended = self.connection is None or self.connection.closed
+        if self.ended is not None:
+            # The application went on after the error was raised. Nothing of the transaction may count as done.
+            ended = self.ended
+            self._rollback()
+            raise ended
+        closed = self.connection is None or self.connection.closed
         try:
             super()._commit()
         except DatabaseError as error:
-            if ended or is_lost(error.__cause__, self.connection):
+            if closed or is_lost(error.__cause__, self.connection):
                 host = f"the connection to host {self._place.host} was lost"
-                if ended:
-                    raise ConnectionLost(f"{host} before COMMIT: nothing has taken effect: {error}") from error
-                raise InDoubt(f"{host} during COMMIT, which may have taken effect: {error}") from error
+                if closed:
+                    self.ended = ConnectionLost(f"{host} before COMMIT: nothing has taken effect: {error}")
+                else:
+                    self.ended = InDoubt(f"{host} during COMMIT, which may have taken effect: {error}")
+                raise self.ended from error
             # A trigger or a constraint that is deferred to the commit raised the error.
             how = met(getattr(error.__cause__, "sqlstate", None), _message(error.__cause__))
             if how is not None:
                 self._refuse(how, self._began, error)
             raise
         self.kept += 1
+        self._over()
+
+    def _rollback(self) -> None:
+        try:
+            super()._rollback()
+        except DatabaseError:
+            if self.ended is None:
+                raise  # Otherwise the connection was lost, and with it the transaction.
+        finally:
+            self._over()
+
+    def _over(self) -> None:
+        """The transaction has ended. If it was begun by hand, the next one follows."""
+        self._sent, self._savepoints = 0, []
+        if self.ended is not None:
+            self.ended = None
+            if self._own is not None and self.connection is not None:
+                # It is closed, or its session has met a signpost, which it may remember.
+                self._own.discard(self.connection)
+                self.connection = None
 
     def has_transaction(self) -> bool:
         """Whether a transaction is open, by `atomic` or by hand."""
@@ -595,6 +633,11 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def has_failed(self) -> bool:
         """Whether a statement of the transaction failed and no savepoint has undone that: COMMIT would roll back."""
         return self.connection is not None and self.connection.pgconn.transaction_status == TransactionStatus.INERROR
+
+    def will_roll_back(self) -> bool:
+        """Whether the end of the transaction, or of its innermost savepoint, will be a rollback, of which Django says
+        nothing."""
+        return self.needs_rollback or self.closed_in_transaction or self.has_failed()
 
     def _savepoint(self, sid: str) -> None:
         with self._uncounted():
