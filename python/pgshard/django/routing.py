@@ -62,21 +62,23 @@ def alias_of_instance(instance: Any) -> str | None:
 
     Raises `WrongShard` if the two disagree.
     """
-    keys, id_name, _ = rules(type(instance))
+    # Not type(): `request.user` is an object that stands for another.
+    model = instance.__class__
+    keys, id_name, _ = rules(model)
     found: str | None = None
     for name, field in keys:
         value = getattr(instance, name)
         if value is not None and (type(value) is int or not hasattr(value, "resolve_expression")):
             by_key = alias_of_value(field, value)
             if found is not None and found != by_key:
-                raise WrongShard(f"{type(instance).__name__}: its keys are of {found} and of {by_key}")
+                raise WrongShard(f"{model.__name__}: its keys are of {found} and of {by_key}")
             found = by_key
     id = None if id_name is None else getattr(instance, id_name)
     if isinstance(id, int):
         by_id = alias_of_id(id)
         if found is not None and found != by_id:
             raise WrongShard(
-                f"{type(instance).__name__} {id} is of {by_id}, and its key is of {found}: a row does not change its shard, "
+                f"{model.__name__} {id} is of {by_id}, and its key is of {found}: a row does not change its shard, "
                 f"make a new one there and delete this one"
             )
         return by_id
@@ -85,7 +87,7 @@ def alias_of_instance(instance: Any) -> str | None:
 
 def check_instance(instance: Any, using: str) -> None:
     """Refuses to write an object to a shard where it does not belong. Raises `WrongShard` or `NoShard`."""
-    model = type(instance)
+    model = instance.__class__
     shard = shard_of_alias(using)
     if shard is None:
         raise NoShard(f"{model.__name__} is sharded, and {using!r} is no shard: leave using= out, or name a shard")
@@ -121,7 +123,7 @@ class ShardRouter:
 
     def allow_relation(self, first: Any, second: Any, **hints: Any) -> bool | None:
         """Allows a relation if only one of the two objects is sharded: then no constraint connects them."""
-        return True if is_sharded(type(first)) != is_sharded(type(second)) else None
+        return True if is_sharded(first.__class__) != is_sharded(second.__class__) else None
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
         """Sharded models are migrated on shards only, other models on databases only."""
@@ -147,7 +149,7 @@ class ShardRouter:
                     raise WrongShard(f"{model.__name__} was read on {there}, but its key now belongs to {belongs}")
                 there = there if shard_of_alias(there) is not None else belongs
             elif shard_of_alias(there) is None:
-                there = alias_of_instance(instance) if is_sharded(type(instance)) else self._by_owner(model, instance)
+                there = alias_of_instance(instance) if is_sharded(instance.__class__) else self._by_owner(model, instance)
                 if there is None and what == "write":
                     # For `photo.category = category` Django asks where the photo will be. That is decided when the photo is
                     # saved.

@@ -1,0 +1,69 @@
+"""Related rows are looked for on the shards where they are, whichever way the relation is followed."""
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("db")
+
+U, V = 3, 12
+
+
+@pytest.fixture
+def m(world):
+    from photos import models
+
+    return models
+
+
+@pytest.fixture
+def p(world):
+    import pgshard.django
+
+    return pgshard.django
+
+
+@pytest.fixture
+def ledger(world):
+    from ledger import models
+
+    yield models
+    models.Bill.objects.across_shards().run(lambda rows: rows.delete()).all()
+    models.Pointer.objects.all().delete()
+    models.Account.objects.all().delete()
+
+
+@pytest.fixture
+def users(world):
+    """Four users, whose rows are on as many shards."""
+    from django.contrib.auth.models import User
+
+    yield [User.objects.create(username=f"relations {n}") for n in range(4)]
+    User.objects.filter(username__startswith="relations ").delete()
+
+
+# ----------------------------------------------------------------------------------------------------- lazy objects
+
+
+def test_the_user_of_a_request_is_a_user(m, p, users):
+    from django.contrib.admin.models import LogEntry
+    from django.utils.functional import SimpleLazyObject
+
+    def lazy():
+        return SimpleLazyObject(lambda: type(users[0]).objects.get(pk=users[0].pk))
+
+    note = m.Note.objects.create(user=lazy(), text="a")
+    assert note._state.db == f"shard-{users[0].pk % 16}"
+    made = m.Note(user=lazy(), text="b")
+    made.save()
+    made.user = lazy()
+    made.save()
+    assert m.Note.objects.filter(user=lazy()).count() == m.Note.objects.filter(user__in=[lazy()]).count() == 2
+    assert m.Note.objects.get_or_create(user=lazy(), text="a") == (note, False)
+    assert m.Note.objects.for_key(lazy()).count() == 2
+    assert lazy().notes.count() == 2
+    assert lazy().notes.create(text="c").user == users[0]
+    assert LogEntry(user=lazy()).user == users[0]
+    found = SimpleLazyObject(lambda: m.Photo.objects.create(user_id=U, title="x"))
+    assert found.tags.count() == 0
+    assert p.routing.alias_of_instance(found) == "shard-3"
+
+
