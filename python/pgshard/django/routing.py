@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from django.apps import apps
-from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
+from django.db import connections, models, router, transaction
 from django.db.transaction import TransactionManagementError
 
 from ..errors import WrongId
@@ -140,8 +140,11 @@ class ShardRouter:
     def _route(self, model: Any, instance: Any, what: str) -> str | None:
         there = getattr(getattr(instance, "_state", None), "db", None)
         if not is_sharded(model):
-            # An object that is not sharded, reached from a row of a shard, is in the default database.
-            return DEFAULT_DB_ALIAS if shard_of_alias(there) is not None else None
+            if shard_of_alias(there) is None:
+                return None
+            # It was reached from a row of a shard, so it is in another database than that row: where it always is.
+            where: str = (router.db_for_write if what == "write" else router.db_for_read)(model)
+            return where
         if instance is not None:
             if isinstance(instance, model):
                 belongs = alias_of_instance(instance)

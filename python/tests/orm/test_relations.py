@@ -67,3 +67,28 @@ def test_the_user_of_a_request_is_a_user(m, p, users):
     assert p.routing.alias_of_instance(found) == "shard-3"
 
 
+# ------------------------------------------------------------------------------------------------------ other routers
+
+
+def test_other_routers_say_where_rows_elsewhere_are(m, p, monkeypatch, users):
+    from django.contrib.auth.models import User
+    from django.db import router
+
+    asked = []
+
+    class Users:
+        def db_for_read(self, model, **hints):
+            asked.append((model, hints))
+            return "default" if model is User else None
+
+        db_for_write = db_for_read
+
+    note = m.Note.objects.create(user=users[0])
+    monkeypatch.setattr(router, "routers", [p.ShardRouter(), Users()])
+    note = m.Note.objects.get(pk=note.pk)
+    assert note.user == users[0]
+    assert asked == [(User, {})]
+    asked.clear()
+    (note,) = m.Note.objects.for_key(users[0]).prefetch_related("user")
+    assert note.user == users[0]
+    assert (User, {}) in asked
