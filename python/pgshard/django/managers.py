@@ -15,7 +15,7 @@ from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
-from .sharded import key_names, shard_conditions, shard_names
+from .sharded import key_fields, key_names, shard_conditions, shard_names
 
 T = TypeVar("T")
 
@@ -62,7 +62,10 @@ class ShardedQuerySet(models.QuerySet):
             raise WrongShard(f"{self.model.__name__}: the two queries are on {where}: run each by itself")
 
     def for_key(self, key: Any) -> Any:
-        """This query set, on the shard of this key; given an object, of its primary key."""
+        """This query set, on the shard of this key; given an object, of what the key of the rows holds of it."""
+        if isinstance(key, models.Model):
+            owner = next((field for field in key_fields(self.model) if _refers_to(field, key)), None)
+            key = _held(owner, key)
         return self.using(alias_of_key(key))
 
     def by_ids(
@@ -277,10 +280,19 @@ def _place(key: Any, value: Any) -> str | None:
     if type(value) is not int:
         if value is None or hasattr(value, "resolve_expression"):
             return None
-        value = value.pk if isinstance(value, models.Model) else value
+        value = _held(key, value) if isinstance(value, models.Model) else value
         if value is None:
             return None
     return alias_of_id(int(value)) if key is None else alias_of_value(key, value)
+
+
+def _refers_to(field: Any, instance: Any) -> bool:
+    return field is not None and field.remote_field is not None and isinstance(instance, field.remote_field.model)
+
+
+def _held(field: Any, instance: Any) -> Any:
+    """What a field holds that refers to this object: its primary key, or the value that `to_field` names."""
+    return getattr(instance, field.target_field.attname) if _refers_to(field, instance) else instance.pk
 
 
 def _common_place(key: Any, values: Any) -> str | None:

@@ -3,6 +3,7 @@ classes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from django.apps import apps
@@ -71,11 +72,20 @@ def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
         found = {}
         for name, field in shard_names(model).items():
             found[name] = (field, False)
-            for lookup in ("exact", "pk", "pk__exact", "id", "id__exact"):
+            for lookup in ("exact", *_names_of_target(field)):
                 found[f"{name}__{lookup}"] = (field, False)
             found[f"{name}__in"] = (field, True)
         model._pgshard_conditions = found
     return found
+
+
+def _names_of_target(field: Any) -> Iterator[str]:
+    """The lookups after a key's name that ask for what it holds, such as the `pk` of `user__pk`."""
+    target = field.target_field if field is not None and field.remote_field is not None else None
+    names = ("pk", "id") if target is None else (target.name, *(("pk",) if target.primary_key else ()))
+    for name in names:
+        yield name
+        yield f"{name}__exact"
 
 
 def has_shard_id(model: Any) -> bool:

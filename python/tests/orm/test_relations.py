@@ -40,6 +40,30 @@ def users(world):
     User.objects.filter(username__startswith="relations ").delete()
 
 
+def test_a_key_that_refers_to_another_column_than_the_primary_key(ledger, p):
+    account = ledger.Account.objects.create(pk=5_000_000 + U, number=V)
+    bill = ledger.Bill.objects.create(account=account, text="x")
+    assert bill._state.db == "shard-12"
+    assert account.bills.get() == bill
+    for found in (
+        ledger.Bill.objects.filter(account=account),
+        ledger.Bill.objects.filter(account=V),
+        ledger.Bill.objects.filter(account_id=V),
+        ledger.Bill.objects.filter(account__number=V),
+        ledger.Bill.objects.filter(account__in=[account]),
+        ledger.Bill.objects.for_key(account),
+        ledger.Bill.objects.for_key(V),
+    ):
+        assert found.get() == bill
+    assert ledger.Bill.objects.get_or_create(account=account, text="x") == (bill, False)
+    assert ledger.Bill.objects.filter(account=account).update(account=account) == 1
+    with pytest.raises(p.WrongShard):
+        ledger.Bill.objects.filter(account=account).update(account=ledger.Account.objects.create(number=U))
+    # Not the key: it is another column of a table that is not there.
+    with pytest.raises((p.NoShard, p.WrongShard)):
+        ledger.Bill.objects.get(account__pk=account.pk)
+
+
 # ----------------------------------------------------------------------------------------------------- lazy objects
 
 
