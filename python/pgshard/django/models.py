@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from django.db import models, router
-from django.db.models.fields import related_descriptors
 from django.db.models.options import Options
 from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
 from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
 from .managers import ShardedManager
+from .relations import change_django
 from .routing import check_instance, run_on, where_it_belongs
 from .sharded import is_sharded
 
@@ -79,39 +79,6 @@ def _prepare(sender: Any, **_: Any) -> None:
 
 
 class_prepared.connect(_prepare, dispatch_uid="pgshard models", weak=False)
-
-
-def _retrying(original: Any) -> Any:
-    """Makes managers of related objects run a call of several statements again, all of it, if the shard moves meanwhile."""
-
-    def make(superclass: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(superclass, *args, **kwargs)
-
-        def whole(name: str) -> Any:
-            plain = getattr(made, name)
-
-            def call(self: Any, *values: Any, **more: Any) -> Any:
-                # Arguments that can be read only once are read before the first try.
-                values = tuple(list(value) if hasattr(value, "__next__") else value for value in values)
-                db = router.db_for_write(self.model, instance=self.instance)
-                return run_on(db, lambda: plain(self, *values, **more))
-
-            call.__name__ = name
-            call.alters_data = True  # type: ignore[attr-defined]
-            return call
-
-        if issubclass(superclass, ShardedManager):
-            for name in ("add", "remove", "set", "clear"):
-                if hasattr(made, name):
-                    setattr(made, name, whole(name))
-        return made
-
-    return make
-
-
-if not hasattr(related_descriptors, "_pgshard"):
-    related_descriptors._pgshard = True
-    for _name in ("create_forward_many_to_many_manager", "create_reverse_many_to_one_manager"):
-        setattr(related_descriptors, _name, _retrying(getattr(related_descriptors, _name)))
+change_django()
 
 __all__ = ["ShardKeyField", "ShardKeyForeignKey", "ShardedBigAutoField", "ShardedModel", "is_sharded"]

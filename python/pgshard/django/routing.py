@@ -23,6 +23,7 @@ from .sharded import is_sharded, key_fields, rules
 T = TypeVar("T")
 
 _chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar("pgshard_shard", default=None)
+_followed: contextvars.ContextVar[Any] = contextvars.ContextVar("pgshard_relation", default=None)
 
 
 def shard_of_key(key: Any) -> int:
@@ -152,7 +153,8 @@ class ShardRouter:
                     raise WrongShard(f"{model.__name__} was read on {there}, but its key now belongs to {belongs}")
                 there = there if shard_of_alias(there) is not None else belongs
             elif shard_of_alias(there) is None:
-                there = alias_of_instance(instance) if is_sharded(instance.__class__) else self._by_owner(model, instance)
+                sharded = is_sharded(instance.__class__)
+                there = alias_of_instance(instance) if sharded else alias_of_owner(model, _followed.get(), instance)
                 if there is None and what == "write":
                     # For `photo.category = category` Django asks where the photo will be. That is decided when the photo is
                     # saved.
@@ -161,12 +163,24 @@ class ShardRouter:
                 return there
         return _chosen.get() or refuse(model, what)
 
-    def _by_owner(self, model: Any, instance: Any) -> str | None:
-        """The shard of the rows that belong to an object that is not sharded, if it is their key: `user.photos`."""
-        for field in key_fields(model):
-            if field.remote_field is not None and isinstance(instance, field.remote_field.model):
-                return alias_of_key(getattr(instance, field.target_field.attname))
+
+def alias_of_owner(model: Any, relation: Any, instance: Any) -> str | None:
+    """The shard of the rows whose field `relation` refers to an object that is not sharded, if that field is their key:
+    `user.photos`."""
+    if relation is None or relation not in key_fields(model):
         return None
+    return alias_of_key(getattr(instance, relation.target_field.attname))
+
+
+@contextmanager
+def following(relation: Any) -> Iterator[None]:
+    """Within it, the router knows that Django asks for the rows whose field this is. Django itself names only the object that
+    they belong to, and an object may be the key of a row or anything else to it."""
+    token = _followed.set(relation)
+    try:
+        yield
+    finally:
+        _followed.reset(token)
 
 
 @contextmanager
@@ -257,6 +271,6 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
 
 
 __all__ = [
-    "ShardRouter", "WrongId", "alias_of_id", "alias_of_instance", "alias_of_key", "check_instance", "refuse", "release",
-    "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
+    "ShardRouter", "WrongId", "alias_of_id", "alias_of_instance", "alias_of_key", "alias_of_owner", "check_instance",
+    "following", "refuse", "release", "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
 ]  # fmt: skip

@@ -40,6 +40,99 @@ def users(world):
     User.objects.filter(username__startswith="relations ").delete()
 
 
+# ------------------------------------------------------------------------------------------------------------- prefetch
+
+
+def test_rows_of_several_shards_are_prefetched(m, users):
+    from django.contrib.auth.models import User
+    from django.db.models import Prefetch, prefetch_related_objects
+
+    for user in users:
+        m.Note.objects.create(user=user, text=f"of {user.pk}")
+        m.Note.objects.create(user=user, text="another")
+    found = User.objects.filter(username__startswith="relations ").order_by("pk")
+    assert [len(user.notes.all()) for user in found.prefetch_related("notes")] == [2] * 4
+    some = Prefetch("notes", m.Note.objects.exclude(text="another"))
+    assert [[note.text for note in user.notes.all()] for user in found.prefetch_related(some)] == [
+        [f"of {user.pk}"] for user in users
+    ]
+    some = Prefetch("notes", m.Note.objects.exclude(text="another"), to_attr="some")
+    assert [len(user.some) for user in found.prefetch_related(some)] == [1] * 4
+    assert all(note.user == user for user in found.prefetch_related("notes") for note in user.notes.all())
+
+    keys = [user.pk for user in users]
+    photos = [
+        m.Photo.objects.create(user_id=key, title="x", album=m.Album.objects.create(user_id=key, name=f"of {key}"))
+        for key in keys
+    ]
+    photos.append(m.Photo.objects.create(user_id=keys[0], title="without an album"))
+    for photo in photos:
+        photo.tags.add(m.Tag.objects.get_or_create(user_id=photo.user_id, word="w")[0])
+    photos = m.Photo.objects.by_ids([photo.pk for photo in photos])
+    prefetch_related_objects(photos, "album__photos", "tags__photos")
+    assert [photo.album and photo.album.name for photo in photos] == [f"of {key}" for key in keys] + [None]
+    assert [len(photo.album.photos.all()) for photo in photos[:4]] == [1] * 4
+    assert [[tag.word for tag in photo.tags.all()] for photo in photos] == [["w"]] * 5
+    assert [len(photo.tags.all()[0].photos.all()) for photo in photos] == [2, 1, 1, 1, 2]
+
+
+def test_prefetching_asks_each_shard_once(m, users):
+    from django.contrib.auth.models import User
+    from django.db import connections
+    from django.test.utils import CaptureQueriesContext
+
+    for user in users:
+        m.Note.objects.create(user=user)
+    found = User.objects.filter(username__startswith="relations ").order_by("pk")
+    with CaptureQueriesContext(connections[f"shard-{users[1].pk % 16}"]) as one:
+        assert len(found.prefetch_related("notes")[1].notes.all()) == 1
+    assert len(one) == 1
+
+
+def test_references_from_rows_elsewhere_are_prefetched(ledger, p):
+    from django.db.models import prefetch_related_objects
+
+    accounts = [ledger.Account.objects.create(number=number) for number in (U, V)]
+    bills = [ledger.Bill.objects.create(account=account) for account in accounts]
+    pointers = [ledger.Pointer.objects.create(bill=bill) for bill in (*bills, None)]
+    found = list(ledger.Pointer.objects.order_by("pk"))
+    prefetch_related_objects(found, "bill")
+    assert found == pointers
+    assert [one.bill for one in found] == [*bills, None]
+    # By a relation that is not the key, nobody knows where the rows are.
+    with pytest.raises(p.NoShard):
+        prefetch_related_objects(accounts, "checked_bills")
+
+
+# ------------------------------------------------------------------------------------- relations that are not the key
+
+
+def test_a_relation_that_is_not_the_key_names_no_shard(ledger, p):
+    account = ledger.Account.objects.create(number=V)
+    other = ledger.Account.objects.create(number=U)
+    bill = ledger.Bill.objects.create(account=account, checker=other)
+    for wrong in (
+        lambda: other.checked_bills.count(),
+        lambda: list(other.checked_bills.all()),
+        lambda: other.checked_bills.update(text="x"),
+        lambda: other.checked_bills.filter(text="").exists(),
+    ):
+        with pytest.raises(p.NoShard, match="Bill"):
+            wrong()
+    with p.shard_of(V):
+        assert other.checked_bills.get() == bill
+    assert ledger.Bill.objects.filter(checker=other).across_shards().count() == 1
+    assert ledger.Bill.objects.filter(account=account, checker=other).get() == bill
+    # The relation that is the key still names it.
+    assert account.bills.get() == bill
+    assert account.bills.create(checker=other)._state.db == "shard-12"
+    account.bills.add(ledger.Bill(text="added"), bulk=False)
+    assert account.bills.get_or_create(text="added")[1] is False
+    assert account.bills.update_or_create(text="added", defaults={"text": "changed"})[1] is False
+    assert account.bills.update(text="all") == 3
+    assert account.bills.all().delete()[0] == 3
+
+
 def test_a_key_that_refers_to_another_column_than_the_primary_key(ledger, p):
     account = ledger.Account.objects.create(pk=5_000_000 + U, number=V)
     bill = ledger.Bill.objects.create(account=account, text="x")
@@ -89,6 +182,33 @@ def test_the_user_of_a_request_is_a_user(m, p, users):
     found = SimpleLazyObject(lambda: m.Photo.objects.create(user_id=U, title="x"))
     assert found.tags.count() == 0
     assert p.routing.alias_of_instance(found) == "shard-3"
+
+
+# ---------------------------------------------------------------------------------------- related managers in a query
+
+
+def test_related_rows_of_another_shard_are_no_part_of_a_query(m, p):
+    from django.db.models import Exists
+
+    mine = m.Album.objects.create(user_id=U, name="mine")
+    others = m.Album.objects.create(user_id=V, name="others")
+    photo = m.Photo.objects.create(user_id=U, title="x", album=mine)
+    tag = m.Tag.objects.create(user_id=U, word="w")
+    photo.tags.add(tag)
+    for wrong in (
+        lambda: list(m.Album.objects.for_key(V).filter(~Exists(mine.photos.all()))),
+        lambda: list(m.Album.objects.for_key(V).filter(pk__in=mine.photos.values("album_id"))),
+        lambda: list(m.Tag.objects.for_key(V).filter(~Exists(photo.tags.all()))),
+        lambda: list(mine.photos.all() | others.photos.all()),
+        lambda: list(mine.photos.all() & others.photos.all()),
+        lambda: list(mine.photos.all().union(others.photos.all())),
+    ):
+        with pytest.raises((p.WrongShard, ValueError), match=r"shard-|across different databases"):
+            wrong()
+    assert not m.Album.objects.for_key(U).filter(~Exists(mine.photos.all())).exists()
+    assert (mine.photos.all() | m.Photo.objects.filter(user_id=U)).get() == photo
+    assert mine.photos.across_shards().count() == 1
+    assert mine.photos.by_ids([photo.pk]) == [photo]
 
 
 # ------------------------------------------------------------------------------------------------------ other routers

@@ -1,0 +1,139 @@
+"""Django's related managers and descriptors, so that they look for related rows on the shards where those are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.db import router
+from django.db.models.fields import related_descriptors as django
+
+from ..errors import WrongId
+from .cluster import alias, shard_of_alias
+from .managers import ShardedManager
+from .routing import alias_of_id, alias_of_instance, alias_of_owner, following, run_on, within
+from .sharded import has_shard_id, is_sharded
+
+_WHOLE = ("add", "remove", "set", "clear")
+"""The methods of several statements."""
+
+
+def _managers(original: Any) -> Any:
+    """Changes the managers of related objects that this function makes: they are on a shard from the beginning, and a call of
+    several statements is run again, all of it, if the shard moves meanwhile."""
+
+    def make(superclass: Any, rel: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(superclass, rel, *args, **kwargs)
+        if not issubclass(superclass, ShardedManager):
+            return made
+
+        def changed(name: str) -> Any:
+            plain = getattr(made, name)
+
+            @wraps(plain)
+            def call(self: Any, *values: Any, **more: Any) -> Any:
+                with following(rel.field):
+                    if name not in _WHOLE:
+                        return plain(self, *values, **more)
+                    # Arguments that can be read only once are read before the first try.
+                    values = tuple(list(value) if hasattr(value, "__next__") else value for value in values)
+                    db = router.db_for_write(self.model, instance=self.instance)
+                    return run_on(db, lambda: plain(self, *values, **more))
+
+            return call
+
+        for name in (*_WHOLE, "create", "get_or_create", "update_or_create"):
+            if hasattr(made, name):
+                setattr(made, name, changed(name))
+
+        filtered = made._apply_rel_filters
+
+        def _apply_rel_filters(self: Any, queryset: Any) -> Any:
+            with following(rel.field):
+                found = filtered(self, queryset)
+                if found._db is None:
+                    # As a part of another query it must say where it is.
+                    found._db = router.db_for_read(self.model, instance=self.instance)
+                    found._query.pgshard_alias = found._db
+            return found
+
+        made._apply_rel_filters = _apply_rel_filters
+        made.get_prefetch_querysets = _of_each_shard(
+            made.get_prefetch_querysets,
+            lambda self: self.model,
+            lambda self, one: alias_of_owner(self.model, rel.field, one),
+        )
+        return made
+
+    return make
+
+
+def _of_each_shard(plain: Any, target: Callable[[Any], Any], place: Callable[[Any, Any], str | None]) -> Any:
+    """Changes a `get_prefetch_querysets`, to which Django gives objects of all shards and which would look for what belongs to
+    them on the shard of the first one.
+
+    `target`: the model that is looked for. `place`: the shard of what belongs to an object that is not sharded.
+    """
+
+    @wraps(plain)
+    def get_prefetch_querysets(self: Any, instances: Any, querysets: Any = None) -> Any:
+        if not is_sharded(target(self)) or (querysets and querysets[0]._db is not None):
+            return plain(self, instances, querysets)
+        groups: dict[str | None, list[Any]] = {}
+        for one in instances:
+            groups.setdefault(_where(one) if is_sharded(one.__class__) else place(self, one), []).append(one)
+        if None in groups or (len(groups) == 1 and is_sharded(instances[0].__class__)):
+            # The router refuses what names no shard.
+            return plain(self, instances, querysets)
+        parts: list[Any] = []
+        rows: list[Any] = []
+        for where, group in groups.items():
+            assert where is not None, "it was looked for"
+            with within(where):
+                parts.append(plain(self, group, querysets and [querysets[0]._chain()]))
+                # Django itself will prefetch what these are to have, of all of them.
+                lookups, parts[-1][0]._prefetch_related_lookups = parts[-1][0]._prefetch_related_lookups, ()
+                rows += parts[-1][0]
+        found = parts[0][0]
+        found._result_cache, found._prefetch_related_lookups = rows, lookups
+        return parts[0]
+
+    return get_prefetch_querysets
+
+
+def _where(instance: Any) -> str | None:
+    """The shard of an object."""
+    there: str | None = instance._state.db
+    return there if shard_of_alias(there) is not None else alias_of_instance(instance)
+
+
+def _of_reference(descriptor: Any, instance: Any) -> str | None:
+    """The shard of the row that an object refers to."""
+    field = descriptor.field
+    if not (field.target_field.primary_key and has_shard_id(field.remote_field.model)):
+        return None
+    id = getattr(instance, field.attname)
+    try:
+        return alias(0) if id is None else alias_of_id(int(id))
+    except WrongId:
+        # There is no such row, on whatever shard it is looked for.
+        return alias(0)
+
+
+def change_django() -> None:
+    """Makes Django use all this for the models that are prepared from now on."""
+    if hasattr(django, "_pgshard"):
+        return
+    django._pgshard = True
+    for name in ("create_forward_many_to_many_manager", "create_reverse_many_to_one_manager"):
+        setattr(django, name, _managers(getattr(django, name)))
+    forward, reverse = django.ForwardManyToOneDescriptor, django.ReverseOneToOneDescriptor
+    forward.get_prefetch_querysets = _of_each_shard(
+        forward.get_prefetch_querysets, lambda self: self.field.remote_field.model, _of_reference
+    )
+    reverse.get_prefetch_querysets = _of_each_shard(
+        reverse.get_prefetch_querysets,
+        lambda self: self.related.related_model,
+        lambda self, one: alias_of_owner(self.related.related_model, self.related.field, one),
+    )
