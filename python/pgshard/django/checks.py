@@ -44,9 +44,22 @@ def check_models(app_configs: Any = None, **_: Any) -> list[Any]:
     found: list[Any] = []
     wanted = None if app_configs is None else {config.label for config in app_configs}
     for model in apps.get_models():
-        if (wanted is None or model._meta.app_label in wanted) and not model._meta.proxy:
+        if wanted is not None and model._meta.app_label not in wanted:
+            continue
+        if not model._meta.proxy:
             found += _check_sharded(model) if is_sharded(model) else _check_plain(model)
+        if issubclass(model, ShardedModel):
+            found += _check_managers(model)
     return found
+
+
+def _check_managers(model: Any) -> list[Any]:
+    hint = "derive it from ShardedManager, or from ShardedManager.from_queryset(…)"
+    return [
+        _error(4, f"the manager {manager.name} of a sharded model is not a ShardedManager", hint, model)
+        for manager in model._meta.managers
+        if not isinstance(manager, ShardedManager)
+    ]
 
 
 def _check_sharded(model: Any) -> list[Any]:
@@ -54,9 +67,6 @@ def _check_sharded(model: Any) -> list[Any]:
     if not issubclass(model, ShardedModel):
         found.append(_error(3, "a sharded model does not derive from ShardedModel", "class Photo(ShardedModel)", model))
         return found
-    if not isinstance(model._default_manager, ShardedManager):
-        hint = "derive its manager from ShardedManager, or from ShardedManager.from_queryset(…)"
-        found.append(_error(4, "the default manager of a sharded model is not a ShardedManager", hint, model))
     if not key_fields(model) and not isinstance(model._meta.pk, ShardedBigAutoField):
         hint = "user_id = ShardKeyField(), or an ID of the shard: leave primary_key=True out"
         found.append(_error(5, "a sharded model has neither a key nor an ID of its shard", hint, model))

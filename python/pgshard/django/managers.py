@@ -15,7 +15,7 @@ from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
-from .sharded import key_fields, key_names, shard_conditions, shard_names
+from .sharded import key_fields, key_names, placed_names, shard_conditions, shard_names
 
 T = TypeVar("T")
 
@@ -246,7 +246,7 @@ class ShardedQuerySet(models.QuerySet):
         return at._whole(lambda: super(ShardedQuerySet, at).bulk_update(objs, fields, *args, **kwargs))
 
     def update(self, **kwargs: Any) -> Any:
-        """The same as Django's; the key can only be set to a value of the same shard."""
+        """The same as Django's; the key, the ID and references can only be set to values of the same shard."""
         self._for_write = True
         self._unmoved(kwargs)
         return super().update(**kwargs)
@@ -259,20 +259,31 @@ class ShardedQuerySet(models.QuerySet):
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def _unmoved(self, values: dict[str, Any]) -> None:
-        """Refuses values of the key that belong to another shard or are not known in advance."""
-        for name, key in key_names(self.model).items():
-            if name not in values:
-                continue
-            try:
-                there = _place(key, values[name])
-            except WrongKey:
-                there = None
-            self._for_write = True
-            if there is None or there != self.db:
-                raise WrongShard(
-                    f"{self.model.__name__}.{name} is the key and says where the row is: it cannot be set here. "
-                    f"Make a new row on the other shard, then delete this one"
-                )
+        """Refuses values that would put the rows elsewhere."""
+        for name in placed_names(self.model).keys() & values.keys():
+            if values[name] is not None or name in key_names(self.model):
+                self._for_write = True
+                check_value(self.model, name, values[name], self.db)
+
+
+def check_value(model: Any, name: str, value: Any, using: str) -> None:
+    """Refuses to set the key, the ID or a reference of rows on a shard to a value of another, and the first two to a value that
+    is not known in advance. Raises `WrongShard`."""
+    key, is_reference = placed_names(model)[name]
+    if is_reference and hasattr(value, "resolve_expression"):
+        return  # It is computed from rows of the shard.
+    try:
+        there = _place(key, value)
+    except (WrongKey, WrongId):
+        there = None
+    if there == using:
+        return
+    if is_reference:
+        raise WrongShard(f"{model.__name__}.{name} would refer to a row on {there or 'no shard'}, and is on {using}")
+    raise WrongShard(
+        f"{model.__name__}.{name} says where the row is: it cannot be set here. Make a new row on the other shard, then delete "
+        f"this one"
+    )
 
 
 def _place(key: Any, value: Any) -> str | None:

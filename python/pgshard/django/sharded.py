@@ -64,6 +64,18 @@ def shard_names(model: Any) -> dict[str, Any]:
     return found
 
 
+def placed_names(model: Any) -> dict[str, tuple[Any, bool]]:
+    """The names of what may not come from another shard: the key, the ID and the references to rows of shards. For each the
+    key's field, or None, and whether it is a reference."""
+    found: dict[str, tuple[Any, bool]] | None = model.__dict__.get("_pgshard_placed")
+    if found is None:
+        references = (name for field in sharded_references(model) for name in (field.name, field.attname))
+        found = {name: (None, True) for name in references}
+        found.update((name, (field, False)) for name, field in shard_names(model).items())
+        model._pgshard_placed = found
+    return found
+
+
 def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
     """The conditions of a query that can say the shard, such as `user__pk` or `id__in`: for each the key's field, or None for
     the ID, and whether its value is a list."""

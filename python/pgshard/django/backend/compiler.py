@@ -13,7 +13,9 @@ from django.db.models.sql import compiler as standard
 from django.db.models.sql.datastructures import BaseTable, Join
 
 from ..errors import WrongShard
-from ..sharded import unsharded_tables
+from ..managers import check_value
+from ..routing import check_instance
+from ..sharded import is_sharded, placed_names, unsharded_tables
 
 
 def _django(name: str) -> Any:
@@ -105,6 +107,10 @@ class SQLInsertCompiler(_Qualified, _Insert):
     def as_sql(self) -> Any:
         table, schema = self.query.model._meta.db_table, self.connection.quoted_schema
         self._known(table)
+        if is_sharded(self.query.model):
+            # Each way to make a row comes here, also those that ask no model and no manager of shards.
+            for one in self.query.objs:
+                check_instance(one, self.connection.alias)
         found = super().as_sql()
         if len(found) == 1:
             ((sql, params),) = found
@@ -116,6 +122,11 @@ class SQLUpdateCompiler(_Qualified, _Update):
     """UPDATE."""
 
     def as_sql(self) -> Any:
+        if is_sharded(self.query.model):
+            placed = placed_names(self.query.model)
+            for field, _, value in self.query.values:
+                if value is not None and field.attname in placed:
+                    check_value(self.query.model, field.attname, value, self.connection.alias)
         sql, params = super().as_sql()
         if sql:
             self._known(self.query.base_table)
