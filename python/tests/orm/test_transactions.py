@@ -252,6 +252,37 @@ def test_a_commit_in_doubt_is_told_also_where_the_host_is_gone_then(world, m, mo
     assert not m.Tag.objects.for_key(7).exists()
 
 
+def test_a_connection_that_is_lost_while_rows_are_fetched(world, m):
+    from django.db import transaction
+
+    from pgshard.django import ConnectionLost, InDoubt, run_in_shard
+
+    m.Tag.objects.bulk_create([m.Tag(user_id=U, word=str(n)) for n in range(10)])
+
+    def fetch():
+        for number, _ in enumerate(m.Tag.objects.for_key(U).iterator(chunk_size=2)):
+            if number == 3:
+                with world.superuser(world.host_of(U)) as connection:
+                    ended = connection.execute(
+                        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query LIKE 'FETCH%'"
+                    )
+                    assert ended.fetchall() == [(True,)]
+
+    def caught():
+        try:
+            fetch()
+        except ConnectionLost:
+            pass
+
+    with pytest.raises(ConnectionLost, match="nothing has taken effect"), transaction.atomic(using=USING):
+        fetch()
+    with pytest.raises(ConnectionLost):
+        run_in_shard(U, caught)
+    with pytest.raises(InDoubt, match="was lost while a statement"):
+        fetch()
+    assert m.Tag.objects.for_key(U).count() == 10
+
+
 # ------------------------------------------------------------------------------------------------- transactions by hand
 
 

@@ -474,6 +474,11 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.kept += 1
         raise InDoubt(f"{host} while a statement was on its way, which may have taken effect: {error}") from error
 
+    def fetch_failed(self, cursor: Any, error: DatabaseError) -> None:
+        """Rows of a statement that ran before could not be fetched. Raises another error if the connection was lost."""
+        if cursor.stream is not None or cursor.cursor.connection is self.connection:
+            self._lost(cursor, error)
+
     def _is_on_standby(self, cursor: Any) -> bool:
         """Whether a server that refused to write is a standby. Otherwise the transaction is read-only by choice."""
         connection = cursor.cursor.connection

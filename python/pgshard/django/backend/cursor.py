@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 from django.apps import apps
-from django.db import NotSupportedError
+from django.db import DatabaseError, NotSupportedError
 from django.db.backends.postgresql.base import CursorDebugWrapper
 from django.db.backends.utils import CursorWrapper
 
@@ -58,6 +58,25 @@ class _Moving:
         run = partial(CursorWrapper._executemany, self, sql, param_list)
         # Some of its statements may have taken effect, and the parameters may be a generator.
         return self.db.run(self, sql, run, repeatable=False)
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)  # type: ignore[misc]
+        # The rows of any other cursor came with its statement.
+        if self.server_side_name is not None and name in CursorWrapper.WRAP_ERROR_ATTRS:
+            return self._fetching()(found)
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._fetching():
+            yield from super().__iter__()  # type: ignore[misc]
+
+    @contextmanager
+    def _fetching(self) -> Iterator[None]:
+        try:
+            yield
+        except DatabaseError as error:
+            self.db.fetch_failed(self, error)
+            raise
 
     def callproc(self, procname: Any, params: Any = None, kparams: Any = None) -> Any:
         """Not supported on shards: the procedure's name has no place for the schema."""
