@@ -283,6 +283,38 @@ def test_a_connection_that_is_lost_while_rows_are_fetched(world, m):
     assert m.Tag.objects.for_key(U).count() == 10
 
 
+def test_a_statement_that_ran_is_in_doubt_where_the_host_does_not_answer_then(m, monkeypatch):
+    """It asked about a name, so it counts only if the host served the shard, which nobody can say."""
+    from django.db import connections, transaction
+
+    from pgshard.django import InDoubt, ShardUnavailable, run_in_shard
+    from pgshard.errors import LookUpFailed
+    from pgshard.recovery import Recovery
+
+    def fails(*_):
+        raise LookUpFailed("the host does not answer")
+
+    monkeypatch.setattr(Recovery, "is_own", fails)
+    insert = "INSERT INTO {shard}.photos_tag (user_id, word) SELECT 6, %s WHERE to_regclass('{shard}.photos_tag') IS NOT NULL"
+    with connections[USING].cursor() as cursor, pytest.raises(InDoubt, match="the host does not answer"):
+        cursor.executemany(insert, [["a"], ["b"]])
+    assert m.Tag.objects.for_key(U).count() == 2
+
+    def work():
+        m.Tag.objects.create(user_id=U, word="c")
+        with connections[USING].cursor() as cursor:
+            try:
+                cursor.execute(insert, ["d"])
+            except ShardUnavailable:
+                pass
+
+    with pytest.raises(ShardUnavailable, match="the host does not answer"):
+        run_in_shard(U, work)
+    with pytest.raises(ShardUnavailable, match="the host does not answer"), transaction.atomic(using=USING):
+        work()
+    assert m.Tag.objects.for_key(U).count() == 2
+
+
 # ------------------------------------------------------------------------------------------------- transactions by hand
 
 

@@ -440,11 +440,21 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.connection = None
 
     def _refuse(self, how: Met, began: float, error: BaseException | None) -> None:
-        """Raises `ShardMoved`, unless the error or the answer is the application's own."""
+        """Raises `ShardMoved`, unless the error or the answer is the application's own. Raises `InDoubt` if nobody can say that,
+        and something of the statement may stay."""
         since = self._began if self._own is not None else began
-        with djangos():
-            if Recovery(cluster().asking, self.shard).is_own(how, self._place, since):
-                return
+        try:
+            with djangos():
+                if Recovery(cluster().asking, self.shard).is_own(how, self._place, since):
+                    return
+        except OperationalError as unknown:
+            if self._own is not None:
+                self.ended = unknown  # Whoever catches this does not commit what nobody knows.
+                raise
+            self.kept += 1
+            raise InDoubt(
+                f"whether the shard was served during a statement, which may have taken effect: {unknown}"
+            ) from unknown
         self._moved(how, since, error)
 
     def _moved(self, how: Met, since: float, error: BaseException | None = None) -> NoReturn:
