@@ -14,6 +14,7 @@ from .batch import fetch
 from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
+from .merge import merge, order, ranks_on
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
 from .sharded import key_fields, key_names, placed_names, shard_conditions, shard_names
 
@@ -348,33 +349,32 @@ class AcrossShards:
         return any(result.values.values()) or bool(sum(result.all().values()))
 
     def list(self, limit: int, *, partial: bool = False) -> list[Any]:
-        """At most `limit` objects, in the query's order; each shard is asked for as many.
+        """At most `limit` objects, in the query's order; each shard is asked for as many. An order by texts costs a statement
+        more.
 
-        Raises `Partial` if a shard failed; with `partial=True`, returns what the others have instead.
+        Raises `Partial` if a shard failed; with `partial=True`, returns what the others have instead. Raises `ValueError` if the
+        order is known to the shards only.
         """
-        order = _order(self._queryset)
+        by = order(self._queryset)
+        end = None if self._timeout is None else time.monotonic() + self._timeout
         result = self.run(lambda rows: list(rows[:limit]))
         if not partial:
             result.all()
-        found = [row for shard in sorted(result.values) for row in result.values[shard]]
-        for name, descending in reversed(order):
-            found.sort(key=lambda row: _sortable(row, name), reverse=descending)
-        return found[:limit]
+        shards = [shard for shard in sorted(result.values) if result.values[shard]]
+        found = [row for shard in shards for row in result.values[shard]]
 
+        def ranks(field: Any, texts: Any) -> Any:
+            if len(shards) == 1:
+                return dict.fromkeys(texts, 0)  # They are in their order.
+            asked: Gathered[Any] = Gathered()
+            for shard in shards:
+                left = None if end is None else max(end - time.monotonic(), 0)
+                asked = gather([shard], lambda where: ranks_on(where, field, texts), timeout=left)
+                if asked.values:
+                    break
+            return next(iter(asked.all().values()))
 
-def _order(queryset: models.QuerySet) -> list[tuple[str, bool]]:
-    """The fields that a query is ordered by, and for each whether the order is descending."""
-    names = queryset.query.order_by or (queryset.model._meta.ordering if queryset.query.default_ordering else ())
-    wrong = [name for name in names if not isinstance(name, str) or LOOKUP_SEP in name or name == "?"]
-    if wrong:
-        raise ValueError(f"order_by({wrong[0]!r}) cannot be merged across shards: order by fields of the model itself")
-    return [(name.lstrip("-"), name.startswith("-")) for name in names]
-
-
-def _sortable(row: Any, name: str) -> Any:
-    value = getattr(row, name)
-    # PostgreSQL puts nulls last in ascending order.
-    return (value is None, value if value is not None else 0)
+        return merge(found, by, ranks)[:limit]
 
 
 class ShardedManager(models.Manager.from_queryset(ShardedQuerySet)):  # type: ignore[misc]

@@ -1,0 +1,121 @@
+"""The order of rows that come from several shards: the one that PostgreSQL would give them if they were on one.
+
+Numbers and times are compared here. How texts compare is known to the server only, by their column's type and collation, so one
+shard is asked to sort them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple, NoReturn
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db import connections
+from django.db.models.constants import LOOKUP_SEP
+from django.db.models.query import FlatValuesListIterable, ModelIterable, ValuesIterable
+
+from ..template import quote_name
+
+_COMPARED = (int, float, Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
+"""The types whose values compare in Python as in PostgreSQL."""
+
+
+class By(NamedTuple):
+    """One of the things that rows are ordered by."""
+
+    name: str
+    field: Any
+    """The field; None for an annotation."""
+    descending: bool
+    get: Callable[[Any], Any]
+    """Gets the value from a row."""
+
+
+def order(queryset: Any) -> list[By]:
+    """What a query is ordered by. Raises `ValueError` if its rows cannot be merged by that."""
+    query, meta = queryset.query, queryset.model._meta
+    if query.extra_order_by:
+        _refuse(query.extra_order_by[0])
+    # Where rows are grouped Django leaves Meta.ordering out.
+    by_default = meta.ordering if query.default_ordering and query.group_by is None else ()
+    return [_by(queryset, name) for name in query.order_by or by_default]
+
+
+def merge(rows: list[Any], by: list[By], ranks: Callable[[Any, list[str]], Mapping[str, int]]) -> list[Any]:
+    """The rows in their order. `ranks`: has the texts of a field sorted. Raises `ValueError`."""
+    for one in reversed(by):
+        values = [value for value in map(one.get, rows) if value is not None]
+        order: Mapping[Any, Any] | None = None
+        if one.field is not None and values and all(isinstance(value, str) for value in values):
+            order = ranks(one.field, sorted(set(values)))
+        elif not all(isinstance(value, _COMPARED) for value in values):
+            _refuse(one.name)
+
+        def key(row: Any, one: By = one, order: Mapping[Any, Any] | None = order) -> Any:
+            value = one.get(row)
+            # PostgreSQL puts nulls last in ascending order, and before them what is not a number.
+            if value is None or value != value:
+                return (2 if value is None else 1,)
+            return 0, value if order is None else order[value]
+
+        rows = sorted(rows, key=key, reverse=one.descending)
+    return rows
+
+
+def ranks_on(where: str, field: Any, texts: list[str]) -> dict[str, int]:
+    """The rank of each text in the order of a field's column, as this shard sorts it."""
+    shard = connections[where]
+    column, table = quote_name(field.column), f"{shard.quoted_schema}.{quote_name(field.model._meta.db_table)}"
+    # The arm without rows gives the texts the column's collation.
+    given = f"SELECT CAST(t.v AS {field.cast_db_type(shard)}), t.n FROM unnest(%s::text[]) WITH ORDINALITY AS t (v, n)"
+    both = f"SELECT {column} AS v, 0 AS n FROM {table} WHERE false UNION ALL {given}"
+    sql = f"SELECT n, dense_rank() OVER (ORDER BY v) FROM ({both}) AS both_arms"
+    with shard.cursor() as cursor:
+        cursor.execute(sql, [texts])
+        return {texts[number - 1]: rank for number, rank in cursor.fetchall()}
+
+
+def _refuse(name: Any) -> NoReturn:
+    raise ValueError(
+        f"order_by({name!r}) cannot be merged across shards: order by fields of the model itself that are numbers, times or "
+        f"texts, and select them"
+    )
+
+
+def _by(queryset: Any, given: Any) -> By:
+    if not isinstance(given, str) or LOOKUP_SEP in given or given == "?":
+        _refuse(given)
+    query, name, field = queryset.query, given.lstrip("-"), None
+    if name not in query.annotations:
+        try:
+            field = queryset.model._meta.pk if name == "pk" else queryset.model._meta.get_field(name)
+        except FieldDoesNotExist:
+            _refuse(given)
+        if not field.concrete or (
+            field.is_relation and name != field.attname and field.remote_field.model._meta.ordering
+        ):
+            # Django would order by what the related model is ordered by.
+            _refuse(given)
+    descending = given.startswith("-") == query.standard_ordering
+    return By(
+        name, field, descending, _getter(queryset, given, {name, *((field.name, field.attname) if field else ())})
+    )
+
+
+def _getter(queryset: Any, given: str, names: set[str]) -> Callable[[Any], Any]:
+    query, kind = queryset.query, queryset._iterable_class
+    if issubclass(kind, ModelIterable):
+        name = given.lstrip("-")
+        if name not in query.annotations and name != "pk":
+            name = queryset.model._meta.get_field(name).attname
+        return lambda row: getattr(row, name)
+    selected = queryset._fields or (*query.extra_select, *query.values_select, *query.annotation_select)
+    at = next((at for at, one in enumerate(selected) if one in names), None)
+    if at is None:
+        _refuse(given)
+    if issubclass(kind, ValuesIterable):
+        return lambda row: row[selected[at]]
+    return (lambda row: row) if issubclass(kind, FlatValuesListIterable) else (lambda row: row[at])
