@@ -40,7 +40,7 @@ from sqlalchemy import inspect as _inspect
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.ext.asyncio import create_async_engine as _create_async_engine
-from sqlalchemy.orm import MappedColumn, Session, mapped_column
+from sqlalchemy.orm import MappedColumn, Mapper, Session, mapped_column
 
 from .connect import connect
 from .directory import Directory
@@ -130,18 +130,17 @@ class _Attempt:
         self.met = self.met if self.met is Met.SIGNPOST else how or self.met
         self.read_only = self.read_only or error.sqlstate == _READ_ONLY
 
-    def check(self, session: Session) -> None:
-        """Refuses objects that belong to another shard. Raises `WrongShard`."""
-        for one in (*session.new, *session.dirty):
-            state = _inspect(one)
-            for name, column in state.mapper.columns.items():
-                value = state.dict.get(name)
-                if value is None:
-                    continue
-                if column.info.get(_KEY):
-                    self._is_here(one, name, self.asking.directory.shard_of_key(value))
-                elif column.info.get(_ID) or any(key.column.info.get(_ID) for key in column.foreign_keys):
-                    self._is_here(one, name, self.asking.directory.shard_of_id(value))
+    def check(self, one: object) -> None:
+        """Refuses an object that belongs to another shard. Raises `WrongShard`."""
+        state = _inspect(one)
+        for name, column in state.mapper.columns.items():
+            value = state.dict.get(name)
+            if value is None:
+                continue
+            if column.info.get(_KEY):
+                self._is_here(one, name, self.asking.directory.shard_of_key(value))
+            elif column.info.get(_ID) or any(key.column.info.get(_ID) for key in column.foreign_keys):
+                self._is_here(one, name, self.asking.directory.shard_of_id(value))
 
     def _is_here(self, one: object, name: str, shard: int) -> None:
         if shard != self.shard:
@@ -216,8 +215,14 @@ def _driver(connection: Connection) -> Any:
     return None if connection.invalidated or connection.closed else connection.connection.driver_connection
 
 
-def _make_session_check(attempt: _Attempt, session: Session) -> None:
-    event.listen(session, "before_flush", lambda session, context, instances: attempt.check(session))
+@event.listens_for(Mapper, "before_insert")
+@event.listens_for(Mapper, "before_update")
+def _check(mapper: Any, connection: Connection, one: object) -> None:
+    """Called for each object that is about to be written, on whatever connection. Not before the flush: a reference that is given
+    as an object gets its value in it."""
+    attempt = connection.get_execution_options().get(_ATTEMPT)
+    if attempt is not None:
+        attempt.check(one)
 
 
 class _Engines:
@@ -310,7 +315,6 @@ class Shards(_Engines):
             try:
                 begun = connection.begin()
                 with Session(bind=connection, join_transaction_mode="rollback_only", expire_on_commit=False) as session:
-                    _make_session_check(attempt, session)
                     result = work(session)
                     session.flush()
                 attempt.before_commit(_driver(connection))
@@ -413,7 +417,6 @@ class AsyncShards(_Engines):
                 begun = await connection.begin()
                 session = AsyncSession(bind=connection, join_transaction_mode="rollback_only", expire_on_commit=False)
                 async with session:
-                    _make_session_check(attempt, session.sync_session)
                     result = await work(session)
                     await session.flush()
                 attempt.before_commit(await connection.run_sync(_driver))

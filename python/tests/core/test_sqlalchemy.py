@@ -47,6 +47,13 @@ class Photo(Base):
     album: Mapped[Album | None] = relationship(back_populates="photos")
 
 
+class OneWay(Base):
+    """A photo, of which its album knows nothing."""
+
+    __table__ = Photo.__table__
+    album: Mapped[Album | None] = relationship(overlaps="album,photos")
+
+
 @pytest.fixture(scope="module")
 def made():
     made = World()
@@ -109,6 +116,32 @@ def test_objects_find_their_shard(shards):
     assert shards.run(4, lambda session: session.execute(joined).all()) == []
     count = text("SELECT count(*), '{{shard}}' FROM {shard}.photos WHERE title LIKE :like")
     assert shards.run(3, lambda session: session.execute(count, {"like": "p%"}).one()) == (3, "{shard}")
+
+
+def test_a_reference_by_an_object_does_not_go_astray(shards):
+    """The reference's column has its value only when the row is about to be written."""
+
+    def made(user, name):
+        def work(session):
+            album = Album(user_id=user, name=name)
+            session.add(album)
+            session.flush()
+            return album
+
+        return shards.run(user, work)
+
+    def change(session):
+        photo = OneWay(user_id=3, title="by object", album=made(3, "mine"))
+        session.add(photo)
+        session.flush()
+        photo.album = made(4, "others, later")
+
+    for wrong in (change, add(lambda: OneWay(user_id=3, title="by object", album=made(4, "others")))):
+        with pytest.raises(sa.WrongShard, match=r"OneWay\.album_id is of shard 4"):
+            shards.run(3, wrong)
+    assert "by object" not in titles(shards, 3)
+    shards.run(3, add(lambda: OneWay(user_id=3, title="by object", album=made(3, "mine, too"))))
+    assert "by object" in titles(shards, 3)
 
 
 def test_a_row_does_not_go_astray(shards):
