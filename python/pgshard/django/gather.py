@@ -35,6 +35,10 @@ class Partial(OperationalError):
         count = len(gathered.values) + len(gathered.errors)
         super().__init__(f"{len(gathered.errors)} of {count} shards failed; shard {shard}: {error}")
 
+    def __reduce__(self) -> Any:
+        """For copies, and for what sends errors to other processes, as Celery does."""
+        return type(self), (self.gathered,)
+
 
 @dataclass
 class Gathered(Generic[T]):

@@ -118,3 +118,16 @@ def test_texts_are_in_the_order_of_their_column(world, ledger):
                 connection.execute(
                     f'ALTER TABLE shard_{shard:04d}.ledger_bill ALTER COLUMN "text" TYPE varchar(50) COLLATE "default"'
                 )
+
+
+def test_a_partial_result_can_be_pickled_and_copied():
+    import copy
+    import pickle
+
+    from pgshard.django import InDoubt, Partial
+    from pgshard.django.gather import Gathered
+
+    error = Partial(Gathered({0: 1}, {1: InDoubt("x")}))
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert (str(other), other.gathered.values) == (str(error), {0: 1})
+        assert str(other.gathered.errors[1]) == "x"
