@@ -167,7 +167,7 @@ class ShardRouter:
 def alias_of_owner(model: Any, relation: Any, instance: Any) -> str | None:
     """The shard of the rows whose field `relation` refers to an object that is not sharded, if that field is their key:
     `user.photos`."""
-    if relation is None or relation not in key_fields(model):
+    if relation not in key_fields(model) or not isinstance(instance, relation.remote_field.model):
         return None
     return alias_of_key(getattr(instance, relation.target_field.attname))
 

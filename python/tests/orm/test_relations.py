@@ -107,7 +107,9 @@ def test_references_from_rows_elsewhere_are_prefetched(ledger, p):
 # ------------------------------------------------------------------------------------- relations that are not the key
 
 
-def test_a_relation_that_is_not_the_key_names_no_shard(ledger, p):
+def test_a_relation_that_is_not_the_key_names_no_shard(ledger, m, p, users):
+    from pgshard.django.routing import following
+
     account = ledger.Account.objects.create(number=V)
     other = ledger.Account.objects.create(number=U)
     bill = ledger.Bill.objects.create(account=account, checker=other)
@@ -126,6 +128,13 @@ def test_a_relation_that_is_not_the_key_names_no_shard(ledger, p):
     # The relation that is the key still names it.
     assert account.bills.get() == bill
     assert account.bills.create(checker=other)._state.db == "shard-12"
+    user = users[0]
+    note = user.notes.create(text="x")
+    assert note._state.db == f"shard-{user.pk % 16}"
+    category = m.Category(pk=user.pk + 1)
+    with following(m.Note._meta.get_field("user")):
+        # Django asks this for each reference of an object that it makes for `user.notes`.
+        assert p.ShardRouter().db_for_write(m.Note, instance=category) is None
     account.bills.add(ledger.Bill(text="added"), bulk=False)
     assert account.bills.get_or_create(text="added")[1] is False
     assert account.bills.update_or_create(text="added", defaults={"text": "changed"})[1] is False
