@@ -24,7 +24,7 @@ _CONSTRAINTS = """SELECT c.conname FROM pg_catalog.pg_constraint c
              JOIN pg_catalog.pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.number)"""
 _INDEXES = """SELECT i.relname FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
         WHERE x.indrelid = {table}::pg_catalog.regclass AND NOT x.indisunique AND i.relname <> ALL ({but})
-            AND i.relname NOT LIKE '%\\_like' AND {columns} =
+            AND {columns} =
             (SELECT pg_catalog.array_agg(a.attname::text ORDER BY k.place) FROM pg_catalog.unnest(x.indkey::int2[])
              WITH ORDINALITY AS k(number, place)
              JOIN pg_catalog.pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.number)"""
