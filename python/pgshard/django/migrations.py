@@ -23,6 +23,7 @@ from .sharded import is_sharded
 
 NUMBERED = re.compile(r"(\d{4,})_(.+)\.sql")
 """The names of files with shard migrations."""
+_COMMENT = re.compile(r"--.*")
 
 
 class CannotMake(Exception):
@@ -134,7 +135,7 @@ def make(label: str, name: str) -> list[File]:
                 # If the application's own SQL contains {shard}, that is the placeholder.
                 statements = [render(one, SCHEMA) for one in statements]
             for statement in statements:
-                if re.search(r"\bCONCURRENTLY\b", statement.split("'")[0]):
+                if re.search(r"\bCONCURRENTLY\b", _COMMENT.sub("", statement).split("'")[0]):
                     close()
                     files.append(_file(label, name, len(files), [statement], "no-transaction"))
                 else:
@@ -166,10 +167,16 @@ def _apply(operation: Any, label: str, editor: Any, before: Any, after: Any) -> 
 
 
 def _file(label: str, name: str, part: int, statements: list[str], directive: str | None) -> File:
-    texts = [escape(one).replace(f'"{SCHEMA}"', "{shard}").rstrip(";") + ";" for one in statements]
+    texts = [_ended(escape(one).replace(f'"{SCHEMA}"', "{shard}")) for one in statements]
     head = f"-- pgshard: {directive}\n" if directive else ""
     source = f"-- Made by `manage.py shards makesql` of {label}.{name}.\n"
     return File(f"{label}_{name}" + (f"_{part + 1}" if part else ""), head + source + "\n".join(texts) + "\n")
+
+
+def _ended(statement: str) -> str:
+    text = statement.rstrip().rstrip(";")
+    # A comment at the end would hide the semicolon.
+    return text + ("\n;" if "--" in text.rpartition("\n")[2] else ";")
 
 
 def _sharded_state(model: ModelState | None) -> bool:

@@ -66,7 +66,7 @@ class TemplateSchemaEditor(DatabaseSchemaEditor):
     def statements(self) -> list[str]:
         """The statements that were collected."""
         collected = [*self.collected_sql, *(str(one) for one in self.deferred_sql)]
-        return [self._looked_up(one) for one in collected if not one.startswith("--")]
+        return [self._looked_up(one) for one in collected]
 
     def _looked_up(self, statement: str) -> str:
         """The statement; if it contains a placeholder for names, it runs once for each name that the query finds."""
