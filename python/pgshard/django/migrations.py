@@ -13,7 +13,6 @@ from django.apps import apps
 from django.contrib.postgres import operations as postgresql
 from django.db import connections, migrations
 from django.db.migrations.loader import MigrationLoader
-from django.db.migrations.state import ModelState
 from django.db.models.signals import class_prepared
 
 from ..template import escape, render
@@ -159,7 +158,7 @@ def _steps(operations: Any, label: str, state: Any) -> Iterator[tuple[Any, Any, 
 def _apply(operation: Any, label: str, editor: Any, before: Any, after: Any) -> None:
     """Makes the operation write its SQL, as if no transaction prevented CONCURRENTLY."""
     # The router answers for models outside the namespace; whether a model concerns the shards was decided before.
-    operation.allow_migrate_model = lambda connection_alias, model: is_sharded(model)
+    operation.allow_migrate_model = lambda where, model: model._meta.can_migrate(where) and is_sharded(model)
     try:
         operation.database_forwards(label, editor, before, after)
     finally:
@@ -179,11 +178,18 @@ def _ended(statement: str) -> str:
     return text + ("\n;" if "--" in text.rpartition("\n")[2] else ";")
 
 
-def _sharded_state(model: ModelState | None) -> bool:
+def _sharded_state(state: Any, key: tuple[str, str]) -> bool:
+    """Whether a model of a state is sharded: by its own fields, or by those of a model that it extends."""
     from .fields import ShardedBigAutoField
     from .sharded import KEYS
 
-    return model is not None and any(isinstance(one, (ShardedBigAutoField, *KEYS)) for one in model.fields.values())
+    model = state.models.get(key)
+    if model is None:
+        return False
+    if any(isinstance(one, (ShardedBigAutoField, *KEYS)) for one in model.fields.values()):
+        return True
+    bases = (base.lower().split(".") for base in model.bases if isinstance(base, str))
+    return any(_sharded_state(state, (app, name)) for app, name in bases)
 
 
 def _concerns_shards(operation: Any, label: str, before: Any, after: Any) -> bool:
@@ -202,7 +208,7 @@ def _concerns_shards(operation: Any, label: str, before: Any, after: Any) -> boo
             return bool(operation.hints["sharded"])
         if model is not None:
             key = label, model.lower()
-            return _sharded_state(after.models.get(key) or before.models.get(key))
+            return _sharded_state(after if key in after.models else before, key)
         raise CannotMake(
             f"{where}: is it for the shards? Say so with hints={{'sharded': True}}, and name tables {{shard}}.photos; or with "
             f"hints={{'sharded': False}}"
@@ -218,8 +224,8 @@ def _concerns_shards(operation: Any, label: str, before: Any, after: Any) -> boo
     old = (
         getattr(operation, "model_name", None) or getattr(operation, "old_name", None) or getattr(operation, "name", "")
     )
-    models = [after.models.get((label, str(name).lower())), before.models.get((label, str(old).lower()))]
-    there = [_sharded_state(one) for one in models if one is not None]
+    models = [(after, (label, str(name).lower())), (before, (label, str(old).lower()))]
+    there = [_sharded_state(state, key) for state, key in models if key in state.models]
     if len(there) == 2 and there[0] != there[1]:
         raise CannotMake(
             f"{where}: it makes a model sharded that was not, or the other way round. Make a new model, copy the rows with "
