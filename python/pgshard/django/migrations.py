@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from django.apps import apps
 from django.contrib.postgres import operations as postgresql
 from django.db import connections, migrations
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.state import ProjectState
 from django.db.models.signals import class_prepared
 
 from ..template import escape, render
@@ -23,6 +23,9 @@ from .sharded import is_sharded
 NUMBERED = re.compile(r"(\d{4,})_(.+)\.sql")
 """The names of files with shard migrations."""
 _COMMENT = re.compile(r"--.*")
+
+Key = tuple[str, str]
+"""The application's label and the name of one of its migrations, or models."""
 
 
 class CannotMake(Exception):
@@ -66,21 +69,6 @@ class _Schema:
         self.connection.quoted_schema = self.before
 
 
-def sharded_apps() -> list[str]:
-    """The labels of the applications that have sharded models and migrations."""
-    labels = {model._meta.app_label for model in apps.get_models(include_auto_created=True) if is_sharded(model)}
-    return sorted(label for label in labels if not label.startswith("_"))
-
-
-def migrations_of(label: str) -> list[str]:
-    """The names of an application's migrations, in order."""
-    loader = MigrationLoader(None)
-    plan: list[Any] = []
-    for leaf in loader.graph.leaf_nodes(label):
-        plan += [key for key in loader.graph.forwards_plan(leaf) if key not in plan]
-    return [name for app, name in plan if app == label]
-
-
 def present(folder: Path) -> dict[str, Path]:
     """The files that are there, by their names without the number. Raises `CannotMake` where the folder is not there."""
     if not folder.is_dir():
@@ -96,51 +84,85 @@ def present(folder: Path) -> dict[str, Path]:
 def unwritten(folder: Path) -> list[str]:
     """The names of the files that the folder lacks. Raises `CannotMake`."""
     there = present(folder)
-    missing: list[str] = []
-    for label in sharded_apps():
-        for name in migrations_of(label):
-            missing += [file.name for file in make(label, name) if file.name not in there]
-    return missing
+    project = Project()
+    return [file.name for key in project.wanted() for file in project.make(*key) if file.name not in there]
 
 
-def make(label: str, name: str) -> list[File]:
-    """The files of one migration: none if it does nothing to sharded models; a separate one for each statement that runs
-    outside of transactions.
+def was_sharded(label: str, model: str) -> bool:
+    """Whether a model, perhaps of former times, is or was sharded."""
+    return (label, model.lower()) in Project().models
 
-    Raises `CannotMake`.
-    """
-    loader = MigrationLoader(None)
-    migration = loader.get_migration(label, name)
-    state = loader.project_state((label, name), at_end=False)
-    connection: Any = connections[alias(0)]
-    files: list[File] = []
-    collected: list[str] = []
 
-    def close() -> None:
-        if collected:
-            files.append(_file(label, name, len(files), collected, None))
-            collected.clear()
+class Project:
+    """The migrations of all applications, and what those that change shards come to."""
 
-    with _Schema(connection), _namespaced():
-        for operation, before, after in _steps(migration.operations, label, state):
-            if not _concerns_shards(operation, label, before, after):
-                continue
-            with TemplateSchemaEditor(connection) as editor:
-                _apply(operation, label, editor, before, after)
-                statements = editor.statements()
-                # Statements that wait until other changes are done come right after this one.
-                editor.deferred_sql = []
-            if isinstance(operation, migrations.RunSQL):
-                # If the application's own SQL contains {shard}, that is the placeholder.
-                statements = [render(one, SCHEMA) for one in statements]
-            for statement in statements:
-                if re.search(r"\bCONCURRENTLY\b", _COMMENT.sub("", statement).split("'")[0]):
-                    close()
-                    files.append(_file(label, name, len(files), [statement], "no-transaction"))
-                else:
-                    collected.append(statement)
-    close()
-    return files
+    def __init__(self) -> None:
+        self._loader = MigrationLoader(None)
+        graph = self._loader.graph
+        # Each comes after those that it depends on, whatever their application.
+        self._plan = list(dict.fromkeys(key for leaf in graph.leaf_nodes() for key in graph.forwards_plan(leaf)))
+        self.models: set[Key] = set()
+        """The sharded models that ever were, by label and name in small letters."""
+        self.apps = set()
+        """The labels of the applications whose migrations may change shards."""
+        state = ProjectState(real_apps=self._loader.unmigrated_apps)
+        for label, name in self._plan:
+            migration = graph.nodes[label, name]
+            state = migration.mutate_state(state, preserve=False)
+            self.models.update(key for key in state.models if key[0] == label and _sharded_state(state, key))
+            if any(_says_sharded(one) for one in migration.operations):
+                self.apps.add(label)
+        self.apps.update(label for label, _ in self.models)
+
+    def wanted(self, app: str | None = None) -> list[Key]:
+        """The migrations that may change shards, in the order in which they run; with `app`, those of this application."""
+        return [key for key in self._plan if key[0] == app or (app is None and key[0] in self.apps)]
+
+    def make(self, label: str, name: str) -> list[File]:
+        """The files of one migration: none if it does nothing to sharded models; a separate one for each statement that runs
+        outside of transactions.
+
+        Raises `CannotMake`, and `KeyError` if there is no such migration.
+        """
+        migration = self._loader.get_migration(label, name)
+        state = self._loader.project_state((label, name), at_end=False)
+        connection: Any = connections[alias(0)]
+        files: list[File] = []
+        collected: list[str] = []
+
+        def close() -> None:
+            if collected:
+                files.append(_file(label, name, len(files), collected, None))
+                collected.clear()
+
+        has_models = any(app == label for app, _ in self.models)
+        with _Schema(connection), _namespaced():
+            for operation, before, after in _steps(migration.operations, label, state):
+                if not _concerns_shards(operation, label, before, after, has_models):
+                    continue
+                with TemplateSchemaEditor(connection) as editor:
+                    _apply(operation, label, editor, before, after)
+                    statements = editor.statements()
+                    # Statements that wait until other changes are done come right after this one.
+                    editor.deferred_sql = []
+                if isinstance(operation, migrations.RunSQL):
+                    # If the application's own SQL contains {shard}, that is the placeholder.
+                    statements = [render(one, SCHEMA) for one in statements]
+                for statement in statements:
+                    if re.search(r"\bCONCURRENTLY\b", _COMMENT.sub("", statement).split("'")[0]):
+                        close()
+                        files.append(_file(label, name, len(files), [statement], "no-transaction"))
+                    else:
+                        collected.append(statement)
+        close()
+        return files
+
+
+def _says_sharded(operation: Any) -> bool:
+    """Whether an operation says that it is for the shards, although no model does."""
+    if isinstance(operation, migrations.SeparateDatabaseAndState):
+        return any(_says_sharded(one) for one in operation.database_operations)
+    return isinstance(operation, migrations.RunSQL) and bool(operation.hints.get("sharded"))
 
 
 def _steps(operations: Any, label: str, state: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -157,7 +179,10 @@ def _steps(operations: Any, label: str, state: Any) -> Iterator[tuple[Any, Any, 
 
 def _apply(operation: Any, label: str, editor: Any, before: Any, after: Any) -> None:
     """Makes the operation write its SQL, as if no transaction prevented CONCURRENTLY."""
-    # The router answers for models outside the namespace; whether a model concerns the shards was decided before.
+    # Whether it concerns the shards was decided before. The routers answer for the models of today, outside of the namespace.
+    if isinstance(operation, migrations.RunSQL):
+        operation._run_sql(editor, operation.sql)
+        return
     operation.allow_migrate_model = lambda where, model: model._meta.can_migrate(where) and is_sharded(model)
     try:
         operation.database_forwards(label, editor, before, after)
@@ -178,7 +203,7 @@ def _ended(statement: str) -> str:
     return text + ("\n;" if "--" in text.rpartition("\n")[2] else ";")
 
 
-def _sharded_state(state: Any, key: tuple[str, str]) -> bool:
+def _sharded_state(state: Any, key: Key) -> bool:
     """Whether a model of a state is sharded: by its own fields, or by those of a model that it extends."""
     from .fields import ShardedBigAutoField
     from .sharded import KEYS
@@ -192,9 +217,14 @@ def _sharded_state(state: Any, key: tuple[str, str]) -> bool:
     return any(_sharded_state(state, (app, name)) for app, name in bases)
 
 
-def _concerns_shards(operation: Any, label: str, before: Any, after: Any) -> bool:
-    """Whether an operation changes shards. Raises `CannotMake` if that cannot be known, or the operation cannot become SQL."""
+def _concerns_shards(operation: Any, label: str, before: Any, after: Any, has_models: bool) -> bool:
+    """Whether an operation changes shards. Raises `CannotMake` if that cannot be known, or the operation cannot become SQL.
+
+    `has_models`: whether the application ever has sharded models. Without them, an operation must say that it is for shards.
+    """
     where = f"{label}: {operation.describe()}"
+    if not has_models and not _says_sharded(operation):
+        return False
     if isinstance(operation, migrations.RunPython):
         if operation.hints.get("sharded") is False or operation.code is migrations.RunPython.noop:
             return False

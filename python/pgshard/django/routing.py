@@ -127,16 +127,23 @@ class ShardRouter:
         return True if is_sharded(first.__class__) != is_sharded(second.__class__) else None
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        """Sharded models are migrated on shards only, other models on databases only."""
-        model = hints.get("model")
-        if model is None and model_name is not None:
+        """Sharded models are migrated on shards only, other models on databases only. SQL says by a hint what it is."""
+        sharded, model = hints.get("sharded"), hints.get("model")
+        if sharded is None and model is None and model_name is not None:
             try:
                 model = apps.get_model(app_label, model_name)
             except LookupError:
-                return None
+                # It is gone, or has another name by now. Only the migrations know what it was.
+                from .migrations import was_sharded
+
+                if not was_sharded(app_label, model_name):
+                    return None
+                sharded = True
+        if sharded is None:
+            sharded = model is not None and is_sharded(model)
         if shard_of_alias(db) is not None:
-            return model is not None and is_sharded(model)
-        return False if model is not None and is_sharded(model) else None
+            return bool(sharded)
+        return False if sharded else None
 
     def _route(self, model: Any, instance: Any, what: str) -> str | None:
         there = getattr(getattr(instance, "_state", None), "db", None)

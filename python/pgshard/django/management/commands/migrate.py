@@ -13,7 +13,7 @@ from django.core.management.commands.migrate import Command as Migrate
 from django.db import NotSupportedError
 
 from ...cluster import cluster, shard_of_alias, state
-from ...migrations import CannotMake, sharded_apps, unwritten
+from ...migrations import CannotMake, Project, unwritten
 from ..database import AnyDatabase
 
 
@@ -45,7 +45,7 @@ def _files() -> list[str]:
     """The migrations that have no file yet."""
     folder = cluster().config.migrations
     if folder is None:
-        return ["the config names no folder for migrations: add migrations to [cluster]"] if sharded_apps() else []
+        return ["the config names no folder for migrations: add migrations to [cluster]"] if Project().apps else []
     try:
         missing = unwritten(folder)
     except CannotMake as error:

@@ -112,25 +112,25 @@ class Command(BaseCommand):
             raise CommandError(
                 f'{path}: [cluster] has no migrations: add migrations = "migrations", and make that folder'
             )
-        labels = [app] if app is not None else migrations.sharded_apps()
         try:
             present = migrations.present(folder)
+            project = migrations.Project()
         except migrations.CannotMake as error:
             raise CommandError(str(error)) from None
         missing: list[str] = []
-        for label in labels:
-            for one in [name] if name is not None else migrations.migrations_of(label):
-                missing += self._make(folder, present, label, one, show, check)
+        for label, one in [(app, name)] if app is not None and name is not None else project.wanted(app):
+            missing += self._make(folder, present, project, label, one, show, check)
         if check and missing:
             raise CommandError(f"{folder} lacks {', '.join(missing)}: run `manage.py shards makesql`", returncode=1)
         if not missing and not show:
             self.stdout.write("No migration of a sharded model is without its file.")
 
     def _make(
-        self, folder: Path, present: dict[str, Path], label: str, name: str, show: bool, check: bool
-    ) -> list[str]:
+        self, folder: Path, present: dict[str, Path], project: migrations.Project, label: str, name: str, show: bool,
+        check: bool,
+    ) -> list[str]:  # fmt: skip
         try:
-            files = migrations.make(label, name)
+            files = project.make(label, name)
         except KeyError:
             raise CommandError(f"there is no migration {label}.{name}") from None
         except migrations.CannotMake as error:
