@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +84,7 @@ def present(folder: Path) -> dict[str, Path]:
 def unwritten(folder: Path) -> list[str]:
     """The names of the files that the folder lacks. Raises `CannotMake`."""
     there = present(folder)
-    project = Project()
+    project = Project(there)
     return [file.name for key in project.wanted() for file in project.make(*key) if file.name not in there]
 
 
@@ -96,8 +96,9 @@ def was_sharded(label: str, model: str) -> bool:
 class Project:
     """The migrations of all applications, and what those that change shards come to."""
 
-    def __init__(self) -> None:
-        self._loader = MigrationLoader(None)
+    def __init__(self, there: Collection[str] = ()) -> None:
+        """`there`: the names of the files that are there already. Raises `CannotMake`."""
+        self._loader = _Loader(there)
         graph = self._loader.graph
         # Each comes after those that it depends on, whatever their application.
         self._plan = list(dict.fromkeys(key for leaf in graph.leaf_nodes() for key in graph.forwards_plan(leaf)))
@@ -116,7 +117,9 @@ class Project:
 
     def wanted(self, app: str | None = None) -> list[Key]:
         """The migrations that may change shards, in the order in which they run; with `app`, those of this application."""
-        return [key for key in self._plan if key[0] == app or (app is None and key[0] in self.apps)]
+        # What takes the place of others comes last: it has nothing to do where they were run.
+        squashed = (key for key in self._loader.taken if key not in self._loader.graph.nodes)
+        return [key for key in (*self._plan, *squashed) if key[0] == app or (app is None and key[0] in self.apps)]
 
     def make(self, label: str, name: str) -> list[File]:
         """The files of one migration: none if it does nothing to sharded models; a separate one for each statement that runs
@@ -124,6 +127,9 @@ class Project:
 
         Raises `CannotMake`, and `KeyError` if there is no such migration.
         """
+        replaced = self._loader.taken.get((label, name))
+        if replaced is not None:
+            return [_done(label, name, replaced)]
         migration = self._loader.get_migration(label, name)
         state = self._loader.project_state((label, name), at_end=False)
         connection: Any = connections[alias(0)]
@@ -156,6 +162,60 @@ class Project:
                         collected.append(statement)
         close()
         return files
+
+
+class _Loader(MigrationLoader):
+    """Django runs a squashed migration if all that it replaces was run, or nothing of it. Here, one was run if its file is
+    there."""
+
+    def __init__(self, there: Collection[str]) -> None:
+        self._there = there
+        self.taken: dict[Key, list[Key]] = {}
+        """The squashed migrations whose work is in files of others, with these others."""
+        super().__init__(None)
+
+    def load_disk(self) -> None:
+        """Django calls this first."""
+        super().load_disk()
+        self.taken = {}
+        for key, migration in self.disk_migrations.items():
+            replaced = self._replaced(migration)
+            written = [one for one in replaced if self._is_there(one)]
+            if not written:
+                continue
+            self.taken[key] = replaced
+            lost = [one for one in replaced if not self._is_there(one) and one not in self.disk_migrations]
+            if lost and not self._is_there(key):
+                raise CannotMake(
+                    f"{'.'.join(key)} replaces {_names(written)}, whose files are there, and {_names(lost)}, of which there "
+                    f"is neither a file nor the migration: put the migrations back and run `manage.py shards makesql` first"
+                )
+
+    @property
+    def applied_migrations(self) -> dict[Key, Any]:
+        """Django asks whether what a squashed migration replaces is in it."""
+        return self._applied
+
+    @applied_migrations.setter
+    def applied_migrations(self, _: Any) -> None:
+        done = [one for key, all in self.taken.items() for one in all if self._is_there(one) or self._is_there(key)]
+        self._applied: dict[Key, Any] = dict.fromkeys(done)
+
+    def _replaced(self, migration: Any) -> list[Key]:
+        """What a migration replaces, and what that replaces in its turn."""
+        found: list[Key] = []
+        for one in migration.replaces:
+            found.append(one)
+            if one in self.disk_migrations:
+                found += self._replaced(self.disk_migrations[one])
+        return found
+
+    def _is_there(self, key: Key) -> bool:
+        return "_".join(key) in self._there
+
+
+def _names(keys: Iterable[Key]) -> str:
+    return ", ".join(".".join(key) for key in keys)
 
 
 def _says_sharded(operation: Any) -> bool:
@@ -201,6 +261,13 @@ def _ended(statement: str) -> str:
     text = statement.rstrip().rstrip(";")
     # A comment at the end would hide the semicolon.
     return text + ("\n;" if "--" in text.rpartition("\n")[2] else ";")
+
+
+def _done(label: str, name: str, replaced: list[Key]) -> File:
+    """The file of a squashed migration whose work was done by others. It keeps the name when the migration no longer says what
+    it replaces. `pgshard` wants a statement that names the shard."""
+    source = f"-- Made by `manage.py shards makesql` of {label}.{name}, which replaces {_names(replaced)}.\n"
+    return File(f"{label}_{name}", f"{source}SELECT 'Their files have done it in {{shard}}.';\n")
 
 
 def _sharded_state(state: Any, key: Key) -> bool:

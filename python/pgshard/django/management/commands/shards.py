@@ -114,7 +114,7 @@ class Command(BaseCommand):
             )
         try:
             present = migrations.present(folder)
-            project = migrations.Project()
+            project = migrations.Project(present)
         except migrations.CannotMake as error:
             raise CommandError(str(error)) from None
         missing: list[str] = []
