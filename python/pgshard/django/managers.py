@@ -29,6 +29,13 @@ class ShardedQuerySet(models.QuerySet):
 
     _db: str | None
 
+    @property
+    def db(self) -> str:
+        """The shard. Of a query that cannot have a result it is any, since the query is not sent."""
+        if self._db is None and not self._for_write and self.query.is_empty():
+            return _NOWHERE
+        return str(super().db)
+
     def using(self, alias: str | None) -> Any:
         """This query set, on this shard. Raises `NoShard` for a database that is not a shard."""
         if alias is not None and shard_of_alias(alias) is None:
@@ -134,7 +141,7 @@ class ShardedQuerySet(models.QuerySet):
                 continue
             key, is_list = condition
             try:
-                where = _common_place(key, value) if is_list else _place(key, value)
+                where = _common_place(key, value) if is_list else _place_of_rows(key, value)
             except WrongId:
                 # No such shard exists, so no such row does.
                 self.query.set_empty()
@@ -254,11 +261,13 @@ class ShardedQuerySet(models.QuerySet):
 
     def delete(self) -> Any:
         """The same as Django's."""
-        return self._whole(super().delete)
+        return (0, {}) if self.query.is_empty() else self._whole(super().delete)
 
     delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
+        if self.query.is_empty():
+            return 0
     def _unmoved(self, values: dict[str, Any]) -> None:
         """Refuses values that would put the rows elsewhere."""
         for name in placed_names(self.model).keys() & values.keys():
@@ -308,16 +317,35 @@ def _held(field: Any, instance: Any) -> Any:
 
 
 def _common_place(key: Any, values: Any) -> str | None:
-    """The one shard of all these values; None if there is none, or if they are no list."""
+    """The one shard of all these values; None if there is none, or if they are no list. Raises `WrongId` if no row can have one
+    of them."""
     if isinstance(values, (models.QuerySet, str)) or not isinstance(values, Iterable):
         return None
-    places = {_place(key, one) for one in values}
+    places = set()
+    for one in values:
+        if one is not None:
+            try:
+                places.add(_place_of_rows(key, one))
+            except WrongId:
+                continue  # No such shard, no such row.
+    if not places:
+        raise WrongId("none of the list can have a row")
     return places.pop() if len(places) == 1 else None
 
 
 def _conditions(q: models.Q) -> list[tuple[str, Any]]:
     """The conditions that must all hold."""
     if q.negated or q.connector == models.Q.XOR or (q.connector == models.Q.OR and len(q.children) > 1):
+def _place_of_rows(key: Any, value: Any) -> str | None:
+    """The same, for rows that are looked for. Raises `WrongId` if none can be there."""
+    try:
+        return _place(key, value)
+    except WrongKey:
+        if isinstance(value, models.Model) or not isinstance(key.to_python(value), int):
+            raise
+        raise WrongId("no row has so large a key") from None
+
+
         return []
     found: list[tuple[str, Any]] = []
     for child in q.children:
