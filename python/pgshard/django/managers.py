@@ -120,15 +120,19 @@ class ShardedQuerySet(models.QuerySet):
     # ----------------------------------------------------------------------------------------------- which shard it is
 
     def _filter_or_exclude(self, negate: bool, args: Any, kwargs: Any) -> Any:
+        if negate:
+            return super()._filter_or_exclude(negate, args, kwargs)
+        # Django and this class both read the values.
+        kwargs = {name: list(value) if hasattr(value, "__next__") else value for name, value in kwargs.items()}
+        pairs: Any = kwargs.items()
+        if args:
+            pairs = list(pairs)
+            for q in args:
+                if isinstance(q, models.Q):
+                    _read(q)
+                    pairs += _conditions(q)
         made = super()._filter_or_exclude(negate, args, kwargs)
-        if not negate:
-            pairs: Any = kwargs.items()
-            if args:
-                pairs = list(pairs)
-                for q in args:
-                    if isinstance(q, models.Q):
-                        pairs += _conditions(q)
-            made._narrow(pairs)
+        made._narrow(pairs)
         return made
 
     def _narrow(self, pairs: Iterable[tuple[str, Any]]) -> None:
@@ -262,6 +266,8 @@ class ShardedQuerySet(models.QuerySet):
     def delete(self) -> Any:
         """The same as Django's."""
         return (0, {}) if self.query.is_empty() else self._whole(super().delete)
+        if self.query.is_empty():
+            return 0
 
     delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
