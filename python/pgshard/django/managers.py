@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from django.db import models
-from django.db.models.constants import LOOKUP_SEP
 
 from ..errors import WrongId, WrongKey
 from .batch import fetch
@@ -165,8 +164,7 @@ class ShardedQuerySet(models.QuerySet):
         if self._db is not None:
             return self
         made = self._chain()
-        named = [(name, value) for name, value in pairs if LOOKUP_SEP not in name]
-        made._narrow(named)
+        made._narrow((name, value) for name, value in pairs if not callable(value))
         return made
 
     def _of_row(self, values: dict[str, Any]) -> str | None:
@@ -183,6 +181,14 @@ class ShardedQuerySet(models.QuerySet):
                 raise WrongShard(f"{self.model.__name__}: the row's key and its ID disagree: {found} and {where}")
             found = where
         return found
+
+    def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> Any:
+        """The same as Django's, which asks for the shard before it filters."""
+        if id_list is None:
+            return super().in_bulk(field_name=field_name)
+        at, id_list = self._chain(), list(id_list)
+        at._narrow([(f"{field_name}__in", id_list)])
+        return super(ShardedQuerySet, at).in_bulk(id_list, field_name=field_name)
 
     # ------------------------------------------------------------------------------------------------------------ writes
 
@@ -259,6 +265,8 @@ class ShardedQuerySet(models.QuerySet):
 
     def update(self, **kwargs: Any) -> Any:
         """The same as Django's; the key, the ID and references can only be set to values of the same shard."""
+        if self.query.is_empty():
+            return 0
         self._for_write = True
         self._unmoved(kwargs)
         return super().update(**kwargs)
@@ -266,14 +274,10 @@ class ShardedQuerySet(models.QuerySet):
     def delete(self) -> Any:
         """The same as Django's."""
         return (0, {}) if self.query.is_empty() else self._whole(super().delete)
-        if self.query.is_empty():
-            return 0
 
     delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
-        if self.query.is_empty():
-            return 0
     def _unmoved(self, values: dict[str, Any]) -> None:
         """Refuses values that would put the rows elsewhere."""
         for name in placed_names(self.model).keys() & values.keys():
@@ -322,6 +326,16 @@ def _held(field: Any, instance: Any) -> Any:
     return getattr(instance, field.target_field.attname) if _refers_to(field, instance) else instance.pk
 
 
+def _place_of_rows(key: Any, value: Any) -> str | None:
+    """The same, for rows that are looked for. Raises `WrongId` if none can be there."""
+    try:
+        return _place(key, value)
+    except WrongKey:
+        if isinstance(value, models.Model) or not isinstance(key.to_python(value), int):
+            raise
+        raise WrongId("no row has so large a key") from None
+
+
 def _common_place(key: Any, values: Any) -> str | None:
     """The one shard of all these values; None if there is none, or if they are no list. Raises `WrongId` if no row can have one
     of them."""
@@ -339,19 +353,18 @@ def _common_place(key: Any, values: Any) -> str | None:
     return places.pop() if len(places) == 1 else None
 
 
+def _read(q: models.Q) -> None:
+    """Makes lists of what can be read only once."""
+    for at, child in enumerate(q.children):
+        if isinstance(child, models.Q):
+            _read(child)
+        elif isinstance(child, tuple) and hasattr(child[1], "__next__"):
+            q.children[at] = child[0], list(child[1])
+
+
 def _conditions(q: models.Q) -> list[tuple[str, Any]]:
     """The conditions that must all hold."""
     if q.negated or q.connector == models.Q.XOR or (q.connector == models.Q.OR and len(q.children) > 1):
-def _place_of_rows(key: Any, value: Any) -> str | None:
-    """The same, for rows that are looked for. Raises `WrongId` if none can be there."""
-    try:
-        return _place(key, value)
-    except WrongKey:
-        if isinstance(value, models.Model) or not isinstance(key.to_python(value), int):
-            raise
-        raise WrongId("no row has so large a key") from None
-
-
         return []
     found: list[tuple[str, Any]] = []
     for child in q.children:
