@@ -157,7 +157,10 @@ class ShardRouter:
             if isinstance(instance, model):
                 belongs = alias_of_instance(instance)
                 if shard_of_alias(there) is not None and belongs not in (None, there):
-                    raise WrongShard(f"{model.__name__} was read on {there}, but its key now belongs to {belongs}")
+                    if not instance._state.adding and instance.pk is not None:
+                        raise WrongShard(f"{model.__name__} was read on {there}, but its key now belongs to {belongs}")
+                    # There is no such row yet. Django noted where another was that it referred to.
+                    there = belongs
                 there = there if shard_of_alias(there) is not None else belongs
             elif shard_of_alias(there) is None:
                 sharded = is_sharded(instance.__class__)
