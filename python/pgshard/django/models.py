@@ -5,15 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import models, router
 from django.db.models.options import Options
 from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
+from ..errors import WrongId, WrongKey
+from .errors import NoShard, WrongShard
 from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
 from .managers import ShardedManager
 from .relations import change_django
-from .routing import check_instance, run_on, where_it_belongs
+from .routing import check_instance, check_parents, run_on, where_it_belongs
 from .sharded import is_sharded
 
 
@@ -43,10 +46,28 @@ class ShardedModel(models.Model):
         with where_it_belongs(self):
             super().full_clean(*args, **kwargs)
 
+    def clean_fields(self, *args: Any, **kwargs: Any) -> None:
+        """The same as Django's, and it looks whether the row would be where it belongs: forms then show an error."""
+        super().clean_fields(*args, **kwargs)
+        try:
+            check_instance(self, router.db_for_write(type(self), instance=self))
+            check_parents(self)
+        except NoShard:
+            pass  # A form may lack the key, which the view sets before it saves.
+        except (WrongId, WrongKey, WrongShard) as error:
+            raise ValidationError(str(error), code="shard") from error
+
     def validate_unique(self, *args: Any, **kwargs: Any) -> None:
-        """The same as Django's, on the object's own shard."""
-        with where_it_belongs(self):
-            super().validate_unique(*args, **kwargs)
+        """The same as Django's, on the object's own shard. Where that is not known, only the server looks."""
+        with where_it_belongs(self) as known:
+            if known:
+                super().validate_unique(*args, **kwargs)
+
+    def validate_constraints(self, *args: Any, **kwargs: Any) -> None:
+        """The same as Django's, on the object's own shard. Where that is not known, only the server looks."""
+        with where_it_belongs(self) as known:
+            if known:
+                super().validate_constraints(*args, **kwargs)
 
     def delete(self, *args: Any, using: str | None = None, **kwargs: Any) -> Any:
         """The same as Django's."""

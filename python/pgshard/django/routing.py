@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from django.apps import apps
+from django.core.exceptions import ValidationError
 from django.db import connections, models, router, transaction
 from django.db.transaction import TransactionManagementError
 
-from ..errors import WrongId
+from ..errors import WrongId, WrongKey
 from ..ids import shard_of_id
 from ..keys import INTEGER_MAX, INTEGER_MIN
 from ..recovery import Recovery
@@ -110,6 +111,18 @@ def check_instance(instance: Any, using: str) -> None:
             )
 
 
+def check_parents(instance: Any) -> None:
+    """Refuses what refers to rows that are not saved yet and belong to another shard. Raises `WrongShard`."""
+    belongs = alias_of_instance(instance)
+    for attribute, name in rules(instance.__class__).references:
+        parent = instance._state.fields_cache.get(name)
+        if parent is None or belongs is None or getattr(instance, attribute) is not None:
+            continue
+        there = alias_of_instance(parent)
+        if there not in (None, belongs):
+            raise WrongShard(f"{type(instance).__name__}.{name} will be on {there}, and this row belongs on {belongs}")
+
+
 class ShardRouter:
     """The setting `DATABASE_ROUTERS`: sharded models go to the shard that a query names, other models to their usual
     database."""
@@ -194,13 +207,22 @@ def following(relation: Any) -> Iterator[None]:
 
 
 @contextmanager
-def where_it_belongs(instance: Any) -> Iterator[None]:
-    """Within it, a query that names no shard goes to the object's shard, if that is known."""
-    token = _chosen.set(alias_of_instance(instance) or _chosen.get())
+def where_it_belongs(instance: Any) -> Iterator[bool]:
+    """Within it, a query that names no shard goes to the object's shard. Yields whether that is known: an object that is being
+    checked may have no key yet, or a wrong one."""
     try:
-        yield
-    finally:
-        _chosen.reset(token)
+        try:
+            where = router.db_for_write(type(instance), instance=instance)
+        except NoShard:
+            references = (getattr(instance, name) for name, _ in rules(instance.__class__).references)
+            where = next((alias_of_id(id) for id in references if isinstance(id, int)), None)
+    except (ValidationError, WrongId, WrongKey, WrongShard):
+        where = None
+    if where is None:
+        yield False
+        return
+    with within(where):
+        yield True
 
 
 @contextmanager
@@ -282,5 +304,5 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
 
 __all__ = [
     "ShardRouter", "WrongId", "alias_of_id", "alias_of_instance", "alias_of_key", "alias_of_owner", "check_instance",
-    "following", "refuse", "release", "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
+    "check_parents", "following", "refuse", "release", "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
 ]  # fmt: skip

@@ -83,3 +83,82 @@ def test_the_lookups_of_get_or_create_name_the_shard(m):
     tag, made = m.Tag.objects.get_or_create(user_id=U, word="b", defaults={"word": lambda: "b"})
     assert made
     assert m.Tag.objects.in_bulk([tag.pk]) == {tag.pk: tag}
+
+
+def test_a_row_that_is_not_saved_yet_may_change_its_shard(m, p):
+    from django.contrib.auth.models import User
+
+    first, second = (User.objects.get_or_create(pk=pk, defaults={"username": f"u{pk}"})[0] for pk in (U, V))
+    note = m.Note(user=first, text="x")
+    note.user = second
+    note.save()
+    assert (note._state.db, m.Note.objects.for_key(V).count(), m.Note.objects.for_key(U).count()) == ("shard-12", 1, 0)
+
+    photo = m.Photo(title="x", album=m.Album.objects.create(user_id=V, name="a"))
+    photo.album, photo.user_id = None, U
+    photo.save()
+    assert photo._state.db == "shard-3"
+
+    # Copies, as Django's documents make them, and what was deleted.
+    copy = m.Photo.objects.get(pk=photo.pk)
+    copy.pk, copy._state.adding, copy.user_id = None, True, V
+    copy.save()
+    assert (copy._state.db, m.Photo.objects.get(pk=photo.pk).user_id) == ("shard-12", U)
+    photo.delete()
+    photo.user_id = V
+    photo.save()
+    assert m.Photo.objects.for_key(V).count() == 2
+
+    # A reference to another shard is still none.
+    photo = m.Photo(title="y", album=m.Album.objects.create(user_id=U, name="a"))
+    photo.user_id = V
+    with pytest.raises(p.WrongShard, match="refers to a row on shard-3"):
+        photo.save()
+    first.delete()
+    second.delete()
+
+
+def test_a_form_whose_key_is_missing_or_wrong_has_errors(m, p):
+    from django.core.exceptions import ValidationError
+    from django.forms import modelform_factory
+
+    form = modelform_factory(m.Album, fields=["user_id", "name"])
+    for text in ("", "abc", str(2**70), str(2**130)):
+        assert list(form({"user_id": text, "name": "x"}).errors) == ["user_id"]
+    with pytest.raises(ValidationError) as error:
+        m.Album(name="x").full_clean()
+    assert list(error.value.error_dict) == ["user_id"]
+    with pytest.raises(ValidationError):
+        m.Album(user_id="abc", name="x").full_clean()
+
+    # The view sets the key.
+    made = modelform_factory(m.Album, fields=["name"])({"name": "x"})
+    assert made.is_valid()
+    album = made.save(commit=False)
+    album.user_id = U
+    album.save()
+    m.Album(user_id=U, name="y").validate_unique()
+    with pytest.raises(ValidationError, match="already exists"):
+        m.Album(user_id=U, name="x").full_clean()
+    with p.shard_of(U), pytest.raises(ValidationError, match="cannot be null"):
+        m.Album(name="x").full_clean()
+
+
+def test_a_form_that_would_move_a_row_has_an_error(m, p):
+    from django.core.exceptions import NON_FIELD_ERRORS
+    from django.forms import inlineformset_factory, modelform_factory
+
+    album = m.Album.objects.create(user_id=U, name="x")
+    form = modelform_factory(m.Album, fields=["user_id", "name"])({"user_id": V, "name": "x"}, instance=album)
+    assert list(form.errors) == [NON_FIELD_ERRORS]
+    assert "a row does not change its shard" in str(form.errors)
+
+    # The rows of a form within a form, of an album that is there and of one that is new.
+    formset = inlineformset_factory(m.Album, m.Photo, fields=["user_id", "title", "likes"], extra=1)
+    data = {"photos-TOTAL_FORMS": 1, "photos-INITIAL_FORMS": 0, "photos-0-title": "t", "photos-0-likes": 1}
+    for parent in (m.Album.objects.get(pk=album.pk), m.Album(user_id=U, name="new")):
+        for user, valid in ((U, True), (V, False)):
+            assert formset({**data, "photos-0-user_id": user}, instance=parent).is_valid() == valid
+    photo = m.Photo(user_id=V, title="x", album_id=album.pk)
+    with pytest.raises(p.WrongShard, match="refers to a row on shard-3"):
+        photo.save()
