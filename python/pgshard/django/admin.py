@@ -6,7 +6,9 @@
         search_fields = ["title"]
 
 The list is empty until a key is named: in the search box, where the first word is taken for the key, or in the address,
-`?user_id=31341`. In the latter case the search box searches that key's rows.
+`?user_id=31341`. In the latter case the search box searches that key's rows, in the former what comes after the key does.
+
+A field of `autocomplete_fields` offers the rows of the page's shard. Where that is not known yet, the key is typed there too.
 """
 
 from __future__ import annotations
@@ -16,15 +18,39 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
+from django.contrib.admin.widgets import AutocompleteSelect, AutocompleteSelectMultiple
 from django.core.exceptions import ValidationError
 
 from ..errors import WrongId, WrongKey
-from .cluster import alias
+from .cluster import alias, shard_of_alias
 from .routing import alias_of_id, alias_of_key, within
-from .sharded import has_shard_id, key_fields
+from .sharded import has_shard_id, is_sharded, key_fields, shard_conditions
 
 _NOWHERE = alias(0)
 """Where pages are that ask for no rows: those of an object that cannot exist, and a list without a key."""
+
+
+_SHARD = "shard"
+"""The parameter with the shard's alias in the address that an autocomplete field asks."""
+
+
+class _OnShard:
+    """A field that asks for the rows of a shard."""
+
+    where: str | None = None
+
+    def get_url(self) -> str:
+        """Where it asks."""
+        url: str = super().get_url()  # type: ignore[misc]
+        return url if self.where is None else f"{url}?{_SHARD}={self.where}"
+
+
+class _Select(_OnShard, AutocompleteSelect):
+    """For one row."""
+
+
+class _SelectMultiple(_OnShard, AutocompleteSelectMultiple):
+    """For several rows."""
 
 
 class ShardedModelAdmin(admin.ModelAdmin):
@@ -40,18 +66,39 @@ class ShardedModelAdmin(admin.ModelAdmin):
     def get_queryset(self, request: Any) -> Any:
         """The rows of the shard that the page is on; in a list, the rows of its key."""
         found = super().get_queryset(request)
-        if not getattr(request, "_pgshard_list", False):
+        asked = self._asked(request)
+        if asked is None:
             return found
-        where, key = request._pgshard_key
+        where, key = asked
         if where is None:
             return found.using(_NOWHERE).none()
         return found.using(where).filter(**({} if key is None else {key_fields(self.model)[0].attname: key}))
 
     def get_search_results(self, request: Any, queryset: Any, search_term: str) -> Any:
-        """The same as Django's, unless the search term was the key."""
-        if getattr(request, "_pgshard_list", False) and request._pgshard_key[1] is not None:
-            return queryset, False
+        """The same as Django's, for what comes after the key if that was typed first."""
+        asked = self._asked(request)
+        if asked is not None and asked[1] is not None:
+            search_term = " ".join(search_term.split()[1:])
         return super().get_search_results(request, queryset, search_term)
+
+    def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
+        """The same as Django's; an autocomplete field asks on the page's shard."""
+        return super().formfield_for_foreignkey(
+            db_field, request, **self._completing(_Select, db_field, request, kwargs)
+        )
+
+    def formfield_for_manytomany(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
+        """The same as Django's; an autocomplete field asks on the page's shard."""
+        kwargs = self._completing(_SelectMultiple, db_field, request, kwargs)
+        return super().formfield_for_manytomany(db_field, request, **kwargs)
+
+    def _completing(self, widget: Any, field: Any, request: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if "widget" in kwargs or field.name not in self.get_autocomplete_fields(request):
+            return kwargs
+        made = widget(field, self.admin_site, using=kwargs.get("using"))
+        if is_sharded(field.remote_field.model):
+            made.where = getattr(request, "_pgshard_page", None)
+        return {**kwargs, "widget": made}
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """The rows of one key."""
@@ -68,6 +115,7 @@ class ShardedModelAdmin(admin.ModelAdmin):
     ) -> Any:
         """An existing row, on its shard; a new one, on the shard of the key in the form or in the address."""
         where = self._of_object(object_id) if object_id is not None else self._of_form(request)
+        request._pgshard_page = where
         return self._on(where, super().changeform_view, request, object_id, form_url, extra_context)
 
     def delete_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
@@ -84,14 +132,28 @@ class ShardedModelAdmin(admin.ModelAdmin):
             # The template also asks for rows, for instance for choices.
             return response.render() if hasattr(response, "render") and not response.is_rendered else response
 
+    def _asked(self, request: Any) -> tuple[str | None, Any] | None:
+        """The shard that a list is for, and the key if it was typed; None for the page of an object."""
+        if getattr(request, "_pgshard_list", False):
+            named: tuple[str | None, Any] = request._pgshard_key
+            return named
+        page = getattr(request, "resolver_match", None)
+        if page is None or page.url_name != "autocomplete":
+            return None
+        where = request.GET.get(_SHARD)
+        return (where, None) if shard_of_alias(where) is not None else self._typed(request.GET.get("term", ""))
+
     def _named(self, request: Any) -> tuple[str | None, Any]:
         """The shard that a list is for, and the key if it was typed in the search box."""
-        for field in key_fields(self.model):
-            for name in (field.attname, field.name, f"{field.attname}__exact", f"{field.name}__exact"):
-                where = self._of_text(field, request.GET.get(name))
-                if where is not None:
-                    return where, None
-        typed = request.GET.get("q", "").split()
+        for name, (field, is_list) in shard_conditions(self.model).items():
+            where = None if field is None or is_list else self._of_text(field, request.GET.get(name))
+            if where is not None:
+                return where, None
+        return self._typed(request.GET.get("q", ""))
+
+    def _typed(self, text: str) -> tuple[str | None, Any]:
+        """The shard of the key that a text begins with, and the key."""
+        typed = text.split()
         for field in key_fields(self.model)[:1] if typed else ():
             where = self._of_text(field, typed[0])
             if where is not None:

@@ -113,3 +113,50 @@ def test_a_row_does_not_go_to_another_shard_by_a_form(m, client):
     assert b"a row does not change its shard" in answer.content
     assert m.Photo.objects.get(pk=photo.pk).title == "x"
     assert not m.Photo.objects.for_key(V).exists()
+
+
+def test_rows_within_a_form_have_the_same_key(m, client):
+    page = "/admin/photos/album/add/"
+    data = form(U, "t", name="new") | {"photos-TOTAL_FORMS": 1, "photos-INITIAL_FORMS": 0}
+    row = {"photos-0-title": "t", "photos-0-likes": 0}
+    answer = client.post(page, {**data, **row, "photos-0-user_id": V})
+    assert answer.status_code == 200
+    assert b"will be on shard-3, and this row belongs on shard-12" in answer.content
+    assert not m.Album.objects.for_key(U).exists()
+    assert client.post(page, {**data, **row, "photos-0-user_id": U}).status_code == 302
+    assert m.Album.objects.for_key(U).get().photos.get().title == "t"
+
+
+def test_a_field_that_completes_asks_on_the_shard_of_its_page(m, client, monkeypatch):
+    from django.contrib import admin
+
+    monkeypatch.setattr(admin.site._registry[m.Photo], "autocomplete_fields", ["album"])
+    mine = [m.Album.objects.create(user_id=U, name=name) for name in ("Trips", "Work")]
+    m.Album.objects.create(user_id=V, name="Trips")
+    photo = m.Photo.objects.create(user_id=U, title="x", album=mine[1])
+
+    def offered(term, **more):
+        asked = {"term": term, "app_label": "photos", "model_name": "photo", "field_name": "album"}
+        answer = client.get("/admin/autocomplete/", {**asked, **more})
+        assert answer.status_code == 200
+        return [int(one["id"]) for one in answer.json()["results"]]
+
+    page = client.get(f"{LIST}{photo.pk}/change/").content.decode()
+    assert 'data-ajax--url="/admin/autocomplete/?shard=shard-3"' in page
+    assert "Album object" in page
+    assert 'data-ajax--url="/admin/autocomplete/"' in client.get(f"{LIST}add/").content.decode()
+    assert offered("tri", shard="shard-3") == [mine[0].pk]
+    assert offered("", shard="shard-3") == [one.pk for one in mine]
+    assert offered("tri") == offered("tri", shard="default") == []
+    assert offered(f"{U}") == [one.pk for one in mine]
+    assert offered(f"{U} wor") == [mine[1].pk]
+
+
+def test_the_links_of_a_filter_name_the_key(m, client):
+    from django.contrib.auth.models import User
+
+    user, _ = User.objects.get_or_create(username="writer")
+    user.notes.create(text="hello")
+    for name in ("user", "user_id", "user__exact", "user__id__exact", "user__pk"):
+        found = client.get("/admin/photos/note/", {name: user.pk})
+        assert [one.text for one in found.context_data["cl"].result_list] == ["hello"], name

@@ -4,7 +4,23 @@ from django.contrib import admin
 
 from pgshard.django.admin import ShardedModelAdmin
 
-from .models import Note, Photo, Tag
+from .models import Album, Note, Photo, Tag
+
+
+class PhotoInline(admin.TabularInline):
+    """The photos of an album."""
+
+    model = Photo
+    fields = ["user_id", "title", "likes"]
+    extra = 0
+
+
+@admin.register(Album)
+class AlbumAdmin(ShardedModelAdmin):
+    """Albums, with their photos."""
+
+    inlines = [PhotoInline]
+    search_fields = ["name"]
 
 
 @admin.register(Photo)
