@@ -97,6 +97,12 @@ def _check_sharded(model: Any) -> list[Any]:
         if not isinstance(target, str) and not is_sharded(target):
             hint = "make a sharded model of the relation, with a plain integer for the other side"
             found.append(_error(9, f"{target._meta.label} is not in the shards, so it cannot be joined", hint, field))
+    for field in model._meta.private_fields:
+        # A GenericRelation. Django deletes what it leads to, and looks for it on the shard.
+        if hasattr(field, "bulk_related_objects") and not is_sharded(field.remote_field.model):
+            hint = "query it by content type and ID"
+            label = field.remote_field.model._meta.label
+            found.append(_error(14, f"{label} is not in the shards: deleting a row cannot look there", hint, field))
     found += _check_unique(model)
     return found
 
@@ -119,9 +125,20 @@ def _check_plain(model: Any) -> list[Any]:
     found: list[Any] = []
     for field in model._meta.local_fields:
         target = getattr(field.remote_field, "model", None)
-        if target is not None and not isinstance(target, str) and is_sharded(target) and field.db_constraint:
+        if target is None or isinstance(target, str) or not is_sharded(target):
+            continue
+        if field.db_constraint:
             hint = "keep its ID in a BigIntegerField"
             found.append(
                 _error(10, f"{target._meta.label} is in the shards, so no constraint can refer to it", hint, field)
             )
+        elif field.remote_field.on_delete is not models.DO_NOTHING:
+            hint = "on_delete=models.DO_NOTHING, and delete by its ID what refers to it"
+            message = f"{target._meta.label} is in the shards: deleting one cannot look for rows of this model there"
+            found.append(_error(12, message, hint, field))
+    for field in model._meta.local_many_to_many:
+        target = field.remote_field.model
+        if not isinstance(target, str) and is_sharded(target):
+            hint = "make a model of the relation, with the ID of the other side in a BigIntegerField"
+            found.append(_error(13, f"{target._meta.label} is in the shards, so it cannot be joined", hint, field))
     return found

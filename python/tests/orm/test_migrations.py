@@ -127,6 +127,7 @@ def test_what_cannot_be_a_file_is_refused_with_a_hint(world, name, tmp_path, mon
 
 CHECKS = """
 from django.contrib.auth.models import User
+from django.contrib.contenttypes.fields import GenericRelation
 from django.db import models
 from photos.models import Photo
 from pgshard.django import ShardedModel, ShardKeyField, ShardKeyForeignKey, ShardedBigAutoField
@@ -160,6 +161,20 @@ class FromOutside(models.Model):
     photo = models.ForeignKey(Photo, models.CASCADE, related_name="+")
     Meta = Meta
 
+class Cascade(models.Model):
+    photo = models.ForeignKey(Photo, models.CASCADE, related_name="+", db_constraint=False)
+    photos = models.ManyToManyField(Photo, related_name="+")
+    Meta = Meta
+
+class Pointer(models.Model):
+    photo = models.ForeignKey(Photo, models.DO_NOTHING, related_name="+", db_constraint=False)
+    Meta = Meta
+
+class Generic(ShardedModel):
+    user_id = ShardKeyField()
+    logged = GenericRelation("admin.LogEntry")
+    Meta = Meta
+
 class Fine(ShardedModel):
     user = ShardKeyForeignKey(User, related_name="+")
     Meta = Meta
@@ -189,6 +204,9 @@ def test_system_checks_name_each_mistake(world):
         ("pgshard.E009", "Constraint"),
         ("pgshard.E010", "FromOutside"),
         ("pgshard.E011", "Constraint"),
+        ("pgshard.E012", "Cascade"),
+        ("pgshard.E013", "Cascade"),
+        ("pgshard.E014", "Generic"),
         ("pgshard.W001", "Constraint"),
     ]
     assert all(one.hint for one in found)
