@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.core.signals import request_finished
 from django.urls import converters
 
@@ -25,6 +25,11 @@ class PgshardConfig(AppConfig):
 
         if "shardid" not in converters.get_converters():
             converters.register_converter(ShardIdConverter, "shardid")
+
+        if apps.is_installed("django.contrib.contenttypes"):
+            from .contrib import contenttypes
+
+            contenttypes.install()
 
         request_finished.connect(request_ended, dispatch_uid="pgshard release")
         celery: Any = sys.modules.get("celery")

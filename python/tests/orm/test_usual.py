@@ -162,3 +162,23 @@ def test_a_form_that_would_move_a_row_has_an_error(m, p):
     photo = m.Photo(user_id=V, title="x", album_id=album.pk)
     with pytest.raises(p.WrongShard, match="refers to a row on shard-3"):
         photo.save()
+
+
+def test_a_generic_reference_to_a_row_of_a_shard(m):
+    from django.contrib.contenttypes.models import ContentType
+    from shop.models import Favourite
+
+    category = m.Category.objects.create(name="generic")
+    photos = [m.Photo.objects.create(user_id=user, title="x") for user in (U, V, U)]
+    for target in (*photos, category):
+        Favourite.objects.create(target=target)
+    Favourite.objects.create(target=photos[0]).target.delete()
+    found = [favourite.target for favourite in Favourite.objects.order_by("pk")]
+    assert found == [None, *photos[1:], category, None]
+    kind = ContentType.objects.get_for_model(m.Photo)
+    with_all = Favourite.objects.order_by("pk").prefetch_related("target")
+    assert [one.target for one in with_all] == found
+    assert [one.target for one in with_all.filter(content_type=kind, object_id=photos[1].pk)] == [photos[1]]
+    assert kind.get_object_for_this_type(pk=photos[2].pk) == photos[2]
+    Favourite.objects.all().delete()
+    category.delete()

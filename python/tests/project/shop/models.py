@@ -1,5 +1,7 @@
 """The models after all migrations of this application, which use every operation that Django has."""
 
+from django.contrib.contenttypes.fields import GenericForeignKey
+from django.contrib.contenttypes.models import ContentType
 from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.db.models.functions import Upper
@@ -41,3 +43,11 @@ class Receipt(ShardedModel):
 
     user_id = ShardKeyField()
     purchase = models.OneToOneField(Purchase, models.CASCADE)
+
+
+class Favourite(models.Model):
+    """Anything that somebody likes. Not sharded."""
+
+    content_type = models.ForeignKey(ContentType, models.CASCADE)
+    object_id = models.BigIntegerField()
+    target = GenericForeignKey()
