@@ -63,8 +63,9 @@ class Pool:
         if not self._places.acquire(timeout=self._wait_max):
             name, size = self.host.name, self.host.pool_size
             raise psycopg.OperationalError(
-                f"host {name}: all {size} connections of this process were in use for {self._wait_max:g} s; "
-                f"transactions over several shards need one each: raise pool_size in [hosts.{name}]"
+                f"host {name}: all {size} connections of this process were taken for {self._wait_max:g} s: "
+                f"a transaction has one for each of its shards, and a thread of Django's keeps one between its statements, "
+                f"until its request ends or it calls pgshard.django.release(); or raise pool_size in [hosts.{name}]"
             )
         try:
             connection = self._idle_one() or self._open()
