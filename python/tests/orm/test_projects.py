@@ -33,6 +33,11 @@ class Visit(ShardedModel):
 CHILD = """
 class Trip(Visit):
     days = models.IntegerField(default=1)
+
+
+class Same(Visit):
+    class Meta:
+        proxy = True
 """
 
 
@@ -122,8 +127,10 @@ def test_the_life_of_a_project(site):
     site.migration("early", "0004_sql", operations, "0003_on")
     operations = '[migrations.RunSQL("CREATE TABLE {shard}.word (id int)", hints={"sharded": True})]'
     site.migration("only", "0001_sql", operations)
-    site.migration("only", "0002_code", "[migrations.RunPython(migrations.RunPython.noop)]", "0001_sql")
-    assert site.write() == ["early_0004_sql", "only_0001_sql"]
+    sql = "-- it doesn't wait\\nCREATE INDEX CONCURRENTLY word_id ON {shard}.word (id)"
+    operations = f'[migrations.RunSQL("{sql}", hints={{"sharded": True}}), migrations.RunPython(print)]'
+    site.migration("only", "0002_more", operations.replace("print", "lambda *_: None"), "0001_sql")
+    assert site.write() == ["early_0004_sql", "only_0001_sql", "only_0002_more"]
     assert site.sql("SELECT mood, obj_description('shard_0000.early_visit'::regclass) FROM shard_0000.early_visit") == [
         ("filled", "said")
     ]
@@ -132,7 +139,7 @@ def test_the_life_of_a_project(site):
     # A child of a model, and a change of it.
     site.models("early", EARLY + CHILD)
     site.manage("makemigrations", "early", "-n", "child")
-    site.models("early", EARLY + CHILD + "    nights = models.IntegerField(default=0)\n")
+    site.models("early", EARLY + CHILD.replace("days", "nights = models.IntegerField(default=0)\n    days", 1))
     site.manage("makemigrations", "early", "-n", "nights")
     assert site.write() == ["early_0005_child", "early_0006_nights"]
     site.manage(

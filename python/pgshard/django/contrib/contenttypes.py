@@ -25,6 +25,8 @@ class _Rows(list[Any]):
 def install() -> None:
     """Makes Django's content types go by this. Django asks for them, and for what they refer to, in the database of the object
     at the other end."""
+    if ContentTypeManager.db_manager.__module__ == __name__:
+        return  # Tests load the applications again.
     of_database, of_one, of_all = (
         ContentTypeManager.db_manager,
         ContentType.get_object_for_this_type,
