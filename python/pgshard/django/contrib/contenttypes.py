@@ -37,15 +37,14 @@ def install() -> None:
         return of_database(self, None if shard_of_alias(using) is not None else using, hints)
 
     def get_object_for_this_type(self: Any, using: str | None = None, **kwargs: Any) -> Any:
-        model = self.model_class()
-        if (shard_of_alias(using) is None) == is_sharded(model) or has_shard_id(model):
-            using = None
-        return of_one(self, using, **kwargs)
+        elsewhere = is_sharded(self.model_class()) or shard_of_alias(using) is not None
+        return of_one(self, None if elsewhere else using, **kwargs)
 
     def get_all_objects_for_this_type(self: Any, **kwargs: Any) -> Any:
         model = self.model_class()
-        if has_shard_id(model) and list(kwargs) == ["pk__in"]:
-            ids = kwargs["pk__in"] = [int(id) for id in kwargs["pk__in"]]
+        ids = kwargs.get("pk__in")
+        if has_shard_id(model) and len(kwargs) == 1 and isinstance(ids, (list, set)):
+            ids = [int(id) for id in ids]
             if len({alias_of_id(id) for id in ids if _is_of_a_shard(id)}) > 1:
                 return _Rows(model._base_manager.by_ids(ids))
         return of_all(self, **kwargs)
