@@ -22,6 +22,9 @@ T = TypeVar("T")
 _NOWHERE = "shard-0"
 """The shard of a query that cannot have a result. It is never sent there."""
 
+_SEVERAL = "several shards"
+"""In the place of a shard, where a list names more than one."""
+
 
 class ShardedQuerySet(models.QuerySet):
     """A query set of a sharded model. It is on one shard, or not on any yet; then running a query is refused with `NoShard`."""
@@ -31,8 +34,12 @@ class ShardedQuerySet(models.QuerySet):
     @property
     def db(self) -> str:
         """The shard. Of a query that cannot have a result it is any, since the query is not sent."""
-        if self._db is None and not self._for_write and self.query.is_empty():
-            return _NOWHERE
+        if self._db is None:
+            if not self._for_write and self.query.is_empty():
+                return _NOWHERE
+            if getattr(self.query, "pgshard_several", False):
+                # The one of `shard_of` would give a part only.
+                refuse(self.model, "list of keys or IDs is of several shards, so the query")
         return str(super().db)
 
     def using(self, alias: str | None) -> Any:
@@ -137,6 +144,7 @@ class ShardedQuerySet(models.QuerySet):
     def _narrow(self, pairs: Iterable[tuple[str, Any]]) -> None:
         """Goes to the shard that these conditions name. Raises `WrongShard` if they name two."""
         found: str | None = None
+        several = False
         known = shard_conditions(self.model)
         for name, value in pairs:
             condition = known.get(name)
@@ -149,7 +157,9 @@ class ShardedQuerySet(models.QuerySet):
                 # No such shard exists, so no such row does.
                 self.query.set_empty()
                 where = found or self._db or _NOWHERE
-            if found is None:
+            if where == _SEVERAL:
+                several = True
+            elif found is None:
                 found = where
             elif where is not None and where != found:
                 raise WrongShard(
@@ -158,6 +168,8 @@ class ShardedQuerySet(models.QuerySet):
         if self._db is None and found is not None:
             self._db = found
             self._noted(found)
+        elif self._db is None and several:
+            self.query.pgshard_several = True
 
     def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
         """This query set; if it is on no shard yet, on the one that the values of a new row name."""
@@ -337,8 +349,8 @@ def _place_of_rows(key: Any, value: Any) -> str | None:
 
 
 def _common_place(key: Any, values: Any) -> str | None:
-    """The one shard of all these values; None if there is none, or if they are no list. Raises `WrongId` if no row can have one
-    of them."""
+    """The one shard of all these values, or `_SEVERAL`; None if they name none, or are no list. Raises `WrongId` if no
+    row can have one of them."""
     if isinstance(values, (models.QuerySet, str)) or not isinstance(values, Iterable):
         return None
     places = set()
@@ -350,7 +362,9 @@ def _common_place(key: Any, values: Any) -> str | None:
                 continue  # No such shard, no such row.
     if not places:
         raise WrongId("none of the list can have a row")
-    return places.pop() if len(places) == 1 else None
+    if len(places) == 1:
+        return places.pop()
+    return _SEVERAL if len(places - {None}) > 1 else None
 
 
 def _read(q: models.Q) -> None:

@@ -1,5 +1,7 @@
 """What projects usually do: empty queries, forms, one-time iterables, copies of rows, generic references."""
 
+from functools import partial
+
 import pytest
 
 pytestmark = pytest.mark.usefixtures("db")
@@ -55,6 +57,26 @@ def test_an_empty_query_needs_no_shard(m, p):
 def test_an_id_that_nobody_has_does_not_hide_others(m):
     photo = m.Photo.objects.create(user_id=U, title="x")
     assert list(m.Photo.objects.filter(pk__in=[5000 << 10, photo.pk, None])) == [photo]
+
+
+def test_a_list_of_several_shards_is_refused_where_a_shard_is_chosen(m, p):
+    from django.db.models import Q
+
+    ours, theirs = (m.Photo.objects.create(user_id=user, title="x") for user in (U, V))
+    with p.shard_of(U):
+        for rows in (
+            m.Photo.objects.filter(user_id__in=[U, V]),
+            m.Photo.objects.order_by("pk").filter(Q(pk__in=[ours.pk, theirs.pk])).exclude(title="y"),
+        ):
+            for refused in (rows.__iter__, rows.count, rows.exists, rows.delete, partial(rows.update, likes=1)):
+                with pytest.raises(p.NoShard, match="of several shards"):
+                    refused()
+            assert list(rows.filter(user_id=V)) == list(rows.using("shard-12")) == [theirs]
+            assert rows.across_shards().count() == 2
+        with pytest.raises(p.NoShard, match="of several shards"):
+            m.Photo.objects.in_bulk([ours.pk, theirs.pk])
+        assert list(m.Photo.objects.filter(pk__in=[ours.pk, 5000 << 10])) == [ours]
+        assert m.Photo.objects.count() == 1
 
 
 def test_a_key_that_is_too_large_has_no_rows(m):
