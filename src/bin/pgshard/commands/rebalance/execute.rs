@@ -313,13 +313,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What a run ends with that fails before its plan is done. What it has done counts.
-    pub(super) fn fail(&self, failure: Failure) -> Result<Exit, Failure> {
-        if self.finished.is_empty() && self.moved.is_empty() {
-            return Err(failure);
+    /// What a run ends with that fails before its plan is done. What it has done counts, and so do the shards that have
+    /// failed before.
+    pub(super) fn fail(&self, failure: Failure) -> Failure {
+        if self.finished.is_empty() && self.moved.is_empty() && self.failed.is_empty() {
+            return failure;
         }
         self.tell_done();
-        Err(failure.ends(Exit::Partly))
+        match self.code() {
+            Exit::Done => failure.ends(Exit::Partly),
+            code => failure.ends(code),
+        }
     }
 
     /// The last word, and the exit code.
@@ -331,6 +335,11 @@ impl<'a> Run<'a> {
             return self.output.interrupted(Some(&how));
         }
         self.hint_at_old_copies();
+        self.code()
+    }
+
+    /// What the shards that have failed mean for the exit code.
+    fn code(&self) -> Exit {
         let codes: Vec<Exit> = self.failed.iter().map(|failed| failed.exit).collect();
         match codes.as_slice() {
             [] => Exit::Done,

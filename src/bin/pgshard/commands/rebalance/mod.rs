@@ -92,7 +92,7 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
         return Ok(run.end(Told::InPart));
     }
     let rest = Rest { config: &config, drained: drained.as_ref(), measure: &measure, options, doing: &doing };
-    rest.run(&mut run, &stuck, &busy, output).await.or_else(|failure| run.fail(failure))
+    rest.run(&mut run, &stuck, &busy, output).await.map_err(|failure| run.fail(failure))
 }
 
 /// What is done once no move is open.
