@@ -56,3 +56,19 @@ def db(world):
 
     pools.release()
     assert [pool.in_use for pool in pools._pools.by_host.values()] == [0] * len(pools._pools.by_host)
+
+
+@pytest.fixture
+def m(world):
+    """The models of the project's photos."""
+    from photos import models
+
+    return models
+
+
+@pytest.fixture
+def p(world):
+    """The package."""
+    import pgshard.django
+
+    return pgshard.django

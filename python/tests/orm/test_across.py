@@ -6,13 +6,6 @@ pytestmark = pytest.mark.usefixtures("db")
 
 
 @pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
 def ledger(world):
     from ledger import models
 

@@ -9,13 +9,6 @@ LIST = "/admin/photos/photo/"
 
 
 @pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
 def client(world):
     from django.contrib.admin.models import LogEntry
     from django.contrib.auth.models import User

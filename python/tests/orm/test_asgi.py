@@ -15,13 +15,6 @@ U = 3
 
 
 @pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
 def in_use(world):
     from pgshard.django.backend import pools
 

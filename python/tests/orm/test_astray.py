@@ -8,20 +8,6 @@ U, V = 3, 12
 
 
 @pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
-def p(world):
-    import pgshard.django
-
-    return pgshard.django
-
-
-@pytest.fixture
 def ledger(world):
     from ledger import models
 

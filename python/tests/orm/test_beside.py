@@ -13,20 +13,6 @@ pytestmark = pytest.mark.usefixtures("db")
 U, V = 3, 12
 
 
-@pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
-def p(world):
-    import pgshard.django
-
-    return pgshard.django
-
-
 # ------------------------------------------------------------------------------------------------------- REST framework
 
 

@@ -17,13 +17,6 @@ U, V = 3, 12
 
 
 @pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
 def pools(world):
     from pgshard.django.backend import pools
 

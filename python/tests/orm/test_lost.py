@@ -14,13 +14,6 @@ U = 3
 
 
 @pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
 def through(world, monkeypatch):
     """Makes db1 reachable through a proxy, whose target can become another server."""
     from pgshard.circuit import Circuit

@@ -13,13 +13,6 @@ pytestmark = pytest.mark.usefixtures("db")
 LONG = bool(os.environ.get("PGSHARD_TEST_LONG"))
 
 
-@pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
 class Calls:
     """Every kind of call on one shard, each with the numbers of rows and likes that it adds."""
 

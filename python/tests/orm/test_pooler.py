@@ -13,13 +13,6 @@ U = 3
 
 
 @pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
 def poolers(world, monkeypatch):
     """Both hosts are reached through poolers, with `router_url` and `prepare = "unnamed"` in the config."""
     from pgshard.django.backend import pools

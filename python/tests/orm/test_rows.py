@@ -11,20 +11,6 @@ pytestmark = pytest.mark.usefixtures("db")
 U, V = 3, 12  # Users on shards of the two hosts.
 
 
-@pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
-def p(world):
-    import pgshard.django
-
-    return pgshard.django
-
-
 def test_an_object_is_saved_read_changed_and_deleted(m):
     photo = m.Photo(user_id=U, title="Prague")
     assert photo.pk is None

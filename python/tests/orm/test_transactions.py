@@ -9,13 +9,6 @@ ENDS_ITSELF = "SELECT pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid(
 
 
 @pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
 def stale(world, monkeypatch):
     """The directory of this process learns of moves from no file."""
     from pgshard.django.cluster import cluster

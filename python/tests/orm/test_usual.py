@@ -9,20 +9,6 @@ pytestmark = pytest.mark.usefixtures("db")
 U, V = 3, 12  # Users on shards of the two hosts.
 
 
-@pytest.fixture
-def m(world):
-    from photos import models
-
-    return models
-
-
-@pytest.fixture
-def p(world):
-    import pgshard.django
-
-    return pgshard.django
-
-
 def test_an_empty_query_needs_no_shard(m, p):
     from django import forms
     from django.core.paginator import Paginator
