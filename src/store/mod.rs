@@ -15,6 +15,7 @@ pub(crate) mod section;
 #[cfg(test)]
 pub(crate) mod testing;
 mod watch;
+pub mod whole;
 
 use std::fmt;
 use std::path::PathBuf;

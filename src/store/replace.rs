@@ -3,12 +3,12 @@
 //! Invariant: whenever the power fails or the process is killed, the file is the old one or the new one.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::StoreError;
+use super::{StoreError, whole};
 
 /// How long to wait for another process that publishes.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
@@ -99,37 +99,17 @@ fn locked_by(locks: &str, inode: u64) -> impl Iterator<Item = u32> {
 /// Replaces the file by one with this text. Returns `false`, and does nothing, when the file is not the one seen any
 /// more.
 pub(crate) fn write_over(target: &Path, old: &File, seen: Stamp, text: &str) -> Result<bool, StoreError> {
-    let folder = target.parent().unwrap_or(Path::new("/"));
     let failed_to_write = failed("write the new file beside", target);
-    // The new file is removed when it is dropped, whatever fails on the way.
-    let new = tempfile::Builder::new().prefix(".pgshard-").suffix(".tmp").tempfile_in(folder);
-    let mut new = new.map_err(&failed_to_write)?;
-    new.write_all(text.as_bytes()).map_err(&failed_to_write)?;
+    let new = whole::beside(target, text).map_err(&failed_to_write)?;
     let metadata = old.metadata().map_err(failed("read", target))?;
-    keep_owner_and_mode(new.as_file(), &metadata).map_err(&failed_to_write)?;
+    whole::keep_owner_and_mode(new.as_file(), &metadata).map_err(&failed_to_write)?;
+    // Here already, since it takes its time: an edit should not have that long between the look and the new name.
     new.as_file().sync_all().map_err(&failed_to_write)?;
     if fs::metadata(target).map(|now| Stamp::of(&now)).ok() != Some(seen) {
         return Ok(false);
     }
-    new.persist(target).map_err(|error| failed("replace", target)(error.error))?;
-    // Without this a power failure could bring the old file back, after we said that the new one is there.
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("flush", folder))?;
+    whole::replace(new, target).map_err(failed("replace", target))?;
     Ok(true)
-}
-
-fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
-    let ours = new.metadata()?;
-    let mut mode = old.mode() & 0o7777;
-    if (ours.uid(), ours.gid()) != (old.uid(), old.gid()) {
-        // Only root may give a file away; anybody may give it to a group of their own.
-        let both = fchown(new, Some(old.uid()), Some(old.gid()));
-        if both.is_err() && ours.gid() != old.gid() && fchown(new, None, Some(old.gid())).is_err() {
-            // Another group must not read what the old group could.
-            mode &= !0o070;
-            tracing::warn!("the config's group {} could not be kept: the group's rights are taken away", old.gid());
-        }
-    }
-    new.set_permissions(fs::Permissions::from_mode(mode))
 }
 
 /// Runs a call to the file system on a thread of its own, because it blocks.

@@ -16,7 +16,6 @@ mod logging;
 mod output;
 mod trust;
 mod values;
-mod whole;
 
 use std::process::ExitCode;
 use std::sync::Arc;

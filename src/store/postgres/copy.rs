@@ -2,8 +2,7 @@
 //!
 //! Invariant: the file is always whole, even when the power fails, and however many processes write it.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,9 +10,9 @@ use std::sync::Arc;
 use crate::map::ShardMap;
 use crate::pg::ConnectOptions;
 use crate::shard::ShardCount;
-use crate::store::StoreError;
 use crate::store::map_text::{parse_map, print_map};
 use crate::store::replace::{blocking, failed};
+use crate::store::{StoreError, whole};
 
 /// A file that holds a map as a config does.
 #[derive(Clone, Debug)]
@@ -53,15 +52,9 @@ fn write(path: &Path, text: &str) -> Result<(), StoreError> {
     if fs::read_to_string(path).is_ok_and(|there| there == text) {
         return Ok(());
     }
-    // The parent of a bare name is empty.
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let failed_to_write = failed("write the copy", path);
-    let new = tempfile::Builder::new().prefix(".pgshard-map-").suffix(".tmp").tempfile_in(folder);
-    let mut new = new.map_err(&failed_to_write)?;
-    new.write_all(text.as_bytes()).map_err(&failed_to_write)?;
+    let new = whole::beside(path, text).map_err(&failed_to_write)?;
     // No secret is in it, and the processes that share it may be different users'.
-    new.as_file().set_permissions(fs::Permissions::from_mode(0o644)).map_err(&failed_to_write)?;
-    new.as_file().sync_all().map_err(&failed_to_write)?;
-    new.persist(path).map_err(|error| failed_to_write(error.error))?;
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("flush", folder))
+    new.as_file().set_permissions(Permissions::from_mode(0o644)).map_err(&failed_to_write)?;
+    whole::replace(new, path).map_err(&failed_to_write)
 }

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use pgshard::ShardCount;
 use pgshard::config::{Config, template};
 use pgshard::map::print_shards;
+use pgshard::store::whole::{self, Overwrite};
 use toml_edit::{DocumentMut, Table, value};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::trust;
-use crate::whole::{self, Overwrite};
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}", path.display())]

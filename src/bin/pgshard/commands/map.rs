@@ -11,6 +11,7 @@ use pgshard::ShardId;
 use pgshard::config::{Config, ConfigStore};
 use pgshard::map::{Change, HostName, Placement, ShardMap, print_shards};
 use pgshard::schema;
+use pgshard::store::whole::{self, Overwrite};
 use pgshard::store::{MapStore, PublishError, StoreError};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -24,7 +25,6 @@ use crate::context::{self, FoundMap, Instead, LostMap};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted};
-use crate::whole::{self, Overwrite};
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Shown {

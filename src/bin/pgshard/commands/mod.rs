@@ -42,9 +42,9 @@ use std::time::Duration;
 use self::locate::{Lines, Target};
 use self::moves::Verb;
 use self::relocate::Detail;
-use crate::whole::Overwrite;
 use pgshard::mover::{DesiredState, Leases};
 use pgshard::schema::migrate::{Resolution, Which};
+use pgshard::store::whole::Overwrite;
 
 use crate::args::{
     Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, Init, Locate, MapCommand, MigrateCommand,

@@ -1,5 +1,7 @@
-//! Files that commands write: whole, or not at all. Whenever the disk is full, the power fails or the process is
-//! killed, what was there before is still there, or the new file is.
+//! Files that are written whole, or not at all: the config, the copy of a map, what commands write.
+//!
+//! Invariant: whenever the disk is full, the power fails or the process is killed, the file is the old one or the new
+//! one.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -10,15 +12,20 @@ use tempfile::{Builder, NamedTempFile};
 
 /// Whether a file that is there may be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Overwrite {
+pub enum Overwrite {
     /// It may. It keeps its owner and mode, and a symbolic link still leads to it.
     Allowed,
     /// It is an error.
     Refused,
 }
 
-/// Writes a file.
-pub(crate) fn write(path: &Path, text: &str, overwrite: Overwrite) -> io::Result<()> {
+/// Writes a file: a new one beside it takes its name when all of it is on the disk. A device or a pipe is written into.
+/// Blocks.
+///
+/// # Errors
+/// `AlreadyExists` where the file, or a symbolic link of its name, is there and may not be overwritten. Else what the
+/// file system says; a file that is read-only to this process is not replaced either.
+pub fn write(path: &Path, text: &str, overwrite: Overwrite) -> io::Result<()> {
     let old = match (path.symlink_metadata(), overwrite) {
         (Ok(_), Overwrite::Refused) => return Err(ErrorKind::AlreadyExists.into()),
         (Ok(_), Overwrite::Allowed) => Some(fs::metadata(path)?),
@@ -33,20 +40,29 @@ pub(crate) fn write(path: &Path, text: &str, overwrite: Overwrite) -> io::Result
             let target = fs::canonicalize(path)?;
             let new = beside(&target, text)?;
             keep_owner_and_mode(new.as_file(), &old)?;
-            put(new, |new| new.persist(&target), &target)
+            replace(new, &target)
         }
-        None => put(beside(path, text)?, |new| new.persist_noclobber(path), path),
+        // The process's umask takes from these rights what it takes from other files'.
+        None => put(beside_with(path, text, 0o666)?, |new| new.persist_noclobber(path), path),
     }
 }
 
-/// A new file with this text in the folder of another. It is removed when it is dropped.
-fn beside(path: &Path, text: &str) -> io::Result<NamedTempFile> {
+/// A new file with this text in the folder of another, which nobody else may read yet. It is removed when it is dropped.
+pub(super) fn beside(path: &Path, text: &str) -> io::Result<NamedTempFile> {
+    beside_with(path, text, 0o600)
+}
+
+fn beside_with(path: &Path, text: &str, mode: u32) -> io::Result<NamedTempFile> {
     let mut builder = Builder::new();
-    // The process's umask takes from these what it takes from other files.
-    builder.prefix(".pgshard-").suffix(".tmp").permissions(Permissions::from_mode(0o666));
+    builder.prefix(".pgshard-").suffix(".tmp").permissions(Permissions::from_mode(mode));
     let mut new = builder.tempfile_in(folder(path))?;
     new.write_all(text.as_bytes())?;
     Ok(new)
+}
+
+/// Gives a file the name of another, which it replaces.
+pub(super) fn replace(new: NamedTempFile, path: &Path) -> io::Result<()> {
+    put(new, |new| new.persist(path), path)
 }
 
 /// Gives a file its name, and both to the disk.
@@ -57,6 +73,7 @@ fn put<E: Into<io::Error>>(
 ) -> io::Result<()> {
     new.as_file().sync_all()?;
     name(new).map_err(Into::into)?;
+    // Without this a power failure could bring the old file back, after we said that the new one is there.
     File::open(folder(path))?.sync_all()
 }
 
@@ -64,14 +81,17 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Only root may give a file away. Where it cannot keep its group, that group loses what it could read.
-fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
+/// Only root may give a file away; anybody may give it to a group of their own. Where it cannot keep its group, another
+/// must not read what that one could.
+pub(super) fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
     let ours = new.metadata()?;
     let mut mode = old.mode() & 0o7777;
-    let differs = (ours.uid(), ours.gid()) != (old.uid(), old.gid());
-    if differs && fchown(new, Some(old.uid()), Some(old.gid())).is_err() && fchown(new, None, Some(old.gid())).is_err()
-    {
-        mode &= !0o070;
+    if (ours.uid(), ours.gid()) != (old.uid(), old.gid()) {
+        let both = fchown(new, Some(old.uid()), Some(old.gid()));
+        if both.is_err() && ours.gid() != old.gid() && fchown(new, None, Some(old.gid())).is_err() {
+            mode &= !0o070;
+            tracing::warn!("the file's group {} could not be kept: the group's rights are taken away", old.gid());
+        }
     }
     new.set_permissions(Permissions::from_mode(mode))
 }
