@@ -28,6 +28,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use crate::map::HostName;
@@ -107,8 +108,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn plan(&self, request: &Request) -> Result<Plan, Error> {
-        survey::plan(&self.context, request).await
+    pub fn plan<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Plan, Error>> {
+        Box::pin(survey::plan(&self.context, request))
     }
 
     /// Lists what would stop a move of any shard, in the words of a plan. Each definition that a host has is examined
@@ -116,8 +117,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn movable(&self, definitions: &DefinitionSurvey) -> Vec<Finding> {
-        movable::movable(&self.context, definitions).await
+    pub fn movable<'a>(&'a self, definitions: &'a DefinitionSurvey) -> BoxFuture<'a, Vec<Finding>> {
+        Box::pin(movable::movable(&self.context, definitions))
     }
 
     /// Moves what the plan says. Returns when every shard has ended, well or badly; one shard's failure does not stop
@@ -125,21 +126,23 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Dropping the future leaves the move as a crash would: resume or abort it. Use [`Mover::stop`] for a tidy end.
-    pub async fn run(&self, plan: &Plan) -> Report {
-        let id = MoveId::new();
-        self.context.observer.tell(Event::Started { id, shards: plan.shards.len() });
-        let part = |shard: &ShardPlan| Part {
-            id,
-            shard: shard.shard,
-            source: shard.source.clone(),
-            target: plan.target.clone(),
-            mode: plan.mode,
-            epoch: shard.epoch,
-            start: Start::Claim,
-            back_of: None,
-            back: self.context.options.back,
-        };
-        report(id, work(&self.context, plan.shards.iter().map(part).collect(), Goal::Finish, Scope::Named).await)
+    pub fn run<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Report> {
+        Box::pin(async move {
+            let id = MoveId::new();
+            self.context.observer.tell(Event::Started { id, shards: plan.shards.len() });
+            let part = |shard: &ShardPlan| Part {
+                id,
+                shard: shard.shard,
+                source: shard.source.clone(),
+                target: plan.target.clone(),
+                mode: plan.mode,
+                epoch: shard.epoch,
+                start: Start::Claim,
+                back_of: None,
+                back: self.context.options.back,
+            };
+            report(id, work(&self.context, plan.shards.iter().map(part).collect(), Goal::Finish, Scope::Named).await)
+        })
     }
 
     /// Goes on with a move that was interrupted: every shard of it that has not ended.
@@ -149,8 +152,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// As [`Mover::run`].
-    pub async fn resume(&self, id: MoveId) -> Result<Report, Error> {
-        resume::go_on(&self.context, id, Goal::Finish).await
+    pub fn resume(&self, id: MoveId) -> BoxFuture<'_, Result<Report, Error>> {
+        Box::pin(resume::go_on(&self.context, id, Goal::Finish))
     }
 
     /// Undoes a move: every shard of it that is not decided stays where it was, and nothing of the move is left. Shards
@@ -161,8 +164,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// As [`Mover::run`].
-    pub async fn abort(&self, id: MoveId) -> Result<Report, Error> {
-        resume::go_on(&self.context, id, Goal::Abort).await
+    pub fn abort(&self, id: MoveId) -> BoxFuture<'_, Result<Report, Error>> {
+        Box::pin(resume::go_on(&self.context, id, Goal::Abort))
     }
 
     /// Asks every run of this mover, and of its clones, to stop. Shards that are fenced but not decided are swapped
@@ -173,14 +176,14 @@ impl Mover {
 
     /// Lists the moves that the hosts know: all that are neither completed nor aborted, or one move in whatever phase.
     /// Sorted by move, then shard. Hosts that cannot be asked are named.
-    pub async fn list(&self, id: Option<MoveId>) -> Heard<Entry> {
-        Heard::of(self.context.list(id).await)
+    pub fn list(&self, id: Option<MoveId>) -> BoxFuture<'_, Heard<Entry>> {
+        Box::pin(async move { Heard::of(self.context.list(id).await) })
     }
 
     /// Every move in the journals of the hosts, those that were completed or aborted too: all that ever left a host. By
     /// move, then shard. Hosts that cannot be asked are named.
-    pub async fn list_all(&self) -> Heard<Entry> {
-        Heard::of(self.context.list_all(None).await)
+    pub fn list_all(&self) -> BoxFuture<'_, Heard<Entry>> {
+        Box::pin(async move { Heard::of(self.context.list_all(None).await) })
     }
 
     /// Takes the kept shards of a move back to where they were, with all that was written since. That is a move of its
@@ -191,8 +194,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// As [`Mover::run`].
-    pub async fn rollback(&self, id: MoveId) -> Result<Report, Error> {
-        rollback::rollback(&self.context, id).await
+    pub fn rollback(&self, id: MoveId) -> BoxFuture<'_, Result<Report, Error>> {
+        Box::pin(rollback::rollback(&self.context, id))
     }
 
     /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until [`Mover::stop`]. The
@@ -201,8 +204,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// May be dropped: the next feed goes on from the last durable position, at once or when the lease has ended.
-    pub async fn feed(&self, id: Option<MoveId>) {
-        feed::feed(&self.context, id).await;
+    pub fn feed(&self, id: Option<MoveId>) -> BoxFuture<'_, ()> {
+        Box::pin(feed::feed(&self.context, id))
     }
 
     /// Audits the kept shards of a move that were not audited, as far as that is still possible. It finds tables that
@@ -214,8 +217,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub async fn audit(&self, id: MoveId) -> Result<Report, Error> {
-        command::audit::audit(&self.context, id).await
+    pub fn audit(&self, id: MoveId) -> BoxFuture<'_, Result<Report, Error>> {
+        Box::pin(command::audit::audit(&self.context, id))
     }
 
     /// Drops the old copies of a move whose shards are all kept and audited. Cannot be undone.
@@ -226,8 +229,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Each shard's copy is dropped in one transaction; call it again for the rest.
-    pub async fn complete(&self, id: MoveId) -> Result<Report, Error> {
-        cleanup::complete(&self.context, id).await
+    pub fn complete(&self, id: MoveId) -> BoxFuture<'_, Result<Report, Error>> {
+        Box::pin(cleanup::complete(&self.context, id))
     }
 
     /// Asks every host what it knows of a shard that two hosts serve, or none, and judges what can be repaired without
@@ -240,8 +243,12 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn plan_repair(&self, shard: ShardId, given_up: &BTreeSet<HostName>) -> Result<RepairPlan, Error> {
-        repair::plan(&self.context, shard, given_up).await
+    pub fn plan_repair<'a>(
+        &'a self,
+        shard: ShardId,
+        given_up: &'a BTreeSet<HostName>,
+    ) -> BoxFuture<'a, Result<RepairPlan, Error>> {
+        Box::pin(repair::plan(&self.context, shard, given_up))
     }
 
     /// Does what the plan is sure of, and publishes it to the map. Does nothing where nothing is wrong or somebody has
@@ -252,8 +259,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Each step is a transaction; plan again for the rest.
-    pub async fn repair(&self, plan: &RepairPlan) -> Result<(), Error> {
-        repair::repair(&self.context, plan).await
+    pub fn repair<'a>(&'a self, plan: &'a RepairPlan) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(repair::repair(&self.context, plan))
     }
 
     /// Asks every host what it knows of one that has come back from an earlier time (restored, failed over to a standby
@@ -267,8 +274,12 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn plan_recovery(&self, host: &HostName, margin: Option<Duration>) -> Result<RecoveryPlan, Error> {
-        recover::plan(&self.context, host, margin).await
+    pub fn plan_recovery<'a>(
+        &'a self,
+        host: &'a HostName,
+        margin: Option<Duration>,
+    ) -> BoxFuture<'a, Result<RecoveryPlan, Error>> {
+        Box::pin(recover::plan(&self.context, host, margin))
     }
 
     /// Does what the plan says can be done without a decision: raises ID clocks, repairs shards one by one, tells the
@@ -279,8 +290,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Each step is a transaction; plan again for the rest.
-    pub async fn recover(&self, plan: &RecoveryPlan) -> Result<RecoveryPlan, Error> {
-        recover::recover(&self.context, plan).await
+    pub fn recover<'a>(&'a self, plan: &'a RecoveryPlan) -> BoxFuture<'a, Result<RecoveryPlan, Error>> {
+        Box::pin(recover::recover(&self.context, plan))
     }
 
     /// Searches all hosts for what dead moves left, and puts it right: fences past their deadline are swapped back,
@@ -289,8 +300,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Each object is handled by itself; call it again for the rest.
-    pub async fn gc(&self) -> CleanupReport {
-        cleanup::gc(&self.context).await
+    pub fn gc(&self) -> BoxFuture<'_, CleanupReport> {
+        Box::pin(cleanup::gc(&self.context))
     }
 
     /// Sets the desired state of a move's shards; the mover reads it within a heartbeat (two seconds). Gives the shards
@@ -301,8 +312,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Some hosts may have been told; call it again.
-    pub async fn want(&self, id: MoveId, desired: DesiredState) -> Result<Heard<ShardId>, Error> {
-        requests::want(&self.context, id, desired).await.map(Heard::of)
+    pub fn want(&self, id: MoveId, desired: DesiredState) -> BoxFuture<'_, Result<Heard<ShardId>, Error>> {
+        Box::pin(async move { requests::want(&self.context, id, desired).await.map(Heard::of) })
     }
 
     /// Asks a move's mover to stop, or to abort, from any machine. The mover reads it within a heartbeat (two seconds).
@@ -310,16 +321,16 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Some may have been asked; call it again.
-    pub async fn ask(&self, id: MoveId, asked: Asked) -> Heard<Worker> {
-        Heard::of(requests::ask(&self.context, id, asked).await)
+    pub fn ask(&self, id: MoveId, asked: Asked) -> BoxFuture<'_, Heard<Worker>> {
+        Box::pin(async move { Heard::of(requests::ask(&self.context, id, asked).await) })
     }
 
     /// Who works on a move at present, to bring its shards to their end, and the hosts that could not be asked.
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn workers(&self, id: MoveId) -> Heard<Worker> {
-        Heard::of(requests::workers(&self.context, id).await)
+    pub fn workers(&self, id: MoveId) -> BoxFuture<'_, Heard<Worker>> {
+        Box::pin(async move { Heard::of(requests::workers(&self.context, id).await) })
     }
 
     /// Reads how far a move is.
@@ -329,8 +340,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn progress(&self, id: MoveId) -> Result<Progress, Error> {
-        progress::progress(&self.context, id).await
+    pub fn progress(&self, id: MoveId) -> BoxFuture<'_, Result<Progress, Error>> {
+        Box::pin(progress::progress(&self.context, id))
     }
 
     /// What hosts keep for the reverse replications of kept entries. A host that does not answer is left out: whoever

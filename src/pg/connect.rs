@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 #[cfg(feature = "ops")]
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
@@ -233,12 +234,14 @@ impl ConnectOptions {
         self.open(Opening { application_name, search_path, heard, watched: Watched::Yes }).await
     }
 
-    async fn open(&self, opening: Opening<'_>) -> Result<Connection, ConnectError> {
-        if self.known.is_settled() || self.addresses().len() < 2 || !self.is_for_primary() {
-            self.open_in_turn(opening).await
-        } else {
-            self.open_newest(opening).await
-        }
+    fn open<'a>(&'a self, opening: Opening<'a>) -> BoxFuture<'a, Result<Connection, ConnectError>> {
+        Box::pin(async move {
+            if self.known.is_settled() || self.addresses().len() < 2 || !self.is_for_primary() {
+                self.open_in_turn(opening).await
+            } else {
+                self.open_newest(opening).await
+            }
+        })
     }
 
     async fn open_in_turn(&self, opening: Opening<'_>) -> Result<Connection, ConnectError> {
@@ -313,9 +316,14 @@ impl ConnectOptions {
 
     /// Asks every address which server is there, all at the same time. No server is refused, and nothing is learned.
     #[cfg(feature = "ops")]
-    pub(crate) async fn ask_each(&self, application_name: &str) -> Vec<Result<Connection, ConnectError>> {
-        let ask = |index| Box::pin(self.reach(index, application_name, SearchPath::Closed));
-        join_all((0..self.addresses().len()).map(ask)).await
+    pub(crate) fn ask_each<'a>(
+        &'a self,
+        application_name: &'a str,
+    ) -> BoxFuture<'a, Vec<Result<Connection, ConnectError>>> {
+        Box::pin(async move {
+            let ask = |index| Box::pin(self.reach(index, application_name, SearchPath::Closed));
+            join_all((0..self.addresses().len()).map(ask)).await
+        })
     }
 
     /// Opens a connection to one address and asks which server is there.

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::Semaphore;
 
 use super::apart;
@@ -219,55 +219,59 @@ impl HostReport {
 /// # Cancel safety
 /// Dropping the future closes the connections. A transaction that is under way is committed as a whole or not at all;
 /// run it again for the rest.
-pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
-    let started = Instant::now();
-    let mut hosts: Vec<&Host> = request.hosts.iter().collect();
-    hosts.sort_by(|a, b| a.name.cmp(&b.name));
-    let opened = join_all(hosts.iter().map(|host| open(host))).await;
-    // One host after the other, by name: so two bootstraps cannot wait for each other in a circle.
-    let mut locked = Vec::new();
-    for outcome in opened {
-        locked.push(match outcome {
-            Ok(connection) => lock(connection).await,
-            Err(fault) => Err(fault),
-        });
-    }
-    let facts = join_all(locked.into_iter().map(|session| async {
-        let session = session?;
-        let facts = read(&session).await.map_err(|error| HostFault::unread(&error))?;
-        Ok((session, facts))
-    }));
-    let read: Vec<Result<(Connection, HostFacts), HostFault>> = facts.await;
-    let asked = hosts.iter().zip(&read).map(|(host, read)| (&host.name, read.as_ref().ok().map(|(_, facts)| facts)));
-    let chosen =
-        || hosts.iter().zip(&read).filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name));
-    let written_to = chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
-    let knowledge = Knowledge::of(asked, &request.vouched, &request.lost).with_drift(written_to, &request.migrations);
-    let roles = roles(read.iter().flatten().map(|(_, facts)| facts));
-    let reports = chosen().map(|(host, read)| async {
-        let report = match read {
-            Err(fault) => HostReport::left(fault.clone()),
-            Ok((_, facts)) => match plan(host, facts, &knowledge, &request.cluster, &request.migrations) {
-                Err(refusals) => HostReport::left(HostFault::Refused(refusals)),
-                Ok(plan) => {
-                    let lock_slots = facts.server.lock_slots;
-                    Job { host, request, plan, roles: &roles, observer, lock_slots }.run().await
-                }
-            },
-        };
-        (host.name.clone(), report)
-    });
-    let mut reports: BTreeMap<HostName, HostReport> = join_all(reports).await.into_iter().collect();
-    let sessions = hosts.iter().zip(&read).filter_map(|(host, read)| Some((*host, read.as_ref().ok()?)));
-    settle(request, sessions, &mut reports).await;
-    for (host, report) in &mut reports {
-        report.elapsed = started.elapsed();
-        if let Some(fault) = &report.fault {
-            observer(Event::HostFailed { host, fault });
+pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a, Report> {
+    Box::pin(async move {
+        let started = Instant::now();
+        let mut hosts: Vec<&Host> = request.hosts.iter().collect();
+        hosts.sort_by(|a, b| a.name.cmp(&b.name));
+        let opened = join_all(hosts.iter().map(|host| open(host))).await;
+        // One host after the other, by name: so two bootstraps cannot wait for each other in a circle.
+        let mut locked = Vec::new();
+        for outcome in opened {
+            locked.push(match outcome {
+                Ok(connection) => lock(connection).await,
+                Err(fault) => Err(fault),
+            });
         }
-        observer(Event::HostDone { host, report });
-    }
-    Report { hosts: reports, ..Report::default() }
+        let facts = join_all(locked.into_iter().map(|session| async {
+            let session = session?;
+            let facts = read(&session).await.map_err(|error| HostFault::unread(&error))?;
+            Ok((session, facts))
+        }));
+        let read: Vec<Result<(Connection, HostFacts), HostFault>> = facts.await;
+        let asked =
+            hosts.iter().zip(&read).map(|(host, read)| (&host.name, read.as_ref().ok().map(|(_, facts)| facts)));
+        let chosen =
+            || hosts.iter().zip(&read).filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name));
+        let written_to = chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
+        let knowledge =
+            Knowledge::of(asked, &request.vouched, &request.lost).with_drift(written_to, &request.migrations);
+        let roles = roles(read.iter().flatten().map(|(_, facts)| facts));
+        let reports = chosen().map(|(host, read)| async {
+            let report = match read {
+                Err(fault) => HostReport::left(fault.clone()),
+                Ok((_, facts)) => match plan(host, facts, &knowledge, &request.cluster, &request.migrations) {
+                    Err(refusals) => HostReport::left(HostFault::Refused(refusals)),
+                    Ok(plan) => {
+                        let lock_slots = facts.server.lock_slots;
+                        Job { host, request, plan, roles: &roles, observer, lock_slots }.run().await
+                    }
+                },
+            };
+            (host.name.clone(), report)
+        });
+        let mut reports: BTreeMap<HostName, HostReport> = join_all(reports).await.into_iter().collect();
+        let sessions = hosts.iter().zip(&read).filter_map(|(host, read)| Some((*host, read.as_ref().ok()?)));
+        settle(request, sessions, &mut reports).await;
+        for (host, report) in &mut reports {
+            report.elapsed = started.elapsed();
+            if let Some(fault) = &report.fault {
+                observer(Event::HostFailed { host, fault });
+            }
+            observer(Event::HostDone { host, report });
+        }
+        Report { hosts: reports, ..Report::default() }
+    })
 }
 
 /// The roles that may use a shard of any of these hosts, or may ask or watch there.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use serde::Deserialize;
 use tokio_postgres::Client;
@@ -563,52 +563,55 @@ enum Who {
     Monitor,
 }
 
-async fn facts_for(client: &Client, who: Who) -> Result<HostFacts, FactsError> {
-    let failed = |source| FactsError::Query { what: "server", source };
-    let row = client.query_one(SERVER, &[]).await.map_err(failed)?;
-    let owner: Option<String> = get(&row, 5)?;
-    let (owns_control, bootstrapped, has_record): (bool, bool, bool) = (get(&row, 6)?, get(&row, 8)?, get(&row, 9)?);
-    let mut watcher = None;
-    if let (false, true, Some(owner)) = (owns_control, bootstrapped, &owner) {
-        let role: String = get(&row, 1)?;
-        if who == Who::Owner || !monitors::watches(client).await.map_err(failed)? {
-            return Err(FactsError::NotOwner { owner: owner.clone(), role });
+fn facts_for(client: &Client, who: Who) -> BoxFuture<'_, Result<HostFacts, FactsError>> {
+    Box::pin(async move {
+        let failed = |source| FactsError::Query { what: "server", source };
+        let row = client.query_one(SERVER, &[]).await.map_err(failed)?;
+        let owner: Option<String> = get(&row, 5)?;
+        let (owns_control, bootstrapped, has_record): (bool, bool, bool) =
+            (get(&row, 6)?, get(&row, 8)?, get(&row, 9)?);
+        let mut watcher = None;
+        if let (false, true, Some(owner)) = (owns_control, bootstrapped, &owner) {
+            let role: String = get(&row, 1)?;
+            if who == Who::Owner || !monitors::watches(client).await.map_err(failed)? {
+                return Err(FactsError::NotOwner { owner: owner.clone(), role });
+            }
+            watcher = Some(role);
         }
-        watcher = Some(role);
-    }
-    let server = ServerFacts {
-        version: get(&row, 0)?,
-        role: get(&row, 19)?,
-        database: get(&row, 2)?,
-        in_recovery: get(&row, 3)?,
-        may_create: get(&row, 4)?,
-        has_pgshard: owner.is_some(),
-        is_superuser: get(&row, 16)?,
-        public_may_create: get(&row, 17)?,
-        may_replicate: get(&row, 18)?,
-        lock_slots: get(&row, 7)?,
-        watcher,
-    };
-    let schemas = get::<Vec<String>>(&row, 10)?.into_iter().collect();
-    let of_moves = OfMoves {
-        schemas: get::<Vec<String>>(&row, 11)?.into_iter().collect(),
-        slots: get(&row, 12)?,
-        publications: get(&row, 13)?,
-    };
-    let mut settings = BTreeMap::new();
-    for column in [14, 15] {
-        let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(get(&row, column)?);
-        settings.extend(read.map_err(|error| FactsError::Unreadable { what: error.to_string() })?);
-    }
-    let control = if bootstrapped {
-        let shape = shape(client).await?;
-        let read = read_control(client, &shape, has_record).await;
-        let read = read.map_err(|error| if lacks(&error) { of_what_is_gone(&shape, error) } else { error });
-        Some(ControlFacts { shape: Some(shape), ..read? })
-    } else {
-        None
-    };
-    Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
+        let server = ServerFacts {
+            version: get(&row, 0)?,
+            role: get(&row, 19)?,
+            database: get(&row, 2)?,
+            in_recovery: get(&row, 3)?,
+            may_create: get(&row, 4)?,
+            has_pgshard: owner.is_some(),
+            is_superuser: get(&row, 16)?,
+            public_may_create: get(&row, 17)?,
+            may_replicate: get(&row, 18)?,
+            lock_slots: get(&row, 7)?,
+            watcher,
+        };
+        let schemas = get::<Vec<String>>(&row, 10)?.into_iter().collect();
+        let of_moves = OfMoves {
+            schemas: get::<Vec<String>>(&row, 11)?.into_iter().collect(),
+            slots: get(&row, 12)?,
+            publications: get(&row, 13)?,
+        };
+        let mut settings = BTreeMap::new();
+        for column in [14, 15] {
+            let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(get(&row, column)?);
+            settings.extend(read.map_err(|error| FactsError::Unreadable { what: error.to_string() })?);
+        }
+        let control = if bootstrapped {
+            let shape = shape(client).await?;
+            let read = read_control(client, &shape, has_record).await;
+            let read = read.map_err(|error| if lacks(&error) { of_what_is_gone(&shape, error) } else { error });
+            Some(ControlFacts { shape: Some(shape), ..read? })
+        } else {
+            None
+        };
+        Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
+    })
 }
 
 /// Everything of the control schema but its shape.
@@ -769,31 +772,46 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections.
-pub async fn survey(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Survey {
-    let ask = |(name, connect): (HostName, ConnectOptions)| async move {
-        let facts = match connect.connect("pgshard survey").await {
-            Ok(connection) => facts_for(&connection, Who::Monitor).await,
-            Err(source) => Err(FactsError::Unreachable { source }),
+pub fn survey(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> BoxFuture<'static, Survey> {
+    survey_of(hosts.into_iter().collect())
+}
+
+fn survey_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, Survey> {
+    Box::pin(async move {
+        let ask = |(name, connect): (HostName, ConnectOptions)| async move {
+            let facts = match connect.connect("pgshard survey").await {
+                Ok(connection) => facts_for(&connection, Who::Monitor).await,
+                Err(source) => Err(FactsError::Unreachable { source }),
+            };
+            (name, facts)
         };
-        (name, facts)
-    };
-    join_all(hosts.into_iter().map(ask)).await.into_iter().collect()
+        join_all(hosts.into_iter().map(ask)).await.into_iter().collect()
+    })
 }
 
 /// The same, with the clocks of the hosts and of their shards' IDs.
 ///
 /// # Cancel safety
 /// As [`survey`].
-pub async fn survey_with_clocks(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Survey {
-    let ask = |(name, connect): (HostName, ConnectOptions)| async move { (name, facts_with_clock(connect).await) };
-    join_all(hosts.into_iter().map(ask)).await.into_iter().collect()
+pub fn survey_with_clocks(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> BoxFuture<'static, Survey> {
+    survey_with_clocks_of(hosts.into_iter().collect())
 }
 
-async fn facts_with_clock(connect: ConnectOptions) -> Result<HostFacts, FactsError> {
-    let connection = connect.connect("pgshard survey").await.map_err(|source| FactsError::Unreachable { source })?;
-    let mut facts = facts_for(&connection, Who::Monitor).await?;
-    facts.clock = Some(clock::read(&connection, &facts).await?);
-    Ok(facts)
+fn survey_with_clocks_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, Survey> {
+    Box::pin(async move {
+        let ask = |(name, connect): (HostName, ConnectOptions)| async move { (name, facts_with_clock(connect).await) };
+        join_all(hosts.into_iter().map(ask)).await.into_iter().collect()
+    })
+}
+
+fn facts_with_clock(connect: ConnectOptions) -> BoxFuture<'static, Result<HostFacts, FactsError>> {
+    Box::pin(async move {
+        let connection =
+            connect.connect("pgshard survey").await.map_err(|source| FactsError::Unreachable { source })?;
+        let mut facts = facts_for(&connection, Who::Monitor).await?;
+        facts.clock = Some(clock::read(&connection, &facts).await?);
+        Ok(facts)
+    })
 }
 
 /// An error and its causes on one line.

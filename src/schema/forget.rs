@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 
 use super::bootstrap::{lock, read, write_record};
 use super::control::{Cluster, pending};
@@ -37,40 +37,42 @@ pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
 ///
 /// # Cancel safety
 /// Each host's record is written in one transaction; call it again for the rest.
-pub async fn forget(
-    cluster: &Cluster,
-    hosts: &[(HostName, ConnectOptions)],
-    gone: &HostName,
-) -> Result<(), Vec<(HostName, HostFault)>> {
-    let mut hosts: Vec<_> = hosts.iter().collect();
-    hosts.sort_by(|a, b| a.0.cmp(&b.0));
-    let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard host"))).await;
-    let (mut good, mut faults): (Vec<(&HostName, Connection, HostFacts)>, Vec<_>) = (Vec::new(), Vec::new());
-    // One host after the other, by name, as bootstrap does: so two cannot wait for each other in a circle.
-    for ((name, _), session) in hosts.iter().zip(opened) {
-        match look(session, cluster, name).await {
-            Ok((session, facts)) => good.push((name, session, facts)),
-            // It may be gone already, or have no control schema.
-            Err(_) if name == gone => {}
-            Err(fault) => faults.push((name.clone(), fault)),
+pub fn forget<'a>(
+    cluster: &'a Cluster,
+    hosts: &'a [(HostName, ConnectOptions)],
+    gone: &'a HostName,
+) -> BoxFuture<'a, Result<(), Vec<(HostName, HostFault)>>> {
+    Box::pin(async move {
+        let mut hosts: Vec<_> = hosts.iter().collect();
+        hosts.sort_by(|a, b| a.0.cmp(&b.0));
+        let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard host"))).await;
+        let (mut good, mut faults): (Vec<(&HostName, Connection, HostFacts)>, Vec<_>) = (Vec::new(), Vec::new());
+        // One host after the other, by name, as bootstrap does: so two cannot wait for each other in a circle.
+        for ((name, _), session) in hosts.iter().zip(opened) {
+            match look(session, cluster, name).await {
+                Ok((session, facts)) => good.push((name, session, facts)),
+                // It may be gone already, or have no control schema.
+                Err(_) if name == gone => {}
+                Err(fault) => faults.push((name.clone(), fault)),
+            }
         }
-    }
-    if !faults.is_empty() {
-        return Err(faults);
-    }
-    // Whoever asked has looked before, and a move may have come since.
-    let here = shards_on(gone, &good);
-    if !here.is_empty() {
-        return Err(vec![(gone.clone(), HostFault::HasShards(here))]);
-    }
-    let said = good.iter().filter_map(|(name, _, facts)| Some((*name, facts.control.as_ref()?)));
-    let record = known::record(said, &BTreeSet::from([gone.clone()]));
-    for (name, session, _) in good.iter().filter(|(name, ..)| *name != gone) {
-        if let Err(fault) = write_record(session, &record).await {
-            faults.push(((*name).clone(), fault));
+        if !faults.is_empty() {
+            return Err(faults);
         }
-    }
-    if faults.is_empty() { Ok(()) } else { Err(faults) }
+        // Whoever asked has looked before, and a move may have come since.
+        let here = shards_on(gone, &good);
+        if !here.is_empty() {
+            return Err(vec![(gone.clone(), HostFault::HasShards(here))]);
+        }
+        let said = good.iter().filter_map(|(name, _, facts)| Some((*name, facts.control.as_ref()?)));
+        let record = known::record(said, &BTreeSet::from([gone.clone()]));
+        for (name, session, _) in good.iter().filter(|(name, ..)| *name != gone) {
+            if let Err(fault) = write_record(session, &record).await {
+                faults.push(((*name).clone(), fault));
+            }
+        }
+        if faults.is_empty() { Ok(()) } else { Err(faults) }
+    })
 }
 
 /// The shards that a host has or is getting: by its own word, or, if it is not among those that were read, by that of

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use tokio_postgres::Client;
 
 use super::facts::chain;
@@ -69,28 +69,34 @@ pub struct RecordError {
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections.
-pub async fn identities(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Identities {
-    let ask = |(name, connect): (HostName, ConnectOptions)| async move {
-        let answers: Vec<Result<Connection, ConnectError>> = connect.ask_each(NAME).await;
-        let (mut said, mut unread) = (Vec::new(), None);
-        for connection in answers.iter().flatten().filter(|connection| connection.server().timeline().is_some()) {
-            match recorded(&name, connection).await {
-                Ok(recorded) => said.extend(recorded),
-                Err(error) => unread = Some(chain(&error)),
+pub fn identities(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> BoxFuture<'static, Identities> {
+    identities_of(hosts.into_iter().collect())
+}
+
+fn identities_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, Identities> {
+    Box::pin(async move {
+        let ask = |(name, connect): (HostName, ConnectOptions)| async move {
+            let answers: Vec<Result<Connection, ConnectError>> = connect.ask_each(NAME).await;
+            let (mut said, mut unread) = (Vec::new(), None);
+            for connection in answers.iter().flatten().filter(|connection| connection.server().timeline().is_some()) {
+                match recorded(&name, connection).await {
+                    Ok(recorded) => said.extend(recorded),
+                    Err(error) => unread = Some(chain(&error)),
+                }
             }
+            let server =
+                |answer: Result<Connection, ConnectError>| answer.map(|it| it.server()).map_err(|error| chain(&error));
+            let answers = connect.addresses().into_iter().zip(answers.into_iter().map(server)).collect();
+            (name, answers, said, unread)
+        };
+        let mut all = Identities::default();
+        for (name, answers, said, unread) in join_all(hosts.into_iter().map(ask)).await {
+            all.unread.extend(unread.map(|why| (name.clone(), why)));
+            all.hosts.insert(name, answers);
+            all.said.extend(said);
         }
-        let server =
-            |answer: Result<Connection, ConnectError>| answer.map(|it| it.server()).map_err(|error| chain(&error));
-        let answers = connect.addresses().into_iter().zip(answers.into_iter().map(server)).collect();
-        (name, answers, said, unread)
-    };
-    let mut all = Identities::default();
-    for (name, answers, said, unread) in join_all(hosts.into_iter().map(ask)).await {
-        all.unread.extend(unread.map(|why| (name.clone(), why)));
-        all.hosts.insert(name, answers);
-        all.said.extend(said);
-    }
-    all
+        all
+    })
 }
 
 /// What a server has recorded. One whose control schema is older, or not there, or not ours to read, has recorded

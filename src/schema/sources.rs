@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 
 use super::facts::chain;
@@ -31,19 +31,26 @@ type Leases = BTreeMap<HostName, Result<Vec<LeaseStatus>, lease::Error>>;
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn sources(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Vec<Finding> {
-    let hosts: Vec<TicketHost> = hosts.into_iter().map(|(name, connect)| TicketHost { name, connect }).collect();
-    let asked = join_all(hosts.iter().map(async |host| (host.name.clone(), WorkerLeases::status(&host.connect).await)));
-    let (told, leases) = tokio::join!(tickets::status(&hosts), asked);
-    let told: Tickets = told.into_iter().filter_map(|host| Some((host.host, host.names.ok()?))).collect();
-    let silent = |error: &lease::Error| {
-        matches!(error, lease::Error::NotInstalled | lease::Error::Connect(_) | lease::Error::TimedOut { .. })
-    };
-    let leases = leases.into_iter().filter(|(_, status)| status.as_ref().err().is_none_or(|error| !silent(error)));
-    let mut findings = Findings::default();
-    check_tickets(&mut findings, &told);
-    check_leases(&mut findings, &leases.collect(), now_ms());
-    findings.sorted()
+pub fn sources(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> BoxFuture<'static, Vec<Finding>> {
+    sources_of(hosts.into_iter().collect())
+}
+
+fn sources_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, Vec<Finding>> {
+    Box::pin(async move {
+        let hosts: Vec<TicketHost> = hosts.into_iter().map(|(name, connect)| TicketHost { name, connect }).collect();
+        let asked =
+            join_all(hosts.iter().map(async |host| (host.name.clone(), WorkerLeases::status(&host.connect).await)));
+        let (told, leases) = tokio::join!(tickets::status(&hosts), asked);
+        let told: Tickets = told.into_iter().filter_map(|host| Some((host.host, host.names.ok()?))).collect();
+        let silent = |error: &lease::Error| {
+            matches!(error, lease::Error::NotInstalled | lease::Error::Connect(_) | lease::Error::TimedOut { .. })
+        };
+        let leases = leases.into_iter().filter(|(_, status)| status.as_ref().err().is_none_or(|error| !silent(error)));
+        let mut findings = Findings::default();
+        check_tickets(&mut findings, &told);
+        check_leases(&mut findings, &leases.collect(), now_ms());
+        findings.sorted()
+    })
 }
 
 fn now_ms() -> u64 {

@@ -47,7 +47,8 @@ pub fn write(path: &Path, text: &str, overwrite: Overwrite) -> io::Result<()> {
     }
 }
 
-/// A new file with this text in the folder of another, which nobody else may read yet. It is removed when it is dropped.
+/// A new file with this text in the folder of another, which nobody else may read yet. It is removed when it is
+/// dropped.
 pub(super) fn beside(path: &Path, text: &str) -> io::Result<NamedTempFile> {
     beside_with(path, text, 0o600)
 }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
 use super::host::{Facts, facts, is_installed};
@@ -208,40 +209,47 @@ struct Plan {
 ///
 /// # Cancel safety
 /// As with an error.
-pub async fn create(all: &[TicketHost], request: &Create, new_series: Uuid) -> Result<Vec<Created>, Error> {
-    let mut hosts: BTreeMap<HostName, Connection> = BTreeMap::new();
-    for host in all {
-        let connection = host.connect.connect("pgshard tickets").await;
-        let connection = connection.map_err(|source| Error::Connect { host: host.name.clone(), source })?;
-        hosts.insert(host.name.clone(), connection);
-    }
-    let mut known = BTreeMap::new();
-    // The locks are taken in the order of the names, so that two creators cannot wait for each other for ever.
-    for (host, connection) in &mut hosts {
-        connection.batch_execute(LOCK).await.map_err(Error::sql(host, "get the lock on tickets"))?;
-        let installed = is_installed(connection, host).await?;
-        known.insert(
-            host.clone(),
-            match installed {
-                true => facts(connection, host, &request.name).await?,
-                false => Facts::default(),
-            },
-        );
-    }
-    let plan = plan(&known, request, new_series).map_err(Error::Refused)?;
-    // Hosts that begin now record the claims first. If this is interrupted, such a host has a claim of its own and no
-    // tickets, so it never gave one. A host that the others know, and that has no claim itself, has lost its record.
-    for begins in [true, false] {
-        for (host, connection) in hosts.iter_mut().filter(|(host, _)| request.hosts.contains(*host) == begins) {
-            claim(connection, host, request, &plan).await?;
+pub fn create<'a>(
+    all: &'a [TicketHost],
+    request: &'a Create,
+    new_series: Uuid,
+) -> BoxFuture<'a, Result<Vec<Created>, Error>> {
+    Box::pin(async move {
+        let mut hosts: BTreeMap<HostName, Connection> = BTreeMap::new();
+        for host in all {
+            let connection = host.connect.connect("pgshard tickets").await;
+            let connection = connection.map_err(|source| Error::Connect { host: host.name.clone(), source })?;
+            hosts.insert(host.name.clone(), connection);
         }
-    }
-    let mut created = Vec::new();
-    for host in &request.hosts {
-        let connection = hosts.get_mut(host).expect("the plan has looked for it");
-        created.push(serve(connection, host, request, &plan).await?);
-    }
-    Ok(created)
+        let mut known = BTreeMap::new();
+        // The locks are taken in the order of the names, so that two creators cannot wait for each other for ever.
+        for (host, connection) in &mut hosts {
+            connection.batch_execute(LOCK).await.map_err(Error::sql(host, "get the lock on tickets"))?;
+            let installed = is_installed(connection, host).await?;
+            known.insert(
+                host.clone(),
+                match installed {
+                    true => facts(connection, host, &request.name).await?,
+                    false => Facts::default(),
+                },
+            );
+        }
+        let plan = plan(&known, request, new_series).map_err(Error::Refused)?;
+        // Hosts that begin now record the claims first. If this is interrupted, such a host has a claim of its own and
+        // no tickets, so it never gave one. A host that the others know, and that has no claim itself, has lost its
+        // record.
+        for begins in [true, false] {
+            for (host, connection) in hosts.iter_mut().filter(|(host, _)| request.hosts.contains(*host) == begins) {
+                claim(connection, host, request, &plan).await?;
+            }
+        }
+        let mut created = Vec::new();
+        for host in &request.hosts {
+            let connection = hosts.get_mut(host).expect("the plan has looked for it");
+            created.push(serve(connection, host, request, &plan).await?);
+        }
+        Ok(created)
+    })
 }
 
 fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -> Result<Plan, Vec<Refusal>> {

@@ -91,7 +91,7 @@ const MOMENT_S: f64 = 0.5;
 pub(crate) async fn progress(context: &Context, id: MoveId) -> Result<Progress, Error> {
     let mut progress =
         Progress { id, shards: Vec::new(), streams: Vec::new(), reverse_streams: Vec::new(), unknown: Vec::new() };
-    let sources = context.hosts.names().map(async |host| (host.clone(), at_source(context, host, id).await));
+    let sources = context.hosts.names().map(|host| async move { (host.clone(), at_source(context, host, id).await) });
     for (host, answer) in futures_util::future::join_all(sources).await {
         match answer {
             Ok((shards, stream)) => {
@@ -137,7 +137,7 @@ pub(crate) async fn reverse_streams(context: &Context, entries: impl Iterator<It
             slots.entry(entry.target.clone()).or_default().insert(back.stream.clone());
         }
     }
-    let looked = slots.into_iter().map(async |(host, slots)| {
+    let looked = slots.into_iter().map(|(host, slots)| async move {
         let mut streams = Vec::new();
         if let Ok(session) = context.hosts.open(&host).await {
             for slot in slots {

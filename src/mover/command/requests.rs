@@ -2,7 +2,6 @@
 
 use crate::map::HostName;
 use crate::mover::control::context::Context;
-use crate::mover::control::session::Session;
 use crate::mover::protocol::desired::{Asked, DesiredState};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
@@ -15,7 +14,7 @@ pub(crate) async fn want(
     id: MoveId,
     desired: DesiredState,
 ) -> Result<(Vec<ShardId>, Vec<(HostName, Error)>), Error> {
-    let told = context.hosts.names().map(async |host| {
+    let told = context.hosts.names().map(|host| async move {
         let told = async { context.hosts.open(host).await?.want(id, desired).await };
         (host.clone(), told.await)
     });
@@ -38,27 +37,25 @@ pub(crate) async fn want(
 
 /// Asks a move's mover to stop, or to abort.
 pub(crate) async fn ask(context: &Context, id: MoveId, asked: Asked) -> (Vec<Worker>, Vec<(HostName, Error)>) {
-    let by = &context.options.holder;
-    of_workers(context, async |session| {
-        session.ask(id, asked, by).await?;
-        session.workers(id).await
-    })
-    .await
+    of_workers(context, id, Some(asked)).await
 }
 
 /// Who works on a move at present.
 pub(crate) async fn workers(context: &Context, id: MoveId) -> (Vec<Worker>, Vec<(HostName, Error)>) {
-    of_workers(context, async |session| session.workers(id).await).await
+    of_workers(context, id, None).await
 }
 
-async fn of_workers(
-    context: &Context,
-    ask: impl AsyncFn(&Session) -> Result<Vec<Worker>, Error>,
-) -> (Vec<Worker>, Vec<(HostName, Error)>) {
-    let answers = context.hosts.names().map(async |host| {
+async fn of_workers(context: &Context, id: MoveId, asked: Option<Asked>) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+    let answers = context.hosts.names().map(|host| async move {
         let answer = async {
             let session = context.hosts.open(host).await?;
-            if session.is_bootstrapped().await? { ask(&session).await } else { Ok(Vec::new()) }
+            if !session.is_bootstrapped().await? {
+                return Ok(Vec::new());
+            }
+            if let Some(asked) = asked {
+                session.ask(id, asked, &context.options.holder).await?;
+            }
+            session.workers(id).await
         };
         (host.clone(), answer.await)
     });

@@ -42,7 +42,7 @@ impl Context {
 
     /// The same with those that have ended.
     pub(crate) async fn list_all(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
-        let asked = self.hosts.names().map(async |host| {
+        let asked = self.hosts.names().map(|host| async move {
             let entries = async { self.hosts.open(host).await?.entries_if_any(id).await };
             (host.clone(), entries.await)
         });

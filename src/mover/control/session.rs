@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::{ToSql, Type};
 
@@ -70,17 +71,19 @@ impl Hosts {
 
     /// A new session, for whoever has seen that something is wrong: which server answers is found out anew. Those that
     /// wait are closed.
-    pub(crate) async fn open_new(&self, host: &HostName) -> Result<Session, Error> {
-        self.spares.forget(host);
-        let Reached { connect, lookout } = self.reached(host)?;
-        let connected = connect.connect("pgshard mover").await;
-        let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
-        lookout.start();
-        let (opened, uses) = (Instant::now(), 1);
-        let mut session = Session { host: host.clone(), shard: None, reads_tokens: true, opened, uses, client };
-        session.batch("the mover's settings", SETTINGS).await?;
-        session.reads_tokens = session.check().await?;
-        Ok(session)
+    pub(crate) fn open_new<'a>(&'a self, host: &'a HostName) -> BoxFuture<'a, Result<Session, Error>> {
+        Box::pin(async move {
+            self.spares.forget(host);
+            let Reached { connect, lookout } = self.reached(host)?;
+            let connected = connect.connect("pgshard mover").await;
+            let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
+            lookout.start();
+            let (opened, uses) = (Instant::now(), 1);
+            let mut session = Session { host: host.clone(), shard: None, reads_tokens: true, opened, uses, client };
+            session.batch("the mover's settings", SETTINGS).await?;
+            session.reads_tokens = session.check().await?;
+            Ok(session)
+        })
     }
 
     /// Until the guard is dropped, sessions that are given back are kept for whoever opens one.
@@ -193,24 +196,28 @@ impl Session {
         self
     }
 
-    pub(crate) async fn row(
-        &self,
+    pub(crate) fn row<'a>(
+        &'a self,
         what: &'static str,
-        sql: &str,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<AnsweredRow, Error> {
-        let row = self.client.query_one(sql, params).await.map_err(|error| self.failed(what, error))?;
-        Ok(AnsweredRow::new(row, self.question(what)))
+        sql: &'a str,
+        params: &'a [&'a (dyn ToSql + Sync)],
+    ) -> BoxFuture<'a, Result<AnsweredRow, Error>> {
+        Box::pin(async move {
+            let row = self.client.query_one(sql, params).await.map_err(|error| self.failed(what, error))?;
+            Ok(AnsweredRow::new(row, self.question(what)))
+        })
     }
 
-    pub(crate) async fn rows(
-        &self,
+    pub(crate) fn rows<'a>(
+        &'a self,
         what: &'static str,
-        sql: &str,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<AnsweredRow>, Error> {
-        let rows = self.client.query(sql, params).await.map_err(|error| self.failed(what, error))?;
-        Ok(AnsweredRow::all(rows, self.question(what)))
+        sql: &'a str,
+        params: &'a [&'a (dyn ToSql + Sync)],
+    ) -> BoxFuture<'a, Result<Vec<AnsweredRow>, Error>> {
+        Box::pin(async move {
+            let rows = self.client.query(sql, params).await.map_err(|error| self.failed(what, error))?;
+            Ok(AnsweredRow::all(rows, self.question(what)))
+        })
     }
 
     /// As [`rows`](Session::rows), in one round trip instead of two, where every round trip counts: the caller gives
@@ -225,18 +232,18 @@ impl Session {
         Ok(AnsweredRow::all(rows, self.question(what)))
     }
 
-    pub(crate) async fn execute(
-        &self,
+    pub(crate) fn execute<'a>(
+        &'a self,
         what: &'static str,
-        sql: &str,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<u64, Error> {
-        self.client.execute(sql, params).await.map_err(|error| self.failed(what, error))
+        sql: &'a str,
+        params: &'a [&'a (dyn ToSql + Sync)],
+    ) -> BoxFuture<'a, Result<u64, Error>> {
+        Box::pin(async move { self.client.execute(sql, params).await.map_err(|error| self.failed(what, error)) })
     }
 
     /// Statements without parameters, in one message.
-    pub(crate) async fn batch(&self, what: &'static str, sql: &str) -> Result<(), Error> {
-        self.client.batch_execute(sql).await.map_err(|error| self.failed(what, error))
+    pub(crate) fn batch<'a>(&'a self, what: &'static str, sql: &'a str) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move { self.client.batch_execute(sql).await.map_err(|error| self.failed(what, error)) })
     }
 
     /// Makes everything durable that is committed on this server by now, in whatever session.

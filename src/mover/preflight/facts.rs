@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::pg::shown;
 use crate::schema::catalog::{self, Facts};
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
@@ -224,48 +225,50 @@ fn question() -> String {
 }
 
 /// Reads a host's facts. A host without a control schema gives a refusal.
-pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refusal>, Error> {
-    let what = "reading the host's facts";
-    let name = session.host.clone();
-    let present = session.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
-    let not_bootstrapped = || {
-        let remedy = format!("pgshard bootstrap --host {name}");
-        Refusal::new("the database", "is not bootstrapped", remedy).at(None, &name)
-    };
-    if !present.get::<_, bool>(0)? {
-        return Ok(Err(not_bootstrapped()));
-    }
-    let asked = Timestamp::now();
-    let row = session.row(what, &question(), &[]).await?;
-    // The host's clock was read about halfway between the question and the answer.
-    let here = (asked.as_millisecond() + Timestamp::now().as_millisecond()) as f64 / 2e3;
-    let Some(cluster) = row.get::<_, Option<String>>(6)? else { return Ok(Err(not_bootstrapped())) };
-    Ok(Ok(HostFacts {
-        name,
-        database: row.get(0)?,
-        role: row.get(1)?,
-        encoding: row.get(2)?,
-        collation: row.get(3)?,
-        collation_version: row.get(20)?,
-        may_create: row.get(4)?,
-        in_recovery: row.get(5)?,
-        version: row.get(12)?,
-        keeper: row.get(13)?,
-        keeper_may: row.get(14)?,
-        ahead_s: row.get::<_, f64>(15)? - here,
-        event_triggers: row.get(16)?,
-        locks_max: row.get(17)?,
-        commits_hang: row.get(18)?,
-        cluster,
-        stream: StreamFacts {
-            wal_level: row.get(7)?,
-            may_replicate: row.get(8)?,
-            free_slots: row.get(9)?,
-            free_senders: row.get(10)?,
-            prepared: row.get(11)?,
-            old: row.get(19)?,
-        },
-    }))
+pub(crate) fn of_host(session: &Session) -> BoxFuture<'_, Result<Result<HostFacts, Refusal>, Error>> {
+    Box::pin(async move {
+        let what = "reading the host's facts";
+        let name = session.host.clone();
+        let present = session.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
+        let not_bootstrapped = || {
+            let remedy = format!("pgshard bootstrap --host {name}");
+            Refusal::new("the database", "is not bootstrapped", remedy).at(None, &name)
+        };
+        if !present.get::<_, bool>(0)? {
+            return Ok(Err(not_bootstrapped()));
+        }
+        let asked = Timestamp::now();
+        let row = session.row(what, &question(), &[]).await?;
+        // The host's clock was read about halfway between the question and the answer.
+        let here = (asked.as_millisecond() + Timestamp::now().as_millisecond()) as f64 / 2e3;
+        let Some(cluster) = row.get::<_, Option<String>>(6)? else { return Ok(Err(not_bootstrapped())) };
+        Ok(Ok(HostFacts {
+            name,
+            database: row.get(0)?,
+            role: row.get(1)?,
+            encoding: row.get(2)?,
+            collation: row.get(3)?,
+            collation_version: row.get(20)?,
+            may_create: row.get(4)?,
+            in_recovery: row.get(5)?,
+            version: row.get(12)?,
+            keeper: row.get(13)?,
+            keeper_may: row.get(14)?,
+            ahead_s: row.get::<_, f64>(15)? - here,
+            event_triggers: row.get(16)?,
+            locks_max: row.get(17)?,
+            commits_hang: row.get(18)?,
+            cluster,
+            stream: StreamFacts {
+                wal_level: row.get(7)?,
+                may_replicate: row.get(8)?,
+                free_slots: row.get(9)?,
+                free_senders: row.get(10)?,
+                prepared: row.get(11)?,
+                old: row.get(19)?,
+            },
+        }))
+    })
 }
 
 /// The host's row of a shard.
@@ -510,21 +513,23 @@ pub(crate) async fn of_definition(
 }
 
 /// Reads the facts of a schema, in a transaction of its own.
-pub(crate) async fn of_schema(session: &Session, namespace: &Namespace) -> Result<Facts, Error> {
-    let what = "reading the catalogs";
-    let mut reads = 0;
-    loop {
-        reads += 1;
-        session.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
-        let read = catalog::read(session.client.client(), namespace).await;
-        session.batch(what, "ROLLBACK").await?;
-        match read {
-            // What PostgreSQL deparses has the present names, and the rest has those of the snapshot. So somebody
-            // renamed the schema in between, as a fence does.
-            Err(catalog::Error::Unexpected { .. }) if reads < READS_MAX => tokio::time::sleep(BETWEEN_READS).await,
-            read => return read.map_err(|source| Error::Catalog { host: session.host.clone(), source }),
+pub(crate) fn of_schema<'a>(session: &'a Session, namespace: &'a Namespace) -> BoxFuture<'a, Result<Facts, Error>> {
+    Box::pin(async move {
+        let what = "reading the catalogs";
+        let mut reads = 0;
+        loop {
+            reads += 1;
+            session.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+            let read = catalog::read(session.client.client(), namespace).await;
+            session.batch(what, "ROLLBACK").await?;
+            match read {
+                // What PostgreSQL deparses has the present names, and the rest has those of the snapshot. So somebody
+                // renamed the schema in between, as a fence does.
+                Err(catalog::Error::Unexpected { .. }) if reads < READS_MAX => tokio::time::sleep(BETWEEN_READS).await,
+                read => return read.map_err(|source| Error::Catalog { host: session.host.clone(), source }),
+            }
         }
-    }
+    })
 }
 
 /// How often a schema is read again because somebody renamed it meanwhile, and the time between.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
 use tokio_postgres::error::SqlState;
 
@@ -52,66 +53,67 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// How many hosts are asked at the same time what they have given away.
 const HOSTS_WIDTH: usize = 16;
 
-pub(in crate::mover) async fn plan(context: &Context, request: &Request) -> Result<Plan, Error> {
-    let map = context.store.load().await.map_err(Error::Map)?;
-    if !context.hosts.names().any(|host| *host == request.target) {
-        return Err(Error::UnknownHost { host: request.target.clone() });
-    }
-    let _kept = context.hosts.keep_sessions();
-    let (placed, mut refusals) = locate(context, &map, request).await?;
-    let already_there: Vec<ShardId> =
-        placed.iter().filter(|(_, host)| **host == request.target).map(|(shard, _)| *shard).collect();
-    let moving: Vec<(ShardId, &HostName)> =
-        placed.iter().filter(|(_, host)| **host != request.target).map(|(shard, host)| (*shard, host)).collect();
-    let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
-    hosts.push(&request.target);
-    hosts.sort_unstable();
-    hosts.dedup();
-    let survey = survey(context, &request.target).await?;
-    let (facts, wrong) = host_facts(context, &hosts, &survey).await?;
-    refusals.extend(wrong);
-    let given = given(context, &map, &moving).await;
-    let sources = facts.values().filter(|host| host.name != request.target);
-    let mode = request.mode.unwrap_or_else(|| plan::suitable(sources));
-    let mut fitting: ByHost<&HostFacts> = BTreeMap::new();
-    if let Some(target) = facts.get(&request.target) {
-        refusals.extend(lost(&survey, &request.target));
-        for source in hosts.iter().filter(|host| ***host != request.target).filter_map(|host| facts.get(*host)) {
-            let against = plan::judge_hosts(source, target, mode);
-            if against.is_empty() {
-                fitting.insert(source.name.clone(), source);
-            }
-            refusals.extend(against);
+pub(in crate::mover) fn plan<'a>(context: &'a Context, request: &'a Request) -> BoxFuture<'a, Result<Plan, Error>> {
+    Box::pin(async move {
+        let map = context.store.load().await.map_err(Error::Map)?;
+        if !context.hosts.names().any(|host| *host == request.target) {
+            return Err(Error::UnknownHost { host: request.target.clone() });
         }
-        let judged: Vec<_> =
-            stream::iter(moving.iter().filter_map(|(shard, host)| Some((*shard, *fitting.get(*host)?))))
-                .map(|(shard, source)| shard_plan(context, shard, source, target, mode))
-                .buffered(WIDTH)
-                .collect()
-                .await;
-        let mut shards = Vec::with_capacity(judged.len());
-        for outcome in judged {
-            match outcome? {
-                Ok(shard) => shards.push(shard),
-                Err(against) => refusals.extend(against),
+        let _kept = context.hosts.keep_sessions();
+        let (placed, mut refusals) = locate(context, &map, request).await?;
+        let already_there: Vec<ShardId> =
+            placed.iter().filter(|(_, host)| **host == request.target).map(|(shard, _)| *shard).collect();
+        let moving: Vec<(ShardId, &HostName)> =
+            placed.iter().filter(|(_, host)| **host != request.target).map(|(shard, host)| (*shard, host)).collect();
+        let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
+        hosts.push(&request.target);
+        hosts.sort_unstable();
+        hosts.dedup();
+        let survey = survey(context, &request.target).await?;
+        let (facts, wrong) = host_facts(context, &hosts, &survey).await?;
+        refusals.extend(wrong);
+        let given = given(context, &map, &moving).await;
+        let sources = facts.values().filter(|host| host.name != request.target);
+        let mode = request.mode.unwrap_or_else(|| plan::suitable(sources));
+        let mut fitting: ByHost<&HostFacts> = BTreeMap::new();
+        if let Some(target) = facts.get(&request.target) {
+            refusals.extend(lost(&survey, &request.target));
+            for source in hosts.iter().filter(|host| ***host != request.target).filter_map(|host| facts.get(*host)) {
+                let against = plan::judge_hosts(source, target, mode);
+                if against.is_empty() {
+                    fitting.insert(source.name.clone(), source);
+                }
+                refusals.extend(against);
+            }
+            let judging: Vec<_> = moving
+                .iter()
+                .filter_map(|(shard, host)| Some(shard_plan(context, *shard, fitting.get(*host)?, target, mode)))
+                .collect();
+            let judged: Vec<_> = stream::iter(judging).buffered(WIDTH).collect().await;
+            let mut shards = Vec::with_capacity(judged.len());
+            for outcome in judged {
+                match outcome? {
+                    Ok(shard) => shards.push(shard),
+                    Err(against) => refusals.extend(against),
+                }
+            }
+            refusals.extend(emptied(context, &moving).await?);
+            refusals.extend(shards.iter().filter_map(|shard| went_back(shard, &given)));
+            refusals.extend(shards.iter().filter_map(|shard| served_twice(shard, &survey)));
+            if refusals.is_empty() {
+                let mut warnings = Vec::new();
+                for source in fitting.values() {
+                    let own = shards.iter().filter(|shard| shard.source == source.name);
+                    let sizes: Vec<_> = own.map(|shard| (shard.tables, shard.bytes)).collect();
+                    warnings.extend(plan::warnings(source, target, mode, &sizes));
+                }
+                return Ok(Plan { target: request.target.clone(), mode, shards, already_there, warnings });
             }
         }
-        refusals.extend(emptied(context, &moving).await?);
-        refusals.extend(shards.iter().filter_map(|shard| went_back(shard, &given)));
-        refusals.extend(shards.iter().filter_map(|shard| served_twice(shard, &survey)));
-        if refusals.is_empty() {
-            let mut warnings = Vec::new();
-            for source in fitting.values() {
-                let own = shards.iter().filter(|shard| shard.source == source.name);
-                let sizes: Vec<_> = own.map(|shard| (shard.tables, shard.bytes)).collect();
-                warnings.extend(plan::warnings(source, target, mode, &sizes));
-            }
-            return Ok(Plan { target: request.target.clone(), mode, shards, already_there, warnings });
-        }
-    }
-    refusals.sort();
-    refusals.dedup();
-    Err(Error::Refused { refusals })
+        refusals.sort();
+        refusals.dedup();
+        Err(Error::Refused { refusals })
+    })
 }
 
 /// Finds where the shards are, by the hosts' own word; the map only says where to ask first.

@@ -5,6 +5,8 @@
 //! no other columns, and a row whose former key is unknown could not be assigned to its chunk. A deferrable key does
 //! not count: within a transaction two rows may have the same value, and a change would hit both, or the wrong one.
 
+use futures_util::future::BoxFuture;
+
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::pg::quote_ident;
@@ -146,9 +148,15 @@ pub(crate) async fn all(session: &Session, schema: u32) -> Result<Vec<TableShape
 }
 
 /// The tables are found by pg_depend, which has an index for it: pg_class has no index on the schema.
-async fn read(session: &Session, schema: u32, persistence: &[&str]) -> Result<Vec<TableShape>, Error> {
-    // The default collation orders by bytes if the database's locale is C, unless its provider is another library.
-    let sql = "SELECT c.oid, c.relname::text, c.relreplident::text, x.relname::text, i.indisprimary, i.indimmediate,
+fn read<'a>(
+    session: &'a Session,
+    schema: u32,
+    persistence: &'a [&'a str],
+) -> BoxFuture<'a, Result<Vec<TableShape>, Error>> {
+    Box::pin(async move {
+        // The default collation orders by bytes if the database's locale is C, unless its provider is another library.
+        let sql =
+            "SELECT c.oid, c.relname::text, c.relreplident::text, x.relname::text, i.indisprimary, i.indimmediate,
             a.attname::text, a.atttypid, coalesce(t.typcategory = 'C', false), a.attgenerated::text,
             CASE WHEN i.indimmediate THEN array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum) END,
             coalesce(nullif(t.typbasetype, 0), t.oid),
@@ -166,50 +174,51 @@ async fn read(session: &Session, schema: u32, persistence: &[&str]) -> Result<Ve
         WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1 AND d.classid = 'pg_class'::regclass
             AND c.relkind = 'r' AND c.relpersistence::text = ANY ($2)
         ORDER BY c.relname COLLATE \"C\", c.oid, a.attnum";
-    let mut shapes: Vec<TableShape> = Vec::new();
-    let mut kinds = Vec::new();
-    for row in session.rows("reading the tables", sql, &[&schema, &persistence]).await? {
-        let oid = row.get(0)?;
-        if shapes.last().is_none_or(|last| last.oid != oid) {
-            if let Some(last) = shapes.last_mut() {
-                find_key(last, &kinds);
+        let mut shapes: Vec<TableShape> = Vec::new();
+        let mut kinds = Vec::new();
+        for row in session.rows("reading the tables", sql, &[&schema, &persistence]).await? {
+            let oid = row.get(0)?;
+            if shapes.last().is_none_or(|last| last.oid != oid) {
+                if let Some(last) = shapes.last_mut() {
+                    find_key(last, &kinds);
+                }
+                kinds.clear();
+                let key_index = match row.get::<_, Option<String>>(3)? {
+                    Some(name) => Some(KeyIndex { name, primary: row.get(4)?, immediate: row.get(5)? }),
+                    None => None,
+                };
+                shapes.push(TableShape {
+                    oid,
+                    name: row.get(1)?,
+                    columns: Vec::new(),
+                    key: Vec::new(),
+                    first_key: None,
+                    identity: match row.get(2)? {
+                        "f" => Identity::Full,
+                        "n" => Identity::Nothing,
+                        "i" => Identity::Index,
+                        _ => Identity::Default,
+                    },
+                    key_index,
+                });
             }
-            kinds.clear();
-            let key_index = match row.get::<_, Option<String>>(3)? {
-                Some(name) => Some(KeyIndex { name, primary: row.get(4)?, immediate: row.get(5)? }),
-                None => None,
-            };
-            shapes.push(TableShape {
-                oid,
-                name: row.get(1)?,
-                columns: Vec::new(),
-                key: Vec::new(),
-                first_key: None,
-                identity: match row.get(2)? {
-                    "f" => Identity::Full,
-                    "n" => Identity::Nothing,
-                    "i" => Identity::Index,
-                    _ => Identity::Default,
-                },
-                key_index,
+            let (Some(name), Some(last)) = (row.get::<_, Option<String>>(6)?, shapes.last_mut()) else { continue };
+            kinds.push(KeyKind::of(row.get(11)?, row.get(13)?));
+            last.columns.push(Column {
+                name,
+                type_oid: row.get(7)?,
+                composite: row.get(8)?,
+                generated: !row.get::<_, &str>(9)?.is_empty(),
+                is_virtual: row.get::<_, &str>(9)? == "v",
+                hashable: row.get(12)?,
+                in_key: row.get::<_, Option<i32>>(10)?.and_then(|at| usize::try_from(at).ok()),
             });
         }
-        let (Some(name), Some(last)) = (row.get::<_, Option<String>>(6)?, shapes.last_mut()) else { continue };
-        kinds.push(KeyKind::of(row.get(11)?, row.get(13)?));
-        last.columns.push(Column {
-            name,
-            type_oid: row.get(7)?,
-            composite: row.get(8)?,
-            generated: !row.get::<_, &str>(9)?.is_empty(),
-            is_virtual: row.get::<_, &str>(9)? == "v",
-            hashable: row.get(12)?,
-            in_key: row.get::<_, Option<i32>>(10)?.and_then(|at| usize::try_from(at).ok()),
-        });
-    }
-    if let Some(last) = shapes.last_mut() {
-        find_key(last, &kinds);
-    }
-    Ok(shapes)
+        if let Some(last) = shapes.last_mut() {
+            find_key(last, &kinds);
+        }
+        Ok(shapes)
+    })
 }
 
 /// Fills in the key, once all columns are known. A generated column is not in the stream, so a key that contains one

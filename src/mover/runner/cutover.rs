@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
 use crate::mover::definition::digest::CatalogDigest;
@@ -73,34 +74,36 @@ impl<'d> CutOver<'d> {
 
     /// Fences, and does everything that belongs behind the fence. On errors other than those of the outcome, the fence
     /// stands, and the mover leaves the shard.
-    pub(in crate::mover) async fn run(&mut self) -> Result<Outcome, Error> {
-        let piece = self.online.permits.piece().await;
-        let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
-            return Ok(Outcome::Refused("its schema does not exist".to_owned()));
-        };
-        let before = self.before_fence(schema).await?;
-        self.done.unopened = Some(audit::Target::open(self.patience.context, self.work).await);
-        drop(piece);
-        self.wait_for_locks(schema).await?;
-        let permit = self.online.permits.acquire(&self.patience.context.hosts, self.work);
-        let permit = self.patience.wait_for(permit).await?;
-        if let Some(blockers) = self.patience.wait_for(self.work.hold_tables(permit.opening())).await? {
-            return Ok(Outcome::NotFenced(blockers));
-        }
-        let token = Uuid::new_v4();
-        let presets = self.work.preset().await?;
-        let _still = self.online.permits.stillness().await;
-        let fenced_at = Instant::now();
-        let swapped = match self.work.swap(permit.gate(), token).await {
-            Ok(Some(swapped)) => swapped,
-            // Nobody waits for us meanwhile.
-            Ok(None) => return Ok(Outcome::NotFenced(HELD.to_owned())),
-            // A table was created after the signpost was built, or the shard is not ours any longer.
-            Err(Error::Superseded { reason, .. }) => return Ok(Outcome::Refused(reason)),
-            Err(error) => return Err(error),
-        };
-        self.done.fenced_at = Some(fenced_at);
-        self.fenced(permit, swapped, token, &before, &presets).await
+    pub(in crate::mover) fn run(&mut self) -> BoxFuture<'_, Result<Outcome, Error>> {
+        Box::pin(async move {
+            let piece = self.online.permits.piece().await;
+            let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
+                return Ok(Outcome::Refused("its schema does not exist".to_owned()));
+            };
+            let before = self.before_fence(schema).await?;
+            self.done.unopened = Some(audit::Target::open(self.patience.context, self.work).await);
+            drop(piece);
+            self.wait_for_locks(schema).await?;
+            let permit = self.online.permits.acquire(&self.patience.context.hosts, self.work);
+            let permit = self.patience.wait_for(permit).await?;
+            if let Some(blockers) = self.patience.wait_for(self.work.hold_tables(permit.opening())).await? {
+                return Ok(Outcome::NotFenced(blockers));
+            }
+            let token = Uuid::new_v4();
+            let presets = self.work.preset().await?;
+            let _still = self.online.permits.stillness().await;
+            let fenced_at = Instant::now();
+            let swapped = match self.work.swap(permit.gate(), token).await {
+                Ok(Some(swapped)) => swapped,
+                // Nobody waits for us meanwhile.
+                Ok(None) => return Ok(Outcome::NotFenced(HELD.to_owned())),
+                // A table was created after the signpost was built, or the shard is not ours any longer.
+                Err(Error::Superseded { reason, .. }) => return Ok(Outcome::Refused(reason)),
+                Err(error) => return Err(error),
+            };
+            self.done.fenced_at = Some(fenced_at);
+            self.fenced(permit, swapped, token, &before, &presets).await
+        })
     }
 
     /// Runs with the shard fenced. Dropping the permit closes the session in which the target may have been opened:

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::Semaphore;
 
 use crate::mover::control::context::Context;
@@ -21,63 +22,70 @@ use crate::mover::runner::part::{Part, Start};
 use crate::mover::step::{ShardMove, Timings, undo};
 
 /// Works on a shard that needs no shared stream: a blocking move, or the abort of any.
-pub(in crate::mover) async fn to_end(
-    context: &Context,
-    part: &Part,
+pub(in crate::mover) fn to_end<'a>(
+    context: &'a Context,
+    part: &'a Part,
     goal: Goal,
-    heartbeat: &Heartbeat,
-    jobs: &Semaphore,
-) -> Result<ShardReport, Error> {
-    let _job = jobs.acquire().await.expect("nobody closes it");
-    if context.is_stopped() {
-        return Err(Error::Interrupted { shard: part.shard });
-    }
-    let hold = Hold { id: part.id, shard: part.shard, lease: heartbeat.lease() };
-    let work = match (goal, connect(context, part, hold).await) {
-        (Goal::Abort, Err(gone @ (Error::Connect { .. } | Error::UnknownHost { .. })))
-            if context.hosts.open(&part.target).await.is_err() =>
-        {
-            return abort_without_target(context, part, hold, gone, heartbeat).await;
+    heartbeat: &'a Heartbeat,
+    jobs: &'a Semaphore,
+) -> BoxFuture<'a, Result<ShardReport, Error>> {
+    Box::pin(async move {
+        let _job = jobs.acquire().await.expect("nobody closes it");
+        if context.is_stopped() {
+            return Err(Error::Interrupted { shard: part.shard });
         }
-        (_, work) => work.map_err(|error| before_claim(part, error))?,
-    };
-    acquire(&work, heartbeat, part).await?;
-    let mut driver = Driver::new(context, work, heartbeat, goal);
-    let outcome = drive(&mut driver, Until::End).await;
-    driver.leave(outcome.as_ref().err()).await;
-    if outcome.is_ok() {
-        driver.end_well().await;
-    }
-    outcome?.ok_or(Error::Interrupted { shard: part.shard })
+        let hold = Hold { id: part.id, shard: part.shard, lease: heartbeat.lease() };
+        let work = match (goal, connect(context, part, hold).await) {
+            (Goal::Abort, Err(gone @ (Error::Connect { .. } | Error::UnknownHost { .. })))
+                if context.hosts.open(&part.target).await.is_err() =>
+            {
+                return abort_without_target(context, part, hold, gone, heartbeat).await;
+            }
+            (_, work) => work.map_err(|error| before_claim(part, error))?,
+        };
+        acquire(&work, heartbeat, part).await?;
+        let mut driver = Driver::new(context, work, heartbeat, goal);
+        let outcome = drive(&mut driver, Until::End).await;
+        driver.leave(outcome.as_ref().err()).await;
+        if outcome.is_ok() {
+            driver.end_well().await;
+        }
+        outcome?.ok_or(Error::Interrupted { shard: part.shard })
+    })
 }
 
 /// All of a mover's work on one shard. `None` if the caller decides what comes next.
-pub(in crate::mover) async fn drive(driver: &mut Driver<'_>, until: Until) -> Result<Option<ShardReport>, Error> {
-    let shard = driver.work.hold.shard;
-    loop {
-        let now = driver.observe().await?;
-        match state::next(driver.own(until), now.observed) {
-            Step::Prepare => driver.prepare().await?,
-            Step::CatchUp => driver.catch_up(&now.entry).await?,
-            Step::Wait { desired } => driver.wait_to_fence(desired).await?,
-            Step::Fence => driver.fence().await?,
-            Step::CutOver => driver.cut_over(&now.entry).await?,
-            Step::Copy { attempt } => driver.copy(&now.entry, attempt).await?,
-            Step::FenceAnew { attempt } => driver.fence_anew(attempt).await?,
-            Step::DecideAndOpen { attempt } => driver.decide_and_open(attempt).await?,
-            Step::Open => driver.open(now.token).await?,
-            Step::Publish => driver.publish(&now.entry).await?,
-            Step::Unfence { attempt } => driver.unfence(attempt).await?,
-            Step::Discard => driver.work.discard().await?,
-            Step::Done => return Ok(Some(ShardReport::of(&now.entry))),
-            Step::HandBack => return Ok(None),
-            Step::Interrupted => return Err(Error::Interrupted { shard }),
-            Step::LeaseLost => return Err(Error::LeaseLost { shard }),
-            Step::Gone => return Err(driver.gone()),
-            Step::TooLate => return Err(Error::TooLate { shard }),
-            Step::Stuck => return Err(Error::Stuck { shard, observed: now.observed.to_string() }),
+pub(in crate::mover) fn drive<'d>(
+    driver: &'d mut Driver<'_>,
+    until: Until,
+) -> BoxFuture<'d, Result<Option<ShardReport>, Error>> {
+    Box::pin(async move {
+        let shard = driver.work.hold.shard;
+        loop {
+            let now = driver.observe().await?;
+            match state::next(driver.own(until), now.observed) {
+                Step::Prepare => driver.prepare().await?,
+                Step::CatchUp => driver.catch_up(&now.entry).await?,
+                Step::Wait { desired } => driver.wait_to_fence(desired).await?,
+                Step::Fence => driver.fence().await?,
+                Step::CutOver => driver.cut_over(&now.entry).await?,
+                Step::Copy { attempt } => driver.copy(&now.entry, attempt).await?,
+                Step::FenceAnew { attempt } => driver.fence_anew(attempt).await?,
+                Step::DecideAndOpen { attempt } => driver.decide_and_open(attempt).await?,
+                Step::Open => driver.open(now.token).await?,
+                Step::Publish => driver.publish(&now.entry).await?,
+                Step::Unfence { attempt } => driver.unfence(attempt).await?,
+                Step::Discard => driver.work.discard().await?,
+                Step::Done => return Ok(Some(ShardReport::of(&now.entry))),
+                Step::HandBack => return Ok(None),
+                Step::Interrupted => return Err(Error::Interrupted { shard }),
+                Step::LeaseLost => return Err(Error::LeaseLost { shard }),
+                Step::Gone => return Err(driver.gone()),
+                Step::TooLate => return Err(Error::TooLate { shard }),
+                Step::Stuck => return Err(Error::Stuck { shard, observed: now.observed.to_string() }),
+            }
         }
-    }
+    })
 }
 
 /// Opens the connections for the work on one shard, and marks them as this mover's.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::{Semaphore, watch};
 use uuid::Uuid;
 
@@ -47,49 +48,51 @@ pub(in crate::mover) async fn work(
 }
 
 /// Works on the shards of a move that go from one host to one other, from the first sign of life to their ends.
-async fn route(
-    context: &Context,
+fn route<'a>(
+    context: &'a Context,
     shared: Shared,
     parts: Vec<Part>,
     (goal, scope): (Goal, Scope),
-    jobs: &Semaphore,
-) -> Vec<End> {
-    let all = parts.clone();
-    let entered = async {
-        let heartbeat = enter(context, &shared, &parts).await?;
-        let parts = take_route(context, &shared, &heartbeat, parts, scope).await;
-        Ok::<_, Error>((heartbeat, parts))
-    };
-    let (heartbeat, parts) = match entered.await {
-        Ok((heartbeat, Ok(parts))) => (heartbeat, parts),
-        Ok((heartbeat, Err(error))) => {
-            heartbeat.end().await;
-            return not_begun(context, &all, error);
+    jobs: &'a Semaphore,
+) -> BoxFuture<'a, Vec<End>> {
+    Box::pin(async move {
+        let all = parts.clone();
+        let entered = async {
+            let heartbeat = enter(context, &shared, &parts).await?;
+            let parts = take_route(context, &shared, &heartbeat, parts, scope).await;
+            Ok::<_, Error>((heartbeat, parts))
+        };
+        let (heartbeat, parts) = match entered.await {
+            Ok((heartbeat, Ok(parts))) => (heartbeat, parts),
+            Ok((heartbeat, Err(error))) => {
+                heartbeat.end().await;
+                return not_begun(context, &all, error);
+            }
+            Err(error) => return not_begun(context, &all, error),
+        };
+        // What the mover of one route is asked for does not concern the others.
+        let own = Context { stop: watch::Sender::new(context.is_stopped()), ..context.clone() };
+        let work = async {
+            if goal == Goal::Finish && parts.first().is_some_and(|part| part.mode == Mode::Online) {
+                group::work(&own, parts.clone(), &heartbeat).await
+            } else {
+                singles(&own, &parts, goal, &heartbeat, jobs).await
+            }
+        };
+        let mut work = Box::pin(work);
+        let ends = tokio::select! {
+            ends = &mut work => ends,
+            () = pass_on_stops(context, &own, &heartbeat) => unreachable!("stops are passed on until the work ends"),
+        };
+        drop(work);
+        let ends = obey(context, ends, &parts, &heartbeat, jobs).await;
+        if goal == Goal::Abort && shared_a_stream(&parts) {
+            // An abort takes back each shard by itself; what they shared is dropped after the last of them.
+            drop_shared_or_warn(context, &shared).await;
         }
-        Err(error) => return not_begun(context, &all, error),
-    };
-    // What the mover of one route is asked for does not concern the others.
-    let own = Context { stop: watch::Sender::new(context.is_stopped()), ..context.clone() };
-    let work = async {
-        if goal == Goal::Finish && parts.first().is_some_and(|part| part.mode == Mode::Online) {
-            group::work(&own, parts.clone(), &heartbeat).await
-        } else {
-            singles(&own, &parts, goal, &heartbeat, jobs).await
-        }
-    };
-    let mut work = Box::pin(work);
-    let ends = tokio::select! {
-        ends = &mut work => ends,
-        () = pass_on_stops(context, &own, &heartbeat) => unreachable!("stops are passed on until the work ends"),
-    };
-    drop(work);
-    let ends = obey(context, ends, &parts, &heartbeat, jobs).await;
-    if goal == Goal::Abort && shared_a_stream(&parts) {
-        // An abort takes back each shard by itself; what they shared is dropped after the last of them.
-        drop_shared_or_warn(context, &shared).await;
-    }
-    heartbeat.end().await;
-    ends
+        heartbeat.end().await;
+        ends
+    })
 }
 
 fn shared_a_stream(parts: &[Part]) -> bool {

@@ -8,6 +8,7 @@
 
 use std::time::Instant;
 
+use futures_util::future::BoxFuture;
 use tokio_postgres::types::{PgLsn, ToSql, Type};
 
 use crate::mover::control::journal::{Entry, Note};
@@ -35,21 +36,23 @@ impl ShardMove<'_> {
     ///
     /// # Errors
     /// [`Error::Altered`] if the target was built from something else.
-    pub(crate) async fn blueprint(&self, entry: &Entry) -> Result<Blueprint, Error> {
-        let altered = |what: &str| Error::Altered { shard: self.hold.shard, what: what.to_owned() };
-        let schema = facts::schema_oid(&self.source, &self.names.schema).await?;
-        let schema = schema.ok_or_else(|| altered("its schema is gone"))?;
-        let glance = Glance::at(&self.source, schema).await?;
-        let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
-        if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
-            return Err(altered(Alteration::Definition.words()));
-        }
-        self.refuse_unnamed(schema).await?;
-        // A rollback finds rows that it has not copied.
-        if self.back_of.is_none() && original::is_rewritten(&self.source, schema, &self.copied().await?).await? {
-            return Err(altered(Alteration::Rows.words()));
-        }
-        Ok(Blueprint::of(glance, &facts, self.creation(&facts).await?))
+    pub(crate) fn blueprint<'a>(&'a self, entry: &'a Entry) -> BoxFuture<'a, Result<Blueprint, Error>> {
+        Box::pin(async move {
+            let altered = |what: &str| Error::Altered { shard: self.hold.shard, what: what.to_owned() };
+            let schema = facts::schema_oid(&self.source, &self.names.schema).await?;
+            let schema = schema.ok_or_else(|| altered("its schema is gone"))?;
+            let glance = Glance::at(&self.source, schema).await?;
+            let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
+            if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
+                return Err(altered(Alteration::Definition.words()));
+            }
+            self.refuse_unnamed(schema).await?;
+            // A rollback finds rows that it has not copied.
+            if self.back_of.is_none() && original::is_rewritten(&self.source, schema, &self.copied().await?).await? {
+                return Err(altered(Alteration::Rows.words()));
+            }
+            Ok(Blueprint::of(glance, &facts, self.creation(&facts).await?))
+        })
     }
 
     /// The tables with the snapshots in which their chunks were read, as far as they were.

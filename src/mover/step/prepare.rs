@@ -6,6 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use futures_util::future::BoxFuture;
+
 use crate::mover::control::journal::Note;
 use crate::mover::copy::original::{Glance, Original};
 use crate::mover::copy::{ShardCopy, cut as plan};
@@ -40,48 +42,50 @@ impl Blueprint {
 }
 
 impl ShardMove<'_> {
-    pub(crate) async fn prepare(&self) -> Result<Blueprint, Error> {
-        if self.back_of.is_none() {
-            self.announce().await?;
-            self.at("after incoming")?;
-        }
-        let schema = facts::schema_oid(&self.source, &self.names.schema).await?.ok_or_else(|| Error::Stuck {
-            shard: self.hold.shard,
-            observed: format!("host {} serves the shard but has no schema {}", self.source.host, self.names.schema),
-        })?;
-        if self.mode == Mode::Online {
-            self.lend_identities(schema).await?;
-        }
-        self.tell_what_is_lent().await?;
-        self.at("after lend")?;
-        let glance = Glance::at(&self.source, schema).await?;
-        let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
-        if self.mode == Mode::Online {
-            self.refuse_unnamed(schema).await?;
-        }
-        let built = Blueprint::of(glance, &facts, self.creation(&facts).await?);
-        let fingerprint = built.original.fingerprint().to_owned();
-        // The old copy has its rows already: the stream brings what it lacks.
-        let reached = match self.back_of {
-            None => {
-                self.build_target(&built.creation).await?;
-                self.at("after target schema")?;
-                Phase::Prepared
+    pub(crate) fn prepare(&self) -> BoxFuture<'_, Result<Blueprint, Error>> {
+        Box::pin(async move {
+            if self.back_of.is_none() {
+                self.announce().await?;
+                self.at("after incoming")?;
             }
-            Some(taken_back) => {
-                self.adopt(taken_back, &fingerprint).await?;
-                self.at("after adopt")?;
-                self.cut_whole(schema).await?;
-                Phase::Loaded
+            let schema = facts::schema_oid(&self.source, &self.names.schema).await?.ok_or_else(|| Error::Stuck {
+                shard: self.hold.shard,
+                observed: format!("host {} serves the shard but has no schema {}", self.source.host, self.names.schema),
+            })?;
+            if self.mode == Mode::Online {
+                self.lend_identities(schema).await?;
             }
-        };
-        self.build_signpost().await?;
-        self.at("after signpost")?;
-        let note = Note { fingerprint: Some(fingerprint), ..Note::default() };
-        self.source.advance(self.hold, reached, &note).await?;
-        self.reached(reached);
-        self.at("after prepare")?;
-        Ok(built)
+            self.tell_what_is_lent().await?;
+            self.at("after lend")?;
+            let glance = Glance::at(&self.source, schema).await?;
+            let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
+            if self.mode == Mode::Online {
+                self.refuse_unnamed(schema).await?;
+            }
+            let built = Blueprint::of(glance, &facts, self.creation(&facts).await?);
+            let fingerprint = built.original.fingerprint().to_owned();
+            // The old copy has its rows already: the stream brings what it lacks.
+            let reached = match self.back_of {
+                None => {
+                    self.build_target(&built.creation).await?;
+                    self.at("after target schema")?;
+                    Phase::Prepared
+                }
+                Some(taken_back) => {
+                    self.adopt(taken_back, &fingerprint).await?;
+                    self.at("after adopt")?;
+                    self.cut_whole(schema).await?;
+                    Phase::Loaded
+                }
+            };
+            self.build_signpost().await?;
+            self.at("after signpost")?;
+            let note = Note { fingerprint: Some(fingerprint), ..Note::default() };
+            self.source.advance(self.hold, reached, &note).await?;
+            self.reached(reached);
+            self.at("after prepare")?;
+            Ok(built)
+        })
     }
 
     /// Checks that the stream can identify the rows of every table: otherwise UPDATE and DELETE would fail at the

@@ -6,6 +6,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+
 use crate::map::{Changes, Placement};
 use crate::mover::control::journal::Note;
 use crate::mover::control::session::Session;
@@ -41,21 +43,23 @@ impl ShardMove<'_> {
     /// What follows once the map is published: validation of foreign keys, statistics, and the reverse replication.
     ///
     /// Locks: as [`validate`](ShardMove::validate), [`analyze`](ShardMove::analyze) and what they are followed by.
-    pub(crate) async fn settle(&self, built: Option<&Creation>) -> Result<(), Error> {
-        match self.mode {
-            Mode::Blocking => self.analyze(&self.names.schema, &BTreeSet::new()).await,
-            Mode::Online => {
-                self.validate_keys(built).await?;
-                self.forget_chunks().await?;
-                self.at("after forgotten")?;
-                if let Some(taken_back) = self.back_of {
-                    self.end_of_former(taken_back).await?;
-                    self.at("after end of former")?;
+    pub(crate) fn settle<'a>(&'a self, built: Option<&'a Creation>) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            match self.mode {
+                Mode::Blocking => self.analyze(&self.names.schema, &BTreeSet::new()).await,
+                Mode::Online => {
+                    self.validate_keys(built).await?;
+                    self.forget_chunks().await?;
+                    self.at("after forgotten")?;
+                    if let Some(taken_back) = self.back_of {
+                        self.end_of_former(taken_back).await?;
+                        self.at("after end of former")?;
+                    }
+                    self.keep_reverse().await?;
                 }
-                self.keep_reverse().await?;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Records that only the old copy is left.

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use uuid::Uuid;
 
 use super::control::Cluster;
@@ -313,47 +313,49 @@ impl Report {
 /// # Cancel safety
 /// Dropping the future closes the connections. A range that is running takes effect whole or not at all; run it again
 /// for the rest.
-pub async fn backfill(request: &Request, observer: Observer<'_>) -> Result<Report, BackfillError> {
-    let is_wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
-    let read = read_settled(request, is_wanted).await;
-    let own = |all: &[Progress]| all.iter().find(|one| one.name == request.backfill.name()).cloned();
-    let (mut to_do, mut edited, mut report) =
-        (BTreeMap::<HostName, Vec<ShardId>>::new(), Vec::new(), Report::default());
-    let (mut served, mut unchanged) = (BTreeSet::new(), BTreeMap::<&HostName, usize>::new());
-    for (host, read) in &read {
-        let read = match read {
-            Ok(read) => read,
-            Err(fault) => {
-                report.silent.insert(host.clone(), fault.clone());
-                continue;
-            }
-        };
-        for (shard, all) in read.shards.iter().filter(|(shard, _)| is_wanted(shard)) {
-            // Each shard counts once: it may have moved between two readings.
-            if !served.insert(*shard) {
-                continue;
-            }
-            match own(all) {
-                Some(one) if one.checksum != request.backfill.checksum() => edited.push(*shard),
-                Some(one) if one.finished => *unchanged.entry(host).or_default() += 1,
-                _ => to_do.entry(host.clone()).or_default().push(*shard),
+pub fn backfill<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a, Result<Report, BackfillError>> {
+    Box::pin(async move {
+        let is_wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
+        let read = read_settled(request, is_wanted).await;
+        let own = |all: &[Progress]| all.iter().find(|one| one.name == request.backfill.name()).cloned();
+        let (mut to_do, mut edited, mut report) =
+            (BTreeMap::<HostName, Vec<ShardId>>::new(), Vec::new(), Report::default());
+        let (mut served, mut unchanged) = (BTreeSet::new(), BTreeMap::<&HostName, usize>::new());
+        for (host, read) in &read {
+            let read = match read {
+                Ok(read) => read,
+                Err(fault) => {
+                    report.silent.insert(host.clone(), fault.clone());
+                    continue;
+                }
+            };
+            for (shard, all) in read.shards.iter().filter(|(shard, _)| is_wanted(shard)) {
+                // Each shard counts once: it may have moved between two readings.
+                if !served.insert(*shard) {
+                    continue;
+                }
+                match own(all) {
+                    Some(one) if one.checksum != request.backfill.checksum() => edited.push(*shard),
+                    Some(one) if one.finished => *unchanged.entry(host).or_default() += 1,
+                    _ => to_do.entry(host.clone()).or_default().push(*shard),
+                }
             }
         }
-    }
-    if !edited.is_empty() {
-        edited.sort_unstable();
-        return Err(BackfillError::Edited { name: request.backfill.name().to_owned(), shards: edited });
-    }
-    let silent: Vec<String> = report.silent.keys().map(ToString::to_string).collect();
-    for shard in request.cluster.shards.iter().filter(|shard| is_wanted(shard) && !served.contains(shard)) {
-        report.left.insert(shard, BackfillFault::Unserved { silent: silent.clone() });
-    }
-    report.unchanged = unchanged.values().sum();
-    tell(&read, &to_do, &unchanged, observer);
-    let work = host::Work::new(request, to_do, report, observer);
-    let of_host = request.hosts.iter().flat_map(|host| std::iter::repeat_n(host, request.pace.width.get()));
-    join_all(of_host.map(|(host, connect)| work.work(host, connect))).await;
-    Ok(work.report())
+        if !edited.is_empty() {
+            edited.sort_unstable();
+            return Err(BackfillError::Edited { name: request.backfill.name().to_owned(), shards: edited });
+        }
+        let silent: Vec<String> = report.silent.keys().map(ToString::to_string).collect();
+        for shard in request.cluster.shards.iter().filter(|shard| is_wanted(shard) && !served.contains(shard)) {
+            report.left.insert(shard, BackfillFault::Unserved { silent: silent.clone() });
+        }
+        report.unchanged = unchanged.values().sum();
+        tell(&read, &to_do, &unchanged, observer);
+        let work = host::Work::new(request, to_do, report, observer);
+        let of_host = request.hosts.iter().flat_map(|host| std::iter::repeat_n(host, request.pace.width.get()));
+        join_all(of_host.map(|(host, connect)| work.work(host, connect))).await;
+        Ok(work.report())
+    })
 }
 
 /// The progress everywhere. A shard that no host owns for a moment, between two hosts, is waited for.

@@ -1,6 +1,6 @@
 //! Reads the definitions of the hosts' shards: digests of everything, then the texts of what differs.
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
@@ -59,25 +59,34 @@ impl Dialect {
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn definitions(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> DefinitionSurvey {
-    let ask = |(name, connect): (HostName, ConnectOptions)| async move { (name, Reading::new(&connect).await) };
-    let mut read: Vec<(HostName, Result<Reading, String>)> = join_all(hosts.into_iter().map(ask)).await;
-    // What is wanted depends on which hosts have answered: without one that is lost now, other shards stand for all.
-    let mut lost = true;
-    while lost {
-        let digests: Vec<&Definitions> =
-            read.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|read| &read.definitions).collect();
-        let wanted = unsure(&digests);
-        let texts = read.iter_mut().map(|(_, read)| async {
-            let failed = match read {
-                Ok(reading) => reading.texts(&wanted).await.err(),
-                Err(_) => None,
-            };
-            failed.map(|reason| *read = Err(reason)).is_some()
-        });
-        lost = join_all(texts).await.contains(&true);
-    }
-    read.into_iter().map(|(name, read)| (name, read.map(|read| read.definitions))).collect()
+pub fn definitions(
+    hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>,
+) -> BoxFuture<'static, DefinitionSurvey> {
+    definitions_of(hosts.into_iter().collect())
+}
+
+fn definitions_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, DefinitionSurvey> {
+    Box::pin(async move {
+        let ask = |(name, connect): (HostName, ConnectOptions)| async move { (name, Reading::new(&connect).await) };
+        let mut read: Vec<(HostName, Result<Reading, String>)> = join_all(hosts.into_iter().map(ask)).await;
+        // What is wanted depends on which hosts have answered: without one that is lost now, other shards stand for
+        // all.
+        let mut lost = true;
+        while lost {
+            let digests: Vec<&Definitions> =
+                read.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|read| &read.definitions).collect();
+            let wanted = unsure(&digests);
+            let texts = read.iter_mut().map(|(_, read)| async {
+                let failed = match read {
+                    Ok(reading) => reading.texts(&wanted).await.err(),
+                    Err(_) => None,
+                };
+                failed.map(|reason| *read = Err(reason)).is_some()
+            });
+            lost = join_all(texts).await.contains(&true);
+        }
+        read.into_iter().map(|(name, read)| (name, read.map(|read| read.definitions))).collect()
+    })
 }
 
 /// The property in a row of [`DIGESTS`].

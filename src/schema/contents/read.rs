@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::time::Instant;
 
+use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
@@ -61,39 +62,41 @@ impl Column {
     }
 }
 
-pub(super) async fn read(shelf: &Shelf) -> Result<Vec<Column>, String> {
-    let client = session::open(&shelf.connect, "pgshard rows").await.map_err(|fault| fault.to_string())?;
-    // If somebody locks a table for longer, that is reported, not waited for.
-    client.batch_execute("SET lock_timeout = '10s'; SET row_security = off").await.map_err(failed)?;
-    let version: i32 = client
-        .query_one("SELECT pg_catalog.current_setting('server_version_num')::int4 / 10000", &[])
-        .await
-        .and_then(|row| row.try_get(0))
-        .map_err(failed)?;
-    let step = if version.unsigned_abs() < RANGES_SINCE { i64::from(i32::MAX) } else { BLOCKS_AT_ONCE };
-    let shards: Vec<(i32, &str)> =
-        shelf.schemas.iter().map(|(shard, schema)| (shard.as_i32(), schema.as_str())).collect();
-    let mut columns = Vec::new();
-    let mut left: VecDeque<&[(i32, &str)]> = shards.chunks(SHARDS_AT_ONCE).collect();
-    while let Some(some) = left.pop_front() {
-        let wanted = match (all_wanted(&client, some).await, some) {
-            (Ok(wanted), _) => wanted,
-            (Err(reason), _) if client.is_closed() => return Err(reason),
-            (Err(reason), [(shard, _)]) => {
-                columns.extend(ShardId::try_from(*shard).map(|shard| Column::of_unread_shard(shard, reason)));
-                continue;
+pub(super) fn read(shelf: &Shelf) -> BoxFuture<'_, Result<Vec<Column>, String>> {
+    Box::pin(async move {
+        let client = session::open(&shelf.connect, "pgshard rows").await.map_err(|fault| fault.to_string())?;
+        // If somebody locks a table for longer, that is reported, not waited for.
+        client.batch_execute("SET lock_timeout = '10s'; SET row_security = off").await.map_err(failed)?;
+        let version: i32 = client
+            .query_one("SELECT pg_catalog.current_setting('server_version_num')::int4 / 10000", &[])
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(failed)?;
+        let step = if version.unsigned_abs() < RANGES_SINCE { i64::from(i32::MAX) } else { BLOCKS_AT_ONCE };
+        let shards: Vec<(i32, &str)> =
+            shelf.schemas.iter().map(|(shard, schema)| (shard.as_i32(), schema.as_str())).collect();
+        let mut columns = Vec::new();
+        let mut left: VecDeque<&[(i32, &str)]> = shards.chunks(SHARDS_AT_ONCE).collect();
+        while let Some(some) = left.pop_front() {
+            let wanted = match (all_wanted(&client, some).await, some) {
+                (Ok(wanted), _) => wanted,
+                (Err(reason), _) if client.is_closed() => return Err(reason),
+                (Err(reason), [(shard, _)]) => {
+                    columns.extend(ShardId::try_from(*shard).map(|shard| Column::of_unread_shard(shard, reason)));
+                    continue;
+                }
+                // Somebody has locked a partition, say. Only its shard is not read.
+                (Err(_), several) => {
+                    several.chunks(1).rev().for_each(|one| left.push_front(one));
+                    continue;
+                }
+            };
+            for of_a_table in wanted.chunk_by(|a, b| (&a.schema, &a.table) == (&b.schema, &b.table)) {
+                columns.extend(of_table(&client, of_a_table, step).await?);
             }
-            // Somebody has locked a partition, say. Only its shard is not read.
-            (Err(_), several) => {
-                several.chunks(1).rev().for_each(|one| left.push_front(one));
-                continue;
-            }
-        };
-        for of_a_table in wanted.chunk_by(|a, b| (&a.schema, &a.table) == (&b.schema, &b.table)) {
-            columns.extend(of_table(&client, of_a_table, step).await?);
         }
-    }
-    Ok(columns)
+        Ok(columns)
+    })
 }
 
 /// The columns that are to be read in these shards.

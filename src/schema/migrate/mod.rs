@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::Semaphore;
 
 use super::bootstrap::{Event, HostReport, Observer, Report, flush, lock, read};
@@ -155,57 +155,66 @@ setters!(Pace: width: NonZeroUsize, width_in_all: NonZeroUsize, lock_timeout: Du
 /// # Cancel safety
 /// Dropping the future closes the connections. A transaction that is under way is committed as a whole or not at all;
 /// what runs without one is finished or cleaned up by the next run.
-pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
-    let started = Instant::now();
-    let Held { sessions, survey, mut faults } = hold(request).await;
-    let plan = plan(request, &survey);
-    let in_all = Semaphore::new(request.pace.width_in_all.get());
-    let mut works: Vec<OnHost<'_>> = Vec::new();
-    let mut report = Report::default();
-    for (name, connect) in by_name(request).into_iter().filter(|(name, _)| request.chooses(name)) {
-        let fault = faults.remove(name).or_else(|| plan.hosts.get(name).and_then(|host| host.fault.clone()));
-        match (plan.hosts.get(name), fault) {
-            (Some(of_host), None) => {
-                observer(Event::HostPlanned { host: name, to_do: of_host.to_do(), unchanged: of_host.unchanged });
-                let work =
-                    OnHost::new(name, connect, &request.cluster, &request.migrations, request.pace, &in_all, observer);
-                work.report.lock().expect(NO_PANIC).unchanged = of_host.unchanged;
-                for (shard, fault) in &of_host.left {
-                    work.failed(*shard, fault.clone());
+pub fn migrate<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a, Report> {
+    Box::pin(async move {
+        let started = Instant::now();
+        let Held { sessions, survey, mut faults } = hold(request).await;
+        let plan = plan(request, &survey);
+        let in_all = Semaphore::new(request.pace.width_in_all.get());
+        let mut works: Vec<OnHost<'_>> = Vec::new();
+        let mut report = Report::default();
+        for (name, connect) in by_name(request).into_iter().filter(|(name, _)| request.chooses(name)) {
+            let fault = faults.remove(name).or_else(|| plan.hosts.get(name).and_then(|host| host.fault.clone()));
+            match (plan.hosts.get(name), fault) {
+                (Some(of_host), None) => {
+                    observer(Event::HostPlanned { host: name, to_do: of_host.to_do(), unchanged: of_host.unchanged });
+                    let work = OnHost::new(
+                        name,
+                        connect,
+                        &request.cluster,
+                        &request.migrations,
+                        request.pace,
+                        &in_all,
+                        observer,
+                    );
+                    work.report.lock().expect(NO_PANIC).unchanged = of_host.unchanged;
+                    for (shard, fault) in &of_host.left {
+                        work.failed(*shard, fault.clone());
+                    }
+                    works.push(work);
                 }
-                works.push(work);
+                (_, fault) => {
+                    let fault = fault.unwrap_or_else(|| HostFault::Unread { reason: "it was not asked".to_owned() });
+                    report.hosts.insert(name.clone(), HostReport::left(fault));
+                }
             }
-            (_, fault) => {
-                let fault = fault.unwrap_or_else(|| HostFault::Unread { reason: "it was not asked".to_owned() });
-                report.hosts.insert(name.clone(), HostReport::left(fault));
+        }
+        run(&works, &plan, request.canary).await;
+        report.unserved = unserved(request, &survey);
+        if !report.unserved.is_empty() {
+            // A shard that was opened meanwhile, and lacks nothing, is not reported.
+            let again = survey_again(&sessions).await;
+            let (plan, still) = (self::plan(request, &again), unserved(request, &again));
+            let lacks = |shard: &ShardId| plan.hosts.values().any(|host| host.lacks(*shard));
+            report.unserved.retain(|shard, _| still.contains_key(shard) || lacks(shard));
+        }
+        for work in works {
+            let mut of_host = work.report.into_inner().expect(NO_PANIC);
+            if let (None, Some(session)) = (&of_host.fault, sessions.get(work.host)) {
+                of_host.fault = finish(session, &mut of_host).await.err();
             }
+            of_host.migrated.sort_unstable();
+            report.hosts.insert(work.host.clone(), of_host);
         }
-    }
-    run(&works, &plan, request.canary).await;
-    report.unserved = unserved(request, &survey);
-    if !report.unserved.is_empty() {
-        // A shard that was opened meanwhile, and lacks nothing, is not reported.
-        let again = survey_again(&sessions).await;
-        let (plan, still) = (self::plan(request, &again), unserved(request, &again));
-        let lacks = |shard: &ShardId| plan.hosts.values().any(|host| host.lacks(*shard));
-        report.unserved.retain(|shard, _| still.contains_key(shard) || lacks(shard));
-    }
-    for work in works {
-        let mut of_host = work.report.into_inner().expect(NO_PANIC);
-        if let (None, Some(session)) = (&of_host.fault, sessions.get(work.host)) {
-            of_host.fault = finish(session, &mut of_host).await.err();
+        for (name, of_host) in &mut report.hosts {
+            of_host.elapsed = started.elapsed();
+            if let Some(fault) = &of_host.fault {
+                observer(Event::HostFailed { host: name, fault });
+            }
+            observer(Event::HostDone { host: name, report: of_host });
         }
-        of_host.migrated.sort_unstable();
-        report.hosts.insert(work.host.clone(), of_host);
-    }
-    for (name, of_host) in &mut report.hosts {
-        of_host.elapsed = started.elapsed();
-        if let Some(fault) = &of_host.fault {
-            observer(Event::HostFailed { host: name, fault });
-        }
-        observer(Event::HostDone { host: name, report: of_host });
-    }
-    report
+        report
+    })
 }
 
 /// Lets the roles ask that a file has let use a shard, and those watch that lack something of it, and makes what was

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 
 use super::plan::standing_back;
 use super::steps::{Step, record};
@@ -119,34 +119,40 @@ pub fn plan_resolving(
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections. Each shard's record is written or not; doing it again writes the rest.
-pub async fn resolve(request: &Request, name: &str, resolution: Resolution) -> Result<Report, ResolveError> {
-    let started = Instant::now();
-    let Held { sessions, survey, mut faults } = hold(request).await;
-    let mut resolving = plan_resolving(request, name, resolution, &survey)?;
-    let file = find(request, name).expect("the plan has found it");
-    let mut report = Report::default();
-    let works = request.hosts.iter().filter_map(|(host, connect)| {
-        let of_host = resolving.hosts.remove(host)?;
-        let session = sessions.get(host)?;
-        (!faults.contains_key(host)).then_some((host, connect, session, of_host))
-    });
-    let works: Vec<_> = works.collect();
-    let done = join_all(works.into_iter().map(async |(host, connect, session, of_host)| {
-        let mut of_host = write(request, file, resolution, (connect, session), of_host).await;
-        if of_host.fault.is_none() && of_host.changed() {
-            of_host.fault = flush(session).await.err();
+pub fn resolve<'a>(
+    request: &'a Request,
+    name: &'a str,
+    resolution: Resolution,
+) -> BoxFuture<'a, Result<Report, ResolveError>> {
+    Box::pin(async move {
+        let started = Instant::now();
+        let Held { sessions, survey, mut faults } = hold(request).await;
+        let mut resolving = plan_resolving(request, name, resolution, &survey)?;
+        let file = find(request, name).expect("the plan has found it");
+        let mut report = Report::default();
+        let works = request.hosts.iter().filter_map(|(host, connect)| {
+            let of_host = resolving.hosts.remove(host)?;
+            let session = sessions.get(host)?;
+            (!faults.contains_key(host)).then_some((host, connect, session, of_host))
+        });
+        let works: Vec<_> = works.collect();
+        let done = join_all(works.into_iter().map(async |(host, connect, session, of_host)| {
+            let mut of_host = write(request, file, resolution, (connect, session), of_host).await;
+            if of_host.fault.is_none() && of_host.changed() {
+                of_host.fault = flush(session).await.err();
+            }
+            of_host.elapsed = started.elapsed();
+            (host.clone(), of_host)
+        }));
+        report.hosts.extend(done.await);
+        for (host, _) in request.hosts.iter().filter(|(name, _)| request.chooses(name)) {
+            if !report.hosts.contains_key(host) {
+                let unread = || HostFault::Unread { reason: "it was not asked".to_owned() };
+                report.hosts.insert(host.clone(), HostReport::left(faults.remove(host).unwrap_or_else(unread)));
+            }
         }
-        of_host.elapsed = started.elapsed();
-        (host.clone(), of_host)
-    }));
-    report.hosts.extend(done.await);
-    for (host, _) in request.hosts.iter().filter(|(name, _)| request.chooses(name)) {
-        if !report.hosts.contains_key(host) {
-            let unread = || HostFault::Unread { reason: "it was not asked".to_owned() };
-            report.hosts.insert(host.clone(), HostReport::left(faults.remove(host).unwrap_or_else(unread)));
-        }
-    }
-    Ok(report)
+        Ok(report)
+    })
 }
 
 fn find<'a>(request: &'a Request, name: &str) -> Option<&'a Migration> {

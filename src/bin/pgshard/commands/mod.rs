@@ -42,6 +42,7 @@ use std::time::Duration;
 use self::locate::{Lines, Target};
 use self::moves::Verb;
 use self::relocate::Detail;
+use futures_util::future::BoxFuture;
 use pgshard::mover::{DesiredState, Leases};
 use pgshard::schema::migrate::{Resolution, Which};
 use pgshard::store::whole::Overwrite;
@@ -56,7 +57,11 @@ use crate::failure::Failure;
 use crate::output::Output;
 
 /// Runs the command.
-pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
+pub(crate) fn run(args: Args, output: &Arc<Output>) -> BoxFuture<'_, Result<Exit, Failure>> {
+    Box::pin(dispatch(args, output))
+}
+
+async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
     let config = args.global.config.as_deref();
     match args.command {
         Command::Init(args) => run_init(args, config, output).await,

@@ -122,7 +122,7 @@ pub(super) struct JournaledMove {
 /// # Errors
 /// [`Error::ControlOld`] and [`Error::AtWork`]: those must be put right, or waited for, first.
 pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>, Error> {
-    let asked = context.hosts.names().map(async |host| (host.clone(), ask(context, host, shard).await));
+    let asked = context.hosts.names().map(|host| async move { (host.clone(), ask(context, host, shard).await) });
     let mut all = Vec::new();
     for (host, answer) in join_all(asked).await {
         let answer = match answer {

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use tokio_postgres::types::ToSql;
 
 use crate::mover::control::context::Context;
@@ -38,59 +39,61 @@ pub(super) async fn compare(context: &Context, entry: &Entry) -> Audit {
     }
 }
 
-async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
-    let (shard, names) = (entry.shard, Names { schema: context.prefix.schema(entry.shard) });
-    let (hold, bound) = (Hold { id: entry.id, shard, lease: entry.lease }, context.options.audit_max);
-    let until = Instant::now() + bound;
-    let target = context.hosts.open(&entry.target).await?.for_shard(shard);
-    let there = facts::row_of(&target, shard).await?;
-    let taken = entry.reverse.as_ref().is_some_and(|back| back.taken_by.is_some());
-    if taken || there.is_none_or(|row| row.state != "serving" || row.epoch != entry.epoch.next()) {
-        return Ok(Audit::left_out("its snapshots are lost, and the shard has moved on since"));
-    }
-    let left = names.left(entry.epoch);
-    let ours = Side::open(&context.hosts, &entry.source, hold, &left, bound).await?;
-    let theirs = Side::open(&context.hosts, &entry.target, hold, &names.schema, bound).await?;
-    tokio::try_join!(ours.take(), theirs.take())?;
-    let hashing = Hashing::of(facts::version(&ours.session).await?, facts::version(&theirs.session).await?);
-    let (comparison, mut found) = Comparison::plan(&ours, &theirs, hashing, &context.throttle, None, until).await?;
-    let why = match tokio::time::timeout_at(until.into(), comparison.work(&ours, &theirs)).await {
-        Ok(worked) => worked.err().map(|error| chain(&error)),
-        Err(_) => Some(format!("not compared within {} s", bound.as_secs())),
-    };
-    let (rows, mut left_out) = comparison.end(why);
-    found.extend(rows);
-    let source = context.hosts.open(&entry.source).await?.for_shard(shard);
-    let known = known(&target, entry.back_of, shard).await?;
-    let (of_old, of_new) = (ours.tables(until).await?, theirs.tables(until).await?);
-    let mut differences = Vec::new();
-    for difference in found {
-        let Some(table) = difference.what.strip_prefix(TABLE).filter(|_| !difference.rows.is_empty()) else {
-            left_out.push(LeftOut { why: format!("now {}", difference.how), what: difference.what });
-            continue;
+fn both<'a>(context: &'a Context, entry: &'a Entry) -> BoxFuture<'a, Result<Audit, Error>> {
+    Box::pin(async move {
+        let (shard, names) = (entry.shard, Names { schema: context.prefix.schema(entry.shard) });
+        let (hold, bound) = (Hold { id: entry.id, shard, lease: entry.lease }, context.options.audit_max);
+        let until = Instant::now() + bound;
+        let target = context.hosts.open(&entry.target).await?.for_shard(shard);
+        let there = facts::row_of(&target, shard).await?;
+        let taken = entry.reverse.as_ref().is_some_and(|back| back.taken_by.is_some());
+        if taken || there.is_none_or(|row| row.state != "serving" || row.epoch != entry.epoch.next()) {
+            return Ok(Audit::left_out("its snapshots are lost, and the shard has moved on since"));
+        }
+        let left = names.left(entry.epoch);
+        let ours = Side::open(&context.hosts, &entry.source, hold, &left, bound).await?;
+        let theirs = Side::open(&context.hosts, &entry.target, hold, &names.schema, bound).await?;
+        tokio::try_join!(ours.take(), theirs.take())?;
+        let hashing = Hashing::of(facts::version(&ours.session).await?, facts::version(&theirs.session).await?);
+        let (comparison, mut found) = Comparison::plan(&ours, &theirs, hashing, &context.throttle, None, until).await?;
+        let why = match tokio::time::timeout_at(until.into(), comparison.work(&ours, &theirs)).await {
+            Ok(worked) => worked.err().map(|error| chain(&error)),
+            Err(_) => Some(format!("not compared within {} s", bound.as_secs())),
         };
-        if known.contains(table) {
-            left_out.push(LeftOut { why: KNOWN.to_owned(), what: difference.what });
-            continue;
+        let (rows, mut left_out) = comparison.end(why);
+        found.extend(rows);
+        let source = context.hosts.open(&entry.source).await?.for_shard(shard);
+        let known = known(&target, entry.back_of, shard).await?;
+        let (of_old, of_new) = (ours.tables(until).await?, theirs.tables(until).await?);
+        let mut differences = Vec::new();
+        for difference in found {
+            let Some(table) = difference.what.strip_prefix(TABLE).filter(|_| !difference.rows.is_empty()) else {
+                left_out.push(LeftOut { why: format!("now {}", difference.how), what: difference.what });
+                continue;
+            };
+            if known.contains(table) {
+                left_out.push(LeftOut { why: KNOWN.to_owned(), what: difference.what });
+                continue;
+            }
+            let (here, there) = (TableName::of(&left, table), TableName::of(&names.schema, table));
+            let missing = |side: fn(&RowDifference) -> bool| difference.rows.iter().any(side);
+            // The old copy is written to only by the feed.
+            let fed = entry.reverse.as_ref().is_some_and(|back: &ReverseReplication| back.fed);
+            let written = (fed && is_younger(&ours, of_old.get(table), SINCE_MARKER, entry, until).await?)
+                || is_younger(&theirs, of_new.get(table), SINCE_OPEN, entry, until).await?
+                || (fed && here.written(&source, SINCE_MARKER, entry, missing(|row| row.source.is_none())).await?)
+                || there.written(&target, SINCE_OPEN, entry, missing(|row| row.target.is_none())).await?;
+            if written {
+                let why = format!("its snapshots are lost, and it was written to since; now {difference}");
+                left_out.push(LeftOut { what: difference.what, why });
+            } else {
+                let how = format!("{HOW}; {}", difference.how);
+                differences.push(AuditDifference { how, ..difference });
+            }
         }
-        let (here, there) = (TableName::of(&left, table), TableName::of(&names.schema, table));
-        let missing = |side: fn(&RowDifference) -> bool| difference.rows.iter().any(side);
-        // The old copy is written to only by the feed.
-        let fed = entry.reverse.as_ref().is_some_and(|back: &ReverseReplication| back.fed);
-        let written = (fed && is_younger(&ours, of_old.get(table), SINCE_MARKER, entry, until).await?)
-            || is_younger(&theirs, of_new.get(table), SINCE_OPEN, entry, until).await?
-            || (fed && here.written(&source, SINCE_MARKER, entry, missing(|row| row.source.is_none())).await?)
-            || there.written(&target, SINCE_OPEN, entry, missing(|row| row.target.is_none())).await?;
-        if written {
-            let why = format!("its snapshots are lost, and it was written to since; now {difference}");
-            left_out.push(LeftOut { what: difference.what, why });
-        } else {
-            let how = format!("{HOW}; {}", difference.how);
-            differences.push(AuditDifference { how, ..difference });
-        }
-    }
-    left_out.extend(rest(entry, (&source, ours.schema), (&target, theirs.schema)).await?);
-    Ok(Audit::of(differences, left_out))
+        left_out.extend(rest(entry, (&source, ours.schema), (&target, theirs.schema)).await?);
+        Ok(Audit::of(differences, left_out))
+    })
 }
 
 /// Compares sequences and definitions. The application may have changed them since, so a difference proves nothing.

@@ -275,7 +275,7 @@ impl Begun {
         }
         let pairs = helpers.iter().map(|(source, target)| (source, target));
         let pairs = pairs.chain([(&self.source, &self.target)]);
-        let worked = pairs.map(async |(source, target)| comparison.work(source, target).await);
+        let worked = pairs.map(|(source, target)| comparison.work(source, target));
         futures_util::future::join_all(worked).await.into_iter().collect()
     }
 }

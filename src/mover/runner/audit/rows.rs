@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use futures_util::future::BoxFuture;
 use tokio_postgres::error::SqlState;
 
 use crate::mover::control::session::Session;
@@ -138,21 +139,23 @@ impl<'a> Comparison<'a> {
     ///
     /// # Cancel safety
     /// If dropped, what was compared stays known.
-    pub(super) async fn work(&self, source: &Side, target: &Side) -> Result<(), Error> {
-        loop {
-            let next = self.state().chunks.pop_front();
-            let Some(chunk) = next else { return Ok(()) };
-            if self.state().found[chunk.table].is_settled() {
-                continue;
+    pub(super) fn work<'c>(&'c self, source: &'c Side, target: &'c Side) -> BoxFuture<'c, Result<(), Error>> {
+        Box::pin(async move {
+            loop {
+                let next = self.state().chunks.pop_front();
+                let Some(chunk) = next else { return Ok(()) };
+                if self.state().found[chunk.table].is_settled() {
+                    continue;
+                }
+                self.throttle.pass(chunk.bytes).await;
+                let _piece = match self.permits {
+                    Some(permits) => Some(permits.piece().await),
+                    None => None,
+                };
+                let told = self.persist(source, target, &chunk).await?;
+                self.state().found[chunk.table].take(told);
             }
-            self.throttle.pass(chunk.bytes).await;
-            let _piece = match self.permits {
-                Some(permits) => Some(permits.piece().await),
-                None => None,
-            };
-            let told = self.persist(source, target, &chunk).await?;
-            self.state().found[chunk.table].take(told);
-        }
+        })
     }
 
     /// Compares one chunk, again after temporary errors.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use tokio_postgres::SimpleQueryMessage;
 
 use crate::map::HostName;
@@ -47,20 +48,23 @@ impl Side {
     /// this long.
     ///
     /// Locks: none.
-    pub(crate) async fn open(
-        hosts: &Hosts,
-        host: &HostName,
+    pub(crate) fn open<'a>(
+        hosts: &'a Hosts,
+        host: &'a HostName,
         hold: Hold,
-        schema: &str,
+        schema: &'a str,
         bound: Duration,
-    ) -> Result<Side, Error> {
-        let session = session(hosts, host, hold, bound).await?;
-        let missing = || Error::Stuck { shard: hold.shard, observed: format!("host {host} has no schema {schema}") };
-        let schema = facts::schema_oid(&session, schema).await?.ok_or_else(missing)?;
-        // This warms the session up: the statements that matter are then run for the second time.
-        let warm = format!("{BEGIN}; SELECT pg_current_snapshot(); ROLLBACK");
-        session.batch("setting up the audit's session", &warm).await?;
-        Ok(Side { session, schema, taken: OnceLock::new() })
+    ) -> BoxFuture<'a, Result<Side, Error>> {
+        Box::pin(async move {
+            let session = session(hosts, host, hold, bound).await?;
+            let missing =
+                || Error::Stuck { shard: hold.shard, observed: format!("host {host} has no schema {schema}") };
+            let schema = facts::schema_oid(&session, schema).await?.ok_or_else(missing)?;
+            // This warms the session up: the statements that matter are then run for the second time.
+            let warm = format!("{BEGIN}; SELECT pg_current_snapshot(); ROLLBACK");
+            session.batch("setting up the audit's session", &warm).await?;
+            Ok(Side { session, schema, taken: OnceLock::new() })
+        })
     }
 
     /// Takes the snapshot: one round trip.

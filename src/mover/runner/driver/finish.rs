@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
 use crate::mover::control::journal::{Entry, Signed};
@@ -96,36 +97,38 @@ impl Driver<'_> {
 
     /// Publishes the map, begins the audit, and keeps the old copy. If the target has lost the open in a crash, it is
     /// observed again instead.
-    pub(in crate::mover::runner) async fn publish(&mut self, entry: &Entry) -> Result<(), Error> {
-        if let Err(error) = self.work.keep_open().await {
-            return self.reconnect(error).await;
-        }
-        if let Copying::Online(online) = &self.copying {
-            // The follower needs the records that are deleted now: otherwise it would take that for the work of another
-            // mover, and warn.
-            online.follower.detach(self.work.hold.shard).await;
-        }
-        let store: &dyn MapStore = &*self.context.store;
-        self.work.publish(store).await?;
-        // This comes before anybody may write to the old copy.
-        let verdict = match self.work.mode {
-            // It was compared behind its fence, or it would not have opened.
-            Mode::Blocking => Audit::of(Vec::new(), Vec::new()),
-            Mode::Online => {
-                let unopened = self.remembered.unopened.take();
-                match audit::begin(self.context, &self.work, unopened, entry.attempt).await {
-                    Ok(begun) => {
-                        self.audit = Some(begun);
-                        Audit::under_way()
-                    }
-                    Err(why) => Audit::left_out(why),
-                }
+    pub(in crate::mover::runner) fn publish<'a>(&'a mut self, entry: &'a Entry) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if let Err(error) = self.work.keep_open().await {
+                return self.reconnect(error).await;
             }
-        };
-        self.work.settle(self.built.as_ref().map(|built| &built.creation)).await?;
-        // If somebody else has opened it, the pause was over before we noticed.
-        let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
-        self.work.keep(pause, verdict).await
+            if let Copying::Online(online) = &self.copying {
+                // The follower needs the records that are deleted now: otherwise it would take that for the work of
+                // another mover, and warn.
+                online.follower.detach(self.work.hold.shard).await;
+            }
+            let store: &dyn MapStore = &*self.context.store;
+            self.work.publish(store).await?;
+            // This comes before anybody may write to the old copy.
+            let verdict = match self.work.mode {
+                // It was compared behind its fence, or it would not have opened.
+                Mode::Blocking => Audit::of(Vec::new(), Vec::new()),
+                Mode::Online => {
+                    let unopened = self.remembered.unopened.take();
+                    match audit::begin(self.context, &self.work, unopened, entry.attempt).await {
+                        Ok(begun) => {
+                            self.audit = Some(begun);
+                            Audit::under_way()
+                        }
+                        Err(why) => Audit::left_out(why),
+                    }
+                }
+            };
+            self.work.settle(self.built.as_ref().map(|built| &built.creation)).await?;
+            // If somebody else has opened it, the pause was over before we noticed.
+            let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
+            self.work.keep(pause, verdict).await
+        })
     }
 
     /// What the follower found that forbids deciding.

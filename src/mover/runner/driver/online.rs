@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
+
 use crate::mover::control::journal::Entry;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::desired::DesiredState;
@@ -16,36 +18,38 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(600);
 
 impl Driver<'_> {
     /// Brings the target to the state that the source had a moment ago, and compares the two.
-    pub(in crate::mover::runner) async fn catch_up(&mut self, entry: &Entry) -> Result<(), Error> {
-        let began = Instant::now();
-        let servers = facts::servers(&self.work.source, &self.work.target).await?;
-        // What another mover has compared may have been altered since, while nobody looked.
-        if self.remembered.compared_on.take().is_none_or(|before| before != servers) {
-            self.work.verify_anew().await?;
-        }
-        self.patience().wait_for(pass_a_watermark(&self.work, self.online()?.follower)).await?;
-        let began = self.work.timings.since("catch_up", began);
-        self.know_blueprint(entry).await?;
-        let (online, built) = (self.online()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
-        let piece = online.permits.piece().await;
-        self.work.caught_up(&built.creation, online.follower).await?;
-        // Not earlier: if a table gets its replica identity later than it is published, it would refuse what the stream
-        // brings.
-        if let Some(stream) = online.reverse {
-            self.work.prepare_back(stream).await?;
-        }
-        drop(piece);
-        let compared = common_point::shard(&self.work, &self.context.hosts, online.follower, online.permits);
-        self.patience().wait_for(compared).await?;
-        self.work.timings.since("verify", began);
-        self.work.at("after verify")?;
-        // As late as possible while the shard is open: the views show the data of this time.
-        let piece = online.permits.piece().await;
-        self.patience().wait_for(self.work.fill_open(&built.creation)).await?;
-        drop(piece);
-        self.work.ready().await?;
-        self.remembered.compared_on = Some(servers);
-        Ok(())
+    pub(in crate::mover::runner) fn catch_up<'a>(&'a mut self, entry: &'a Entry) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let began = Instant::now();
+            let servers = facts::servers(&self.work.source, &self.work.target).await?;
+            // What another mover has compared may have been altered since, while nobody looked.
+            if self.remembered.compared_on.take().is_none_or(|before| before != servers) {
+                self.work.verify_anew().await?;
+            }
+            self.patience().wait_for(pass_a_watermark(&self.work, self.online()?.follower)).await?;
+            let began = self.work.timings.since("catch_up", began);
+            self.know_blueprint(entry).await?;
+            let (online, built) = (self.online()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
+            let piece = online.permits.piece().await;
+            self.work.caught_up(&built.creation, online.follower).await?;
+            // Not earlier: if a table gets its replica identity later than it is published, it would refuse what the
+            // stream brings.
+            if let Some(stream) = online.reverse {
+                self.work.prepare_back(stream).await?;
+            }
+            drop(piece);
+            let compared = common_point::shard(&self.work, &self.context.hosts, online.follower, online.permits);
+            self.patience().wait_for(compared).await?;
+            self.work.timings.since("verify", began);
+            self.work.at("after verify")?;
+            // As late as possible while the shard is open: the views show the data of this time.
+            let piece = online.permits.piece().await;
+            self.patience().wait_for(self.work.fill_open(&built.creation)).await?;
+            drop(piece);
+            self.work.ready().await?;
+            self.remembered.compared_on = Some(servers);
+            Ok(())
+        })
     }
 
     /// Waits while the fence is held back, which can take hours.

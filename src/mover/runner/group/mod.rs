@@ -103,7 +103,7 @@ impl<'a> Group<'a> {
 
     async fn all(&self, parts: Vec<Part>) -> Vec<End> {
         let mut ends = Vec::new();
-        let mut members = self.each(&mut ends, parts, async |part| self.begin(part).await).await;
+        let mut members = self.each(&mut ends, parts, |part| self.begin(part)).await;
         let streamed = async {
             let source = self.session(&self.shared.source).await?;
             if members.is_empty() {
@@ -112,7 +112,7 @@ impl<'a> Group<'a> {
             // This comes before anything is published: a table whose rows the stream cannot identify would refuse
             // UPDATE and DELETE then.
             let begun = std::mem::take(&mut members);
-            members = self.each(&mut ends, begun, async |one| self.known(one, &source).await).await;
+            members = self.each(&mut ends, begun, |one| self.known(one, &source)).await;
             let position = self.slot(&source, &mut members, &mut ends).await?;
             self.watchdog.watch_publication();
             self.load(&source, &mut members, &mut ends, position).await?;
@@ -130,13 +130,12 @@ impl<'a> Group<'a> {
             };
             if self.heartbeat.desired_states().borrow().values().any(|desired| *desired != DesiredState::Go) {
                 let rest = std::mem::take(&mut members);
-                let make_ready = async |member| self.make_ready(member, &follower, reverse.as_deref()).await;
+                let make_ready = |member| self.make_ready(member, &follower, reverse.as_deref());
                 members = self.each(&mut ends, rest, make_ready).await;
             }
             let cut_over = std::mem::take(&mut members);
-            let rest = self
-                .each(&mut ends, cut_over, async |member| self.cut_over(member, &follower, reverse.as_deref()).await)
-                .await;
+            let cut_over_one = |member| self.cut_over(member, &follower, reverse.as_deref());
+            let rest = self.each(&mut ends, cut_over, cut_over_one).await;
             debug_assert!(rest.is_empty(), "a cut-over ends with its shard's end");
             follower.stop().await;
             drop_shared(self.context, &self.shared).await
@@ -150,9 +149,12 @@ impl<'a> Group<'a> {
 
     /// Does the same with each item, a few at a time. Gives those that go on; the ends of the others are added to
     /// `ends`.
-    async fn each<I, O>(&self, ends: &mut Vec<End>, items: Vec<I>, work: impl AsyncFn(I) -> Result<O, End>) -> Vec<O> {
+    async fn each<I, O, F>(&self, ends: &mut Vec<End>, items: Vec<I>, work: impl Fn(I) -> F) -> Vec<O>
+    where
+        F: Future<Output = Result<O, End>>,
+    {
         let outcomes: Vec<_> = futures_util::stream::iter(items)
-            .map(|item| work(item))
+            .map(work)
             .buffer_unordered(self.context.options.jobs.max(1))
             .collect()
             .await;

@@ -8,6 +8,7 @@ use crate::mover::step::old_copy;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio_postgres::types::PgLsn;
 
 use crate::map::HostName;
@@ -136,43 +137,45 @@ fn spoiled(context: &Context, state: &SlotState) -> Option<String> {
 
 /// Examines every reverse replication that leads away from this host. One that leads nowhere any longer, or keeps more
 /// WAL than it may, is given up, and dropped once no shard needs it.
-pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Vec<Cleaned>, Error> {
-    let sql = "SELECT DISTINCT name, move_id, shard_id FROM pgshard.ledger WHERE kind IN ('slot', 'publication') \
+pub(crate) fn look_after<'a>(context: &'a Context, target: &'a Session) -> BoxFuture<'a, Result<Vec<Cleaned>, Error>> {
+    Box::pin(async move {
+        let sql = "SELECT DISTINCT name, move_id, shard_id FROM pgshard.ledger WHERE kind IN ('slot', 'publication') \
                ORDER BY name";
-    let mut cleaned = Vec::new();
-    for row in target.rows("reading the ledger", sql, &[]).await? {
-        let (name, id): (String, uuid::Uuid) = (row.get(0)?, row.get(1)?);
-        let shard = ShardId::try_from(row.get::<_, i32>(2)?).ok();
-        let (true, Some(shard)) = (slot::is_back(&name), shard) else { continue };
-        let id = MoveId::from(id);
-        let (entries, unknown) = context.list(Some(id)).await;
-        let source = entries.iter().map(|entry| &entry.source).find(|source| slot::back_name(id, source) == name);
-        let mut say = |what: String| cleaned.push(Cleaned { host: target.host.clone(), shard, what });
-        match source {
-            Some(source) => {
-                let source = context.hosts.open(source).await?;
-                // A slot that is missing is about to be created then, by a mover that gives up itself what was opened
-                // before.
-                let is_begun = is_under_way(&source, target, id).await?;
-                if is_begun && slot::slot_state(target, &name).await?.is_none() {
-                    continue;
+        let mut cleaned = Vec::new();
+        for row in target.rows("reading the ledger", sql, &[]).await? {
+            let (name, id): (String, uuid::Uuid) = (row.get(0)?, row.get(1)?);
+            let shard = ShardId::try_from(row.get::<_, i32>(2)?).ok();
+            let (true, Some(shard)) = (slot::is_back(&name), shard) else { continue };
+            let id = MoveId::from(id);
+            let (entries, unknown) = context.list(Some(id)).await;
+            let source = entries.iter().map(|entry| &entry.source).find(|source| slot::back_name(id, source) == name);
+            let mut say = |what: String| cleaned.push(Cleaned { host: target.host.clone(), shard, what });
+            match source {
+                Some(source) => {
+                    let source = context.hosts.open(source).await?;
+                    // A slot that is missing is about to be created then, by a mover that gives up itself what was
+                    // opened before.
+                    let is_begun = is_under_way(&source, target, id).await?;
+                    if is_begun && slot::slot_state(target, &name).await?.is_none() {
+                        continue;
+                    }
+                    if let Some(why) = judge(context, &source, target, id, &name).await? {
+                        say(format!("the rollback of {id} is no longer possible: {why}"));
+                    }
+                    if tidy_up(context, &source, target, id).await? {
+                        say(format!("dropped {name}, which no shard needs for a rollback"));
+                    }
                 }
-                if let Some(why) = judge(context, &source, target, id, &name).await? {
-                    say(format!("the rollback of {id} is no longer possible: {why}"));
+                None if unknown.is_empty() => {
+                    remove(target, &name).await?;
+                    say(format!("dropped {name}; no host knows its move"));
                 }
-                if tidy_up(context, &source, target, id).await? {
-                    say(format!("dropped {name}, which no shard needs for a rollback"));
-                }
+                // Its source could not be asked.
+                None => {}
             }
-            None if unknown.is_empty() => {
-                remove(target, &name).await?;
-                say(format!("dropped {name}; no host knows its move"));
-            }
-            // Its source could not be asked.
-            None => {}
         }
-    }
-    Ok(cleaned)
+        Ok(cleaned)
+    })
 }
 
 /// Gives up reverse replications that cannot be used. Gives the reason, if all of a move were given up.
