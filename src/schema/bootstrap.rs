@@ -157,6 +157,9 @@ pub struct Report {
     pub hosts: BTreeMap<HostName, HostReport>,
     /// For a migration: the shards that no host says it serves, so that nothing was run in them.
     pub unserved: BTreeMap<ShardId, ShardFault>,
+    /// Of bootstrap: the hosts that were said to be lost, and that neither the request nor a host that answers knows.
+    /// They are no failure: a bootstrap before this one may have had them forgotten.
+    pub unheard: BTreeSet<HostName>,
 }
 
 /// What bootstrap has done on a host.
@@ -246,6 +249,7 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
         let written_to = chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
         let knowledge =
             Knowledge::of(asked, &request.vouched, &request.lost).with_drift(written_to, &request.migrations);
+        let unheard = request.lost.iter().filter(|host| !knowledge.has_heard_of(host)).cloned().collect();
         let roles = roles(read.iter().flatten().map(|(_, facts)| facts));
         let reports = chosen().map(|(host, read)| async {
             let report = match read {
@@ -270,7 +274,7 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
             }
             observer(Event::HostDone { host, report });
         }
-        Report { hosts: reports, ..Report::default() }
+        Report { hosts: reports, unheard, ..Report::default() }
     })
 }
 

@@ -111,6 +111,11 @@ impl<'a> Known<'a> {
         Some((lost.into_iter().map(|(shard, _)| shard).collect(), by))
     }
 
+    /// Whether any host's record has this one.
+    pub(super) fn is_recorded(&self, host: &HostName) -> bool {
+        self.hosts.contains_key(host)
+    }
+
     /// Whether any host's record says that this one had shards.
     pub(super) fn had_shards(&self, host: &HostName) -> bool {
         self.last.values().any(|last| last.host == host)

@@ -117,6 +117,11 @@ impl<'a> Knowledge<'a> {
         self
     }
 
+    /// Whether there is a host of this name, or any host that answers knows that there was one.
+    pub(super) fn has_heard_of(&self, host: &HostName) -> bool {
+        self.known.names(host) || self.known.had_shards(host) || self.known.is_recorded(host)
+    }
+
     /// The owner of a shard other than this host, the one with the largest epoch.
     fn owner_besides(&self, shard: ShardId, here: &HostName) -> Option<ShardFault> {
         let known = self.by_shard.get(&shard)?.iter();

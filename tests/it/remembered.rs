@@ -74,6 +74,7 @@ on_each_version! {
             (&["bootstrap"][..], "its database is empty, and db1 knows that shards 0, 8-11 were there"),
             (&["bootstrap", "--host", "db3"], "its database is empty, and db1 knows that shards 0, 8-11 were there"),
             (&["bootstrap", "--lost", "db2"], "its database is empty"),
+            (&["bootstrap", "--lost", "db33"], "--lost db33: neither the config nor a host that answers knows"),
             (&["bootstrap", "--assume-empty", "db3"], "its database is empty"),
             (
                 &["move", "1", "--to", "db3", "--yes"],

@@ -272,6 +272,14 @@ fn map_rebuild() {
     assert_eq!(published, right.replace("version = 1", "version = 2"), "comments and all");
     assert_eq!(run(&cluster, &["check"]).exit, 0);
     assert_shown("map_rebuild_again", &run(&cluster, &["map", "rebuild"]), cluster.directory());
+
+    for server in [0, 1] {
+        cluster.server(server).stop(StopMode::Fast).unwrap();
+    }
+    for args in [&["map", "diff"][..], &["map", "rebuild", "--yes"]] {
+        let unheard = run(&cluster, args);
+        assert!(unheard.exit == 1 && unheard.stderr.contains("no host can be asked"), "{args:?}: {}", unheard.shown());
+    }
 }
 
 /// Tickets from the first one to a host that is down.

@@ -180,6 +180,11 @@ impl Watcher<'_> {
 
 /// The summary: what was done on each host, and what was not, with the reasons and remedies.
 pub(super) fn tell(report: &Report, output: &Output) {
+    for host in &report.unheard {
+        output.warning(format_args!(
+            "--lost {host}: neither the config nor a host that answers knows a host of that name"
+        ));
+    }
     for (name, host) in &report.hosts {
         if let Some(fault) = &host.fault {
             output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());

@@ -84,7 +84,7 @@ pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &O
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let Some(other) = other else {
-        let rebuilt = rebuilt(&config, &map, output).await;
+        let rebuilt = rebuilt(&config, &map, output).await?;
         print_changes(&map, &rebuilt, output);
         return Ok(Exit::Done);
     };
@@ -108,7 +108,7 @@ pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Ou
             Instead::Hosts => format!("this is what the hosts say: {}", counted_by_host(&map)),
         });
     }
-    let rebuilt = rebuilt(&config, &map, output).await;
+    let rebuilt = rebuilt(&config, &map, output).await?;
     print_changes(&map, &rebuilt, output);
     if lost.is_none() && rebuilt.version() == map.version() {
         return Ok(Exit::Done);
@@ -145,14 +145,18 @@ fn counted_by_host(map: &ShardMap) -> String {
     map.hosts().iter().map(host).collect::<Vec<_>>().join(", ")
 }
 
-/// The map as the hosts have it. What cannot be learned from them is said.
-async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> ShardMap {
-    let rebuilt = schema::rebuild_map(map, &context::survey(config).await);
+/// The map as the hosts have it. What cannot be learned from them is said; it is an error if no host can be asked.
+async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> Result<ShardMap, Failure> {
+    let survey = context::survey(config).await;
+    let rebuilt = schema::rebuild_map(map, &survey);
     for note in &rebuilt.notes {
         let host = note.host.as_ref().map(|host| format!("{host}: ")).unwrap_or_default();
         output.warning(format_args!("{host}{}", note.message));
     }
-    rebuilt.map
+    if survey.values().all(Result::is_err) {
+        return Err(Failure::new(Exit::Failed, "no host can be asked, so nothing is known of where the shards are"));
+    }
+    Ok(rebuilt.map)
 }
 
 #[derive(JsonSchema, Serialize)]
