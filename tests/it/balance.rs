@@ -145,6 +145,15 @@ on_each_version! {
         assert_eq!(world.host_of(0), 1);
         // Now there is nothing to finish.
         world.run(&args).await.ended(1);
+
+        // It finishes a move whose rows differ, since its mover loses a change: that is the worse news.
+        let moving = ["move", "1", "--to", "db2", "--mode", "online", "--yes"];
+        world.run_until(&moving, "before swap=kill").await.ended(-9);
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("INSERT INTO shard_0001.users (name) VALUES ('failpoint')").await.unwrap();
+        let ran = world.run_until(&args, "in a change=drop").await;
+        assert!(ran.ended(6).stderr.contains("division by zero"), "{}", ran.stderr);
+        assert_eq!(ran.last()["failed"][0]["shard"], 1, "{}", ran.stdout);
     }
 
     /// Constraints of the config are respected, a shard that cannot be moved is named and the others go. A drain that
