@@ -150,6 +150,8 @@ pub struct OpenWay {
 pub struct OpenMove {
     /// The move.
     pub id: Uuid,
+    /// The host that gets the shard.
+    pub target: HostName,
     /// Host and process of its mover, at work or not.
     pub holder: String,
     /// Since when somebody works on it, by the host's clock; `None`: nobody renews its lease.
@@ -398,7 +400,7 @@ fn since_6(movers: &str) -> String {
     format!(
         "
 SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_host)::text,
-       (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.holder,
+       (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, m.holder,
                    CASE WHEN coalesce(w.lease_until, m.lease_until) > clock_timestamp()
                              AND (w.lease IS NULL OR EXISTS (
                                  SELECT FROM pg_locks l
@@ -701,12 +703,13 @@ fn open_moves(row: &tokio_postgres::Row) -> Result<BTreeMap<ShardId, OpenMove>, 
     let failed = |source| FactsError::Query { what: "control schema", source };
     let Some(json) = row.try_get::<_, Option<&str>>(1).map_err(failed)? else { return Ok(BTreeMap::new()) };
     let unreadable = |error: &dyn std::fmt::Display| FactsError::Unreadable { what: error.to_string() };
-    let moves: Vec<(ShardId, Uuid, String, Option<String>)> =
+    let moves: Vec<(ShardId, Uuid, String, String, Option<String>)> =
         serde_json::from_str(json).map_err(|error| unreadable(&error))?;
     let mut open = BTreeMap::new();
-    for (shard, id, holder, since) in moves {
+    for (shard, id, target, holder, since) in moves {
+        let target = HostName::new(&target).map_err(|error| unreadable(&error))?;
         let since = since.map(|since| since.parse()).transpose().map_err(|error: jiff::Error| unreadable(&error))?;
-        open.insert(shard, OpenMove { id, holder, since });
+        open.insert(shard, OpenMove { id, target, holder, since });
     }
     Ok(open)
 }

@@ -76,13 +76,17 @@ pub fn forget<'a>(
 }
 
 /// The shards that a host has or is getting: by its own word, or, if it is not among those that were read, by that of
-/// the others.
+/// the others. A move that has only just claimed its shards is known to their sources alone.
 fn shards_on(host: &HostName, read: &[(&HostName, Connection, HostFacts)]) -> Vec<ShardId> {
     let own = read.iter().filter(|(name, ..)| *name == host).filter_map(|(_, _, facts)| facts.control.as_ref());
     let mut here: BTreeSet<ShardId> = BTreeSet::new();
     for control in own {
         let owned = control.shards.iter().filter(|(_, row)| row.state.is_owner());
         here.extend(owned.map(|(shard, _)| *shard).chain(control.incoming.keys().copied()));
+    }
+    for (_, _, facts) in read {
+        let open = facts.control.iter().flat_map(|control| &control.open_moves);
+        here.extend(open.filter(|(_, open)| open.target == *host).map(|(shard, _)| *shard));
     }
     let known = Known::of(read.iter().map(|(name, _, facts)| (*name, Some(facts))));
     here.extend(known.lost_on(host).map(|(shards, _)| shards).unwrap_or_default());

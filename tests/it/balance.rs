@@ -114,11 +114,10 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
-    /// Somebody moves a shard to the host while the operator is asked.
+    /// Somebody moves a shard to the host while the operator is asked: it is there, or its move is only claimed yet.
     async fn a_host_that_gets_a_shard_is_not_forgotten(version) {
         let world = World::new(&[version, version, version], 6).await;
         world.run(&["drain", "db3", "--by", "count", "--yes", "--complete"]).await.ended(0);
-        world.run(&["move", "5", "--to", "db3", "--mode", "blocking", "--yes"]).await.ended(0);
         let hosts = || world.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect();
         let (hosts, db3): (Vec<_>, _) = (hosts(), world.servers.name(2));
         let cluster = schema::Cluster {
@@ -127,8 +126,17 @@ on_each_version! {
             schema_prefix: world.config.cluster.prefix.clone(),
             key: world.config.cluster.key,
         };
-        let refused = schema::forget(&cluster, &hosts, &db3).await.unwrap_err();
-        assert_eq!(refused, [(db3, schema::HostFault::HasShards(vec![pgshard::ShardId::new(5).unwrap()]))]);
+        let five = vec![pgshard::ShardId::new(5).unwrap()];
+        let refused = [(db3.clone(), schema::HostFault::HasShards(five))];
+        let moving = ["move", "5", "--to", "db3", "--mode", "blocking", "--yes"];
+        world.run_until(&moving, "after claim=kill").await.ended(-9);
+        assert_eq!(schema::forget(&cluster, &hosts, &db3).await, Err(refused.to_vec()));
+        let said = world.run(&["host", "remove", "db3", "--yes"]).await;
+        assert!(said.ended(4).stderr.contains("shards 5 are about to be moved to db3"), "{}", said.stderr);
+        let sql = "SELECT move_id::text FROM pgshard.move WHERE phase = 'claimed'";
+        let id = lines(&world.servers.app(world.host_of(5)).await, sql).await;
+        world.run(&["moves", "resume", id.trim()]).await.ended(0);
+        assert_eq!(schema::forget(&cluster, &hosts, &db3).await, Err(refused.to_vec()));
         world.run(&["check"]).await.ended(0);
     }
 

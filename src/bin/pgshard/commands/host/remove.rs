@@ -125,7 +125,11 @@ async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<Stri
         let error = format!("host {host} may have moves to {name}: {}", chain(&error));
         return Err(Failure::new(Exit::Failed, error).hint("every host must answer"));
     }
-    let kept = || entries.iter().filter(|entry| entry.phase == Phase::Kept);
+    let in_phase = |phase| entries.iter().filter(move |entry| entry.phase == phase);
+    let kept = || in_phase(Phase::Kept);
+    // The host itself knows of a move to it only once something is prepared there.
+    let claimed: BTreeSet<_> =
+        in_phase(Phase::Claimed).filter(|entry| entry.target == *name).map(|entry| entry.shard).collect();
     let to: BTreeSet<_> = kept().filter(|entry| entry.target == *name).map(|entry| entry.id).collect();
     let mut refusals: Vec<_> = to
         .into_iter()
@@ -135,6 +139,10 @@ async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<Stri
             )
         })
         .collect();
+    if !claimed.is_empty() {
+        let shards = print_shards(claimed);
+        refusals.push(format!("shards {shards} are about to be moved to {name}\n  remedy: `pgshard moves`"));
+    }
     let with_a_slot =
         |entry: &&Entry| entry.source == *name && entry.reverse.as_ref().is_some_and(|reverse| reverse.lost.is_none());
     let from: BTreeSet<_> = kept().filter(with_a_slot).map(|entry| (entry.id, &entry.target)).collect();
