@@ -82,8 +82,8 @@ use runner::work::work;
 
 /// Moves shards between the hosts of a cluster.
 ///
-/// Cheap to clone; clones share [`Mover::stop`]. Its futures are boxed, so that what they do is compiled here, and not in
-/// each program that awaits them.
+/// Cheap to clone; clones share [`Mover::stop`]. Its futures are boxed, so that what they do is compiled here, and not
+/// in each program that awaits them.
 #[derive(Clone)]
 pub struct Mover {
     context: Context,
