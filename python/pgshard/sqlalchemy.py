@@ -73,7 +73,8 @@ class InDoubt(PgshardError):
 
 
 class TransactionFailed(PgshardError):
-    """A statement failed and `work` went on without a savepoint: PostgreSQL rolls back what it did, whatever COMMIT says."""
+    """A statement failed and `work` went on without a savepoint, or `work` ended its transaction: what it did is rolled back,
+    whatever COMMIT says."""
 
 
 class ShardMoved(PgshardError):
@@ -149,9 +150,15 @@ class _Attempt:
                 "change its shard, make a new one there and delete this one"
             )
 
-    def before_commit(self, driver: Any) -> None:
-        """Raises `TransactionFailed` if a statement has failed without a savepoint."""
-        if self.met is None and driver is not None and driver.pgconn.transaction_status == TransactionStatus.INERROR:
+    def before_commit(self, driver: Any, is_active: bool) -> None:
+        """Called after `believe`. Raises `TransactionFailed` if a statement has failed without a savepoint, or `work` has ended
+        the transaction."""
+        if not is_active:
+            raise TransactionFailed(
+                f"`work` ended its transaction on shard {self.shard} (session.rollback() or close(), or a flush that failed): "
+                "what it did is rolled back; raise an error instead, or use `with session.begin_nested()`"
+            )
+        if driver is not None and driver.pgconn.transaction_status == TransactionStatus.INERROR:
             raise TransactionFailed(
                 f"a statement on shard {self.shard} failed and `work` went on without a savepoint: what it did is rolled back; "
                 "catch errors outside of `with session.begin_nested()`"
@@ -317,9 +324,9 @@ class Shards(_Engines):
                 with Session(bind=connection, join_transaction_mode="rollback_only", expire_on_commit=False) as session:
                     result = work(session)
                     session.flush()
-                attempt.before_commit(_driver(connection))
                 if attempt.met is not None:
                     attempt.believe()
+                attempt.before_commit(_driver(connection), begun.is_active)
                 _commit(begun.commit, attempt)
                 return result
             except BaseException:
@@ -419,9 +426,9 @@ class AsyncShards(_Engines):
                 async with session:
                     result = await work(session)
                     await session.flush()
-                attempt.before_commit(await connection.run_sync(_driver))
                 if attempt.met is not None:
                     await self._in_thread(attempt.believe)
+                attempt.before_commit(await connection.run_sync(_driver), begun.is_active)
                 try:
                     await begun.commit()
                 except DBAPIError as error:
