@@ -24,6 +24,8 @@ and COMMIT is sent once.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import logging
 import os
 import threading
 import time
@@ -40,7 +42,9 @@ from sqlalchemy import inspect as _inspect
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.ext.asyncio import create_async_engine as _create_async_engine
-from sqlalchemy.orm import MappedColumn, Mapper, Session, mapped_column
+from sqlalchemy.orm import MappedColumn, Mapper, PassiveFlag, Session, mapped_column
+from sqlalchemy.orm.attributes import set_attribute, set_committed_value
+from sqlalchemy.orm.base import NO_VALUE
 
 from .connect import connect
 from .directory import Directory
@@ -54,11 +58,14 @@ from .stale import Met, asks_about_names, met
 from .template import render
 
 T = TypeVar("T")
+log = logging.getLogger("pgshard")
 
 SCHEMA = "shard"
 """The schema of sharded tables in models: `MetaData(schema=SCHEMA)`."""
 _KEY, _ID = "pgshard key", "pgshard id"
 _ATTEMPT = "pgshard_attempt"
+_MADE_BY = "pgshard run"
+_AS_IT_IS = PassiveFlag.PASSIVE_NO_INITIALIZE | PassiveFlag.INCLUDE_PENDING_MUTATIONS
 _READ_ONLY = "25006"
 _WAITERS_MAX = 32
 """How many threads asyncio calls may use while they wait for a move to end, or connect. Further calls wait for a thread."""
@@ -75,6 +82,11 @@ class InDoubt(PgshardError):
 class TransactionFailed(PgshardError):
     """A statement failed and `work` went on without a savepoint, or `work` ended its transaction: what it did is rolled back,
     whatever COMMIT says."""
+
+
+class NotRepeatable(PgshardError):
+    """A transaction would have to be run again, and an object from outside of `work` stands in the way: a second run would lose
+    its changes, or write rows of the first. Nothing of the transaction was kept."""
 
 
 class ShardMoved(PgshardError):
@@ -95,9 +107,14 @@ def shard_key(*args: Any, **options: Any) -> MappedColumn[Any]:
 class _Attempt:
     """One transaction on one shard, as its connection's events see it."""
 
-    def __init__(self, asking: Asking, shard: int) -> None:
+    def __init__(self, asking: Asking, shard: int, failed: set[object]) -> None:
+        """`failed`: the runs of the same call before this one."""
         self.asking = asking
         self.shard = shard
+        self.run = object()
+        self._failed = failed
+        self._came: list[tuple[object, dict[str, Any], dict[str, Any]]] = []
+        self._changed: str | None = None
         self.began = time.monotonic()
         self.place: Placement = asking.directory.place(shard)
         self.schema = asking.directory.schema(shard)
@@ -148,6 +165,48 @@ class _Attempt:
             raise WrongShard(
                 f"{type(one).__name__}.{name} is of shard {shard}, and the transaction is on shard {self.shard}: a row does not "
                 "change its shard, make a new one there and delete this one"
+            )
+
+    def attach(self, one: object) -> None:
+        """Called before an object comes into the session. Raises `NotRepeatable`."""
+        state = _inspect(one)
+        if state.info.get(_MADE_BY) in self._failed:
+            raise NotRepeatable(
+                f"an earlier run of `work` on shard {self.shard} made this {type(one).__name__}, and an object from outside of "
+                "`work` brings it into this run, which has made its own: make that object within `work`, too, or load it there"
+            )
+        if state.key is None:
+            return
+        columns = {one.key for one in state.mapper.column_attrs if one.key in state.dict}
+        self._came.append((one, {name: state.dict[name] for name in columns}, dict(state.committed_state)))
+        if not all(self._is_of_this_run(state, name) for name in state.committed_state):
+            self._changed = type(one).__name__
+
+    def _is_of_this_run(self, state: Any, name: str) -> bool:
+        """Whether an attribute has changed only because objects that this run made refer to its object."""
+        if name not in state.mapper.relationships:
+            return False
+        history = state.get_history(name, _AS_IT_IS)
+        return not history.deleted and all(_inspect(one).info.get(_MADE_BY) is self.run for one in history.added)
+
+    def put_back(self) -> None:
+        """Called after a rollback, which has made the session's objects forget their values: those that came from outside get
+        back what they had, and what of it was not stored."""
+        for one, values, before in self._came:
+            for name, value in values.items():
+                if before.get(name) is not NO_VALUE:
+                    set_committed_value(one, name, before.get(name, value))
+                if name in before:
+                    set_attribute(one, name, value)
+
+    def again(self) -> None:
+        """Called before `work` is run again. Raises `NotRepeatable`."""
+        self._failed.add(self.run)
+        if self._changed is not None:
+            raise NotRepeatable(
+                f"the transaction on shard {self.shard} must be run again, because the shard was moved, and cannot: a "
+                f"{self._changed} had changed before it was added to the session, and its changes went with the transaction; "
+                "change it after it was added, or use session.merge()"
             )
 
     def before_commit(self, driver: Any, is_active: bool) -> None:
@@ -232,6 +291,42 @@ def _check(mapper: Any, connection: Connection, one: object) -> None:
         attempt.check(one)
 
 
+_running: contextvars.ContextVar[_Attempt | None] = contextvars.ContextVar("pgshard_attempt", default=None)
+
+
+@event.listens_for(Mapper, "init")
+def _made(one: object, args: Any, kwargs: Any) -> None:
+    attempt = _running.get()
+    if attempt is not None:
+        _inspect(one).info[_MADE_BY] = attempt.run
+
+
+class _Session(Session):
+    """The session of one attempt."""
+
+    @property
+    def attempt(self) -> _Attempt:
+        """It is with the session's connection."""
+        assert isinstance(self.bind, Connection), "it was made for a connection"
+        found: _Attempt = self.bind.get_execution_options()[_ATTEMPT]
+        return found
+
+
+@event.listens_for(_Session, "before_attach")
+def _attach(session: _Session, one: object) -> None:
+    session.attempt.attach(one)
+
+
+@event.listens_for(_Session, "persistent_to_transient")
+def _is_new_again(session: _Session, one: object) -> None:
+    """Called for an object that was inserted, after its transaction, or savepoint, was rolled back. For SQLAlchemy the rows that
+    link it to others are still there, and adding it once more would not write them."""
+    state = _inspect(one)
+    for relation in state.mapper.relationships:
+        if relation.key in state.dict and not relation.viewonly:
+            state.committed_state[relation.key] = NO_VALUE
+
+
 class _Engines:
     """What both kinds of shards share: the directory, and an engine for each host, made at its first use."""
 
@@ -308,26 +403,35 @@ class Shards(_Engines):
     def run_on(self, shard: int, work: Callable[[Session], T]) -> T:
         """The same as `run`, on the shard with this number."""
         recovery = Recovery(self._asking, shard)
+        failed: set[object] = set()
         while True:
-            attempt = _Attempt(self._asking, shard)
+            attempt = _Attempt(self._asking, shard, failed)
             try:
                 return self._attempt(attempt, work)
             except Exception:
                 if not attempt.is_worth_another_try(recovery):
                     raise
+                attempt.again()
 
     def _attempt(self, attempt: _Attempt, work: Callable[[Session], T]) -> T:
         with self._engine(attempt.place.host).connect() as plain:
             connection = plain.execution_options(**attempt.options)
             try:
                 begun = connection.begin()
-                with Session(bind=connection, join_transaction_mode="rollback_only", expire_on_commit=False) as session:
-                    result = work(session)
-                    session.flush()
-                if attempt.met is not None:
-                    attempt.believe()
-                attempt.before_commit(_driver(connection), begun.is_active)
-                _commit(begun.commit, attempt)
+                with _Session(connection, join_transaction_mode="rollback_only", expire_on_commit=False) as session:
+                    outer = _running.set(attempt)
+                    try:
+                        result = work(session)
+                        session.flush()
+                        if attempt.met is not None:
+                            attempt.believe()
+                        attempt.before_commit(_driver(connection), begun.is_active)
+                        _commit(begun.commit, attempt)
+                    except BaseException:
+                        _undo(session)
+                        raise
+                    finally:
+                        _running.reset(outer)
                 return result
             except BaseException:
                 if attempt.met is not None and not connection.invalidated:
@@ -348,6 +452,16 @@ class Shards(_Engines):
         self._forget()
         for engine in engines.values():
             engine.dispose(close=False)
+
+
+def _undo(session: Any) -> None:
+    """Takes from a session's objects what a transaction that failed has made of them. Closing the session would leave its new
+    objects as if they were stored, and whoever adds them once more would write nothing."""
+    try:
+        session.rollback()
+    except Exception as error:  # noqa: BLE001 # the connection may be lost: what has failed before says more
+        log.debug("a session's rollback failed: %s", error)
+    session.attempt.put_back()
 
 
 def _commit(commit: Callable[[], None], attempt: _Attempt) -> None:
@@ -406,8 +520,9 @@ class AsyncShards(_Engines):
     async def run_on(self, shard: int, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
         """The same as `run`, on the shard with this number."""
         recovery = Recovery(self._asking, shard)
+        failed: set[object] = set()
         while True:
-            attempt = _Attempt(self._asking, shard)
+            attempt = _Attempt(self._asking, shard, failed)
             try:
                 return await self._attempt(attempt, work)
             except Exception:
@@ -416,23 +531,36 @@ class AsyncShards(_Engines):
                 again = await self._in_thread(lambda attempt=attempt: attempt.is_worth_another_try(recovery))  # type: ignore[misc]
                 if not again:
                     raise
+                attempt.again()
 
     async def _attempt(self, attempt: _Attempt, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
         async with self._engine(attempt.place.host).connect() as plain:
             connection: AsyncConnection = await plain.execution_options(**attempt.options)
             try:
                 begun = await connection.begin()
-                session = AsyncSession(bind=connection, join_transaction_mode="rollback_only", expire_on_commit=False)
+                session = AsyncSession(
+                    connection,
+                    sync_session_class=_Session,
+                    join_transaction_mode="rollback_only",
+                    expire_on_commit=False,
+                )
                 async with session:
-                    result = await work(session)
-                    await session.flush()
-                if attempt.met is not None:
-                    await self._in_thread(attempt.believe)
-                attempt.before_commit(await connection.run_sync(_driver), begun.is_active)
-                try:
-                    await begun.commit()
-                except DBAPIError as error:
-                    raise _of_commit(error, attempt) from error
+                    outer = _running.set(attempt)
+                    try:
+                        result = await work(session)
+                        await session.flush()
+                        if attempt.met is not None:
+                            await self._in_thread(attempt.believe)
+                        attempt.before_commit(await connection.run_sync(_driver), begun.is_active)
+                        try:
+                            await begun.commit()
+                        except DBAPIError as error:
+                            raise _of_commit(error, attempt) from error
+                    except BaseException:
+                        await session.run_sync(_undo)
+                        raise
+                    finally:
+                        _running.reset(outer)
                 return result
             except BaseException:
                 if attempt.met is not None and not connection.invalidated:
@@ -468,6 +596,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 __all__ = [
-    "SCHEMA", "AsyncShards", "InDoubt", "ShardMoved", "Shards", "TransactionFailed", "WrongId", "WrongKey", "WrongShard",
-    "shard_id", "shard_key",
+    "SCHEMA", "AsyncShards", "InDoubt", "NotRepeatable", "ShardMoved", "Shards", "TransactionFailed", "WrongId", "WrongKey",
+    "WrongShard", "shard_id", "shard_key",
 ]  # fmt: skip

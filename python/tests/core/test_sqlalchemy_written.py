@@ -195,3 +195,94 @@ def test_work_that_ended_its_transaction_is_told_so(shards, work):
     with pytest.raises(sa.TransactionFailed, match="rolled back"):
         shards.run(3, work)
     assert shards.run(3, lambda session: session.scalars(select(Album).where(Album.name == "flushed")).all()) == []
+
+
+def test_a_new_object_is_written_when_the_same_call_is_made_again(shards):
+    """The first transaction failed after the object was flushed: it must not pass for stored."""
+    one = Photo(user_id=3, title="again", tags=[Tag(name="again")])
+    fails = [True]
+
+    def work(session):
+        session.add(one)
+        session.flush()
+        if fails:
+            fails.clear()
+            raise ValueError("of the application")
+
+    with pytest.raises(ValueError, match="of the application"):
+        shards.run(3, work)
+    shards.run(3, work)
+    assert shards.run(3, lambda session: session.get(Photo, one.id)) is not None
+    assert shards.run(3, lambda session: session.get(Tag, "again")) is not None
+    assert shards.run(3, lambda s: s.scalar(select(func.count()).where(photo_tags.c.photo_id == one.id))) == 1
+
+
+def test_a_new_object_is_written_after_a_commit_that_failed(shards):
+    shards.run(3, lambda session: session.add(Owner(id=3, name="taken")))
+    one = Owner(id=19, name="taken")
+    with pytest.raises(IntegrityError):
+        shards.run(3, lambda session: session.add(one))
+    one.name = "free"
+    shards.run(3, lambda session: session.add(one))
+    assert shards.run(3, lambda session: session.get(Owner, 19).name) == "free"
+
+
+@pytest.fixture
+def once(shards, monkeypatch):
+    """The next transaction's COMMIT finds that its shard has moved, so it is run again."""
+    asked = []
+
+    def believe(attempt):
+        asked.append(1)
+        if len(asked) == 1:
+            raise sa.ShardMoved("it has moved")
+        attempt.met = None
+
+    monkeypatch.setattr(sa._Attempt, "believe", believe)
+    monkeypatch.setattr(sa._Attempt, "is_worth_another_try", lambda attempt, recovery: attempt.met is not None)
+    return lambda session: session.execute(text("SELECT to_regclass('{shard}.photos')"))
+
+
+def test_objects_from_outside_are_written_by_the_second_run(shards, once):
+    one = Photo(user_id=5, title="outside", tags=[Tag(name="outside")])
+    owner = album(shards, 5, "outside")
+
+    def work(session):
+        session.add(one)
+        session.add(Photo(user_id=5, title="inside", album=owner))
+        session.flush()
+        once(session)
+
+    shards.run(5, work)
+    assert count(shards, 5, Photo) == 2
+    assert count(shards, 5, photo_tags) == 1
+
+
+def test_what_a_second_run_would_double_or_lose_is_refused(shards, once):
+    loaded = photo(shards, 6, "before")
+    loaded.title = "after"
+
+    def changed_outside(session):
+        session.add(loaded)
+        session.flush()
+        once(session)
+
+    with pytest.raises(sa.NotRepeatable, match="a Photo had changed"):
+        shards.run(6, changed_outside)
+    assert shards.run(6, lambda session: session.get(Photo, loaded.id).title) == "before"
+    # Its change is still one, for another call.
+    shards.run(6, lambda session: session.add(loaded))
+    assert shards.run(6, lambda session: session.get(Photo, loaded.id).title) == "after"
+
+
+def test_an_object_that_an_earlier_run_made_does_not_come_in(shards, once):
+    shared = Album(user_id=7, name="shared")
+
+    def work(session):
+        session.add(Photo(user_id=7, title="doubled", album=shared))
+        session.flush()
+        once(session)
+
+    with pytest.raises(sa.NotRepeatable, match="made this Photo"):
+        shards.run(7, work)
+    assert count(shards, 7, Photo) == 0
