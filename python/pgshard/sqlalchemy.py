@@ -36,9 +36,10 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import BigInteger, Connection, Engine, FetchedValue, event
+from sqlalchemy import BigInteger, Column, Connection, Engine, FetchedValue, TypeDecorator, event
 from sqlalchemy import create_engine as _create_engine
 from sqlalchemy import inspect as _inspect
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.ext.asyncio import create_async_engine as _create_async_engine
@@ -50,23 +51,25 @@ from .connect import connect
 from .directory import Directory
 from .errors import PgshardError, WrongId, WrongKey
 from .hosts import Host
+from .keys import KeyKind
 from .map import Placement
 from .pool import WAIT_MAX, is_alive
 from .reach import Linked, is_lost, is_standby
 from .recovery import RETRY_FOR, Asking, Recovery
 from .stale import Met, asks_about_names, met
 from .template import render
+from .written import ID, KEY, REFERS, Unclear, Written, is_expression, mark, written
 
 T = TypeVar("T")
 log = logging.getLogger("pgshard")
 
 SCHEMA = "shard"
 """The schema of sharded tables in models: `MetaData(schema=SCHEMA)`."""
-_KEY, _ID = "pgshard key", "pgshard id"
 _ATTEMPT = "pgshard_attempt"
 _MADE_BY = "pgshard run"
 _AS_IT_IS = PassiveFlag.PASSIVE_NO_INITIALIZE | PassiveFlag.INCLUDE_PENDING_MUTATIONS
 _READ_ONLY = "25006"
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 _WAITERS_MAX = 32
 """How many threads asyncio calls may use while they wait for a move to end, or connect. Further calls wait for a thread."""
 
@@ -96,12 +99,12 @@ class ShardMoved(PgshardError):
 
 def shard_id(**options: Any) -> MappedColumn[Any]:
     """The primary key, an ID that the shard makes. Its column is `bigint DEFAULT {shard}.next_id() PRIMARY KEY`."""
-    return mapped_column(BigInteger, primary_key=True, server_default=FetchedValue(), info={_ID: True}, **options)
+    return mapped_column(BigInteger, primary_key=True, server_default=FetchedValue(), info={ID: True}, **options)
 
 
 def shard_key(*args: Any, **options: Any) -> MappedColumn[Any]:
     """The sharding key. A session refuses an object whose key, ID or reference to another row belongs to another shard."""
-    return mapped_column(*args, info={_KEY: True}, **options)
+    return mapped_column(*args, info={KEY: True}, **options)
 
 
 class _Attempt:
@@ -113,6 +116,7 @@ class _Attempt:
         self.shard = shard
         self.run = object()
         self._failed = failed
+        self._checked: object = None
         self._came: list[tuple[object, dict[str, Any], dict[str, Any]]] = []
         self._changed: str | None = None
         self.began = time.monotonic()
@@ -151,19 +155,56 @@ class _Attempt:
     def check(self, one: object) -> None:
         """Refuses an object that belongs to another shard. Raises `WrongShard`."""
         state = _inspect(one)
-        for name, column in state.mapper.columns.items():
-            value = state.dict.get(name)
-            if value is None:
+        values = dict(state.dict)
+        if state.key is not None:
+            # An object that has expired has only this.
+            primary = (state.mapper.get_property_by_column(column).key for column in state.mapper.primary_key)
+            values = {**dict(zip(primary, state.key[1])), **values}
+        for attribute in state.mapper.column_attrs:
+            value = values.get(attribute.key)
+            if value is None or is_expression(value):
+                # An expression is looked at with its statement.
                 continue
-            if column.info.get(_KEY):
-                self._is_here(one, name, self.asking.directory.shard_of_key(value))
-            elif column.info.get(_ID) or any(key.column.info.get(_ID) for key in column.foreign_keys):
-                self._is_here(one, name, self.asking.directory.shard_of_id(value))
+            for column in attribute.columns:
+                what = mark(column)
+                if what is not None:
+                    self._is_here(f"{type(one).__name__}.{attribute.key}", column, what, value)
 
-    def _is_here(self, one: object, name: str, shard: int) -> None:
+    def check_statement(self, context: Any) -> None:
+        """Refuses a statement that would write what belongs to another shard. `context` is SQLAlchemy's, with all rows of the
+        statement. Raises `WrongShard`."""
+        if context is self._checked:
+            # The next part of the rows.
+            return
+        self._checked = context
+        try:
+            values = written(getattr(context, "compiled", None))
+        except Unclear as column:
+            raise WrongShard(
+                f"{column} would get the value of an expression, and nobody can tell whether it is of shard {self.shard}, which "
+                "the transaction is on: give a value, or a column of the same kind, or write the whole statement as text"
+            ) from None
+        for value in values:
+            self._check_value(value, context.compiled_parameters)
+
+    def _check_value(self, one: Written, rows: list[Any]) -> None:
+        for row in rows:
+            value = one.of(row)
+            if value is not None:
+                self._is_here(f"{one.column.table.name}.{one.column.name}", one.column, one.mark, value)
+
+    def _is_here(self, name: str, column: Any, what: str, value: Any) -> None:
+        if isinstance(column.type, TypeDecorator):
+            # The application's type: what it makes of the value is the key, or the ID.
+            value = column.type.process_bind_param(value, _DIALECT)
+        directory = self.asking.directory
+        if what == KEY and isinstance(value, str) and directory.config.key is KeyKind.UUID:
+            shard = directory.shard_of_text(value)
+        else:
+            shard = directory.shard_of_key(value) if what == KEY else directory.shard_of_id(value)
         if shard != self.shard:
             raise WrongShard(
-                f"{type(one).__name__}.{name} is of shard {shard}, and the transaction is on shard {self.shard}: a row does not "
+                f"{name} is of shard {shard}, and the transaction is on shard {self.shard}: a row does not "
                 "change its shard, make a new one there and delete this one"
             )
 
@@ -255,7 +296,10 @@ def _listen(engine: Engine) -> None:
     @event.listens_for(engine, "before_cursor_execute", retval=True)
     def before(connection: Connection, cursor: Any, sql: str, parameters: Any, context: Any, many: bool) -> Any:
         attempt = connection.get_execution_options().get(_ATTEMPT)
-        return (sql if attempt is None else attempt.before(sql)), parameters
+        if attempt is None:
+            return sql, parameters
+        attempt.check_statement(context)
+        return attempt.before(sql), parameters
 
     @event.listens_for(engine, "handle_error")
     def failed(context: Any) -> None:
@@ -283,12 +327,23 @@ def _driver(connection: Connection) -> Any:
 
 @event.listens_for(Mapper, "before_insert")
 @event.listens_for(Mapper, "before_update")
+@event.listens_for(Mapper, "before_delete")
 def _check(mapper: Any, connection: Connection, one: object) -> None:
     """Called for each object that is about to be written, on whatever connection. Not before the flush: a reference that is given
     as an object gets its value in it."""
     attempt = connection.get_execution_options().get(_ATTEMPT)
     if attempt is not None:
         attempt.check(one)
+
+
+@event.listens_for(Mapper, "mapper_configured")
+def _note_references(mapper: Any, of: type) -> None:
+    """A relationship may refer to rows without a constraint: the column that it fills is a reference, too."""
+    for relation in mapper.relationships:
+        if not relation.viewonly:
+            for source, column in (*relation.synchronize_pairs, *(relation.secondary_synchronize_pairs or ())):
+                if mark(column) is None and isinstance(source, Column):
+                    column.info[REFERS] = source
 
 
 _running: contextvars.ContextVar[_Attempt | None] = contextvars.ContextVar("pgshard_attempt", default=None)
