@@ -66,7 +66,7 @@ log = logging.getLogger("pgshard")
 SCHEMA = "shard"
 """The schema of sharded tables in models: `MetaData(schema=SCHEMA)`."""
 _ATTEMPT = "pgshard_attempt"
-_MADE_BY = "pgshard run"
+_MADE_BY, _FROM = "pgshard run", "pgshard shard"
 _AS_IT_IS = PassiveFlag.PASSIVE_NO_INITIALIZE | PassiveFlag.INCLUDE_PENDING_MUTATIONS
 _READ_ONLY = "25006"
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
@@ -209,7 +209,7 @@ class _Attempt:
             )
 
     def attach(self, one: object) -> None:
-        """Called before an object comes into the session. Raises `NotRepeatable`."""
+        """Called before an object comes into the session. Raises `WrongShard` and `NotRepeatable`."""
         state = _inspect(one)
         if state.info.get(_MADE_BY) in self._failed:
             raise NotRepeatable(
@@ -217,7 +217,15 @@ class _Attempt:
                 "`work` brings it into this run, which has made its own: make that object within `work`, too, or load it there"
             )
         if state.key is None:
+            # Its values may not be there yet. It is looked at as it is flushed.
             return
+        self.check(one)
+        came_from = state.info.get(_FROM, self.shard)
+        if came_from != self.shard:
+            raise WrongShard(
+                f"this {type(one).__name__} is of shard {came_from}, and the transaction is on shard {self.shard}: "
+                "session.merge() makes a copy of it there"
+            )
         columns = {one.key for one in state.mapper.column_attrs if one.key in state.dict}
         self._came.append((one, {name: state.dict[name] for name in columns}, dict(state.committed_state)))
         if not all(self._is_of_this_run(state, name) for name in state.committed_state):
@@ -372,11 +380,30 @@ def _attach(session: _Session, one: object) -> None:
     session.attempt.attach(one)
 
 
+_tells: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+"""Of each mapper, whether its objects tell their shard."""
+
+
+@event.listens_for(_Session, "loaded_as_persistent")
+@event.listens_for(_Session, "pending_to_persistent")
+def _note_shard(session: _Session, one: object) -> None:
+    """An object may have no column that tells of its shard. Most have one, and this runs for each row."""
+    state = _inspect(one)
+    tells = _tells.get(state.mapper)
+    if tells is None:
+        tells = _tells[state.mapper] = any(
+            mark(column) is not None and not column.nullable for column in state.mapper.columns
+        )
+    if not tells:
+        state.info[_FROM] = session.attempt.shard
+
+
 @event.listens_for(_Session, "persistent_to_transient")
 def _is_new_again(session: _Session, one: object) -> None:
     """Called for an object that was inserted, after its transaction, or savepoint, was rolled back. For SQLAlchemy the rows that
     link it to others are still there, and adding it once more would not write them."""
     state = _inspect(one)
+    state.info.pop(_FROM, None)
     for relation in state.mapper.relationships:
         if relation.key in state.dict and not relation.viewonly:
             state.committed_state[relation.key] = NO_VALUE

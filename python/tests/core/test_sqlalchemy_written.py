@@ -447,6 +447,32 @@ def test_references_to_references_and_to_keys_are_checked(shards):
 # ----------------------------------------------------------------------------------- objects that come from elsewhere
 
 
+def test_an_object_of_another_shard_does_not_come_in(shards):
+    theirs, mine = album(shards, 4, "theirs"), photo(shards, 3)
+    photo(shards, 4)
+    works = (
+        lambda session: session.add(theirs),
+        # It was deleted nowhere, with a warning at most.
+        lambda session: session.delete(theirs),
+        lambda session: session.add(Photo(user_id=3, title="x", album=theirs)),
+        lambda session: session.merge(mine).__setattr__("album", theirs),
+        lambda session: session.merge(theirs),
+    )
+    for work in works:
+        refused(shards, "is of shard 4", work)
+    assert count(shards, 4, Album) == 1
+    # Without a key or an ID it is known by where it came from.
+    for user in (3, 4):
+        shards.run(user, lambda session: session.add(Tag(name="same")))
+    tag = shards.run(4, lambda session: session.get(Tag, "same"))
+    tag.uses = 7
+    refused(shards, "Tag is of shard 4", lambda session: session.add(tag))
+    refused(shards, "Tag is of shard 4", lambda session: session.delete(tag))
+    # A copy is another object.
+    shards.run(3, lambda session: session.merge(tag))
+    assert shards.run(3, lambda session: session.get(Tag, "same").uses) == 7
+
+
 def test_an_object_with_a_property_that_the_server_computes_can_change(shards):
     id = photo(shards, 3, "four").id
 
