@@ -30,7 +30,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -51,7 +51,6 @@ from .connect import connect
 from .directory import Directory
 from .errors import PgshardError, WrongId, WrongKey
 from .hosts import Host
-from .keys import KeyKind
 from .map import Placement
 from .pool import WAIT_MAX, is_alive
 from .reach import Linked, is_lost, is_standby
@@ -107,18 +106,26 @@ def shard_key(*args: Any, **options: Any) -> MappedColumn[Any]:
     return mapped_column(*args, info={KEY: True}, **options)
 
 
+class _Earlier:
+    """What the runs of one call leave to the next."""
+
+    def __init__(self) -> None:
+        self.runs: set[object] = set()
+        self.changes: dict[int, tuple[object, dict[str, Any]]] = {}
+        """By its number in memory: an object from outside, and the values that it came with and that were not stored yet."""
+
+
 class _Attempt:
     """One transaction on one shard, as its connection's events see it."""
 
-    def __init__(self, asking: Asking, shard: int, failed: set[object]) -> None:
-        """`failed`: the runs of the same call before this one."""
+    def __init__(self, asking: Asking, shard: int, earlier: _Earlier) -> None:
         self.asking = asking
         self.shard = shard
         self.run = object()
-        self._failed = failed
+        self._earlier = earlier
         self._checked: object = None
         self._came: list[tuple[object, dict[str, Any], dict[str, Any]]] = []
-        self._changed: str | None = None
+        self._changed: object = None
         self.began = time.monotonic()
         self.place: Placement = asking.directory.place(shard)
         self.schema = asking.directory.schema(shard)
@@ -198,10 +205,11 @@ class _Attempt:
             # The application's type: what it makes of the value is the key, or the ID.
             value = column.type.process_bind_param(value, _DIALECT)
         directory = self.asking.directory
-        if what == KEY and isinstance(value, str) and directory.config.key is KeyKind.UUID:
-            shard = directory.shard_of_text(value)
+        # The server takes a text for a number, and for a UUID.
+        if what == ID:
+            shard = directory.shard_of_id(int(value) if isinstance(value, str) else value)
         else:
-            shard = directory.shard_of_key(value) if what == KEY else directory.shard_of_id(value)
+            shard = directory.shard_of_text(value) if isinstance(value, str) else directory.shard_of_key(value)
         if shard != self.shard:
             raise WrongShard(
                 f"{name} is of shard {shard}, and the transaction is on shard {self.shard}: a row does not "
@@ -211,7 +219,7 @@ class _Attempt:
     def attach(self, one: object) -> None:
         """Called before an object comes into the session. Raises `WrongShard` and `NotRepeatable`."""
         state = _inspect(one)
-        if state.info.get(_MADE_BY) in self._failed:
+        if state.info.get(_MADE_BY) in self._earlier.runs:
             raise NotRepeatable(
                 f"an earlier run of `work` on shard {self.shard} made this {type(one).__name__}, and an object from outside of "
                 "`work` brings it into this run, which has made its own: make that object within `work`, too, or load it there"
@@ -226,15 +234,21 @@ class _Attempt:
                 f"this {type(one).__name__} is of shard {came_from}, and the transaction is on shard {self.shard}: "
                 "session.merge() makes a copy of it there"
             )
-        columns = {one.key for one in state.mapper.column_attrs if one.key in state.dict}
-        self._came.append((one, {name: state.dict[name] for name in columns}, dict(state.committed_state)))
-        if not all(self._is_of_this_run(state, name) for name in state.committed_state):
-            self._changed = type(one).__name__
+        values = {name.key: state.dict[name.key] for name in state.mapper.column_attrs if name.key in state.dict}
+        _, expected = self._earlier.changes.get(id(one), (one, {}))
+        if any(values.get(name) != value for name, value in expected.items()):
+            # As by `photo.likes += 1`.
+            raise self._not_repeatable(one)
+        self._came.append((one, values, dict(state.committed_state)))
+        if not all(self._is_repeatable(state, name, values) for name in state.committed_state):
+            self._changed = one
 
-    def _is_of_this_run(self, state: Any, name: str) -> bool:
-        """Whether an attribute has changed only because objects that this run made refer to its object."""
+    def _is_repeatable(self, state: Any, name: str, values: dict[str, Any]) -> bool:
+        """Whether what an attribute has changed to can be put back after a rollback. Of relations only that goes which comes
+        again by itself, because objects that this run made refer to this one; and a value that can change can be no proof that
+        it has not."""
         if name not in state.mapper.relationships:
-            return False
+            return name in values and isinstance(values[name], Hashable)
         history = state.get_history(name, _AS_IT_IS)
         return not history.deleted and all(_inspect(one).info.get(_MADE_BY) is self.run for one in history.added)
 
@@ -250,13 +264,18 @@ class _Attempt:
 
     def again(self) -> None:
         """Called before `work` is run again. Raises `NotRepeatable`."""
-        self._failed.add(self.run)
         if self._changed is not None:
-            raise NotRepeatable(
-                f"the transaction on shard {self.shard} must be run again, because the shard was moved, and cannot: a "
-                f"{self._changed} had changed before it was added to the session, and its changes went with the transaction; "
-                "change it after it was added, or use session.merge()"
-            )
+            raise self._not_repeatable(self._changed)
+        self._earlier.runs.add(self.run)
+        for one, values, before in self._came:
+            self._earlier.changes[id(one)] = (one, {name: values[name] for name in before if name in values})
+
+    def _not_repeatable(self, one: object) -> NotRepeatable:
+        return NotRepeatable(
+            f"the transaction on shard {self.shard} must be run again, because the shard has moved or its host failed over, and "
+            f"cannot: a {type(one).__name__} had changed before it was added to the session, and a second run would lose that, "
+            "or do it twice; change it after it was added, or use session.merge()"
+        )
 
     def before_commit(self, driver: Any, is_active: bool) -> None:
         """Called after `believe`. Raises `TransactionFailed` if a statement has failed without a savepoint, or `work` has ended
@@ -414,6 +433,11 @@ class _Engines:
 
     def __init__(self, directory: Directory, *, retry_for: float = RETRY_FOR, **options: Any) -> None:
         """`options` are for SQLAlchemy's `create_engine`, such as `echo`."""
+        for given in (options, options.get("execution_options", {})):
+            if given.get("isolation_level") == "AUTOCOMMIT":
+                raise ValueError(
+                    "isolation_level is AUTOCOMMIT, and what `run` does must be a transaction: leave it out"
+                )
         self.directory = directory
         self._asking = Asking(directory, retry_for)
         self._options = options
@@ -485,9 +509,9 @@ class Shards(_Engines):
     def run_on(self, shard: int, work: Callable[[Session], T]) -> T:
         """The same as `run`, on the shard with this number."""
         recovery = Recovery(self._asking, shard)
-        failed: set[object] = set()
+        earlier = _Earlier()
         while True:
-            attempt = _Attempt(self._asking, shard, failed)
+            attempt = _Attempt(self._asking, shard, earlier)
             try:
                 return self._attempt(attempt, work)
             except Exception:
@@ -602,9 +626,9 @@ class AsyncShards(_Engines):
     async def run_on(self, shard: int, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
         """The same as `run`, on the shard with this number."""
         recovery = Recovery(self._asking, shard)
-        failed: set[object] = set()
+        earlier = _Earlier()
         while True:
-            attempt = _Attempt(self._asking, shard, failed)
+            attempt = _Attempt(self._asking, shard, earlier)
             try:
                 return await self._attempt(attempt, work)
             except Exception:

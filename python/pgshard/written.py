@@ -172,8 +172,12 @@ def _inner(value: Any) -> list[Any] | None:
         return [value.clause]
     if isinstance(value, Case):
         return [*(then for _, then in value.whens), *([] if value.else_ is None else [value.else_])]
-    if isinstance(value, FunctionElement) and getattr(value, "name", "").lower() in _ONE_OF_ITS_ARGUMENTS:
-        return list(value.clauses)
+    if isinstance(value, FunctionElement):
+        name = getattr(value, "name", "").lower()
+        if name in _ONE_OF_ITS_ARGUMENTS:
+            return list(value.clauses)
+        if name == "nullif":
+            return list(value.clauses)[:1]
     if isinstance(value, ScalarSelect):
         selects = list(_selects(value.element))
         if all(isinstance(select, Select) for select in selects):

@@ -35,6 +35,7 @@ from sqlalchemy.orm import (
     relationship,
     remote,
 )
+from sqlalchemy.orm.exc import StaleDataError
 from world import World
 
 from pgshard import Directory
@@ -102,7 +103,7 @@ class Photo(Base):
     title: Mapped[str]
     likes: Mapped[int] = mapped_column(default=0)
     album_id: Mapped[int | None] = mapped_column(ForeignKey(Album.id))
-    parent_id: Mapped[int | None] = mapped_column()
+    parent_id: Mapped[int | None] = mapped_column(BigInteger)
     album: Mapped[Album | None] = relationship(back_populates="photos", foreign_keys=album_id)
     parent: Mapped["Photo | None"] = relationship(primaryjoin=lambda: remote(Photo.id) == foreign(Photo.parent_id))
     tags: Mapped[list[Tag]] = relationship(secondary=photo_tags)
@@ -166,6 +167,10 @@ def photo(shards, user, title="x"):
 
 def album(shards, user, name):
     return new(shards, Album(user_id=user, name=name))
+
+
+def stored(shards, one):
+    return shards.run(one.user_id, lambda session: session.get(type(one), one.id))
 
 
 def count(shards, user, what):
@@ -273,6 +278,13 @@ def test_updates_do_not_set_what_is_another_shards(shards):
     for wrong in wrongs:
         refused(shards, "is of shard 4", wrong)
     assert shards.run(3, lambda session: set(session.scalars(select(Photo.user_id)))) <= {3, 19}
+    # SQLAlchemy notices rows that are not there.
+    for missed in (
+        lambda session: session.bulk_update_mappings(Photo, [{"id": theirs.id, "title": "y"}]),
+        lambda session: session.execute(update(Photo), [{"id": theirs.id, "title": "y"}]),
+    ):
+        with pytest.raises(StaleDataError):
+            shards.run(3, missed)
     likes = update(Photo).where(Photo.id == theirs.id).values(likes=Photo.likes + 1)
     assert shards.run(3, lambda session: session.execute(likes).rowcount) == 0
 
@@ -398,12 +410,24 @@ def test_names_and_types_of_the_application_do_not_hide_a_key(shards):
         refused(shards, r"is of shard 4", lambda session, way=way: way(session, "user 4"))
 
 
+def test_a_text_that_the_server_takes_for_a_number_is_checked(shards):
+    theirs = str(photo(shards, 4).id)
+    shards.run(3, lambda session: session.execute(insert(Photo).values(user_id="19", title="x")))
+    for wrong in ({"user_id": "4"}, {"user_id": "3", "album_id": theirs}):
+        refused(shards, "is of shard 4", lambda session, wrong=wrong: session.add(Photo(title="x", **wrong)))
+        refused(
+            shards,
+            "is of shard 4",
+            lambda session, wrong=wrong: session.execute(insert(Photo).values(title="x", **wrong)),
+        )
+
+
 def test_a_uuid_may_be_a_text():
     """As columns of the type `Uuid(as_uuid=False)` have it."""
     key = "12345678-1234-5678-1234-567812345678"
     here = shard_of_key(KeyKind.UUID, uuid.UUID(key), 16)
     directory = SimpleNamespace(
-        config=SimpleNamespace(key=KeyKind.UUID), place=lambda shard: None, schema=str,
+        place=lambda shard: None, schema=str,
         shard_of_text=lambda text: shard_of_key(KeyKind.UUID, key_of_text(KeyKind.UUID, text), 16),
     )  # fmt: skip
     attempt = sa._Attempt(SimpleNamespace(directory=directory), here, set())
@@ -567,7 +591,12 @@ def once(shards, monkeypatch):
 
     monkeypatch.setattr(sa._Attempt, "believe", believe)
     monkeypatch.setattr(sa._Attempt, "is_worth_another_try", lambda attempt, recovery: attempt.met is not None)
-    return lambda session: session.execute(text("SELECT to_regclass('{shard}.photos')"))
+
+    def once(session):
+        session.execute(text("SELECT to_regclass('{shard}.photos')"))
+
+    once.asked = asked
+    return once
 
 
 def test_objects_from_outside_are_written_by_the_second_run(shards, once):
@@ -585,21 +614,77 @@ def test_objects_from_outside_are_written_by_the_second_run(shards, once):
     assert count(shards, 5, photo_tags) == 1
 
 
-def test_what_a_second_run_would_double_or_lose_is_refused(shards, once):
-    loaded = photo(shards, 6, "before")
-    loaded.title = "after"
+def test_an_object_from_outside_survives_a_move(made, shards, monkeypatch):
+    monkeypatch.setattr(shards.directory._follower, "glance", lambda: None)
+    owner = album(shards, 9, "moved")
+    one = Photo(user_id=9, title="moved", tags=[Tag(name="moved")])
+    before = shards.directory.place(9)
+    made.move(9)
+    assert shards.directory.place(9) == before
 
-    def changed_outside(session):
+    def work(session):
+        session.add(one)
+        session.add(Photo(user_id=9, title="inside", album=owner))
+
+    shards.run(9, work)
+    assert (count(shards, 9, Photo), count(shards, 9, photo_tags)) == (2, 1)
+    assert shards._asking.again == 1
+
+
+def test_a_session_that_commits_each_statement_is_refused(made):
+    for options in ({"isolation_level": "AUTOCOMMIT"}, {"execution_options": {"isolation_level": "AUTOCOMMIT"}}):
+        with pytest.raises(ValueError, match="must be a transaction"):
+            Shards.open(made.path, **options)
+
+
+def test_what_a_second_run_would_double_or_lose_is_refused(shards, once):
+    loaded, parent = photo(shards, 6, "before"), photo(shards, 6, "parent")
+
+    def counts(session):
+        loaded.likes += 1
         session.add(loaded)
         session.flush()
         once(session)
 
     with pytest.raises(sa.NotRepeatable, match="a Photo had changed"):
-        shards.run(6, changed_outside)
-    assert shards.run(6, lambda session: session.get(Photo, loaded.id).title) == "before"
-    # Its change is still one, for another call.
+        shards.run(6, counts)
+    assert stored(shards, loaded).likes == 0
+    once.asked.clear()
+    loaded.parent = parent
+
+    def refers(session):
+        session.add(loaded)
+        session.flush()
+        once(session)
+
+    with pytest.raises(sa.NotRepeatable, match="a Photo had changed"):
+        shards.run(6, refers)
+    assert stored(shards, loaded).parent_id is None
+
+
+def test_a_change_from_outside_is_written_by_the_second_run_and_by_the_next_call(shards, once):
+    loaded = photo(shards, 6, "before")
+    loaded.title = "after"
+
+    def work(session):
+        session.add(loaded)
+        session.flush()
+        once(session)
+
+    shards.run(6, work)
+    assert (stored(shards, loaded).title, len(once.asked)) == ("after", 2)
+    loaded.title = "later"
+
+    def fails(session):
+        session.add(loaded)
+        session.flush()
+        raise ValueError("of the application")
+
+    with pytest.raises(ValueError, match="of the application"):
+        shards.run(6, fails)
+    assert stored(shards, loaded).title == "after"
     shards.run(6, lambda session: session.add(loaded))
-    assert shards.run(6, lambda session: session.get(Photo, loaded.id).title) == "after"
+    assert stored(shards, loaded).title == "later"
 
 
 def test_an_object_that_an_earlier_run_made_does_not_come_in(shards, once):
