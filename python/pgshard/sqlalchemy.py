@@ -132,14 +132,23 @@ class _Attempt:
         self.met: Met | None = None
         self.read_only = False
         self._sent = 0
+        self._ended = False
+        self.answered = False
+        """Whether a statement has succeeded, so that the server has a transaction."""
 
     @property
     def options(self) -> dict[str, Any]:
         """The execution options of its connection."""
         return {"schema_translate_map": {SCHEMA: self.schema}, _ATTEMPT: self}
 
-    def before(self, sql: str) -> str:
+    def _look_for_the_end(self, driver: Any) -> None:
+        """SQLAlchemy does not see that a text, or the driver, ends a transaction. The next statement begins another."""
+        if self.answered and driver is not None and driver.pgconn.transaction_status == TransactionStatus.IDLE:
+            self._ended = True
+
+    def before(self, sql: str, driver: Any) -> str:
         """Called before a statement is sent. Returns the SQL to send."""
+        self._look_for_the_end(driver)
         if self._sent and self.asking.directory.epoch(self.shard) > self.place.epoch:
             # The transaction can only have read so far, because a write would have kept the shard where it is. What it reads
             # next could be the old copy, through a plan that was made before.
@@ -280,10 +289,12 @@ class _Attempt:
     def before_commit(self, driver: Any, is_active: bool) -> None:
         """Called after `believe`. Raises `TransactionFailed` if a statement has failed without a savepoint, or `work` has ended
         the transaction."""
-        if not is_active:
+        self._look_for_the_end(driver)
+        if self._ended or not is_active:
             raise TransactionFailed(
-                f"`work` ended its transaction on shard {self.shard} (session.rollback() or close(), or a flush that failed): "
-                "what it did is rolled back; raise an error instead, or use `with session.begin_nested()`"
+                f"`work` ended its transaction on shard {self.shard} (session.rollback() or close(), a flush that failed, or the "
+                "text ROLLBACK or COMMIT): what it did is rolled back, unless it said COMMIT; raise an error instead, or use "
+                "`with session.begin_nested()`"
             )
         if driver is not None and driver.pgconn.transaction_status == TransactionStatus.INERROR:
             raise TransactionFailed(
@@ -326,7 +337,13 @@ def _listen(engine: Engine) -> None:
         if attempt is None:
             return sql, parameters
         attempt.check_statement(context)
-        return attempt.before(sql), parameters
+        return attempt.before(sql, _driver(connection)), parameters
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def after(connection: Connection, cursor: Any, sql: str, parameters: Any, context: Any, many: bool) -> None:
+        attempt = connection.get_execution_options().get(_ATTEMPT)
+        if attempt is not None:
+            attempt.answered = True
 
     @event.listens_for(engine, "handle_error")
     def failed(context: Any) -> None:

@@ -541,7 +541,26 @@ def fails_to_flush(session):
         pass
 
 
-@pytest.mark.parametrize("work", [rolls_back, fails_to_flush])
+def says_rollback(session):
+    session.add(Album(user_id=3, name="flushed"))
+    session.flush()
+    session.execute(text("ROLLBACK"))
+
+
+def says_rollback_and_goes_on(session):
+    says_rollback(session)
+    session.add(Album(user_id=3, name="flushed"))
+
+
+def rolls_back_by_the_driver(session):
+    session.add(Album(user_id=3, name="flushed"))
+    session.flush()
+    session.connection().connection.rollback()
+
+
+@pytest.mark.parametrize(
+    "work", [rolls_back, fails_to_flush, says_rollback, says_rollback_and_goes_on, rolls_back_by_the_driver]
+)
 def test_work_that_ended_its_transaction_is_told_so(shards, work):
     with pytest.raises(sa.TransactionFailed, match="rolled back"):
         shards.run(3, work)
