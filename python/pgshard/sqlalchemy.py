@@ -18,7 +18,7 @@ transaction is on (SQLAlchemy's schema_translate_map), so a statement is compile
 `{shard}`.
 
 Invariant: a transaction is committed only if none of its statements was answered by a signpost, even if `work` did not notice;
-and COMMIT is sent once.
+COMMIT is sent once; and what a failed transaction has made of an object does not pass for stored.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class InDoubt(PgshardError):
 
 
 class TransactionFailed(PgshardError):
-    """A statement failed and `work` went on without a savepoint, or `work` ended its transaction: what it did is rolled back,
-    whatever COMMIT says."""
+    """A statement failed and `work` went on without a savepoint, or `work` ended its transaction: what it did is rolled
+    back, whatever COMMIT says."""
 
 
 class NotRepeatable(PgshardError):
-    """A transaction would have to be run again, and an object from outside of `work` stands in the way: a second run would lose
-    its changes, or write rows of the first. Nothing of the transaction was kept."""
+    """A transaction would have to be run again, and an object from outside of `work` stands in the way: a second run
+    would lose its changes, or write rows of the first. Nothing of the transaction was kept."""
 
 
 class ShardMoved(PgshardError):
@@ -112,7 +112,7 @@ class _Earlier:
     def __init__(self) -> None:
         self.runs: set[object] = set()
         self.changes: dict[int, tuple[object, dict[str, Any]]] = {}
-        """By its number in memory: an object from outside, and the values that it came with and that were not stored yet."""
+        """By its number in memory: an object from outside, and what it came with and that was not stored yet."""
 
 
 class _Attempt:
@@ -187,8 +187,8 @@ class _Attempt:
                     self._is_here(f"{type(one).__name__}.{attribute.key}", column, what, value)
 
     def check_statement(self, context: Any) -> None:
-        """Refuses a statement that would write what belongs to another shard. `context` is SQLAlchemy's, with all rows of the
-        statement. Raises `WrongShard`."""
+        """Refuses a statement that would write what belongs to another shard. `context` is SQLAlchemy's, with all rows
+        of the statement. Raises `WrongShard`."""
         if context is self._checked:
             # The next part of the rows.
             return
@@ -197,8 +197,9 @@ class _Attempt:
             values = written(getattr(context, "compiled", None))
         except Unclear as column:
             raise WrongShard(
-                f"{column} would get the value of an expression, and nobody can tell whether it is of shard {self.shard}, which "
-                "the transaction is on: give a value, or a column of the same kind, or write the whole statement as text"
+                f"{column} would get the value of an expression, and nobody can tell whether it is of shard "
+                f"{self.shard}, which the transaction is on: give a value, or a column of the same kind, or write the "
+                "whole statement as text"
             ) from None
         for value in values:
             self._check_value(value, context.compiled_parameters)
@@ -230,8 +231,9 @@ class _Attempt:
         state = _inspect(one)
         if state.info.get(_MADE_BY) in self._earlier.runs:
             raise NotRepeatable(
-                f"an earlier run of `work` on shard {self.shard} made this {type(one).__name__}, and an object from outside of "
-                "`work` brings it into this run, which has made its own: make that object within `work`, too, or load it there"
+                f"an earlier run of `work` on shard {self.shard} made this {type(one).__name__}, and an object from "
+                "outside of `work` brings it into this run, which has made its own: make that object within `work`, "
+                "too, or load it there"
             )
         if state.key is None:
             # Its values may not be there yet. It is looked at as it is flushed.
@@ -253,17 +255,17 @@ class _Attempt:
             self._changed = one
 
     def _is_repeatable(self, state: Any, name: str, values: dict[str, Any]) -> bool:
-        """Whether what an attribute has changed to can be put back after a rollback. Of relations only that goes which comes
-        again by itself, because objects that this run made refer to this one; and a value that can change can be no proof that
-        it has not."""
+        """Whether what an attribute has changed to can be put back after a rollback. Of relations only that can which
+        comes again by itself, because objects that this run made refer to this one; and a value that changes in place
+        does not show that `work` has changed it."""
         if name not in state.mapper.relationships:
             return name in values and isinstance(values[name], Hashable)
         history = state.get_history(name, _AS_IT_IS)
         return not history.deleted and all(_inspect(one).info.get(_MADE_BY) is self.run for one in history.added)
 
     def put_back(self) -> None:
-        """Called after a rollback, which has made the session's objects forget their values: those that came from outside get
-        back what they had, and what of it was not stored."""
+        """Called after a rollback, which has made the session's objects forget their values: those that came from
+        outside get back what they had, and what of it was not stored."""
         for one, values, before in self._came:
             for name, value in values.items():
                 if before.get(name) is not NO_VALUE:
@@ -281,20 +283,20 @@ class _Attempt:
 
     def _not_repeatable(self, one: object) -> NotRepeatable:
         return NotRepeatable(
-            f"the transaction on shard {self.shard} must be run again, because the shard has moved or its host failed over, and "
-            f"cannot: a {type(one).__name__} had changed before it was added to the session, and a second run would lose that, "
-            "or do it twice; change it after it was added, or use session.merge()"
+            f"the transaction on shard {self.shard} must be run again, because the shard has moved or its host failed "
+            f"over, and cannot: a {type(one).__name__} had changed before it was added to the session, and a second "
+            "run would lose that, or do it twice; change it after it was added, or use session.merge()"
         )
 
     def before_commit(self, driver: Any, is_active: bool) -> None:
-        """Called after `believe`. Raises `TransactionFailed` if a statement has failed without a savepoint, or `work` has ended
-        the transaction."""
+        """Called after `believe`. Raises `TransactionFailed` if a statement has failed without a savepoint, or `work`
+        has ended the transaction."""
         self._look_for_the_end(driver)
         if self._ended or not is_active:
             raise TransactionFailed(
-                f"`work` ended its transaction on shard {self.shard} (session.rollback() or close(), a flush that failed, or the "
-                "text ROLLBACK or COMMIT): what it did is rolled back, unless it said COMMIT; raise an error instead, or use "
-                "`with session.begin_nested()`"
+                f"`work` ended its transaction on shard {self.shard} (session.rollback() or close(), a flush that "
+                "failed, or the text ROLLBACK or COMMIT): what it did is rolled back, unless it said COMMIT; raise an "
+                "error instead, or use `with session.begin_nested()`"
             )
         if driver is not None and driver.pgconn.transaction_status == TransactionStatus.INERROR:
             raise TransactionFailed(
@@ -436,8 +438,8 @@ def _note_shard(session: _Session, one: object) -> None:
 
 @event.listens_for(_Session, "persistent_to_transient")
 def _is_new_again(session: _Session, one: object) -> None:
-    """Called for an object that was inserted, after its transaction, or savepoint, was rolled back. For SQLAlchemy the rows that
-    link it to others are still there, and adding it once more would not write them."""
+    """Called for an object that was inserted, after its transaction, or savepoint, was rolled back. For SQLAlchemy the
+    rows that link it to others are still there, and adding it once more would not write them."""
     state = _inspect(one)
     state.info.pop(_FROM, None)
     for relation in state.mapper.relationships:
@@ -578,8 +580,8 @@ class Shards(_Engines):
 
 
 def _undo(session: Any) -> None:
-    """Takes from a session's objects what a transaction that failed has made of them. Closing the session would leave its new
-    objects as if they were stored, and whoever adds them once more would write nothing."""
+    """Takes from a session's objects what a transaction that failed has made of them. Closing the session would leave
+    its new objects as if they were stored, and whoever adds them once more would write nothing."""
     try:
         session.rollback()
     except Exception as error:  # noqa: BLE001 # the connection may be lost: what has failed before says more
@@ -719,6 +721,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 __all__ = [
-    "SCHEMA", "AsyncShards", "InDoubt", "NotRepeatable", "ShardMoved", "Shards", "TransactionFailed", "WrongId", "WrongKey",
-    "WrongShard", "shard_id", "shard_key",
+    "SCHEMA", "AsyncShards", "InDoubt", "NotRepeatable", "ShardMoved", "Shards", "TransactionFailed", "WrongId",
+    "WrongKey", "WrongShard", "shard_id", "shard_key",
 ]  # fmt: skip

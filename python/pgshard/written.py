@@ -1,7 +1,8 @@
-"""What statements of SQLAlchemy's write into the columns that tell of a shard: keys, IDs, and references to rows that have one.
+"""What statements of SQLAlchemy's write into the columns that tell of a shard: keys, IDs, and references to rows that
+have one.
 
-Invariant: each value that a statement puts into such a column is found, or the statement is refused. Statements that are texts
-are not looked at.
+Invariant: each value that a statement puts into such a column is found, or the statement is refused. Statements that
+are texts are not looked at.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _rows(state: Any) -> list[Any]:
 
 
 def _filled_in(state: Any, compiled: SQLCompiler) -> Iterator[Written]:
-    """Values that come as the statement is executed, and defaults that Python makes: SQLAlchemy names them for their columns."""
+    """Values that come as the statement is executed, and defaults that Python makes. Their names are their columns'."""
     for key, (column, one) in _marked(state).items():
         for name in (key, *(f"{key}_m{number}" for number in range(len(_rows(state))))):
             if name in compiled.binds and compiled.binds[name]._is_crud:

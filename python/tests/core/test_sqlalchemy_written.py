@@ -1,4 +1,4 @@
-"""What SQLAlchemy writes past its objects, and objects that come from elsewhere: no row goes astray, is lost or doubled."""
+"""What SQLAlchemy writes past its objects, and objects from elsewhere: no row is misplaced, lost or doubled."""
 
 import asyncio
 import uuid
