@@ -70,16 +70,21 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
     let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };
     let mut whole = Vec::new();
     for entry in entries.into_iter().filter(|entry| entry.phase != Phase::Aborted) {
-        match lost(context, &entry).await {
-            Some(error) => report.failed.push((entry.shard, error)),
-            None => whole.push(entry),
+        // Before the way back is given up: a refusal leaves everything as it was.
+        let objection = match lost(context, &entry).await {
+            Some(error) => Err(error),
+            None => may_be_dropped(context, &entry).await,
+        };
+        match objection {
+            Err(error) => report.failed.push((entry.shard, error)),
+            Ok(()) => whole.push(entry),
         }
     }
     let mut failed = give_up_ways_back(context, &whole).await;
     for entry in &whole {
         let ended = match failed.remove(&entry.shard) {
             Some(error) => Err(Error::Group { shard: entry.shard, source: error }),
-            None => complete_shard(context, entry).await,
+            None => drop_old_copy(context, entry).await,
         };
         match ended {
             Ok(()) => report.done.push(ShardReport { phase: Phase::Completed, ..ShardReport::of(entry) }),
@@ -128,7 +133,8 @@ async fn give_up_ways_back(context: &Context, entries: &[Entry]) -> BTreeMap<Sha
     failed
 }
 
-async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
+/// Whether the target has the shard, and the old copy is what was copied, with nothing that depends on it.
+async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
     if entry.phase == Phase::Completed {
         return Ok(());
     }
@@ -167,6 +173,16 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
             )));
         }
     }
+    Ok(())
+}
+
+async fn drop_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
+    if entry.phase == Phase::Completed {
+        return Ok(());
+    }
+    let (shard, names) = (entry.shard, Names { schema: context.prefix.schema(entry.shard) });
+    let (source, target) = (context.hosts.open(&entry.source).await?, context.hosts.open(&entry.target).await?);
+    let (source, target, left) = (source.for_shard(shard), target.for_shard(shard), names.left(entry.epoch));
     let what = "dropping the old copy";
     // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody else uses, for one transaction. If a reader is
     // still at work there, it gives up after two seconds.

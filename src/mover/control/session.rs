@@ -176,6 +176,9 @@ impl Session {
         }
         match version {
             Some(version) if version < control::VERSION => Err(Error::ControlOld { host: self.host.clone(), version }),
+            Some(version) if version > control::VERSION => {
+                Err(Error::ControlNewer { host: self.host.clone(), version })
+            }
             _ => row.get(2),
         }
     }

@@ -63,6 +63,18 @@ pub enum Error {
         /// The newest control migration there.
         version: i32,
     },
+    /// A host's control schema is newer than what this pgshard works with: it would leave out what it does not know.
+    /// Nothing was changed there.
+    #[error(
+        "host {host} has a control schema of version {version}, and this pgshard works with version {VERSION}: use the \
+         newer pgshard"
+    )]
+    ControlNewer {
+        /// The host.
+        host: HostName,
+        /// The newest control migration there.
+        version: i32,
+    },
     /// A statement failed.
     #[error("{what} failed on host {host}{}: {}", of_shard(shard), words(source))]
     Database {

@@ -43,6 +43,23 @@ async fn one_that_keeps_too_much_is_given_up() {
     world.audit_places().await;
 }
 
+/// A complete that is refused leaves the way back open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_complete_that_is_refused_gives_up_nothing() {
+    let world = World::new(&[15, 15], 4).await;
+    let id = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
+    let kept = streams(&world, 1).await;
+    let db1 = world.servers.app(0).await;
+    db1.batch_execute("GRANT SELECT ON shard_0000__left_e1.users TO PUBLIC").await.unwrap();
+    let refused = world.run(&["moves", "complete", &id, "--yes"]).await;
+    assert!(refused.ended(4).stderr.contains("is not what was copied"), "{}", refused.stderr);
+    assert_eq!(streams(&world, 1).await, kept);
+    db1.batch_execute("REVOKE SELECT ON shard_0000__left_e1.users FROM PUBLIC").await.unwrap();
+    world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+    assert_eq!(world.host_of(0), 0);
+    world.audit_places().await;
+}
+
 /// While a move makes its publication and slot, another that ends in the other direction, and gc, leave them alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_is_being_made_is_left_alone() {

@@ -98,7 +98,7 @@ pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Er
     for shard in unclear.union(&judge::kept_elsewhere(host, &survey)) {
         let at = match repair::plan_with_and_without(context, *shard, host).await {
             Ok((sure, without)) => Looked::At { sure: Box::new(sure), without: Box::new(without) },
-            Err(error @ Error::ControlOld { .. }) => return Err(error),
+            Err(error @ (Error::ControlOld { .. } | Error::ControlNewer { .. })) => return Err(error),
             Err(error) => Looked::Not(chain(&error)),
         };
         looked.insert(*shard, at);

@@ -404,7 +404,7 @@ pub(crate) fn code(error: &Error) -> Exit {
         Error::Interrupted { .. } | Error::Stopped { .. } => Exit::Interrupted,
         Error::Aborted { .. } => Exit::Failed,
         Error::OtherHost { .. } => Exit::Usage,
-        Error::ControlOld { .. } => Exit::Failed,
+        Error::ControlOld { .. } | Error::ControlNewer { .. } => Exit::Failed,
         Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => {
             Exit::Failed
         }
