@@ -387,6 +387,13 @@ pub(super) async fn install_for(
     }
     let facts = host_facts(transaction.client()).await.map_err(ControlError::Facts)?;
     let mut versions = pending(&facts, cluster, host).map_err(ControlError::Refused)?;
+    // What is made now belongs to the owner of the rest, whoever makes it. Steps and repairs alter tables that routers
+    // and movers use: they must not queue behind it for long.
+    let as_owner = "SELECT pg_catalog.set_config('role', pg_catalog.pg_get_userbyid(nspowner), true)
+        FROM pg_catalog.pg_namespace WHERE nspname = 'pgshard'";
+    transaction.query(as_owner, &[]).await.map_err(sql("become the owner of the control schema"))?;
+    let patience = transaction.batch_execute("SET LOCAL lock_timeout = '5s'").await;
+    patience.map_err(sql("bound the wait for locks"))?;
     for step in STEPS.iter().filter(|step| versions.contains(&step.version)) {
         transaction.batch_execute(step.sql).await.map_err(sql("run a control migration"))?;
         let record = "INSERT INTO pgshard.control_migration (version, name, checksum) VALUES ($1, $2, $3)";
@@ -396,9 +403,6 @@ pub(super) async fn install_for(
     let installed = installed(transaction.client()).await.map_err(ControlError::Facts)?;
     let shape = read_shape(transaction.client()).await.map_err(ControlError::Facts)?;
     let damages = damages(&installed).into_iter().chain(shape::damages(&shape));
-    // A repair alters tables that routers and movers use: they must not queue behind it for long.
-    let patience = transaction.batch_execute("SET LOCAL lock_timeout = '5s'").await;
-    patience.map_err(sql("bound the wait for locks"))?;
     for damage in damages.filter(|damage| damage.by_hand.is_none()) {
         transaction.batch_execute(&damage.mend).await.map_err(sql("make good what is missing"))?;
         versions.push(damage.version);

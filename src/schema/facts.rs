@@ -556,6 +556,9 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
     facts_for(client, Who::Owner).await
 }
 
+/// How often a control schema is read that changes meanwhile.
+const CONTROL_READS_MAX: u32 = 3;
+
 /// Who may ask a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
@@ -604,16 +607,27 @@ fn facts_for(client: &Client, who: Who) -> BoxFuture<'_, Result<HostFacts, Facts
             let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(get(&row, column)?);
             settings.extend(read.map_err(|error| FactsError::Unreadable { what: error.to_string() })?);
         }
-        let control = if bootstrapped {
-            let shape = shape(client).await?;
-            let read = read_control(client, &shape, has_record).await;
-            let read = read.map_err(|error| if lacks(&error) { of_what_is_gone(&shape, error) } else { error });
-            Some(ControlFacts { shape: Some(shape), ..read? })
-        } else {
-            None
-        };
+        let control = if bootstrapped { Some(control_read(client, has_record).await?) } else { None };
         Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
     })
+}
+
+/// The control schema and its shape. Where something is gone it is read again, unless the shape has stayed the same
+/// meanwhile: a bootstrap may have brought it up to date between the two, and what that has made is not gone.
+async fn control_read(client: &Client, has_record: bool) -> Result<ControlFacts, FactsError> {
+    let mut seen = shape(client).await?;
+    for _ in 1..CONTROL_READS_MAX {
+        let read = read_control(client, &seen, has_record).await;
+        let is_whole = read.is_ok() && shape::gone(&seen).is_empty();
+        let now = if is_whole { seen.clone() } else { shape(client).await? };
+        if now == seen {
+            let read = read.map_err(|error| if lacks(&error) { of_what_is_gone(&seen, error) } else { error });
+            return Ok(ControlFacts { shape: Some(seen), ..read? });
+        }
+        seen = now;
+    }
+    let read = read_control(client, &seen, has_record).await?;
+    Ok(ControlFacts { shape: Some(seen), ..read })
 }
 
 /// Everything of the control schema but its shape.

@@ -159,7 +159,11 @@ impl ShardFault {
             ShardFault::ServedElsewhere { .. } => {
                 "run `pgshard map rebuild`; to bring the shard here, `pgshard move` it".to_owned()
             }
-            ShardFault::Moved { .. } => "run `pgshard map rebuild`, then `pgshard check`".to_owned(),
+            ShardFault::Moved { .. } => {
+                "end its move if it is open (`pgshard moves`, `pgshard moves resume`); else run \
+                                         `pgshard map rebuild`, then `pgshard check`"
+                    .to_owned()
+            }
             ShardFault::Moving(Some(OpenMove { id, since: Some(_), .. })) => format!(
                 "wait for it, `pgshard moves watch {id}`, or have it undone, `pgshard moves abort {id}`; then the same \
                  command again"

@@ -192,8 +192,33 @@ on_each_version! {
                      --host db1`";
         assert!(ran.stderr.contains(words), "{} {}", ran.code(), ran.stderr);
         assert!(findings(&world, &[]).await.iter().all(|found| found.starts_with("control_old ")));
+        world.run(&["migrate", "plan"]).await.ended(8);
+        // Who holds a lock keeps it from being brought up to date, and routers and movers do not wait behind it for
+        // long.
+        let reader = world.servers.app(0).await;
+        let sql = "ALTER TABLE pgshard.move DROP COLUMN audit, DROP COLUMN audited_at, DROP COLUMN audit_found;
+            DROP TABLE pgshard.identity; DELETE FROM pgshard.control_migration WHERE version >= 4";
+        reader.batch_execute(sql).await.unwrap();
+        reader.batch_execute("BEGIN; SELECT FROM pgshard.move").await.unwrap();
+        let waited = world.run(&["bootstrap", "--host", "db1"]).await;
+        assert!(waited.ended(1).stderr.contains("lock timeout"), "{}", waited.stderr);
+        reader.batch_execute("COMMIT").await.unwrap();
+        // Whoever does it, the role of the config goes on with it.
+        let mut text = std::fs::read_to_string(&world.config.path).unwrap();
+        for host in [0, 1, 2] {
+            let server = world.servers.server(host);
+            text = text.replace(&server.url(), &server.superuser_url());
+        }
+        let superuser = world.write("superuser.toml", &text);
+        world.run(&["bootstrap", "--config", superuser.to_str().unwrap()]).await.ended(0);
         world.run(&["bootstrap"]).await.ended(0);
         world.run(&["check"]).await.ended(0);
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
+
+        // One of a later version: it may have what this mover would leave out.
+        let later = "INSERT INTO pgshard.control_migration (version, name, checksum) VALUES (99, 'later', '')";
+        world.servers.app(2).await.batch_execute(later).await.unwrap();
+        let ran = world.run(&["move", "0", "--to", "db3", "--yes"]).await;
+        assert!(ran.ended(1).stderr.contains("use the newer pgshard"), "{}", ran.stderr);
     }
 }

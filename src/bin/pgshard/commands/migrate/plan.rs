@@ -79,10 +79,11 @@ pub(crate) async fn plan(
         Format::Json => output.object(&planned),
         Format::Text => show(&planned, &plan, &request.migrations, detail, output),
     }
-    Ok(match (planned.refused, planned.silent_hosts.is_empty()) {
+    let left_out = !planned.silent_hosts.is_empty() || planned.hosts.values().any(|host| host.fault.is_some());
+    Ok(match (planned.refused, left_out) {
         (true, _) => Exit::Refused,
-        (false, true) => Exit::Done,
-        (false, false) => Exit::Partly,
+        (false, false) => Exit::Done,
+        (false, true) => Exit::Partly,
     })
 }
 
