@@ -8,10 +8,13 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use bytes::BytesMut;
+use futures_util::future::try_join_all;
+use futures_util::{SinkExt, TryStreamExt};
 use pgshard::mover::{Event, Observer, Phase};
 
 use crate::Arguments;
-use crate::bed::{Bed, phase, shard};
+use crate::bed::{Bed, connect, phase, shard};
 use crate::busy::busy_seconds;
 use crate::numbers::Times;
 
@@ -57,6 +60,12 @@ const FILL: [(&str, f64, &str); 5] = [
             jsonb_build_object('kind', 'view', 'path', '/photos/' || md5(g::text), 'agent', repeat('x', 100), 'n', g)",
     ),
 ];
+
+/// The last column of each of these tables.
+const LAST: [&str; 5] = ["made_at", "made_at", "body", "made_at", "data"];
+
+/// What is sent on at once, by hand.
+const BLOCK_BYTES: usize = 64 * 1024;
 
 /// Tables at a time, of each of the tools.
 const JOBS: &str = "4";
@@ -124,6 +133,9 @@ pub(crate) async fn run(arguments: &Arguments) {
         note("pg_dump -Fd -j, pg_restore -j", dump_folder(&bed, arguments, source).await);
         note("pg_dump -Fc | pg_restore", dump_pipe(&bed, arguments, source).await);
         note("pgcopydb clone", copydb(&bed, arguments, source).await);
+        let (copied, read) = by_hand(&bed, arguments, source).await.unwrap_or_else(|error| panic!("by hand: {error}"));
+        note("by hand: rows, keys, indexes", Ok(copied));
+        note("by hand: each row read twice", Ok(read));
         let (taken, audit) = pgshard(&bed, source, &mut parts).await;
         note(MOVE, Ok(taken));
         note("its audit, once it serves", Ok(audit));
@@ -253,6 +265,58 @@ async fn dump_pipe(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Ta
     let took = began.until(Began::now());
     drop_database(bed, source).await;
     Ok(took)
+}
+
+/// What no tool can do without that copies by statements and compares: the rows of each table by a binary COPY from
+/// server to server, its keys and indexes, and then one look at the last column of each row on both sides. There is no
+/// stream, no snapshot that others share, no statistics and no hash.
+async fn by_hand(bed: &Bed, arguments: &Arguments, source: usize) -> Result<(Taken, Taken), String> {
+    let (from, to) = database(bed, source).await;
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let schema = folder.path().join("schema");
+    let restore = |section: &str| {
+        let mut command = Command::new(arguments.binaries.program("pg_restore"));
+        command.args(["-j", JOBS, section, "-d", &to]).arg(&schema);
+        finish(command)
+    };
+    let began = Began::now();
+    let mut command = Command::new(arguments.binaries.program("pg_dump"));
+    command.args(["-Fc", "-s", "-n", "shard_0000", "-d", &from, "-f"]).arg(&schema);
+    finish(command)?;
+    restore("--section=pre-data")?;
+    try_join_all(FILL.map(|(table, ..)| copy(&from, &to, table))).await.map_err(|error| error.to_string())?;
+    restore("--section=post-data")?;
+    let copied = began.until(Began::now());
+    let began = Began::now();
+    let sides = [&from, &to];
+    let looks = FILL.iter().zip(LAST).flat_map(|((table, ..), last)| sides.map(|url| look(url, table, last)));
+    try_join_all(looks).await.map_err(|error| error.to_string())?;
+    let read = began.until(Began::now());
+    drop_database(bed, source).await;
+    Ok((copied, read))
+}
+
+/// Copies a table as the mover does, a few messages at a time.
+async fn copy(from: &str, to: &str, table: &str) -> Result<(), tokio_postgres::Error> {
+    let (from, to) = tokio::join!(connect(from), connect(to));
+    let rows = from.copy_out(&format!("COPY shard_0000.{table} TO STDOUT (FORMAT binary)")).await?;
+    let sink = to.copy_in(&format!("COPY shard_0000.{table} FROM STDIN (FORMAT binary)")).await?;
+    let (mut rows, mut sink) = (std::pin::pin!(rows), std::pin::pin!(sink));
+    let mut block = BytesMut::new();
+    while let Some(row) = rows.try_next().await? {
+        block.extend_from_slice(&row);
+        if block.len() >= BLOCK_BYTES {
+            sink.send(block.split().freeze()).await?;
+        }
+    }
+    sink.send(block.freeze()).await?;
+    sink.finish().await.map(drop)
+}
+
+/// Reads each row of a table to its last column.
+async fn look(url: &str, table: &str, last: &str) -> Result<(), tokio_postgres::Error> {
+    let sql = format!("SELECT count({last}) FROM shard_0000.{table}");
+    connect(url).await.query_one(&sql, &[]).await.map(drop)
 }
 
 async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Taken, String> {
