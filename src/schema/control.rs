@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 use super::damage::damages;
 use super::facts::{ControlFacts, FactsError, HostFacts, host_facts, installed, shape as read_shape};
@@ -271,6 +272,15 @@ pub enum ControlError {
     /// Another installation has held the lock for ten seconds.
     #[error("another process has been installing the control schema for ten seconds")]
     Busy,
+    /// Somebody has held a lock on a table of the control schema for five seconds.
+    #[error("cannot {doing}, while somebody holds a lock on its tables, as pg_dump does until it ends")]
+    Locked {
+        /// What was being done.
+        doing: &'static str,
+        /// What the server says.
+        #[source]
+        source: tokio_postgres::Error,
+    },
     /// A statement failed.
     #[error("cannot {doing}")]
     Sql {
@@ -379,7 +389,12 @@ pub(super) async fn install_for(
     host: &HostName,
     others: &Roles,
 ) -> Result<Vec<i32>, ControlError> {
-    let sql = |doing| move |source| ControlError::Sql { doing, source };
+    let sql = |doing| {
+        move |source: tokio_postgres::Error| match source.code() {
+            Some(&SqlState::LOCK_NOT_AVAILABLE) => ControlError::Locked { doing, source },
+            _ => ControlError::Sql { doing, source },
+        }
+    };
     let transaction = client.transaction().await.map_err(sql("begin a transaction"))?;
     let locked = lock::control(transaction.client(), Instant::now() + LOCK_PATIENCE).await;
     if !locked.map_err(sql("get the lock on the control schema"))? {

@@ -616,18 +616,20 @@ fn facts_for(client: &Client, who: Who) -> BoxFuture<'_, Result<HostFacts, Facts
 /// meanwhile: a bootstrap may have brought it up to date between the two, and what that has made is not gone.
 async fn control_read(client: &Client, has_record: bool) -> Result<ControlFacts, FactsError> {
     let mut seen = shape(client).await?;
-    for _ in 1..CONTROL_READS_MAX {
+    let mut reads = 0;
+    loop {
         let read = read_control(client, &seen, has_record).await;
-        let is_whole = read.is_ok() && shape::gone(&seen).is_empty();
-        let now = if is_whole { seen.clone() } else { shape(client).await? };
-        if now == seen {
-            let read = read.map_err(|error| if lacks(&error) { of_what_is_gone(&seen, error) } else { error });
-            return Ok(ControlFacts { shape: Some(seen), ..read? });
+        reads += 1;
+        if reads < CONTROL_READS_MAX && (read.is_err() || !shape::gone(&seen).is_empty()) {
+            let now = shape(client).await?;
+            if now != seen {
+                seen = now;
+                continue;
+            }
         }
-        seen = now;
+        let read = read.map_err(|error| if lacks(&error) { of_what_is_gone(&seen, error) } else { error });
+        return Ok(ControlFacts { shape: Some(seen), ..read? });
     }
-    let read = read_control(client, &seen, has_record).await?;
-    Ok(ControlFacts { shape: Some(seen), ..read })
 }
 
 /// Everything of the control schema but its shape.

@@ -9,6 +9,31 @@ TABLE = """CREATE TABLE {shard}.photos (
 """
 
 
+@pytest.fixture(scope="module")
+def made(request):
+    """A cluster with the tables of a module, its TABLES."""
+    made = World()
+    try:
+        made.migrate(request.module.TABLES)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def shards(made):
+    """What SQLAlchemy works on; in the end no connection is out."""
+    # Where there is no SQLAlchemy, its tests are left out.
+    from pgshard import Directory
+    from pgshard.sqlalchemy import Shards
+
+    opened = Shards(Directory.open(made.path))
+    yield opened
+    for engine in opened._engines.values():
+        assert engine.pool.checkedout() == 0
+    opened.close()
+
+
 @pytest.fixture(scope="session")
 def world():
     made = World()

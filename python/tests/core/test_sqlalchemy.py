@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import ForeignKey, MetaData, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
-from world import World
 
 from pgshard import Directory, HostUnreachable, ShardUnavailable
 from pgshard import sqlalchemy as sa
@@ -52,25 +51,6 @@ class OneWay(Base):
 
     __table__ = Photo.__table__
     album: Mapped[Album | None] = relationship(overlaps="album,photos")
-
-
-@pytest.fixture(scope="module")
-def made():
-    made = World()
-    try:
-        made.migrate(TABLES)
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def shards(made):
-    opened = Shards(Directory.open(made.path))
-    yield opened
-    for engine in opened._engines.values():
-        assert engine.pool.checkedout() == 0
-    opened.close()
 
 
 def add(one):

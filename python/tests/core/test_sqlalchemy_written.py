@@ -36,7 +36,6 @@ from sqlalchemy.orm import (
     remote,
 )
 from sqlalchemy.orm.exc import StaleDataError
-from world import World
 
 from pgshard import Directory
 from pgshard import sqlalchemy as sa
@@ -129,25 +128,6 @@ class Order(Base):
     id: Mapped[int] = shard_id()
     print_id: Mapped[int | None] = mapped_column(ForeignKey(Print.photo_id))
     buyer: Mapped[int | None] = mapped_column(ForeignKey(Owner.id))
-
-
-@pytest.fixture(scope="module")
-def made():
-    made = World()
-    try:
-        made.migrate(TABLES)
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def shards(made):
-    opened = Shards(Directory.open(made.path))
-    yield opened
-    for engine in opened._engines.values():
-        assert engine.pool.checkedout() == 0
-    opened.close()
 
 
 def new(shards, one):

@@ -176,10 +176,13 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
     Ok(())
 }
 
+/// Drops what is kept of the shard, after it has looked once more: the shards before it may have taken long, and
+/// whatever somebody has made depend on the old copy meanwhile would be dropped with it.
 async fn drop_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
     if entry.phase == Phase::Completed {
         return Ok(());
     }
+    may_be_dropped(context, entry).await?;
     let (shard, names) = (entry.shard, Names { schema: context.prefix.schema(entry.shard) });
     let (source, target) = (context.hosts.open(&entry.source).await?, context.hosts.open(&entry.target).await?);
     let (source, target, left) = (source.for_shard(shard), target.for_shard(shard), names.left(entry.epoch));
