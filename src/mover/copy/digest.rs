@@ -111,13 +111,13 @@ impl Hashed {
             INT8 => Hashed::Linked(Link::Int8),
             TEXT | VARCHAR => Hashed::Linked(Link::Text),
             UUID => Hashed::Linked(Link::Uuid),
+            JSONB => Hashed::Linked(Link::Jsonb),
             FLOAT4 => Hashed::Sent("float4send"),
             FLOAT8 => Hashed::Sent("float8send"),
             DATE => Hashed::Sent("date_send"),
             TIMESTAMP => Hashed::Sent("timestamp_send"),
             TIMESTAMPTZ => Hashed::Sent("timestamptz_send"),
             NUMERIC => Hashed::Sent("numeric_send"),
-            JSONB => Hashed::Sent("jsonb_send"),
             oid if column.is_binary() && !HOLDS_FLOATS.contains(&oid) => Hashed::Form,
             _ => Hashed::Text,
         }
@@ -134,6 +134,7 @@ enum Link {
     Int8,
     Text,
     Uuid,
+    Jsonb,
 }
 
 impl Link {
@@ -146,13 +147,18 @@ impl Link {
             Link::Int2 => "0::smallint",
             Link::Int4 => "0",
             Link::Int8 => "0::bigint",
-            Link::Text => "''",
+            Link::Text | Link::Jsonb => "''",
             Link::Uuid => "'00000000-0000-0000-0000-000000000000'::uuid",
+        };
+        let value = match self {
+            // Its text is what it sends. Its own function takes 1.0 for 1.00.
+            Link::Jsonb => format!("{name}::text"),
+            _ => name.clone(),
         };
         // Not a sum: a hash may be the largest bigint there is.
         let (value, seed) = match column.in_key {
-            Some(_) => (name, seed.to_owned()),
-            None => (format!("coalesce({name}, {other})"), format!("{seed} # ({name} IS NULL)::integer::bigint")),
+            Some(_) => (value, seed.to_owned()),
+            None => (format!("coalesce({value}, {other})"), format!("{seed} # ({name} IS NULL)::integer::bigint")),
         };
         match self {
             Link::Bool => format!("hashint4extended({value}::integer, {seed})"),
@@ -162,7 +168,7 @@ impl Link {
             // seed, and from both follows the value.
             Link::Int8 => format!("hashint8extended({value}, {seed} # ({value} >> 32))"),
             // The collation may call different texts equal.
-            Link::Text => format!("hashtextextended({value} COLLATE \"C\", {seed})"),
+            Link::Text | Link::Jsonb => format!("hashtextextended({value} COLLATE \"C\", {seed})"),
             Link::Uuid => format!("uuid_hash_extended({value}, {seed})"),
         }
     }
