@@ -75,18 +75,8 @@ pub const VERSION: i32 = STEPS[STEPS.len() - 1].version;
 /// The oldest PostgreSQL that works, as `server_version_num`.
 const SERVER_VERSION_MIN: i32 = 130_000;
 
-/// Keys of advisory locks: the bytes "pgsh", and a number. Nobody else uses them by accident.
-pub(super) const LOCK_SPACE: i32 = 0x7067_7368;
-
 /// How long an installation waits for another one.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
-
-/// The first key of the locks of migrations that run without a transaction: `migr`. The second is the shard. Whoever
-/// holds it shared keeps the shard from being fenced, without a transaction number that a slot would wait for.
-pub(crate) const LOCK_MIGRATION: i32 = 0x6d69_6772;
-
-/// The first key of the session locks of movers: `movr`. The second is the first half of the lease.
-pub(crate) const LOCK_MOVERS: i32 = 0x6d6f_7672;
 
 /// Why a host's control schema is neither installed nor upgraded, or a host is not written to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

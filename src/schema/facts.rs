@@ -14,7 +14,6 @@ use tokio_postgres::types::FromSql;
 use uuid::Uuid;
 
 use super::clock::{self, ClockFacts};
-use super::control::LOCK_MOVERS;
 use super::damage::{INSTALLED, Installed};
 use super::known::Record;
 use super::lock::{self, Foreign};
@@ -687,7 +686,7 @@ fn get<'r, T: FromSql<'r>>(row: &'r tokio_postgres::Row, column: usize) -> Resul
 async fn read_since_6(client: &Client, shape: &Shape, control: &mut ControlFacts) -> Result<(), FactsError> {
     let failed = |source| FactsError::Query { what: "control schema", source };
     let sql = since_6(if shape.has_table("mover") { MOVERS } else { NO_MOVERS });
-    let row = client.query_one(&sql, &[&LOCK_MOVERS.cast_unsigned(), &None::<i32>]).await.map_err(failed)?;
+    let row = client.query_one(&sql, &[&lock::MOVERS.cast_unsigned(), &None::<i32>]).await.map_err(failed)?;
     let unreadable = |error: &dyn std::fmt::Display| FactsError::Unreadable { what: error.to_string() };
     if let Some(json) = row.try_get::<_, Option<&str>>(0).map_err(failed)? {
         let hosts: Vec<(String, String)> = serde_json::from_str(json).map_err(|error| unreadable(&error))?;
@@ -732,7 +731,7 @@ fn open_moves(row: &tokio_postgres::Row) -> Result<BTreeMap<ShardId, OpenMove>, 
 
 /// The move of a shard that is at work or has stopped halfway, if it still is and can be read.
 pub(super) async fn open_move(client: &Client, shard: ShardId) -> Option<OpenMove> {
-    let row = client.query_one(&since_6(MOVERS), &[&LOCK_MOVERS.cast_unsigned(), &Some(shard.as_i32())]).await.ok()?;
+    let row = client.query_one(&since_6(MOVERS), &[&lock::MOVERS.cast_unsigned(), &Some(shard.as_i32())]).await.ok()?;
     open_moves(&row).ok()?.remove(&shard)
 }
 

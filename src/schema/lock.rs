@@ -11,7 +11,16 @@ use std::time::{Duration, Instant};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use super::control::{LOCK_MIGRATION, LOCK_SPACE};
+/// The first key of the advisory locks of commands: the bytes `pgsh`, which nobody else uses by accident. The second
+/// says for what.
+pub(super) const SPACE: i32 = 0x7067_7368;
+
+/// The first key of the locks of migrations that run without a transaction: `migr`. The second is the shard. Whoever
+/// holds it shared keeps the shard from being fenced, without a transaction number that a slot would wait for.
+pub(crate) const MIGRATION: i32 = 0x6d69_6772;
+
+/// The first key of the session locks of movers: `movr`. The second is the first half of the lease.
+pub(crate) const MOVERS: i32 = 0x6d6f_7672;
 
 /// The first key of the lock of a shard's ID clock: `pgid`. The second is the shard.
 const IDS: i32 = 0x7067_6964;
@@ -19,7 +28,7 @@ const IDS: i32 = 0x7067_6964;
 /// How often a lock that is not free is tried.
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
-/// The second keys of the advisory locks in [`LOCK_SPACE`]: for installing the control schema; for a bootstrap, or a
+/// The second keys of the advisory locks in [`SPACE`]: for installing the control schema; for a bootstrap, or a
 /// migration, from when it reads the host; and for its work on the host.
 pub(super) const CONTROL: i32 = 1;
 pub(super) const BOOTSTRAP: i32 = 2;
@@ -55,7 +64,7 @@ fn ours() -> String {
 }
 
 fn of_ours(key: i32) -> String {
-    held(&format!("{LOCK_SPACE}::pg_catalog.oid"), &format!("{key}::pg_catalog.oid"))
+    held(&format!("{SPACE}::pg_catalog.oid"), &format!("{key}::pg_catalog.oid"))
 }
 
 /// Takes the lock on the control schema, in a transaction.
@@ -104,8 +113,7 @@ fn may_write(table: &str) -> String {
 }
 
 async fn try_advisory(client: &Client, key: i32, until: Instant) -> Result<bool, tokio_postgres::Error> {
-    let sql =
-        format!("SELECT pg_catalog.pg_try_advisory_xact_lock({LOCK_SPACE}, {key}) OR NOT {held}", held = of_ours(key));
+    let sql = format!("SELECT pg_catalog.pg_try_advisory_xact_lock({SPACE}, {key}) OR NOT {held}", held = of_ours(key));
     until_true(client, &sql, until).await
 }
 
@@ -155,7 +163,7 @@ pub(super) async fn holders(client: &Client) -> Result<Vec<String>, tokio_postgr
              COALESCE(NULLIF(a.application_name, ''), a.usename::pg_catalog.text, '?'),
              pg_catalog.to_char(COALESCE(a.xact_start, a.backend_start), 'YYYY-MM-DD HH24:MI:SS TZ'))
          FROM (SELECT l.pid FROM pg_catalog.pg_locks l WHERE EXISTS ({ours}
-                   AND l.classid = {LOCK_SPACE}::pg_catalog.oid
+                   AND l.classid = {SPACE}::pg_catalog.oid
                    AND l.objid IN ({BOOTSTRAP}::pg_catalog.oid, {WORK}::pg_catalog.oid))
                UNION SELECT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -193,7 +201,7 @@ pub(super) async fn foreign(client: &Client) -> Result<Vec<Foreign>, tokio_postg
                  (SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'pgshard'), 'MEMBER')
              AND CASE WHEN l.classid = {IDS}::pg_catalog.oid
                  THEN n.oid IS NOT NULL AND NOT pg_catalog.has_schema_privilege(a.usesysid, n.oid, 'USAGE')
-                 ELSE l.classid IN ({LOCK_SPACE}::pg_catalog.oid, {LOCK_MIGRATION}::pg_catalog.oid) END
+                 ELSE l.classid IN ({SPACE}::pg_catalog.oid, {MIGRATION}::pg_catalog.oid) END
          ORDER BY 1, 3 LIMIT 100"
     );
     let rows = client.query(&sql, &[]).await?;
@@ -201,7 +209,7 @@ pub(super) async fn foreign(client: &Client) -> Result<Vec<Foreign>, tokio_postg
         let class: i64 = row.try_get(2)?;
         let what = match class {
             _ if class == i64::from(IDS) => "a shard's ID clock, where INSERTs that use next_id() fail",
-            _ if class == i64::from(LOCK_MIGRATION) => "a shard's migrations, which may wait for it",
+            _ if class == i64::from(MIGRATION) => "a shard's migrations, which may wait for it",
             _ => "commands like these, which do without it",
         };
         Ok(Foreign { pid: row.try_get(0)?, role: row.try_get(1)?, what })

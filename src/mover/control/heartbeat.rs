@@ -26,7 +26,7 @@ use crate::mover::protocol::desired::StopRequest;
 use crate::mover::protocol::error::Error;
 
 /// The first key of the session locks of movers. The second is the first half of the lease.
-pub(in crate::mover) use crate::schema::control::LOCK_MOVERS as LOCK_CLASS;
+pub(in crate::mover) use crate::schema::lock::MOVERS as LOCK_CLASS;
 
 /// Renews a mover's lease and those of the shards that it holds on one host. It has a connection of its own, which
 /// holds the lease's session lock.

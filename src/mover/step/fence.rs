@@ -19,7 +19,6 @@ use crate::mover::preflight::facts::Lock;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::Phase;
 use crate::mover::step::ShardMove;
-use crate::schema::control::LOCK_MIGRATION;
 use crate::schema::lock;
 
 /// Why there is no fence, for people.
@@ -83,7 +82,7 @@ impl ShardMove<'_> {
             (&self.hold.lease, Type::UUID),
             (&token, Type::UUID),
             (&deadline, Type::INT4),
-            (&LOCK_MIGRATION, Type::INT4),
+            (&lock::MIGRATION, Type::INT4),
         ];
         let rows = source.typed_rows("fencing the shard", &sql, &params).await?;
         Ok(rows.into_iter().next())

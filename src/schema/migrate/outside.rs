@@ -19,9 +19,8 @@ use tokio_postgres::types::Type;
 use super::steps::{Step, record};
 use super::transaction::{HOLD, Outcome, begin, judge};
 use crate::pg::{quote_ident, quote_literal};
-use crate::schema::control::{LOCK_MIGRATION, LOCK_SPACE};
 use crate::schema::fault::ShardFault;
-use crate::schema::lock::{WORK, is_true};
+use crate::schema::lock::{MIGRATION, SPACE, WORK, is_true};
 use crate::schema::script::Repeatable;
 use crate::schema::session::settle;
 use crate::shard::ShardId;
@@ -51,7 +50,7 @@ enum Begun {
 impl Alone<'_> {
     /// Runs the step on `client`, while `guard` holds the shard.
     ///
-    /// Locks: the guard holds [`LOCK_MIGRATION`] of the shard, shared, to the end, and a fence tries again meanwhile;
+    /// Locks: the guard holds [`MIGRATION`] of the shard, shared, to the end, and a fence tries again meanwhile;
     /// SHARE UPDATE EXCLUSIVE on the table, behind which no reader or writer waits.
     ///
     /// # Errors
@@ -73,12 +72,12 @@ impl Alone<'_> {
         // any longer. It is tried, not waited for: none of ours has it alone, and a stranger who does must not hold
         // up the work.
         let work = format!(
-            "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_try_advisory_lock_shared({LOCK_SPACE}, {WORK})",
+            "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_try_advisory_lock_shared({SPACE}, {WORK})",
             self.patience.as_millis().max(1)
         );
         client.batch_execute(&work).await?;
         let outcome = self.attempt(client).await;
-        client.batch_execute(&format!("SELECT pg_catalog.pg_advisory_unlock_shared({LOCK_SPACE}, {WORK})")).await?;
+        client.batch_execute(&format!("SELECT pg_catalog.pg_advisory_unlock_shared({SPACE}, {WORK})")).await?;
         let outcome = outcome?;
         if !matches!(outcome, Outcome::Done) {
             guard.batch_execute("ROLLBACK").await?;
@@ -118,7 +117,7 @@ impl Alone<'_> {
     /// Locks: as [`Alone::run`]; waits for a fence that is being set, no longer than the lock timeout.
     async fn hold(&self, guard: &Client) -> Result<bool, tokio_postgres::Error> {
         let shard = self.shard.as_i32();
-        let lock = format!("SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_MIGRATION}, {shard})");
+        let lock = format!("SELECT pg_catalog.pg_advisory_xact_lock_shared({MIGRATION}, {shard})");
         guard.batch_execute(&format!("{}; {lock}", begin(self.lock_timeout))).await?;
         // A statement of its own sees a fence that committed while the lock was waited for. A simple query is used,
         // since an extended one leaves a portal in the transaction, which has a snapshot.

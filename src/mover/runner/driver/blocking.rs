@@ -13,7 +13,6 @@ use crate::mover::protocol::state::Mode;
 use crate::mover::runner::driver::Driver;
 use crate::mover::step::HELD;
 use crate::mover::step::Outcome;
-use crate::schema::control::LOCK_MIGRATION;
 use crate::schema::lock;
 
 /// If a shard's tables are altered more often than this while it is moved, the move gives up.
@@ -48,7 +47,7 @@ impl Driver<'_> {
         let mut told = false;
         loop {
             let unavailable = Some(&SqlState::LOCK_NOT_AVAILABLE);
-            match self.work.source.rows(what, &sql, &[&shard.as_i32(), &LOCK_MIGRATION]).await {
+            match self.work.source.rows(what, &sql, &[&shard.as_i32(), &lock::MIGRATION]).await {
                 Ok(rows) => match rows.first() {
                     Some(row) if !row.get::<_, bool>(0)? => {}
                     _ => return Ok(()),
