@@ -10,10 +10,11 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 use super::damage::damages;
-use super::facts::{ControlFacts, FactsError, HostFacts, host_facts, installed, shape as read_shape};
+use super::facts::{ControlFacts, FactsError, HostFacts};
 use super::lock;
 use super::rights::{self, Roles};
 use super::shape;
+use super::survey::{host_facts, installed, shape as read_shape};
 use crate::id::Epoch;
 use crate::map::{HostName, print_shards};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};

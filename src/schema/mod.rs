@@ -45,6 +45,7 @@ mod shape;
 mod sources;
 mod status;
 mod streams;
+mod survey;
 #[cfg(test)]
 pub(crate) mod tables;
 
@@ -61,7 +62,6 @@ pub use exposed::exposed;
 pub use facts::{
     AppliedSet, Attempt, ControlFacts, FactsError, Gone, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves,
     OpenMove, OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey,
-    host_facts, survey, survey_with_clocks,
 };
 pub use fault::{HostFault, ShardFault};
 pub(crate) use finding::Findings;
@@ -80,3 +80,4 @@ pub use rights::{Grants, Purpose, rights, shard_migration};
 pub use sources::sources;
 pub use status::{HostStatus, Surroundings, host_status, surroundings};
 pub use streams::{Slot, StreamReader, Streams, streams};
+pub use survey::{host_facts, survey, survey_with_clocks};

@@ -10,9 +10,10 @@ use super::shard::TABLE;
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection, quote_ident, state};
 use crate::schema::control::{Cluster, pending};
-use crate::schema::facts::{chain, host_facts};
+use crate::schema::facts::chain;
 use crate::schema::fault::HostFault;
 use crate::schema::session;
+use crate::schema::survey::host_facts;
 use crate::shard::ShardId;
 
 /// One statement asks this many shards.

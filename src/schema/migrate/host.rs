@@ -22,10 +22,11 @@ use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection, quote_literal, shown};
 use crate::schema::bootstrap::{Event, HostReport, Observer};
 use crate::schema::control::Cluster;
-use crate::schema::facts::{chain, open_move};
+use crate::schema::facts::chain;
 use crate::schema::fault::{HostFault, ShardFault};
 use crate::schema::migrations::{Migrations, Pending};
 use crate::schema::session;
+use crate::schema::survey::open_move;
 use crate::shard::ShardId;
 
 /// How many shards of a host may fail before the first is done; after that the rest is not tried. It helps nobody if
