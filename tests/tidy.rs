@@ -655,8 +655,8 @@ fn findings_are_in_the_manual() {
     let control = source("src/schema/control.rs");
     let arms = control.split("pub fn code(").nth(1).unwrap().split("\n    }\n").next().unwrap();
     codes.extend(arms.split("=> ").skip(1).filter_map(literal));
-    let check = source("src/schema/check.rs");
-    let unread = check.split("fn unread(").nth(1).unwrap().split("\n}\n").next().unwrap();
+    let host = source("src/schema/check/host.rs");
+    let unread = host.split("fn unread(").nth(1).unwrap().split("\n}\n").next().unwrap();
     codes.extend(unread.split("=> (").skip(1).chain(unread.split("=> {\n            (").skip(1)).filter_map(literal));
     assert!(codes.contains("served_twice") && codes.contains("standby") && codes.contains("not_owner"), "{codes:?}");
     let told: BTreeSet<String> =
