@@ -127,7 +127,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
                 let side = if ahead > 0 { "ahead of" } else { "behind" };
                 let what = format!("its clock is {} s {side} the other hosts' (+- {within} ms)", seconds(ahead.abs()));
                 let remedy = "have it set by NTP; IDs stay unique meanwhile, but do not sort by time across shards";
-                findings.add(Severity::Warning, "clock_off", Some(host), what, remedy.to_owned());
+                findings.add(Severity::Warning, "clock_off", Some(host), what, remedy);
             }
         }
         ids_ahead(findings, host, clock);
@@ -137,11 +137,11 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
     if now >= flip.as_millisecond() {
         let what = format!("IDs are negative as bigint since {flip}: ORDER BY id puts newer rows first");
         let remedy = "order by (id >> 23) & 2199023255551, or by a time of your own";
-        findings.add(Severity::Notice, "ids_negative", None, what, remedy.to_owned());
+        findings.add(Severity::Notice, "ids_negative", None, what, remedy);
     } else if now >= flip.as_millisecond() - YEAR_MS {
         let what = format!("IDs turn negative as bigint on {flip}: from then on ORDER BY id puts newer rows first");
         let remedy = "see that nothing takes IDs as signed before that day; they stay unique and decode as before";
-        findings.add(Severity::Warning, "ids_turn_negative", None, what, remedy.to_owned());
+        findings.add(Severity::Warning, "ids_turn_negative", None, what, remedy);
     }
 }
 

@@ -23,17 +23,14 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
         if server.is_superuser && kept(facts) {
             let role = &server.role;
             let what = format!("the role {role} is a superuser, so that a shard's functions may do anything");
-            let remedy =
-                "let a role that is no superuser own the control schema and the shards: CREATE ROLE …, then REASSIGN \
-                          OWNED"
-                    .to_owned();
+            let remedy = "let a role that is no superuser own the control schema and the shards: CREATE ROLE …, then \
+                          REASSIGN OWNED";
             findings.add(Severity::Warning, "superuser", Some(host), what, remedy);
         }
         if server.public_may_create {
             let what = "everybody may create objects in the schema public, where sessions of the application find \
-                        them unless their search_path leaves it out"
-                .to_owned();
-            let remedy = "REVOKE CREATE ON SCHEMA public FROM PUBLIC".to_owned();
+                        them unless their search_path leaves it out";
+            let remedy = "REVOKE CREATE ON SCHEMA public FROM PUBLIC";
             findings.add(Severity::Warning, "public_create", Some(host), what, remedy);
         }
     }
@@ -59,7 +56,7 @@ pub(super) fn watchers(findings: &mut Findings, survey: &Survey) {
                 "the role {role} only watches, and may not read the clocks of IDs, which are in the shards: whether \
                  IDs are ahead of the host's clock is not known"
             );
-            let remedy = "run `pgshard check` as the owner now and then".to_owned();
+            let remedy = "run `pgshard check` as the owner now and then";
             findings.add(Severity::Notice, "ids_unread", Some(host), what, remedy);
         }
     }
@@ -148,16 +145,16 @@ fn writable(findings: &mut Findings, config: &Path, migrations: Option<&Path>) {
 }
 
 fn transport(findings: &mut Findings, host: &HostName, mode: SslMode) {
-    let remedy = "give the server a certificate for its name, and its url sslmode=verify-full".to_owned();
+    let remedy = "give the server a certificate for its name, and its url sslmode=verify-full";
     match mode {
         SslMode::VerifyFull => {}
         SslMode::Disable | SslMode::Prefer => {
             let what = "rows and statements may cross the network unencrypted, and anybody can pose as the server";
-            findings.add(Severity::Warning, "weak_tls", Some(host), what.to_owned(), remedy);
+            findings.add(Severity::Warning, "weak_tls", Some(host), what, remedy);
         }
         SslMode::Require | SslMode::VerifyCa => {
             let what = "the connection is encrypted, but the server need not prove its identity";
-            findings.add(Severity::Notice, "weak_tls", Some(host), what.to_owned(), remedy);
+            findings.add(Severity::Notice, "weak_tls", Some(host), what, remedy);
         }
     }
 }

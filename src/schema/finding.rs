@@ -107,9 +107,10 @@ impl Findings {
         severity: Severity,
         code: &'static str,
         host: Option<&HostName>,
-        message: String,
-        remedy: String,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
     ) {
+        let (message, remedy) = (message.into(), remedy.into());
         let finding = Finding { severity, code, host: host.cloned(), shards: Vec::new(), message, remedy };
         self.0.push((finding, String::new()));
     }

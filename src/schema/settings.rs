@@ -43,7 +43,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
             let said: Vec<String> =
                 by_value.iter().map(|(value, hosts)| format!("{value} on {}", hosts.join(", "))).collect();
             let what = format!("hosts differ in {setting}: {}", said.join("; "));
-            let remedy = "make them the same, so that a shard is the same everywhere".to_owned();
+            let remedy = "make them the same, so that a shard is the same everywhere";
             findings.add(Severity::Warning, "settings_differ", None, what, remedy);
         }
     }
@@ -55,7 +55,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
         let said: Vec<String> =
             majors.iter().map(|(major, hosts)| format!("{major} on {}", hosts.join(", "))).collect();
         let what = format!("hosts have different versions of PostgreSQL: {}", said.join("; "));
-        let remedy = "nothing, while servers are upgraded one after the other".to_owned();
+        let remedy = "nothing, while servers are upgraded one after the other";
         findings.add(Severity::Notice, "versions_differ", None, what, remedy);
     }
 }

@@ -70,7 +70,7 @@ fn check_tickets(findings: &mut Findings, told: &Tickets) {
             if one.series != other.series || one.layout != other.layout {
                 let message =
                     format!("{first} and {second} have two series of tickets {name}, whose numbers may be the same");
-                let remedy = "take a new name, or drop one of the two by hand (docs/ids.md)".to_owned();
+                let remedy = "take a new name, or drop one of the two by hand (docs/ids.md)";
                 findings.add(Severity::Alarm, "tickets_differ", None, message, remedy);
             }
         }
@@ -99,7 +99,7 @@ fn check_claims(findings: &mut Findings, name: &TicketName, hosts: &[(&HostName,
         if let (Some((first, by)), Some((second, other))) = (said.next(), said.next()) {
             let message =
                 format!("residue {residue} of tickets {name} is {first}'s, says {by}, and {second}'s, says {other}");
-            let remedy = "they may have given the same tickets: take a new name".to_owned();
+            let remedy = "they may have given the same tickets: take a new name";
             findings.add(Severity::Alarm, "tickets_clash", None, message, remedy);
             continue;
         }
@@ -131,20 +131,15 @@ fn check_leases(findings: &mut Findings, leases: &Leases, now_ms: u64) {
         let status = match status {
             Ok(status) => status,
             Err(lease::Error::Outdated) => {
-                let message = "its leases of worker numbers are of an older version".to_owned();
+                let message = "its leases of worker numbers are of an older version";
                 let remedy = format!("`pgshard workers install --host {host}`, while it serves");
                 findings.add(Severity::Warning, "leases_old", Some(host), message, remedy);
                 continue;
             }
             Err(error) => {
                 let message = format!("its leases of worker numbers cannot be read: {}", chain(error));
-                findings.add(
-                    Severity::Error,
-                    "leases_unread",
-                    Some(host),
-                    message,
-                    "see what the server's log says".to_owned(),
-                );
+                let remedy = "see what the server's log says";
+                findings.add(Severity::Error, "leases_unread", Some(host), message, remedy);
                 continue;
             }
         };
@@ -176,7 +171,7 @@ fn check_leases(findings: &mut Findings, leases: &Leases, now_ms: u64) {
                     "worker numbers {} of {space:?} were used by a clock far ahead: nobody has them until then",
                     wild.join(", ")
                 );
-                let remedy = "set the clocks by NTP; without those numbers generators go on".to_owned();
+                let remedy = "set the clocks by NTP; without those numbers generators go on";
                 findings.add(Severity::Notice, "leases_ahead", Some(host), message, remedy);
             }
         }
@@ -185,7 +180,7 @@ fn check_leases(findings: &mut Findings, leases: &Leases, now_ms: u64) {
         let names: Vec<&str> = hosts.iter().map(|host| host.as_str()).collect();
         let message =
             format!("worker numbers of {space:?} are leased from {}: two generators may have one", names.join(" and "));
-        let remedy = "point all generators to one of them, and start them again (docs/ids.md, snowflakes)".to_owned();
+        let remedy = "point all generators to one of them, and start them again (docs/ids.md, snowflakes)";
         findings.add(Severity::Alarm, "leases_twice", None, message, remedy);
     }
 }

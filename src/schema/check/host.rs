@@ -22,7 +22,7 @@ pub(super) fn unread(findings: &mut Findings, host: &HostName, error: &FactsErro
         FactsError::Lacking { gone } => {
             for Gone { what, remedy } in gone {
                 let message = format!("of its control schema: {what}");
-                findings.add(Severity::Error, "control_damaged", Some(host), message, remedy.clone());
+                findings.add(Severity::Error, "control_damaged", Some(host), message, remedy.as_str());
             }
             return;
         }
@@ -74,8 +74,8 @@ pub(super) fn check(findings: &mut Findings, host: &HostName, facts: &HostFacts,
             }
         }
         Ok(versions) if facts.control.is_some() && !versions.is_empty() => {
-            let message = "its control schema is of an older version".to_owned();
-            findings.add(Severity::Warning, "control_old", Some(host), message, BOOTSTRAP.to_owned());
+            let message = "its control schema is of an older version";
+            findings.add(Severity::Warning, "control_old", Some(host), message, BOOTSTRAP);
         }
         Ok(_) => {
             let installed = facts.control.iter().filter_map(|control| control.installed.as_ref());
@@ -111,8 +111,8 @@ pub(super) fn check(findings: &mut Findings, host: &HostName, facts: &HostFacts,
             }
         }
         (None, None) => {
-            let message = "it has not been bootstrapped".to_owned();
-            findings.add(Severity::Error, "not_bootstrapped", Some(host), message, BOOTSTRAP.to_owned());
+            let message = "it has not been bootstrapped";
+            findings.add(Severity::Error, "not_bootstrapped", Some(host), message, BOOTSTRAP);
         }
         (Some(_), _) => {}
     }

@@ -74,7 +74,7 @@ pub(super) fn attempts(findings: &mut Findings, hosts: &Hosts<'_>, migrations: O
             Some((migrations, Ok(from))) if from < migrations.of_hosts().len() => {
                 let lacks: Vec<&str> = migrations.of_hosts().skip(from).map(|one| one.name()).collect();
                 let what = format!("it lacks the once-per-host migrations {}", lacks.join(", "));
-                let remedy = "run `pgshard migrate up`".to_owned();
+                let remedy = "run `pgshard migrate up`";
                 findings.add(Severity::Warning, "host_migrations_pending", Some(host), what, remedy);
             }
             Some((_, Err(drifts))) => {

@@ -43,7 +43,7 @@ pub(super) fn behind(findings: &mut Findings, hosts: &Hosts<'_>, cluster: &Clust
         let (unknown, shards) = known::lacks(&control.known, &record);
         for other in unknown {
             let message = format!("it has not recorded that {other} is a host");
-            findings.add(Severity::Warning, "record_behind", Some(host), message, BOOTSTRAP.to_owned());
+            findings.add(Severity::Warning, "record_behind", Some(host), message, BOOTSTRAP);
         }
         for shard in shards {
             let what = "it has not recorded on which host the shard is";

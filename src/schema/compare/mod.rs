@@ -57,8 +57,8 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
     let mut findings = Findings::default();
     for (host, definitions) in survey {
         if let Err(reason) = definitions {
-            let remedy = "see what the server's log says".to_owned();
-            findings.add(Severity::Error, "definitions_unread", Some(host), reason.clone(), remedy);
+            let remedy = "see what the server's log says";
+            findings.add(Severity::Error, "definitions_unread", Some(host), reason.as_str(), remedy);
         }
     }
     let read: Vec<&Definitions> = survey.values().filter_map(|definitions| definitions.as_ref().ok()).collect();

@@ -96,7 +96,7 @@ pub async fn contents(shelves: &[Shelf], epoch: Epoch) -> Contents {
             }
             Err(reason) => {
                 let message = format!("its rows cannot be read: {reason}");
-                let remedy = "see what the server's log says".to_owned();
+                let remedy = "see what the server's log says";
                 findings.add(Severity::Error, "rows_unread", Some(&shelf.host), message, remedy);
             }
         }
@@ -143,7 +143,7 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                 ),
                 Unread::Refused(reason) => (reason.clone(), "see what the reason says, then again"),
             };
-            let (what, remedy) = (format!("{table} is not read: {why}"), remedy.to_owned());
+            let what = format!("{table} is not read: {why}");
             findings.add_shard(Severity::Error, "rows_unread", Some(&shelf.host), *shard, what, remedy);
         }
         FilledBy::Sequence { name: sequence, behind: Some(value) } => {
