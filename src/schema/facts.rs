@@ -128,6 +128,17 @@ pub struct ControlFacts {
     pub(super) foreign_locks: Vec<Foreign>,
 }
 
+impl ControlFacts {
+    /// The migrations of each shard that has any.
+    pub(super) fn migrations_by_shard(&self) -> BTreeMap<ShardId, &[RecordedMigration]> {
+        let mut by_shard: BTreeMap<ShardId, &[RecordedMigration]> = BTreeMap::new();
+        for set in &self.applied {
+            by_shard.extend(set.shards.iter().map(|shard| (*shard, set.migrations.as_slice())));
+        }
+        by_shard
+    }
+}
+
 /// How a shard that left can be taken back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenWay {

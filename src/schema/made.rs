@@ -35,10 +35,7 @@ pub(super) type Lacking<'a> = BTreeMap<(&'a HostName, ShardId), String>;
 pub(super) fn lacking<'a>(controls: impl IntoIterator<Item = (&'a HostName, &'a ControlFacts)>) -> Lacking<'a> {
     let mut alike: BTreeMap<&[RecordedMigration], Vec<Made<'_>>> = BTreeMap::new();
     for (host, control) in controls {
-        let mut applied: BTreeMap<ShardId, &[RecordedMigration]> = BTreeMap::new();
-        for set in &control.applied {
-            applied.extend(set.shards.iter().map(|shard| (*shard, set.migrations.as_slice())));
-        }
+        let applied = control.migrations_by_shard();
         for set in &control.made {
             for shard in &set.shards {
                 let migrations = applied.get(shard).copied().unwrap_or_default();

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use super::check::{REPAIR, jumped, went_back};
+use super::check::{Given, REPAIR, jumped, went_back};
 use super::facts::{ShardState, Survey};
 use super::finding::{Finding, Findings, Severity};
 use super::known::Known;
@@ -157,7 +157,8 @@ fn judge(
         }
         // It says itself that it serves the shard, at an epoch before another gave it away.
         [owner] if owner.epoch < best.epoch => {
-            let (what, remedy) = went_back(owner.host, owner.epoch, best.from, best.host, best.epoch);
+            let given = Given { epoch: best.epoch, from: best.from, to: best.host };
+            let (what, remedy) = went_back(owner.host, owner.epoch, given);
             notes.add_shard(Severity::Alarm, "went_back", Some(owner.host), shard, what, remedy);
             was
         }

@@ -1,15 +1,18 @@
 //! Each host by itself: whether it can be read, is what the config says, and has a control schema that is whole.
 
-use super::remedy::{BOOTSTRAP, MEND};
+use super::remedy::BOOTSTRAP;
+use super::view::Hosts;
 use crate::map::HostName;
+use crate::pg::quote_ident;
 use crate::schema::control::{Cluster, pending, record_of, restore};
 use crate::schema::damage::damages;
-use crate::schema::facts::{FactsError, Gone, HostFacts, chain};
+use crate::schema::facts::{ControlFacts, FactsError, Gone, HostFacts, chain};
 use crate::schema::finding::{Findings, Severity};
-use crate::schema::known::Known;
-use crate::schema::{rights, shape};
+use crate::schema::rights::shell_word;
+use crate::schema::shape;
 use crate::shard::ShardId;
 
+/// A host that did not say how it is.
 pub(super) fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
     let (code, remedy) = match error {
         FactsError::Unreachable { source } if source.is_login_refused() => {
@@ -41,79 +44,93 @@ fn not_owner(owner: &str, role: &str) -> String {
     format!(
         "connect as {owner}, or as a member of it; or, for {role} to watch only, run what `pgshard rights --for \
          monitor --role {}` prints",
-        rights::shell_word(role)
+        shell_word(role)
     )
 }
 
-/// The control migrations that were run by what is there, and are not recorded; with the statement that records them.
-fn unrecorded(facts: &HostFacts, versions: &[i32]) -> impl Iterator<Item = (i32, String)> {
-    let shape = facts.control.as_ref().and_then(|control| control.shape.as_ref());
-    let made = shape.into_iter().flat_map(|shape| versions.iter().filter(|version| shape::is_made(**version, shape)));
-    made.map(|version| (*version, record_of(*version)))
-}
-
-/// Whether a schema has the name of a shard past the last one.
-fn is_beyond(schema: &str, cluster: &Cluster) -> bool {
-    let number = schema.strip_prefix(cluster.schema_prefix.as_str()).and_then(|number| number.parse().ok());
-    number
-        .and_then(ShardId::new)
-        .is_some_and(|shard| !cluster.shards.contains(shard) && cluster.schema_prefix.schema(shard) == schema)
-}
-
-pub(super) fn check(findings: &mut Findings, host: &HostName, facts: &HostFacts, cluster: &Cluster, known: &Known<'_>) {
-    match pending(facts, cluster, host) {
-        Err(refusals) => {
+/// A host that was read.
+pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, facts: &HostFacts) {
+    match (pending(facts, hosts.cluster, host), &facts.control) {
+        (Err(refusals), _) => {
             for refusal in refusals {
                 findings.add(Severity::Error, refusal.code(), Some(host), refusal.to_string(), refusal.remedy());
             }
         }
-        Ok(versions) if unrecorded(facts, &versions).next().is_some() => {
-            for (version, insert) in unrecorded(facts, &versions) {
-                let message = format!("its control migration {version} was run, and the record of that is gone");
-                findings.add(Severity::Error, "control_unrecorded", Some(host), message, insert);
-            }
+        (Ok(versions), Some(control)) if versions.is_empty() => {
+            damaged(findings, host, control);
+            without_rights(findings, host, control);
         }
-        Ok(versions) if facts.control.is_some() && !versions.is_empty() => {
-            let message = "its control schema is of an older version";
-            findings.add(Severity::Warning, "control_old", Some(host), message, BOOTSTRAP);
-        }
-        Ok(_) => {
-            let installed = facts.control.iter().filter_map(|control| control.installed.as_ref());
-            let shapes = facts.control.iter().filter_map(|control| control.shape.as_ref());
-            for damage in installed.flat_map(damages).chain(shapes.flat_map(shape::damages)) {
-                let what = format!("of its control schema: {}", damage.what);
-                let remedy = damage.by_hand.unwrap_or_else(|| MEND.to_owned());
-                findings.add(Severity::Error, "control_damaged", Some(host), what, remedy);
-            }
-            for role in facts.control.iter().flat_map(|control| &control.routers.lacking) {
-                let what = format!(
-                    "the role {role} may use shards here, and may not ask where they are: its statements fail while a \
-                     shard moves"
-                );
-                let role = rights::shell_word(role);
-                let remedy =
-                    format!("run `pgshard bootstrap`, or what `pgshard rights --for router --role {role}` prints");
-                findings.add(Severity::Error, "rights_missing", Some(host), what, remedy);
-            }
-        }
+        (Ok(versions), Some(control)) => behind(findings, host, control, &versions),
+        (Ok(_), None) => {}
     }
-    for schema in facts.schemas.iter().filter(|schema| is_beyond(schema, cluster)) {
-        let what = format!("the schema {schema} is named like a shard, but the cluster has {}", cluster.shards);
-        let name = crate::pg::quote_ident(schema);
+    beyond(findings, hosts.cluster, host, facts);
+    if facts.control.is_none() {
+        empty(findings, hosts, host);
+    }
+}
+
+/// A control schema that lacks these migrations, or only their records.
+fn behind(findings: &mut Findings, host: &HostName, control: &ControlFacts, versions: &[i32]) {
+    let is_made = |version: &&i32| control.shape.as_ref().is_some_and(|shape| shape::is_made(**version, shape));
+    let mut unrecorded = versions.iter().filter(is_made).peekable();
+    if unrecorded.peek().is_none() {
+        let message = "its control schema is of an older version";
+        findings.add(Severity::Warning, "control_old", Some(host), message, BOOTSTRAP);
+    }
+    for version in unrecorded {
+        let message = format!("its control migration {version} was run, and the record of that is gone");
+        findings.add(Severity::Error, "control_unrecorded", Some(host), message, record_of(*version));
+    }
+}
+
+/// What is gone or altered in a control schema.
+fn damaged(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
+    let damages = control.installed.iter().flat_map(damages).chain(control.shape.iter().flat_map(shape::damages));
+    for damage in damages {
+        let what = format!("of its control schema: {}", damage.what);
+        let remedy = damage.by_hand.unwrap_or_else(|| format!("{BOOTSTRAP}, which restores it"));
+        findings.add(Severity::Error, "control_damaged", Some(host), what, remedy);
+    }
+}
+
+/// Roles of routers that cannot ask the host where shards are.
+fn without_rights(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
+    for role in &control.routers.lacking {
+        let what = format!(
+            "the role {role} may use shards here, and may not ask where they are: its statements fail while a shard \
+             moves"
+        );
+        let prints = format!("what `pgshard rights --for router --role {}` prints", shell_word(role));
+        let remedy = format!("{BOOTSTRAP}, or {prints}");
+        findings.add(Severity::Error, "rights_missing", Some(host), what, remedy);
+    }
+}
+
+/// Schemas with the name of a shard past the last one.
+fn beyond(findings: &mut Findings, cluster: &Cluster, host: &HostName, facts: &HostFacts) {
+    let (prefix, shards) = (&cluster.schema_prefix, cluster.shards);
+    let is_beyond = |schema: &&String| {
+        let number = schema.strip_prefix(prefix.as_str()).and_then(|number| number.parse().ok());
+        let shard = number.and_then(ShardId::new);
+        shard.is_some_and(|shard| !shards.contains(shard) && prefix.schema(shard) == **schema)
+    };
+    for schema in facts.schemas.iter().filter(is_beyond) {
+        let what = format!("the schema {schema} is named like a shard, but the cluster has {shards}");
+        let name = quote_ident(schema);
         let remedy = format!("see whether somebody needs what is in it, then DROP SCHEMA {name} CASCADE, or rename it");
         findings.add(Severity::Warning, "schema_beyond", Some(host), what, remedy);
     }
-    match (&facts.control, known.lost_on(host)) {
-        (None, Some((shards, by))) => {
-            for shard in shards {
-                let what = format!("the database of {host} is empty, and {by} knows that the shard was there");
-                findings.add_shard(Severity::Alarm, "host_emptied", Some(host), shard, what, restore(host));
-            }
-        }
-        (None, None) => {
-            let message = "it has not been bootstrapped";
-            findings.add(Severity::Error, "not_bootstrapped", Some(host), message, BOOTSTRAP);
-        }
-        (Some(_), _) => {}
+}
+
+/// A host without a control schema: one that was never bootstrapped, or has lost its database.
+fn empty(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName) {
+    let Some((shards, by)) = hosts.known.lost_on(host) else {
+        let message = "it has not been bootstrapped";
+        findings.add(Severity::Error, "not_bootstrapped", Some(host), message, BOOTSTRAP);
+        return;
+    };
+    for shard in shards {
+        let what = format!("the database of {host} is empty, and {by} knows that the shard was there");
+        findings.add_shard(Severity::Alarm, "host_emptied", Some(host), shard, what, restore(host));
     }
 }

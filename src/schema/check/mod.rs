@@ -2,17 +2,15 @@
 //!
 //! Invariant: every difference has a finding, and two hosts that serve one shard are an alarm.
 
-use std::collections::BTreeMap;
-
-use self::view::Hosts;
+use self::view::{Hosts, InMap};
 use super::control::Cluster;
 use super::facts::Survey;
 use super::finding::{Finding, Findings};
-use super::known::Known;
 use super::migrations::Migrations;
 use super::{clock, exposed, orphans, settings};
 use crate::map::ShardMap;
 
+mod contradiction;
 mod host;
 mod migrations;
 mod moves;
@@ -24,39 +22,30 @@ mod tests;
 mod unserved;
 mod view;
 
+pub(super) use contradiction::{jumped, went_back};
 pub(super) use remedy::REPAIR;
-pub(super) use shard::{jumped, went_back};
+pub(super) use view::Given;
 
 /// Everything in which the hosts differ from the map and the config, the worst first. `migrations` are those of the
 /// folder, if there is one; without them the shards are compared with each other.
 pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Option<&Migrations>) -> Vec<Finding> {
     let mut findings = Findings::default();
-    let mut controls = BTreeMap::new();
-    let known = Known::of_survey(survey);
+    let hosts = Hosts::new(survey, cluster);
     for (host, facts) in survey {
         match facts {
             Err(error) => host::unread(&mut findings, host, error),
-            Ok(facts) => {
-                host::check(&mut findings, host, facts, cluster, &known);
-                if let Some(control) = &facts.control {
-                    controls.insert(host, (facts, control));
-                }
-            }
+            Ok(facts) => host::check(&mut findings, &hosts, host, facts),
         }
     }
-    records::absent(&mut findings, &known);
-    let hosts = Hosts { survey, controls, known };
+    records::absent(&mut findings, &hosts);
     for (shard, host, epoch) in map.iter() {
-        shard::check(&mut findings, &hosts, cluster, shard, host, epoch);
+        shard::check(&mut findings, &hosts, InMap { shard, host, epoch });
     }
-    for (host, (_, control)) in &hosts.controls {
-        moves::leftovers(&mut findings, host, control);
-        moves::audits(&mut findings, host, control);
+    for (host, control) in &hosts.controls {
+        moves::check(&mut findings, host, control);
     }
-    records::behind(&mut findings, &hosts, cluster);
-    migrations::made(&mut findings, &hosts);
+    records::behind(&mut findings, &hosts);
     migrations::check(&mut findings, &hosts, migrations);
-    migrations::attempts(&mut findings, &hosts, migrations);
     clock::check(&mut findings, survey, cluster.epoch);
     orphans::check(&mut findings, survey, &cluster.schema_prefix);
     settings::check(&mut findings, survey);

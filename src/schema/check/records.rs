@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use super::remedy::BOOTSTRAP;
 use super::view::Hosts;
 use crate::map::HostName;
-use crate::schema::control::{Cluster, pending};
-use crate::schema::facts::HostFacts;
+use crate::schema::control::pending;
+use crate::schema::facts::ControlFacts;
 use crate::schema::fault::add_again;
 use crate::schema::finding::{Findings, Severity};
-use crate::schema::known::{self, Known};
+use crate::schema::known;
 
 /// Hosts that others know and the config does not name.
-pub(super) fn absent(findings: &mut Findings, known: &Known<'_>) {
-    for (host, by) in known.absent() {
-        match known.lost_on(host) {
+pub(super) fn absent(findings: &mut Findings, hosts: &Hosts<'_>) {
+    for (host, by) in hosts.known.absent() {
+        match hosts.known.lost_on(host) {
             Some((shards, by)) => {
                 for shard in shards {
                     let what = format!("{by} knows that it was on {host}, which the config does not name");
@@ -34,12 +34,15 @@ pub(super) fn absent(findings: &mut Findings, known: &Known<'_>) {
 }
 
 /// Hosts that could not say what the others had. Hosts that are older, or somebody else's, have findings of their own.
-pub(super) fn behind(findings: &mut Findings, hosts: &Hosts<'_>, cluster: &Cluster) {
-    let current =
-        |host: &HostName, facts: &HostFacts| pending(facts, cluster, host).is_ok_and(|steps| steps.is_empty());
-    let good = || hosts.controls.iter().filter(|(host, (facts, _))| current(host, facts));
-    let record = known::record(good().map(|(host, (_, control))| (*host, *control)), &BTreeSet::new());
-    for (host, (_, control)) in good() {
+pub(super) fn behind(findings: &mut Findings, hosts: &Hosts<'_>) {
+    let is_current = |host: &HostName| {
+        let versions = hosts.facts(host).map(|facts| pending(facts, hosts.cluster, host));
+        versions.is_some_and(|versions| versions.is_ok_and(|versions| versions.is_empty()))
+    };
+    let controls = hosts.controls.iter().map(|(host, control)| (*host, *control));
+    let current: Vec<(&HostName, &ControlFacts)> = controls.filter(|(host, _)| is_current(host)).collect();
+    let record = known::record(current.iter().copied(), &BTreeSet::new());
+    for (host, control) in current {
         let (unknown, shards) = known::lacks(&control.known, &record);
         for other in unknown {
             let message = format!("it has not recorded that {other} is a host");

@@ -1,8 +1,10 @@
-//! What to do, where several findings say the same.
+//! Commands that several findings name as their remedy.
 
-pub(super) const MEND: &str = "run `pgshard bootstrap`, which restores it";
 pub(super) const BOOTSTRAP: &str = "run `pgshard bootstrap`";
+pub(super) const GC: &str = "run `pgshard moves gc`";
+pub(super) const MOVES: &str = "see `pgshard moves list`";
 pub(super) const REBUILD: &str = "run `pgshard map rebuild`";
+pub(super) const RESUME: &str = "run `pgshard moves resume`; the next statement on the shard opens it too";
+
 /// The command that says what can be repaired, for a shard about which hosts contradict each other.
 pub(in crate::schema) const REPAIR: &str = "`pgshard moves repair SHARD --plan` says what can be done";
-pub(super) const MOVES: &str = "see `pgshard moves list`";

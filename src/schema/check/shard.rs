@@ -1,133 +1,138 @@
 //! Who serves a shard, by the map and by the hosts.
 
-use super::remedy::{MOVES, REBUILD, REPAIR};
+use std::cmp::Reverse;
+
+use super::contradiction::{jumped, went_back};
+use super::remedy::{GC, MOVES, REBUILD, REPAIR, RESUME};
 use super::unserved;
-use super::view::Hosts;
+use super::view::{Hosts, InMap};
 use crate::map::{HostName, ShardEpoch};
+use crate::pg::quote_literal;
 use crate::schema::control::Cluster;
-use crate::schema::facts::{ShardRow, ShardState};
+use crate::schema::facts::{ControlFacts, HostFacts, ShardRow, ShardState};
 use crate::schema::finding::{Findings, Severity};
 use crate::shard::ShardId;
 
-pub(super) fn check(
-    findings: &mut Findings,
-    hosts: &Hosts<'_>,
-    cluster: &Cluster,
-    shard: ShardId,
-    host: &HostName,
-    epoch: ShardEpoch,
-) {
-    let mut owners: Vec<(ShardEpoch, &HostName, &ShardRow)> =
-        hosts.rows(shard).filter(|(_, row)| row.state.is_owner()).map(|(host, row)| (row.epoch, host, row)).collect();
-    owners.sort_by_key(|(epoch, host, _)| (std::cmp::Reverse(*epoch), *host));
-    if let Some((claimed, from)) = hosts.jump(shard, epoch) {
-        let (what, remedy) = jumped(from, claimed, epoch);
+pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_>) {
+    let shard = in_map.shard;
+    if let Some((claimed, from)) = hosts.jump(in_map) {
+        let (what, remedy) = jumped(from, claimed, in_map.epoch);
         findings.add_shard(Severity::Alarm, "epoch_jump", Some(from), shard, what, remedy);
     }
+    let owners = hosts.rows(shard).filter(|(_, row)| row.state.is_owner());
+    let mut owners: Vec<(ShardEpoch, &HostName)> = owners.map(|(host, row)| (row.epoch, host)).collect();
+    owners.sort_by_key(|(epoch, host)| (Reverse(*epoch), *host));
     match owners[..] {
-        [] => unserved::check(findings, hosts, cluster, shard, (host, epoch)),
-        [(served, owner, row)] => {
-            check_owner(findings, hosts, cluster, shard, owner, row);
-            if let Some((given, from, to)) = hosts.given_later(shard, served) {
-                let (what, remedy) = went_back(owner, served, from, to, given);
+        [] => unserved::check(findings, hosts, in_map),
+        [(served, owner)] => {
+            if let Some(there) = Served::by(hosts, owner, shard) {
+                there.schema(findings, hosts.cluster);
+                there.closed(findings);
+                there.half_made(findings, hosts);
+            }
+            if let Some(given) = hosts.given(shard).filter(|given| given.epoch > served) {
+                let (what, remedy) = went_back(owner, served, given);
                 findings.add_shard(Severity::Alarm, "went_back", Some(owner), shard, what, remedy);
-            } else if owner != host {
-                let what = format!("the map puts it on {host}, but {owner} serves it (epoch {served})");
-                findings.add_shard(Severity::Warning, "shard_elsewhere", Some(owner), shard, what, REBUILD);
-            } else if served != epoch {
-                let what = format!("the map has it at epoch {epoch}, the host at {served}");
-                findings.add_shard(Severity::Warning, "shard_epoch_differs", Some(owner), shard, what, REBUILD);
+            } else {
+                elsewhere(findings, in_map, owner, served);
             }
         }
-        [(served, right, _), (other_epoch, other, _), ..] => {
-            let what = format!("{right} (epoch {served}) and {other} (epoch {other_epoch}) both serve it");
-            let remedy = if (right, served) == (host, epoch) && served > other_epoch {
-                format!(
-                    "{right} is right, by its epoch and by the map; {other} does not know of the move, and what it \
-                     takes is missing on {right}: {REPAIR}, which has {other} stand down and keeps what it took; \
-                     docs/operating.md, \"Hosts contradict each other\""
-                )
-            } else {
-                format!("stop its writers, find out by its rows which is right, then {REPAIR}")
-            };
-            findings.add_shard(Severity::Alarm, "served_twice", None, shard, what, remedy);
-        }
+        [first, second, ..] => twice(findings, in_map, first, second),
     }
 }
 
-/// An owner that does not know of the move that brought it the shard, or took it away: its database is from before that
-/// move, or the other host is wrong.
-pub(in crate::schema) fn went_back(
-    owner: &HostName,
-    served: ShardEpoch,
-    from: &HostName,
-    to: &HostName,
-    given: ShardEpoch,
-) -> (String, String) {
-    let what =
-        format!("{from} gave it to {to} at epoch {given}, but {owner} serves it at epoch {served}, from before that");
-    let remedy = format!(
-        "stop its writers: {owner} was restored from before the move, or failed over to a standby that lacks it, and \
-         answers with old rows; {REPAIR}, and `pgshard recover {owner} --plan` with all of its shards; \
-         docs/operating.md has the steps under \"A host has gone back in time\""
-    );
-    (what, remedy)
+/// The map has another host for the shard than the owner, or another epoch.
+fn elsewhere(findings: &mut Findings, InMap { shard, host, epoch }: InMap<'_>, owner: &HostName, served: ShardEpoch) {
+    if owner != host {
+        let what = format!("the map puts it on {host}, but {owner} serves it (epoch {served})");
+        findings.add_shard(Severity::Warning, "shard_elsewhere", Some(owner), shard, what, REBUILD);
+    } else if served != epoch {
+        let what = format!("the map has it at epoch {epoch}, the host at {served}");
+        findings.add_shard(Severity::Warning, "shard_epoch_differs", Some(owner), shard, what, REBUILD);
+    }
 }
 
-/// A host that claims an epoch to which no move can have led.
-pub(in crate::schema) fn jumped(from: &HostName, claimed: ShardEpoch, known: ShardEpoch) -> (String, String) {
-    let what = format!("{from} says that it is in epoch {claimed}; the map has epoch {known}, and no host comes near");
-    let remedy = format!(
-        "somebody has written to pgshard.shard of {from}, or it is not what it says it is: keep writers from it, see \
-         who can write to it, and restore it from a backup"
-    );
-    (what, remedy)
+/// Two hosts serve the shard. The first has the later epoch.
+fn twice(findings: &mut Findings, in_map: InMap<'_>, first: (ShardEpoch, &HostName), second: (ShardEpoch, &HostName)) {
+    let ((served, right), (other_epoch, other)) = (first, second);
+    let what = format!("{right} (epoch {served}) and {other} (epoch {other_epoch}) both serve it");
+    let remedy = if (right, served) == (in_map.host, in_map.epoch) && served > other_epoch {
+        format!(
+            "{right} is right, by its epoch and by the map; {other} does not know of the move, and what it takes is \
+             missing on {right}: {REPAIR}, which has {other} stand down and keeps what it took; docs/operating.md, \
+             \"Hosts contradict each other\""
+        )
+    } else {
+        format!("stop its writers, find out by its rows which is right, then {REPAIR}")
+    };
+    findings.add_shard(Severity::Alarm, "served_twice", None, in_map.shard, what, remedy);
 }
 
-fn check_owner(
-    findings: &mut Findings,
-    hosts: &Hosts<'_>,
-    cluster: &Cluster,
+/// A shard on a host that serves it.
+struct Served<'a> {
     shard: ShardId,
-    owner: &HostName,
-    row: &ShardRow,
-) {
-    let Some((facts, control)) = hosts.controls.get(owner) else { return };
-    // With another prefix in the config no schema has the name that is looked for: that has a finding of its own.
-    let same_prefix = control.cluster.as_ref().is_none_or(|said| said.schema_prefix == cluster.schema_prefix.as_str());
-    if same_prefix && !facts.schemas.contains(&cluster.schema_prefix.schema(shard)) {
-        let what = "the host serves it, but its schema is not there";
-        let remedy = "restore the schema from a backup";
-        findings.add_shard(Severity::Error, "schema_missing", Some(owner), shard, what, remedy);
+    host: &'a HostName,
+    facts: &'a HostFacts,
+    control: &'a ControlFacts,
+    row: &'a ShardRow,
+}
+
+impl<'a> Served<'a> {
+    fn by(hosts: &Hosts<'a>, host: &'a HostName, shard: ShardId) -> Option<Served<'a>> {
+        let (facts, control) = (hosts.facts(host)?, *hosts.controls.get(host)?);
+        Some(Served { shard, host, facts, control, row: control.shards.get(&shard)? })
     }
-    if same_prefix && row.schema != cluster.schema_prefix.schema(shard) {
-        let what = format!("the host says that its schema is {}", row.schema);
-        let name = crate::pg::quote_literal(&cluster.schema_prefix.schema(shard));
-        // For a person to run: no SQL of ours changes the table.
-        let table = "pgshard.shard";
-        let remedy = format!("UPDATE {table} SET schema_name = {name} WHERE shard_id = {shard}");
-        findings.add_shard(Severity::Error, "schema_misnamed", Some(owner), shard, what, remedy);
-    }
-    if row.state == ShardState::Fenced {
-        let peer = row.peer.as_ref().map_or("?", HostName::as_str);
-        if row.fence_left_ms.is_some_and(|left| left < 0.0) {
-            let what = format!("a move to {peer} has closed it, and its mover is late");
-            let remedy = "run `pgshard moves resume`; the next statement on the shard opens it too";
-            findings.add_shard(Severity::Error, "fence_overdue", Some(owner), shard, what, remedy);
-        } else {
-            let what = format!("a move to {peer} has closed it for a moment");
-            findings.add_shard(Severity::Notice, "fenced", Some(owner), shard, what, MOVES);
+
+    /// Whether its schema is there, and has the name that it should.
+    fn schema(&self, findings: &mut Findings, cluster: &Cluster) {
+        // With another prefix in the config no schema has the name that is looked for: that has a finding of its own.
+        let prefix = &cluster.schema_prefix;
+        if self.control.cluster.as_ref().is_some_and(|said| said.schema_prefix != prefix.as_str()) {
+            return;
         }
-    } else if control.moving.contains(&shard) {
-        let what = "a move away is at work, or waits for `pgshard moves resume`";
-        findings.add_shard(Severity::Notice, "moving", Some(owner), shard, what, MOVES);
+        let schema = prefix.schema(self.shard);
+        if !self.facts.schemas.contains(&schema) {
+            let what = "the host serves it, but its schema is not there";
+            let remedy = "restore the schema from a backup";
+            findings.add_shard(Severity::Error, "schema_missing", Some(self.host), self.shard, what, remedy);
+        }
+        if self.row.schema != schema {
+            let what = format!("the host says that its schema is {}", self.row.schema);
+            // For a person to run: no SQL of ours changes the table.
+            let (table, name) = ("pgshard.shard", quote_literal(&schema));
+            let remedy = format!("UPDATE {table} SET schema_name = {name} WHERE shard_id = {}", self.shard);
+            findings.add_shard(Severity::Error, "schema_misnamed", Some(self.host), self.shard, what, remedy);
+        }
     }
-    for (target, (_, there)) in &hosts.controls {
-        if let Some(incoming) = there.incoming.get(&shard)
-            && !control.moving.contains(&shard)
-        {
-            let what = format!("a move from {} that has ended left it half made", incoming.source);
-            findings.add_shard(Severity::Warning, "leftover", Some(target), shard, what, "run `pgshard moves gc`");
+
+    /// What a move away does to it.
+    fn closed(&self, findings: &mut Findings) {
+        let (host, shard) = (Some(self.host), self.shard);
+        if self.row.state == ShardState::Fenced {
+            let peer = self.row.peer.as_ref().map_or("?", HostName::as_str);
+            if self.row.fence_left_ms.is_some_and(|left| left < 0.0) {
+                let what = format!("a move to {peer} has closed it, and its mover is late");
+                findings.add_shard(Severity::Error, "fence_overdue", host, shard, what, RESUME);
+            } else {
+                let what = format!("a move to {peer} has closed it for a moment");
+                findings.add_shard(Severity::Notice, "fenced", host, shard, what, MOVES);
+            }
+        } else if self.control.moving.contains(&shard) {
+            let what = "a move away is at work, or waits for `pgshard moves resume`";
+            findings.add_shard(Severity::Notice, "moving", host, shard, what, MOVES);
+        }
+    }
+
+    /// What moves away that have ended have left on their targets.
+    fn half_made(&self, findings: &mut Findings, hosts: &Hosts<'_>) {
+        if self.control.moving.contains(&self.shard) {
+            return;
+        }
+        for (target, there) in &hosts.controls {
+            if let Some(incoming) = there.incoming.get(&self.shard) {
+                let what = format!("a move from {} that has ended left it half made", incoming.source);
+                findings.add_shard(Severity::Warning, "leftover", Some(target), self.shard, what, GC);
+            }
         }
     }
 }

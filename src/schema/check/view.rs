@@ -1,37 +1,71 @@
-//! What the hosts say, as all comparisons look at it.
+//! What the comparisons look at: the cluster by its config, and all that the hosts say.
 
 use std::collections::BTreeMap;
 
 use crate::map::{HostName, ShardEpoch};
+use crate::schema::control::Cluster;
 use crate::schema::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
 use crate::schema::known::Known;
 use crate::shard::ShardId;
 
+/// The hosts of the config.
 pub(super) struct Hosts<'a> {
-    pub(super) survey: &'a Survey,
+    pub(super) cluster: &'a Cluster,
+    survey: &'a Survey,
     /// The hosts that have been bootstrapped.
-    pub(super) controls: BTreeMap<&'a HostName, (&'a HostFacts, &'a ControlFacts)>,
+    pub(super) controls: BTreeMap<&'a HostName, &'a ControlFacts>,
     pub(super) known: Known<'a>,
 }
 
+/// A shard, and where the map has it.
+#[derive(Clone, Copy)]
+pub(super) struct InMap<'a> {
+    pub(super) shard: ShardId,
+    pub(super) host: &'a HostName,
+    pub(super) epoch: ShardEpoch,
+}
+
+/// What a host says that has given a shard away. The later one is the greater.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::schema) struct Given<'a> {
+    /// Since when the receiver has it.
+    pub(in crate::schema) epoch: ShardEpoch,
+    pub(in crate::schema) from: &'a HostName,
+    pub(in crate::schema) to: &'a HostName,
+}
+
+/// What a move has brought to a host that has not opened the shard.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Brought {
+    Everything,
+    /// Something is missing, or nobody knows whether it is.
+    Less,
+}
+
 impl<'a> Hosts<'a> {
-    pub(super) fn rows(&self, shard: ShardId) -> impl Iterator<Item = (&'a HostName, &'a ShardRow)> {
-        self.controls.iter().filter_map(move |(host, (_, control))| Some((*host, control.shards.get(&shard)?)))
+    pub(super) fn new(survey: &'a Survey, cluster: &'a Cluster) -> Hosts<'a> {
+        let controls = survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.control.as_ref()?)));
+        Hosts { cluster, survey, controls: controls.collect(), known: Known::of_survey(survey) }
     }
 
-    /// Who says that it has given the shard away, at a later epoch than its owner knows: the epoch, the giver, and the
-    /// receiver.
-    pub(super) fn given_later(
-        &self,
-        shard: ShardId,
-        served: ShardEpoch,
-    ) -> Option<(ShardEpoch, &'a HostName, &'a HostName)> {
-        let moved = self.rows(shard).filter(|(_, row)| row.state == ShardState::Moved && row.epoch > served);
-        moved.filter_map(|(from, row)| Some((row.epoch, from, row.peer.as_ref()?))).max()
+    /// What a host says; nothing if it could not be read.
+    pub(super) fn facts(&self, host: &HostName) -> Option<&'a HostFacts> {
+        self.survey.get(host)?.as_ref().ok()
+    }
+
+    /// What the hosts say that know a shard.
+    pub(super) fn rows(&self, shard: ShardId) -> impl Iterator<Item = (&'a HostName, &'a ShardRow)> {
+        self.controls.iter().filter_map(move |(host, control)| Some((*host, control.shards.get(&shard)?)))
+    }
+
+    /// Who says last that it has given the shard away.
+    pub(super) fn given(&self, shard: ShardId) -> Option<Given<'a>> {
+        let moved = self.rows(shard).filter(|(_, row)| row.state == ShardState::Moved);
+        moved.filter_map(|(from, row)| Some(Given { epoch: row.epoch, from, to: row.peer.as_ref()? })).max()
     }
 
     /// Who says that the shard is at an epoch to which no move can have led, by what the map and the others say.
-    pub(super) fn jump(&self, shard: ShardId, in_map: ShardEpoch) -> Option<(ShardEpoch, &'a HostName)> {
+    pub(super) fn jump(&self, InMap { shard, epoch: in_map, .. }: InMap<'_>) -> Option<(ShardEpoch, &'a HostName)> {
         let mut epochs: Vec<(ShardEpoch, &'a HostName)> =
             self.rows(shard).map(|(host, row)| (row.epoch, host)).collect();
         epochs.sort_unstable();
@@ -40,15 +74,17 @@ impl<'a> Hosts<'a> {
         claimed.jumps(others).then_some((claimed, from))
     }
 
-    /// Whether a move is bringing a host a shard that another host has given to it, and whether everything is there.
-    pub(super) fn brings(&self, shard: ShardId, from: &HostName, to: &HostName) -> Option<bool> {
-        let brought = self.controls.get(to)?.1.incoming.get(&shard)?;
-        let given = self.controls.get(from)?.1.shards.get(&shard)?;
+    /// What a move has brought of a shard to the host that it was given to; nothing if none is bringing it there.
+    pub(super) fn brought(&self, shard: ShardId, given: Given<'_>) -> Option<Brought> {
+        let incoming = self.controls.get(given.to)?.incoming.get(&shard)?;
+        let row = self.controls.get(given.from)?.shards.get(&shard)?;
         // If the giver no longer knows the move, it is unknown what the move has brought.
-        Some(brought.ready && given.move_id.is_none_or(|id| id == brought.move_id))
+        let is_whole = incoming.ready && row.move_id.is_none_or(|id| id == incoming.move_id);
+        Some(if is_whole { Brought::Everything } else { Brought::Less })
     }
 
-    pub(super) fn is_read(&self, host: &HostName) -> bool {
-        matches!(self.survey.get(host), Some(Ok(_)))
+    /// Whether a host's journal has a move of the shard away from there that is at work or has stopped halfway.
+    pub(super) fn is_moving(&self, host: &HostName, shard: ShardId) -> bool {
+        self.controls.get(host).is_some_and(|control| control.moving.contains(&shard))
     }
 }

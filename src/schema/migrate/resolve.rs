@@ -179,10 +179,7 @@ fn on_host(
     let all: Vec<&str> = request.migrations.iter().map(Migration::name).collect();
     let at = all.iter().position(|name| *name == file.name()).unwrap_or(all.len());
     let around = (&all[..at], all.get(at + 1..).unwrap_or_default());
-    let mut has: BTreeMap<ShardId, &[RecordedMigration]> = BTreeMap::new();
-    for set in &control.applied {
-        has.extend(set.shards.iter().map(|shard| (*shard, set.migrations.as_slice())));
-    }
+    let has = control.migrations_by_shard();
     let wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
     let mut wrong: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
     for (shard, row) in control.shards.iter().filter(|(shard, row)| row.state.is_owner() && wanted(shard)) {
