@@ -278,7 +278,7 @@ pub struct KeptAudit {
     pub target: HostName,
     /// What differs: each thing, and the keys of its rows.
     pub differences: Vec<String>,
-    /// What was not compared, and why.
+    /// What was not compared, and why; empty where an audit was broken off.
     pub left_out: Vec<String>,
 }
 

@@ -4,7 +4,7 @@ use super::check;
 use super::remedy::BOOTSTRAP;
 use crate::map::HostName;
 use crate::schema::control::tests::cluster;
-use crate::schema::facts::{AppliedSet, LedgerRow, RecordedMigration};
+use crate::schema::facts::{AppliedSet, KeptAudit, LedgerRow, RecordedMigration};
 use crate::schema::finding::Severity;
 use crate::schema::migrations::tests::migrations;
 use crate::schema::own::{OWN, Own, UNFINISHED};
@@ -295,4 +295,36 @@ fn what_moves_have_left() {
         ]
     );
     assert_eq!(findings[0].host, Some(host("db1")));
+}
+
+#[test]
+fn why_a_move_was_not_audited() {
+    let mut survey = survey_of(&[("db1", "0 serving 1")]);
+    let control = survey.get_mut("db1").unwrap().as_mut().unwrap().control.as_mut().unwrap();
+    let audit = |number: u16, differences: &[&str], left_out: &[&str]| KeptAudit {
+        shard: shard(number),
+        move_id: uuid::Uuid::nil(),
+        target: host("db2"),
+        differences: differences.iter().map(|one| (*one).to_owned()).collect(),
+        left_out: left_out.iter().map(|one| (*one).to_owned()).collect(),
+    };
+    control.audits = vec![
+        audit(1, &[], &[]),
+        audit(2, &[], &["it was kept before there were audits"]),
+        audit(3, &["table photos (7)"], &["table users: it was dropped"]),
+    ];
+    let id = uuid::Uuid::nil();
+    let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
+    let said: Vec<_> = findings.iter().map(|finding| format!("{} {}", finding.code, finding.message)).collect();
+    assert_eq!(
+        said,
+        [
+            format!(
+                "audit_differs shard 3: db2 did not have what it had here when the move {id} opened it there: table \
+                 photos (7)"
+            ),
+            format!("not_audited shard 1: the move {id} to db2 was not audited: it was broken off"),
+            format!("not_audited shard 2: the move {id} to db2 was not audited: it was kept before there were audits"),
+        ]
+    );
 }

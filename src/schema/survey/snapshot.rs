@@ -19,11 +19,14 @@ use crate::schema::made::MadeSet;
 use crate::schema::shape::Shape;
 use crate::shard::ShardId;
 
-/// Where audits are, and what stands for them in a control schema of a version before 4. Of the whole row a monitor may
-/// not ask.
+/// Where audits are. Of the whole row a monitor may not ask.
 const AUDITED: &str = "pgshard.move";
-const NO_AUDITS: &str = "(SELECT shard_id, move_id, target, phase, NULL::text AS audit, NULL::jsonb AS audit_found
-    FROM pgshard.move)";
+
+/// In the place of [`AUDITED`] in a control schema of a version before 4: what version 4 will note of the moves that it
+/// finds there. Where somebody has dropped the columns, nothing is known of any audit, and that is a damage.
+const NO_AUDITS: &str = "(SELECT shard_id, move_id, target, phase,
+        CASE mode WHEN 'blocking' THEN 'audited' END AS audit, NULL::jsonb AS audit_found
+    FROM pgshard.move WHERE NOT EXISTS (SELECT FROM pgshard.control_migration WHERE version >= 4))";
 
 /// Rows as JSON arrays, which are short: a host has thousands of shards. `AUDITED` in it is [`AUDITED`] or
 /// [`NO_AUDITS`].
@@ -76,7 +79,8 @@ SELECT json_build_object(
     'open_ways', (SELECT json_agg(json_build_array(b.shard_id, b.move_id, m.target)) FROM pgshard.back b
         JOIN pgshard.move m USING (move_id, shard_id)
                   WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'),
-    'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, coalesce(m.audit_found, '{}')))
+    'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, m.audit,
+                   coalesce(m.audit_found, '{}')))
                FROM AUDITED AS m
                WHERE m.phase = 'kept' AND m.audit IS DISTINCT FROM 'audited'
                  AND NOT (m.audit = 'under way' AND EXISTS (SELECT FROM pg_stat_activity a
@@ -134,7 +138,7 @@ struct RawLeftOut {
 
 type RawShard = (ShardId, String, ShardState, i32, Option<String>, Option<Uuid>, Option<f64>, Option<f64>);
 type RawIncoming = (ShardId, Uuid, String, i32, bool);
-type RawAudit = (ShardId, Uuid, String, RawFound);
+type RawAudit = (ShardId, Uuid, String, Option<String>, RawFound);
 
 /// Reads the snapshot. Locks: none that anybody waits for.
 pub(super) async fn read(client: &Client, shape: &Shape) -> Result<ControlFacts, FactsError> {
@@ -179,7 +183,7 @@ fn incoming_row((shard, move_id, source, at, ready): RawIncoming) -> Result<(Sha
     Ok((shard, IncomingRow { move_id, source: host(source)?, epoch: epoch(shard, at)?, ready }))
 }
 
-fn kept_audit((shard, move_id, target, found): RawAudit) -> Result<KeptAudit, FactsError> {
+fn kept_audit((shard, move_id, target, state, found): RawAudit) -> Result<KeptAudit, FactsError> {
     let difference = |one: RawDifference| match one.rows.is_empty() {
         true => format!("{} ({})", one.what, one.how),
         false => {
@@ -188,7 +192,10 @@ fn kept_audit((shard, move_id, target, found): RawAudit) -> Result<KeptAudit, Fa
         }
     };
     let differences = found.differences.into_iter().map(difference).collect();
-    let left_out = found.left_out.into_iter().map(|left| format!("{}: {}", left.what, left.why)).collect();
+    let left_out = match state {
+        None => vec!["it was kept before there were audits".to_owned()],
+        Some(_) => found.left_out.into_iter().map(|left| format!("{}: {}", left.what, left.why)).collect(),
+    };
     Ok(KeptAudit { shard, move_id, target: host(target)?, differences, left_out })
 }
 
@@ -202,4 +209,25 @@ fn host(name: String) -> Result<HostName, FactsError> {
 
 fn epoch(shard: ShardId, epoch: i32) -> Result<ShardEpoch, FactsError> {
     ShardEpoch::from_i32(epoch).ok_or_else(|| unreadable(format!("epoch {epoch} of shard {shard}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is told of a kept shard whose audit the journal has like this.
+    fn told(audit: &str) -> KeptAudit {
+        let json = format!(r#"{{"audits": [[7, "00000000-0000-0000-0000-000000000000", "db2", {audit}]]}}"#);
+        facts(serde_json::from_str(&json).unwrap()).unwrap().audits.remove(0)
+    }
+
+    #[test]
+    fn why_a_kept_shard_was_not_audited() {
+        assert_eq!(told("null, {}").left_out, ["it was kept before there were audits"]);
+        assert_eq!(told(r#""under way", {}"#).left_out, [""; 0]);
+        let left_out = r#""not audited", {"left_out": [{"what": "table photos", "why": "it was dropped"}]}"#;
+        assert_eq!(told(left_out).left_out, ["table photos: it was dropped"]);
+        let differs = r#""differs", {"differences": [{"what": "table photos", "how": "", "rows": [{"key": "(7)"}]}]}"#;
+        assert_eq!(told(differs).differences, ["table photos (7)"]);
+    }
 }
