@@ -61,7 +61,7 @@
 //! 6. No password is in an error, in `Debug` or in a log line.
 //!
 //! The second and third have one condition: a fail-over to a standby that has not received the last commits can take a
-//! fence back. `docs/operating.md` says what then.
+//! fence back. `docs/trouble.md` says what then.
 //!
 //! # What it does not do
 //!

@@ -600,12 +600,13 @@ fn only_the_control_schema_changes_who_serves() {
     none_of(mistakes, "no SQL changes pgshard.shard but the functions of migrations/control");
 }
 
-/// The first cells of a Markdown table's rows below this heading, up to the next heading of its level: `| 4 | refused
-/// |` gives `4`.
+/// The first cells of the rows of Markdown tables below this heading, up to the next heading of its level: `| 4 |
+/// refused |` gives `4`.
 fn first_cells(document: &str, heading: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let lines = text.lines().skip_while(|line| *line != heading).skip(1);
-    let section: Vec<&str> = lines.take_while(|line| !line.starts_with("## ")).collect();
+    let level = format!("{} ", heading.split(' ').next().unwrap());
+    let section: Vec<&str> = lines.take_while(|line| !line.starts_with(&level)).collect();
     assert!(!section.is_empty(), "{document} has a section {heading:?}");
     let cells = section.iter().filter_map(|line| line.strip_prefix("| ")).filter_map(|row| row.split(" |").next());
     cells.map(|cell| cell.trim_matches('`').to_owned()).collect()
@@ -633,9 +634,9 @@ fn phases_are_in_the_manual() {
     let code = source("src/mover/protocol/state/mod.rs");
     let body = code.split("const ALL").nth(1).unwrap().split("];").next().unwrap();
     let phases: BTreeSet<String> = body.split('"').skip(1).step_by(2).map(str::to_owned).collect();
-    let told: BTreeSet<String> = first_cells("docs/operating.md", "## The phases of a move").into_iter().collect();
+    let told: BTreeSet<String> = first_cells("docs/moves.md", "## The phases of a move").into_iter().collect();
     let missing: Vec<&String> = phases.difference(&told).collect();
-    assert!(missing.is_empty(), "docs/operating.md, ## The phases of a move, lacks {missing:?}");
+    assert!(missing.is_empty(), "docs/moves.md, ## The phases of a move, lacks {missing:?}");
 }
 
 /// The codes are the strings that follow a severity, and those that `Refusal::code` and `unread` give.
@@ -659,22 +660,18 @@ fn findings_are_in_the_manual() {
     let unread = host.split("fn unread(").nth(1).unwrap().split("\n}\n").next().unwrap();
     codes.extend(unread.split("=> (").skip(1).chain(unread.split("=> {\n            (").skip(1)).filter_map(literal));
     assert!(codes.contains("served_twice") && codes.contains("standby") && codes.contains("not_owner"), "{codes:?}");
-    let told: BTreeSet<String> =
-        first_cells("docs/operating.md", "## What `pgshard check` finds").into_iter().collect();
+    let told: BTreeSet<String> = first_cells("docs/findings.md", "# What `pgshard check` finds").into_iter().collect();
     let missing: Vec<&String> = codes.difference(&told).collect();
-    assert!(missing.is_empty(), "docs/operating.md, ## What `pgshard check` finds, lacks {missing:?}");
+    assert!(missing.is_empty(), "docs/findings.md lacks {missing:?}");
     let gone: Vec<&String> = told.difference(&codes).filter(|code| !["code", "---"].contains(&code.as_str())).collect();
-    assert!(
-        gone.is_empty(),
-        "docs/operating.md, ## What `pgshard check` finds, tells of {gone:?}, which nothing gives"
-    );
+    assert!(gone.is_empty(), "docs/findings.md tells of {gone:?}, which nothing gives");
 }
 
 /// What `pgshard explain` knows of SQLSTATEs and of the router's errors is what there is.
 #[test]
 fn sqlstates_and_errors_are_in_the_manual() {
-    let told = |heading: &str| -> BTreeSet<String> {
-        let cells = first_cells("docs/operating.md", heading).into_iter();
+    let told = |page: &str, heading: &str| -> BTreeSet<String> {
+        let cells = first_cells(page, heading).into_iter();
         cells.filter(|cell| !["code", "---", "metric"].contains(&cell.as_str())).collect()
     };
     let states = source("src/pg/state.rs");
@@ -683,7 +680,7 @@ fn sqlstates_and_errors_are_in_the_manual() {
         .filter(|line| line.starts_with("pub const "))
         .filter_map(|line| Some(line.split('"').nth(1)?.to_owned()))
         .collect();
-    assert_eq!(told("## SQLSTATEs of ours"), ours);
+    assert_eq!(told("docs/errors.md", "## SQLSTATEs of ours"), ours);
     let errors = source("src/router/error.rs");
     let body = errors.split("pub enum Error {").nth(1).unwrap().split("\n}\n").next().unwrap();
     let variant = |line: &str| {
@@ -692,14 +689,14 @@ fn sqlstates_and_errors_are_in_the_manual() {
     };
     let variants: BTreeSet<String> = body.lines().filter_map(variant).collect();
     assert!(variants.contains("HostDown") && variants.contains("Closed"), "{variants:?}");
-    assert_eq!(told("## Errors of the router"), variants);
+    assert_eq!(told("docs/errors.md", "## Errors of the router"), variants);
     let exporter = source("src/bin/pgshard/commands/exporter/text.rs");
     let metrics: BTreeSet<String> = exporter
         .split('"')
         .filter(|text| text.starts_with("pgshard_") && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'))
         .map(str::to_owned)
         .collect();
-    assert_eq!(told("## Metrics for Prometheus"), metrics);
+    assert_eq!(told("docs/metrics.md", "## The exporter"), metrics);
 }
 
 #[test]
@@ -711,9 +708,9 @@ fn metrics_and_spans_are_in_the_manual() {
     // OpenTelemetry's metrics, or ours.
     let is_metric = |name: &str| name.starts_with("db.client.") || name.starts_with("pgshard_");
     assert!(names.len() > 5 && names.iter().all(|name| is_metric(name)), "{names:?}");
-    let told = first_cells("docs/metrics.md", "## Metrics").into_iter().filter(|cell| is_metric(cell));
+    let told = first_cells("docs/metrics.md", "## Metrics of a router").into_iter().filter(|cell| is_metric(cell));
     let told: BTreeSet<String> = told.collect();
-    assert_eq!(told, names, "docs/metrics.md, ## Metrics, tells what src/router/metrics.rs has");
+    assert_eq!(told, names, "docs/metrics.md, ## Metrics of a router, tells what src/router/metrics.rs has");
 
     names.clear();
     for file in library() {

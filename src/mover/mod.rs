@@ -1,5 +1,5 @@
 //! Moves: taking shards from host to host while the application writes (`ARCHITECTURE.md` has the steps as a table,
-//! `docs/operating.md` is for operators).
+//! `docs/moves.md` is for operators).
 //!
 //! [`Mover::plan`] reads and judges, [`Mover::run`] runs the move, [`Mover::resume`] and [`Mover::abort`] take up a
 //! stopped one from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`]

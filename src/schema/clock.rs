@@ -164,7 +164,7 @@ fn ids_ahead(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
              are negative as bigint, or there are none left"
         );
         let remedy = "set the clock right, then let the shard's owner call id_repair(LAST) of its schema with the \
-                      largest ID that was made under the right clock; docs/operating.md has the steps";
+                      largest ID that was made under the right clock; docs/ids.md has the steps";
         for (shard, _) in &wild {
             findings.add_shard(Severity::Error, "ids_far_ahead", Some(host), **shard, what.as_str(), remedy);
         }

@@ -172,6 +172,8 @@ pages! {
     adding_capacity: "docs/adding-capacity.md",
     ids: "docs/ids.md",
     operating: "docs/operating.md",
+    differs: "docs/differs.md",
+    trouble: "docs/trouble.md",
     rights: "docs/rights.md",
 }
 

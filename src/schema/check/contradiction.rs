@@ -13,7 +13,7 @@ pub(in crate::schema) fn went_back(owner: &HostName, served: ShardEpoch, given: 
     let remedy = format!(
         "stop its writers: {owner} was restored from before the move, or failed over to a standby that lacks it, and \
          answers with old rows; {REPAIR}, and `pgshard recover {owner} --plan` with all of its shards; \
-         docs/operating.md has the steps under \"A host has gone back in time\""
+         docs/trouble.md has the steps under \"A host has gone back in time\""
     );
     (what, remedy)
 }

@@ -60,7 +60,7 @@ fn not_audited(findings: &mut Findings, host: &HostName, audit: &KeptAudit) {
     } else {
         let found = differences.join("; ");
         let what = format!("{target} did not have what it had here when the move {move_id} opened it there: {found}");
-        let remedy = "its old copy is right, and what was written since: compare and repair as docs/operating.md says \
+        let remedy = "its old copy is right, and what was written since: compare and repair as docs/differs.md says \
                       under \"A move that differs\"";
         findings.add_shard(Severity::Alarm, "audit_differs", Some(host), *shard, what, remedy);
     }

@@ -50,7 +50,7 @@ on_each_version! {
     /// exist: it is prepared again.
     async fn types_that_came_back(version) {
         let shards = Shards::start(version, 6).await;
-        // Through a pooler, types of the application's own have to be cast to text (docs/operating.md).
+        // Through a pooler, types of the application's own have to be cast to text (docs/pgbouncer.md).
         let ways = Ways::all(&shards).await.into_iter().filter(|way| !way.pooled);
         for (number, way) in (0..).zip(ways) {
             let (name, router, key) = (way.name, &way.router, i64::from(number));

@@ -95,7 +95,7 @@ impl Pooler {
         pooler
     }
 
-    /// One through which routers go to a host, as its config says from now on, with the settings that docs/operating.md
+    /// One through which routers go to a host, as its config says from now on, with the settings that docs/pgbouncer.md
     /// asks for.
     pub(crate) async fn on_the_way(world: &World, host: usize) -> Pooler {
         let lines = "default_pool_size = 20\nserver_login_retry = 1\nserver_connect_timeout = 3";

@@ -133,8 +133,8 @@ on_each_version! {
         }
     }
 
-    /// Row level security by a setting: each transaction sets its own tenant, as docs/operating.md shows. Nobody sees
-    /// another's rows, and without a tenant nobody sees any.
+    /// Row level security by a setting: each transaction sets its own tenant, as docs/applications.md shows. Nobody
+    /// sees another's rows, and without a tenant nobody sees any.
     async fn row_level_security(version) {
         let shards = Shards::start(version, 4).await;
         shards.db[0]

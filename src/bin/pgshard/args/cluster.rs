@@ -91,7 +91,7 @@ impl From<FailOn> for Severity {
 /// What a code means, and what to do: of a finding, an exit code, a phase, a SQLSTATE or an error of ours
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The words are those of docs/operating.md, of this very release. No config is needed.
+The words are those of the pages in docs/, of this very release. No config is needed.
 
 Examples:
   pgshard explain host_emptied
@@ -109,7 +109,7 @@ pub(crate) struct Explain {
 #[command(after_help = "\
 Config, map and hosts are asked once a scrape, and no more often than --floor-s says: who comes in between gets the \
 last answer. A host that has not answered within --timeout-s is pgshard_host_up 0; nobody waits for it. There is no \
-login: elsewhere than on the loopback address, mind who can reach the port. docs/operating.md lists the metrics.
+login: elsewhere than on the loopback address, mind who can reach the port. docs/metrics.md lists the metrics.
 
 Examples:
   pgshard exporter

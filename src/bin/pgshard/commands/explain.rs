@@ -1,6 +1,6 @@
-//! `pgshard explain`: what a code means and what to do, from docs/operating.md.
+//! `pgshard explain`: what a code means and what to do, from pages of docs/.
 //!
-//! The document is the only source: this module reads its tables, and `tests/tidy.rs` compares them with the code, in
+//! The pages are the only source: this module reads their tables, and `tests/tidy.rs` compares them with the code, in
 //! both directions.
 
 use schemars::JsonSchema;
@@ -10,21 +10,39 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
-const MANUAL: &str = include_str!("../../../../docs/operating.md");
-
-/// A table of the document: the heading above it, and what its first cells are.
+/// Tables of a page: the heading above them, and what their first cells are.
 struct Section {
+    /// The name of the page in docs/.
+    page: &'static str,
+    text: &'static str,
     heading: &'static str,
     kind: &'static str,
 }
 
 const SECTIONS: [Section; 5] = [
-    Section { heading: "## Exit codes", kind: "exit code" },
-    Section { heading: "## The phases of a move", kind: "phase" },
-    Section { heading: "## What `pgshard check` finds", kind: "finding" },
-    Section { heading: "## SQLSTATEs of ours", kind: "SQLSTATE" },
-    Section { heading: "## Errors of the router", kind: "error" },
+    Section {
+        page: "operating.md",
+        text: include_str!("../../../../docs/operating.md"),
+        heading: "## Exit codes",
+        kind: "exit code",
+    },
+    Section {
+        page: "moves.md",
+        text: include_str!("../../../../docs/moves.md"),
+        heading: "## The phases of a move",
+        kind: "phase",
+    },
+    Section {
+        page: "findings.md",
+        text: include_str!("../../../../docs/findings.md"),
+        heading: "# What `pgshard check` finds",
+        kind: "finding",
+    },
+    Section { page: "errors.md", text: ERRORS, heading: "## SQLSTATEs of ours", kind: "SQLSTATE" },
+    Section { page: "errors.md", text: ERRORS, heading: "## Errors of the router", kind: "error" },
 ];
+
+const ERRORS: &str = include_str!("../../../../docs/errors.md");
 
 /// What the document says about a code: the column heads, and the cells.
 #[derive(JsonSchema, Serialize)]
@@ -91,16 +109,21 @@ fn all() -> Vec<Explained> {
 }
 
 fn of_section(section: &Section) -> Vec<Explained> {
-    let lines = MANUAL.lines().skip_while(|line| *line != section.heading).skip(1);
-    let lines = lines.take_while(|line| !line.starts_with("## "));
+    let lines = section.text.lines().skip_while(|line| *line != section.heading).skip(1);
+    // Up to the next heading of its level: where there are several tables, all have one head.
+    let level = section.heading.trim_start_matches('#');
+    let level = &section.heading[..section.heading.len() - level.len() + 1];
+    let lines = lines.take_while(|line| !line.starts_with(level));
     let mut rows = lines.filter(|line| line.starts_with("| ")).map(cells);
     let head = rows.next().unwrap_or_default();
     let column = |names: &[&str]| head.iter().position(|name| names.contains(&name.as_str()));
     let (severity, means, remedy) =
         (column(&["severity"]), column(&["means", "what it means"]), column(&["do", "type"]));
-    rows.filter(|row| row.first().is_some_and(|code| !code.starts_with("---")))
+    rows.filter(|row| *row != head && row.first().is_some_and(|code| !code.starts_with("---")))
         .map(|cells| {
-            let cell = |at: Option<usize>| at.and_then(|at| cells.get(at)).map(|text| plain(text)).unwrap_or_default();
+            let cell = |at: Option<usize>| {
+                at.and_then(|at| cells.get(at)).map(|text| plain(text, section.page)).unwrap_or_default()
+            };
             Explained {
                 code: cells.first().map(|code| code.trim_matches('`').to_owned()).unwrap_or_default(),
                 kind: section.kind,
@@ -118,9 +141,9 @@ fn cells(row: &str) -> Vec<String> {
     row.replace("| |", "|  |").split(" | ").map(|cell| cell.trim().to_owned()).collect()
 }
 
-/// A cell without its links: `[text](keys.md#part)` gives `text (docs/keys.md#part)`, `[keys.md](keys.md)` only
-/// `docs/keys.md`. Bold is not.
-fn plain(cell: &str) -> String {
+/// A cell of a page without its links: `[text](keys.md#part)` gives `text (docs/keys.md#part)`, `[keys.md](keys.md)`
+/// only `docs/keys.md`. Bold is not.
+fn plain(cell: &str, page: &str) -> String {
     let mut text = String::new();
     let mut rest = cell;
     while let Some((before, link)) = rest.split_once('[') {
@@ -131,7 +154,7 @@ fn plain(cell: &str) -> String {
             break;
         };
         let place = match target.split_once('#') {
-            Some(("", part)) => format!("docs/operating.md#{part}"),
+            Some(("", part)) => format!("docs/{page}#{part}"),
             _ => format!("docs/{target}"),
         };
         text.push_str(before);
@@ -179,7 +202,8 @@ mod tests {
 
     #[test]
     fn links_are_places() {
-        assert_eq!(plain("[above](#a-host), **now**"), "above (docs/operating.md#a-host), now");
+        let plain = |cell: &str| plain(cell, "moves.md");
+        assert_eq!(plain("[above](#a-host), **now**"), "above (docs/moves.md#a-host), now");
         assert_eq!(plain("[keys.md](keys.md), [rights](rights.md)"), "docs/keys.md, rights (docs/rights.md)");
         assert_eq!(plain("see [it](high-availability.md#x); [a]"), "see it (docs/high-availability.md#x); [a]");
     }

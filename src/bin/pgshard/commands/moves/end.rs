@@ -40,7 +40,7 @@ pub(crate) struct FailedShard {
 
 /// What to do about a shard whose audit has found a difference.
 pub(crate) const DIFFERS: &str =
-    "its old copy is right, and so is what was written since: see docs/operating.md, \"A move that differs\"";
+    "its old copy is right, and so is what was written since: see docs/differs.md, \"A move that differs\"";
 
 /// Says how a move ended, or what `verb` has made of it, and gives the exit code.
 pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Exit {
@@ -319,7 +319,7 @@ fn begin_again(error: &Error) -> String {
 fn gather(id: MoveId) -> String {
     format!(
         "the source serves, and nothing is lost. This does not tell why they differ: a fault of pgshard is as likely \
-         as one of a host. Before you `pgshard moves abort {id}`, gather what docs/operating.md names under \"A copy \
+         as one of a host. Before you `pgshard moves abort {id}`, gather what docs/differs.md names under \"A copy \
          that differs\", and report it"
     )
 }

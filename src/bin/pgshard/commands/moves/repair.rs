@@ -164,7 +164,7 @@ fn end(repair: &Repair, shard: ShardId) -> Result<Exit, Failure> {
         _ => {
             let words = format!("shard {shard}: no host that answers has it, or a whole copy of it");
             Err(Failure::new(Exit::Failed, words)
-                .hint("restore the host that had it: docs/operating.md, \"A host has lost its database\""))
+                .hint("restore the host that had it: docs/trouble.md, \"A host has lost its database\""))
         }
     }
 }
