@@ -19,7 +19,7 @@ _WHOLE = ("add", "remove", "set", "clear")
 """The methods of several statements."""
 
 
-def _managers(original: Any) -> Any:
+def managers(original: Any) -> Any:
     """Changes the managers of related objects that this function makes: they are on a shard from the beginning, and a call of
     several statements is run again, all of it, if the shard moves meanwhile."""
 
@@ -127,7 +127,7 @@ def change_django() -> None:
         return
     django._pgshard = True
     for name in ("create_forward_many_to_many_manager", "create_reverse_many_to_one_manager"):
-        setattr(django, name, _managers(getattr(django, name)))
+        setattr(django, name, managers(getattr(django, name)))
     forward, reverse = django.ForwardManyToOneDescriptor, django.ReverseOneToOneDescriptor
     forward.get_prefetch_querysets = _of_each_shard(
         forward.get_prefetch_querysets, lambda self: self.field.remote_field.model, _of_reference

@@ -22,5 +22,5 @@ DATABASES = pgshard.django.databases(
         "PORT": _server["port"],
     }
 )
-INSTALLED_APPS = [*_example["INSTALLED_APPS"], "django.contrib.postgres", "debug_toolbar", "shop", "ledger"]
+INSTALLED_APPS = [*_example["INSTALLED_APPS"], "django.contrib.postgres", "debug_toolbar", "shop", "ledger", "forum"]
 ROOT_URLCONF = "photos.urls"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.contrib.contenttypes import fields
 from django.contrib.contenttypes.models import ContentType, ContentTypeManager
 
 from ...errors import WrongId
 from ..cluster import shard_of_alias
+from ..relations import managers
 from ..routing import alias_of_id
 from ..sharded import has_shard_id, is_sharded
 
@@ -49,6 +51,7 @@ def install() -> None:
                 return _Rows(model._base_manager.by_ids(ids))
         return of_all(self, **kwargs)
 
+    fields.create_generic_related_manager = managers(fields.create_generic_related_manager)
     ContentTypeManager.db_manager = db_manager
     ContentType.get_object_for_this_type = get_object_for_this_type
     ContentType.get_all_objects_for_this_type = get_all_objects_for_this_type
