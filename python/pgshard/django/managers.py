@@ -13,7 +13,7 @@ from .batch import fetch
 from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
-from .merge import merge, order, ranks_on
+from .merge import check_rows, merge, order, ranks_on
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
 from .sharded import key_fields, key_names, placed_names, shard_conditions, shard_names
 
@@ -401,8 +401,10 @@ class AcrossShards:
         return gather(shards, one, width=self._width, timeout=self._timeout)
 
     def count(self) -> int:
-        """How many rows there are on all shards. Raises `Partial`."""
-        return sum(self.run(lambda rows: rows.count()).all().values())
+        """How many rows there are on all shards. Raises `Partial`, and `ValueError` if shards have rows in common that would be
+        one."""
+        check_rows(self._queryset)
+        return self._at_most(sum(self.run(lambda rows: rows.count()).all().values()))
 
     def exists(self) -> bool:
         """Whether any shard has a row. Raises `Partial` if none was found and a shard failed."""
@@ -414,9 +416,10 @@ class AcrossShards:
         more.
 
         Raises `Partial` if a shard failed; with `partial=True`, returns what the others have instead. Raises `ValueError` if the
-        order is known to the shards only.
+        order is known to the shards only, or if the rows would be others: groups and duplicates of several shards.
         """
-        by = order(self._queryset)
+        check_rows(self._queryset)
+        by, limit = order(self._queryset), self._at_most(limit)
         end = None if self._timeout is None else time.monotonic() + self._timeout
         result = self.run(lambda rows: list(rows[:limit]))
         if not partial:
@@ -436,6 +439,11 @@ class AcrossShards:
             return next(iter(asked.all().values()))
 
         return merge(found, by, ranks)[:limit]
+
+    def _at_most(self, count: int) -> int:
+        """This many, or as many as a slice of the query leaves."""
+        most = self._queryset.query.high_mark
+        return count if most is None else min(count, most)
 
 
 class ShardedManager(models.Manager.from_queryset(ShardedQuerySet)):  # type: ignore[misc]

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections
+from django.db.models import Window
 from django.db.models.constants import LOOKUP_SEP
+from django.db.models.expressions import Col, Ref
 from django.db.models.query import FlatValuesListIterable, ModelIterable, ValuesIterable
 
 from ..template import quote_name
+from .sharded import says_the_shard
 
 _COMPARED = (int, float, Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
 """The types whose values compare in Python as in PostgreSQL."""
@@ -32,6 +35,38 @@ class By(NamedTuple):
     descending: bool
     get: Callable[[Any], Any]
     """Gets the value from a row."""
+
+
+def check_rows(queryset: Any) -> None:
+    """Refuses a query whose rows would be others if all shards were one. Raises `ValueError`."""
+    query = queryset.query
+    for one in query.combined_queries or (query,):
+        _check_rows(one, query.distinct or (query.combinator is not None and not query.combinator_all))
+
+
+def _check_rows(query: Any, distinct: Any) -> None:
+    columns = query.annotation_select.values()
+    selected = (*query.select, *columns)
+    names = " or ".join(field.name for field in query.model._meta.concrete_fields if says_the_shard(field))
+    # Django also groups by what is selected.
+    if isinstance(query.group_by, tuple) and not _say_the_shard((*query.group_by, *selected)):
+        raise ValueError(f"each shard has groups of its own: group by {names} too, or take .run() and add them up")
+    if query.distinct_fields:
+        fields = [query.names_to_path([name], query.model._meta)[1] for name in query.distinct_fields if name != "pk"]
+        alike = len(fields) == len(query.distinct_fields) and not any(map(says_the_shard, fields))
+    else:
+        alike = distinct and not query.default_cols and not _say_the_shard(selected)
+    if alike:
+        raise ValueError(f"each shard leaves out duplicates of its own only: select {names} too, or take .run()")
+    for window in (part for one in columns for part in one.flatten() if isinstance(part, Window)):
+        if window.partition_by is None or not _say_the_shard(window.partition_by.get_source_expressions()):
+            raise ValueError(f"a window has the rows of one shard only: partition it by {names}, or take .run()")
+
+
+def _say_the_shard(expressions: Iterable[Any]) -> bool:
+    """Whether one of these is a column that says the shard: what is computed from it does not."""
+    found = (one.source if isinstance(one, Ref) else one for one in expressions)
+    return any(isinstance(one, Col) and says_the_shard(one.target) for one in found)
 
 
 def order(queryset: Any) -> list[By]:
@@ -112,7 +147,9 @@ def _getter(queryset: Any, given: str, names: set[str]) -> Callable[[Any], Any]:
         if name not in query.annotations and name != "pk":
             name = queryset.model._meta.get_field(name).attname
         return lambda row: getattr(row, name)
-    selected = queryset._fields or (*query.extra_select, *query.values_select, *query.annotation_select)
+    selected = queryset._fields or (*query.extra_select, *query.values_select)
+    # What is annotated after `values` is there too.
+    selected = (*selected, *(name for name in query.annotation_select if name not in selected))
     at = next((at for at, one in enumerate(selected) if one in names), None)
     if at is None:
         _refuse(given)

@@ -120,6 +120,14 @@ def sharded_references(model: Any) -> tuple[Any, ...]:
     return found
 
 
+def says_the_shard(field: Any) -> bool:
+    """Whether rows with the same value of this field are on the same shard: it is a key, an ID, or a reference to a row."""
+    if isinstance(field, (ShardedBigAutoField, *KEYS)):
+        return True
+    reference = getattr(field, "remote_field", None) is not None and field.concrete
+    return bool(reference and field.target_field.primary_key and has_shard_id(field.remote_field.model))
+
+
 class Rules(NamedTuple):
     """The attributes that say where the objects of a model belong. Each write needs them, so they are kept for each model."""
 

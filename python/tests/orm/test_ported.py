@@ -45,3 +45,54 @@ def test_generic_relations_of_several_shards_are_prefetched(forum, threads):
         assert [[one.text for one in thread.some] for thread in found] == [[f"of {one.user_id}"] for one in given]
     threads[0].remarks.all().delete()
     assert [thread.remarks.count() for thread in threads] == [0, 2]
+
+
+# ---------------------------------------------------------------------------------------------------------- many shards
+
+
+def test_what_each_shard_would_count_for_itself_is_refused(m):
+    from django.db.models import Count, F, Window
+    from django.db.models.functions import RowNumber
+
+    for user, title in ((U, "a"), (U, "b"), (V, "a")):
+        m.Photo.objects.create(user_id=user, title=title)
+    rows = m.Photo.objects.order_by()
+    titles = rows.order_by("title").values("title")
+    for wrong in (
+        titles.annotate(n=Count("pk")),
+        titles.distinct(),
+        rows.order_by("title").distinct("title"),
+        rows.values(odd=F("user_id") % 2).annotate(n=Count("pk")).order_by("odd"),
+        titles.union(titles.filter(likes=0)),
+        rows.annotate(n=Window(RowNumber(), order_by="title")),
+    ):
+        with pytest.raises(ValueError, match=r"take \.run\(\)"):
+            wrong.across_shards().list(limit=10)
+        assert wrong.across_shards().exists()
+        assert len(wrong.across_shards().run(list).all()) == 16
+    for wrong in (titles.annotate(n=Count("pk")), titles.distinct()):
+        with pytest.raises(ValueError, match="user_id"):
+            wrong.across_shards().count()
+    for right, count in (
+        (titles, 3),
+        (titles.annotate(tags_count=Count("tags")).values("pk", "title", "tags_count"), 3),
+        (rows.annotate(tags_count=Count("tags")).order_by("title"), 3),
+        (rows.values("user_id").annotate(n=Count("pk")).order_by("user_id"), 2),
+        (rows.values("user_id", "title").distinct().order_by("title"), 3),
+        (rows.values_list("pk", flat=True).distinct().order_by("pk"), 3),
+        (rows.order_by("title").distinct(), 3),
+        (rows.order_by("user_id", "pk").distinct("user_id"), 2),
+        (rows.annotate(n=Window(RowNumber(), order_by="title", partition_by=["user_id"])).order_by("title"), 3),
+    ):
+        across = right.across_shards()
+        assert (across.count(), len(across.list(limit=10))) == (count, count)
+    assert m.Photo.objects.values("user_id").annotate(n=Count("pk")).order_by("-n").across_shards().list(limit=1) == [
+        {"user_id": U, "n": 2}
+    ]
+
+
+def test_a_slice_is_of_all_shards_together(m):
+    photos = [m.Photo.objects.create(user_id=user, title=title) for user, title in ((U, "b"), (V, "a"), (U, "c"))]
+    two = m.Photo.objects.order_by("title")[:2].across_shards()
+    assert (two.count(), two.list(limit=9), two.list(limit=1)) == (2, [photos[1], photos[0]], [photos[1]])
+    assert m.Photo.objects.order_by("title")[:9].across_shards().count() == 3
