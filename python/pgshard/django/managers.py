@@ -302,6 +302,10 @@ def check_value(model: Any, name: str, value: Any, using: str) -> None:
     """Refuses to set the key, the ID or a reference of rows on a shard to a value of another, and the first two to a value that
     is not known in advance. Raises `WrongShard`."""
     key, is_reference = placed_names(model)[name]
+    if is_reference and isinstance(value, models.Value):
+        value = value.value
+        if value is None:
+            return
     if is_reference and hasattr(value, "resolve_expression"):
         return  # It is computed from rows of the shard.
     try:

@@ -100,11 +100,17 @@ def check_instance(instance: Any, using: str) -> None:
         integer = type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX
         if integer and value % current.shards == shard:
             return
+    for name in (*(name for name, _ in keys), *([] if id_name is None else [id_name])):
+        if hasattr(getattr(instance, name), "resolve_expression"):
+            raise WrongShard(
+                f"{model.__name__}.{name} says where the row is, so it cannot be an expression, which the server computes"
+            )
     belongs = alias_of_instance(instance)
     if belongs is not None and belongs != using:
         raise WrongShard(f"{model.__name__} belongs on {belongs} by its key or ID, and would be saved on {using}")
     for attribute, name in references:
         value = getattr(instance, attribute)
+        value = value.value if isinstance(value, models.Value) else value
         if isinstance(value, int) and alias_of_id(value) != using:
             raise WrongShard(
                 f"{model.__name__}.{name} refers to a row on {alias_of_id(value)}, and would be saved on {using}"

@@ -96,3 +96,29 @@ def test_a_slice_is_of_all_shards_together(m):
     two = m.Photo.objects.order_by("title")[:2].across_shards()
     assert (two.count(), two.list(limit=9), two.list(limit=1)) == (2, [photos[1], photos[0]], [photos[1]])
     assert m.Photo.objects.order_by("title")[:9].across_shards().count() == 3
+
+
+def test_a_key_that_is_an_expression_is_refused(m, p, threads, forum):
+    from django.db.models import F, Value
+    from ledger.models import Account, Bill
+
+    with p.shard_of(U):
+        for wrong in (
+            lambda: m.Photo.objects.create(user_id=Value(V), title="x"),
+            lambda: m.Photo(user_id=Value(V), title="x").save(),
+            lambda: m.Photo.objects.bulk_create([m.Photo(user_id=F("likes"), title="x")]),
+            lambda: m.Photo.objects.create(user_id=U, id=Value(threads[1].pk), title="x"),
+            lambda: m.Photo.tags.through._base_manager.create(photo_id=Value(threads[1].pk), tag_id=5),
+        ):
+            with pytest.raises(p.WrongShard):
+                wrong()
+    assert m.Photo.objects.across_shards().count() == 0
+    Account.objects.create(number=V)
+    ours, theirs = (Bill.objects.create(account_id=account) for account in (U, V))
+    with pytest.raises(p.WrongShard, match=r"Bill\.previous"):
+        Bill.objects.filter(pk=ours.pk).update(previous=Value(theirs.pk))
+    assert Bill.objects.filter(pk=ours.pk).update(previous=Value(ours.pk)) == 1
+    assert Bill.objects.filter(pk=ours.pk).update(previous=Value(None)) == 1
+    for bill in (ours, theirs):
+        bill.delete()
+    Account.objects.all().delete()
