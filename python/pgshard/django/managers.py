@@ -15,7 +15,15 @@ from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
 from .merge import check_rows, merge, order, ranks_on
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
-from .sharded import key_fields, key_names, placed_names, shard_conditions, shard_names
+from .sharded import (
+    key_fields,
+    key_names,
+    placed_names,
+    reference_conditions,
+    shard_conditions,
+    shard_names,
+    sharded_references,
+)
 
 T = TypeVar("T")
 
@@ -146,6 +154,7 @@ class ShardedQuerySet(models.QuerySet):
         found: str | None = None
         several = False
         known = shard_conditions(self.model)
+        pairs = list(pairs)
         for name, value in pairs:
             condition = known.get(name)
             if condition is None:
@@ -165,6 +174,10 @@ class ShardedQuerySet(models.QuerySet):
                 raise WrongShard(
                     f"{self.model.__name__}: the filter names {found} and {where}: its key and its ID disagree"
                 )
+        if found is None and not several and self._db is None and pairs:
+            found = _place_by_references(self.model, pairs)
+            if found == _SEVERAL:
+                found, several = None, True
         if self._db is None and found is not None:
             self._db = found
             self._noted(found)
@@ -192,6 +205,9 @@ class ShardedQuerySet(models.QuerySet):
             if found is not None and found != where:
                 raise WrongShard(f"{self.model.__name__}: the row's key and its ID disagree: {found} and {where}")
             found = where
+        if found is None and not key_fields(self.model):
+            for field in sharded_references(self.model):
+                found = found or _place(None, values.get(field.name, values.get(field.attname)))
         return found
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> Any:
@@ -369,6 +385,22 @@ def _common_place(key: Any, values: Any) -> str | None:
     if len(places) == 1:
         return places.pop()
     return _SEVERAL if len(places - {None}) > 1 else None
+
+
+def _place_by_references(model: Any, pairs: Iterable[tuple[str, Any]]) -> str | None:
+    """The shard of the rows of other models that these conditions name, or `_SEVERAL`; None if they name none."""
+    known = reference_conditions(model)
+    for name, value in pairs if known else ():
+        if name not in known:
+            continue
+        key, is_list = known[name]
+        try:
+            where = _common_place(key, value) if is_list else _place_of_rows(key, value)
+        except (WrongId, WrongKey, TypeError, ValueError):
+            continue  # Django or the server says what it is.
+        if where is not None:
+            return where
+    return None
 
 
 def _read(q: models.Q) -> None:

@@ -97,6 +97,10 @@ def _prepare(sender: Any, **_: Any) -> None:
     if is_sharded(sender):
         sender._meta.__class__ = _ShardedOptions
         sender._meta.__dict__.pop("base_manager", None)
+        if sender._meta.auto_created:
+            # The table of a ManyToManyField: `Photo.tags.through.objects` finds its shard, too.
+            sender._meta.local_managers.clear()
+            sender.add_to_class("objects", ShardedManager())
 
 
 class_prepared.connect(_prepare, dispatch_uid="pgshard models", weak=False)

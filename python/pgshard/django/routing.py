@@ -60,13 +60,14 @@ def refuse(model: Any, what: str) -> NoReturn:
 
 
 def alias_of_instance(instance: Any) -> str | None:
-    """The shard where an object belongs, by its key and by its ID; None if it has neither.
+    """The shard where an object belongs, by its key and by its ID, or of a model without a key, by what it refers to; None if
+    these are not known.
 
     Raises `WrongShard` if the two disagree.
     """
     # Not type(): `request.user` is an object that stands for another.
     model = instance.__class__
-    keys, id_name, _ = rules(model)
+    keys, id_name, references = rules(model)
     found: str | None = None
     for name, field in keys:
         value = getattr(instance, name)
@@ -84,6 +85,10 @@ def alias_of_instance(instance: Any) -> str | None:
                 f"make a new one there and delete this one"
             )
         return by_id
+    if not keys:
+        # It has no key. What it refers to is on its shard.
+        ids = (getattr(instance, name) for name, _ in references)
+        return next((alias_of_id(id) for id in ids if isinstance(id, int)), None)
     return found
 
 

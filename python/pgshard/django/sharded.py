@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from django.apps import apps
+from django.db.models import ForeignKey
+from django.db.models.fields.reverse_related import ForeignObjectRel
 from django.db.models.signals import class_prepared
 
 from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
@@ -91,6 +93,40 @@ def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
     return found
 
 
+def reference_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
+    """The conditions of a query that say the shard by a row of another model, which is on the same shard, such as `album`,
+    `tags__in` or `album__user`: for each what `shard_conditions` has."""
+    found: dict[str, tuple[Any, bool]] | None = model.__dict__.get("_pgshard_related")
+    if found is None:
+        found = {}
+        ready = model._meta.apps.models_ready
+        # Before all models are known Django cannot say which refer to this one.
+        for field in model._meta.get_fields() if ready else (*model._meta.fields, *model._meta.many_to_many):
+            target = field.related_model
+            if not isinstance(target, type) or not is_sharded(target) or not says_where_it_is(field):
+                continue
+            for name in {field.name, getattr(field, "attname", field.name)}:
+                if has_shard_id(target):
+                    found.update({name: (None, False), f"{name}__exact": (None, False), f"{name}__in": (None, True)})
+            found.update((f"{field.name}__{name}", how) for name, how in shard_conditions(target).items())
+        if ready:
+            model._pgshard_related = found
+    return found
+
+
+def says_where_it_is(relation: Any) -> bool:
+    """Whether the rows at both ends of a relation are on the same shard: one holds the other's ID."""
+    if isinstance(relation, ForeignObjectRel):
+        relation = relation.field
+    if relation.many_to_many:
+        return is_sharded(relation.remote_field.through)
+    return (
+        isinstance(relation, ForeignKey)
+        and relation.target_field.primary_key
+        and has_shard_id(relation.remote_field.model)
+    )
+
+
 def _names_of_target(field: Any) -> Iterator[str]:
     """The lookups after a key's name that ask for what it holds, such as the `pk` of `user__pk`."""
     target = field.target_field if field is not None and field.remote_field is not None else None
@@ -124,8 +160,7 @@ def says_the_shard(field: Any) -> bool:
     """Whether rows with the same value of this field are on the same shard: it is a key, an ID, or a reference to a row."""
     if isinstance(field, (ShardedBigAutoField, *KEYS)):
         return True
-    reference = getattr(field, "remote_field", None) is not None and field.concrete
-    return bool(reference and field.target_field.primary_key and has_shard_id(field.remote_field.model))
+    return isinstance(field, ForeignKey) and field.target_field.primary_key and has_shard_id(field.remote_field.model)
 
 
 class Rules(NamedTuple):

@@ -122,3 +122,50 @@ def test_a_key_that_is_an_expression_is_refused(m, p, threads, forum):
     for bill in (ours, theirs):
         bill.delete()
     Account.objects.all().delete()
+
+
+def test_what_a_row_belongs_to_names_its_shard(m, p, forum, threads):
+    ours, theirs = threads
+    for thread in threads:
+        forum.Post.objects.create(thread=thread, text="a")
+        forum.Post.objects.create(thread_id=thread.pk, text="b")
+        forum.Post(thread_id=thread.pk, text="c").save()
+        forum.Post.objects.bulk_create([forum.Post(thread=thread, text="d")])
+        assert forum.Post.objects.get_or_create(thread=thread, text="e")[1]
+        thread.labels.add(forum.Label.objects.create(user_id=thread.user_id, word="w"))
+    label = theirs.labels.get()
+    post = theirs.posts.order_by("pk").first()
+
+    def check():
+        for rows, count in (
+            (forum.Post.objects.filter(thread=theirs), 5),
+            (forum.Post.objects.filter(thread_id=str(theirs.pk)), 5),
+            (forum.Post.objects.filter(thread__pk__in=[theirs.pk]).exclude(text="a"), 4),
+            (forum.Post.objects.filter(thread__user=V), 5),
+            (forum.Thread.objects.filter(labels=label), 1),
+            (forum.Thread.objects.filter(posts=post), 1),
+            (forum.Label.objects.filter(threads__in=[theirs]), 1),
+            (forum.Thread.labels.through.objects.filter(thread=theirs), 1),
+            (forum.Thread.labels.through.objects.filter(label_id=label.pk), 1),
+        ):
+            assert (rows.count(), rows.db) == (count, "shard-12")
+        with pytest.raises(p.NoShard, match="of several shards"):
+            forum.Post.objects.filter(thread__in=threads).count()
+        with pytest.raises(ValueError, match="expected a number"):
+            forum.Post.objects.filter(thread="x").count()
+
+    check()
+    with p.shard_of(U):
+        check()
+        # What names no shard goes to this one.
+        assert forum.Post.objects.filter(text="a").get().thread == ours
+        assert forum.Post.objects.filter(thread=None).count() == 0
+        with pytest.raises(p.WrongShard):
+            forum.Post(thread_id=theirs.pk).save(using="shard-3")
+    assert forum.Post.objects.filter(thread=theirs, text="a").update(text="z") == 1
+    through = forum.Thread.labels.through
+    other = forum.Label.objects.create(user_id=V, word="other")
+    through.objects.bulk_create([through(thread_id=theirs.pk, label_id=other.pk)])
+    assert theirs.labels.count() == 2
+    assert forum.Post.objects.filter(thread=ours).delete()[0] == 5
+    assert forum.Post.objects.across_shards().count() == 5
