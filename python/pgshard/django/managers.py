@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from django.db import models
 
@@ -48,12 +48,19 @@ class ShardedQuerySet(models.QuerySet):
             if getattr(self.query, "pgshard_several", False):
                 # The one of `shard_of` would give a part only.
                 refuse(self.model, "list of keys or IDs is of several shards, so the query")
-        return str(super().db)
+        found = str(super().db)
+        if shard_of_alias(found) is None:
+            # Another router, or a manager's `db_manager`, has named it. It may have a table from before the shards.
+            self._refuse_database(found)
+        return found
+
+    def _refuse_database(self, alias: str) -> NoReturn:
+        raise NoShard(f"{self.model.__name__} is sharded, and {alias!r} is no shard: use .for_key(key)")
 
     def using(self, alias: str | None) -> Any:
         """This query set, on this shard. Raises `NoShard` for a database that is not a shard."""
         if alias is not None and shard_of_alias(alias) is None:
-            raise NoShard(f"{self.model.__name__} is sharded, and {alias!r} is no shard: use .for_key(key)")
+            self._refuse_database(alias)
         return super().using(alias)._noted(alias)
 
     def _noted(self, alias: str | None) -> Any:
@@ -67,6 +74,8 @@ class ShardedQuerySet(models.QuerySet):
         if len(named) > 1:
             raise WrongShard(f"{self.model.__name__}: the two queries are on {' and '.join(sorted(named))}")
         made._db = named.pop() if named else None
+        several = (getattr(one.query, "pgshard_several", False) for one in (self, other))
+        made.query.pgshard_several = any(several)
         return made._noted(made._db)
 
     def __or__(self, other: Any) -> Any:
@@ -76,6 +85,12 @@ class ShardedQuerySet(models.QuerySet):
     def __xor__(self, other: Any) -> Any:
         self._together(other)
         return super().__xor__(other)
+
+    def _combinator_query(self, combinator: Any, *others: Any, **kwargs: Any) -> Any:
+        # Of `union` and its kin.
+        for other in others:
+            self._together(other)
+        return super()._combinator_query(combinator, *others, **kwargs)
 
     def _together(self, other: Any) -> None:
         """Refuses to combine queries on two shards, or on one and on all."""

@@ -169,3 +169,56 @@ def test_what_a_row_belongs_to_names_its_shard(m, p, forum, threads):
     assert theirs.labels.count() == 2
     assert forum.Post.objects.filter(thread=ours).delete()[0] == 5
     assert forum.Post.objects.across_shards().count() == 5
+
+
+def test_a_part_of_a_query_does_not_look_on_one_shard_for_several(m, p):
+    from django.db.models import Exists, OuterRef, Subquery
+
+    for user in (U, V):
+        m.Photo.objects.create(user_id=user, title="x")
+    ours, both = m.Photo.objects.filter(user_id=U), m.Photo.objects.filter(user_id__in=[U, V])
+    same = both.filter(title=OuterRef("title"))
+    with p.shard_of(U):
+        for wrong in (
+            lambda: list(ours.union(both)),
+            lambda: list(ours.union(m.Photo.objects.all())),
+            lambda: list(ours.difference(m.Photo.objects.filter(title="x"))),
+            lambda: ours.filter(title__in=both.values("title")).count(),
+            lambda: ours.filter(Exists(same)).count(),
+            lambda: ours.annotate(other=Subquery(same.values("pk")[:1])).first(),
+            lambda: (m.Photo.objects.all() & both).count(),
+        ):
+            with pytest.raises((p.NoShard, p.WrongShard), match="no shard"):
+                wrong()
+    assert ours.filter(Exists(m.Photo.objects.filter(title=OuterRef("title")))).count() == 1
+    assert ours.filter(Exists(same.using("shard-3"))).count() == 1
+    assert ours.union(both.using("shard-3"), m.Photo.objects.none()).count() == 1
+    assert both.filter(Exists(m.Photo.objects.filter(title=OuterRef("title")))).across_shards().count() == 2
+
+
+def test_a_database_that_is_no_shard_is_not_asked_for_sharded_rows(m, p, monkeypatch):
+    from django.db import connection, router
+
+    m.Photo.objects.create(user_id=U, title="x")
+    # A table that was there before the rows went to shards.
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE photos_photo AS SELECT 1::bigint AS id, 3::bigint AS user_id, 'old' AS title")
+    try:
+        for wrong in (
+            lambda: m.Photo.objects.db_manager("default").filter(user_id=U).values("title").first(),
+            lambda: m.Photo.objects.db_manager("default").filter(user_id=U).count(),
+        ):
+            with pytest.raises(p.NoShard, match="'default' is no shard"):
+                wrong()
+
+        class Reads:
+            def db_for_read(self, model, **hints):
+                return "default"
+
+        monkeypatch.setattr(router, "routers", [Reads(), p.ShardRouter()])
+        with pytest.raises(p.NoShard, match="'default' is no shard"):
+            m.Photo.objects.count()
+        assert m.Photo.objects.filter(user_id=U).get().title == "x"
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE photos_photo")
