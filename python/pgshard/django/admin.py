@@ -18,8 +18,10 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import ChangeList
 from django.contrib.admin.widgets import AutocompleteSelect, AutocompleteSelectMultiple
 from django.core.exceptions import ValidationError
+from django.db.models.constants import LOOKUP_SEP
 
 from ..errors import WrongId, WrongKey
 from .cluster import alias, shard_of_alias
@@ -53,11 +55,34 @@ class _SelectMultiple(_OnShard, AutocompleteSelectMultiple):
     """For several rows."""
 
 
+class _ShardedList(ChangeList):
+    """A list whose rows come with what their columns show of other models."""
+
+    def apply_select_related(self, qs: Any) -> Any:
+        """The same as Django's, which would join what is in another database: that is prefetched."""
+        fields = {field.name: field for field in self.lookup_opts.fields if field.remote_field is not None}
+        if self.list_select_related is True:
+            wanted = [name for name, field in fields.items() if not field.null]
+        else:
+            wanted = [*(self.list_select_related or (name for name in self.list_display if name in fields))]
+        elsewhere = [name for name in wanted if not self._is_here(fields.get(name.split(LOOKUP_SEP)[0]))]
+        here = [name for name in wanted if name not in elsewhere]
+        qs = qs.select_related(*here) if here else qs
+        return qs.prefetch_related(*elsewhere) if elsewhere else qs
+
+    def _is_here(self, field: Any) -> bool:
+        return field is None or is_sharded(field.remote_field.model)
+
+
 class ShardedModelAdmin(admin.ModelAdmin):
     """For a model with a key, or an ID of its shard, or both."""
 
     # No rows are counted before somebody names a shard.
     show_full_result_count = False
+
+    def get_changelist(self, request: Any, **kwargs: Any) -> Any:
+        """The class of the list."""
+        return _ShardedList
 
     def get_search_fields(self, request: Any) -> Any:
         """The search fields of the class. If it has none, the key's, so that there is a box to type it in."""

@@ -1,5 +1,7 @@
 """Django's admin on shards: real pages, as the browser of a superuser asks for them."""
 
+import re
+
 import pytest
 
 pytestmark = pytest.mark.usefixtures("db")
@@ -84,6 +86,27 @@ def test_actions_are_for_the_rows_of_the_list(m, client):
     assert client.post(f"{LIST}?user_id={U}", chosen).status_code == 200
     assert client.post(f"{LIST}?user_id={U}", {**chosen, "post": "yes"}).status_code == 302
     assert [photo.title for photo in m.Photo.objects.for_key(U)] == ["p1"]
+
+
+def test_a_list_shows_what_its_rows_refer_to_in_other_databases(m, client):
+    from django.contrib.auth.models import User
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    user, _ = User.objects.get_or_create(username="writer")
+    category = m.Category.objects.create(name="of a list")
+    for text in "ab":
+        m.Note.objects.create(user=user, text=text)
+        album = m.Album.objects.create(user_id=user.pk, name=text)
+        m.Photo.objects.create(user_id=user.pk, title=text, album=album, category=category)
+    for model, shown in (("note", b">writer<"), ("photo", b">Category object (")):
+        with CaptureQueriesContext(connection) as asked:
+            listed = client.get(f"/admin/photos/{model}/", {"q": str(user.pk)})
+        assert listed.content.count(shown) == 2
+        table = "auth_user" if model == "note" else "photos_category"
+        assert len([one for one in asked if re.search(rf'"{table}"\."id"\)? IN', one["sql"])]) == 1
+    m.Photo.objects.filter(user_id=user.pk).update(category=None)
+    category.delete()
 
 
 def test_a_key_that_is_a_reference(m, client):

@@ -28,8 +28,8 @@ class PhotoAdmin(ShardedModelAdmin):
     """Photos, with their albums and tags."""
 
     fields = ["user_id", "title", "likes", "album", "tags"]
-    list_display = ["id", "title", "album"]
-    list_select_related = ["album"]
+    list_display = ["id", "title", "album", "category"]
+    list_select_related = ["album", "category"]
     search_fields = ["title"]
 
 
@@ -43,3 +43,4 @@ class NoteAdmin(ShardedModelAdmin):
     """Notes, whose key is a reference."""
 
     raw_id_fields = ["user"]
+    list_display = ["id", "user", "text"]
