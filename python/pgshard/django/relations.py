@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
 from django.db import router
+from django.db.models import ForeignKey
 from django.db.models.fields import related_descriptors as django
 
 from ..errors import WrongId
@@ -17,6 +19,7 @@ from .sharded import has_shard_id, is_sharded
 
 _WHOLE = ("add", "remove", "set", "clear")
 """The methods of several statements."""
+_VALIDATE = ForeignKey.validate
 
 
 def managers(original: Any) -> Any:
@@ -114,11 +117,26 @@ def _of_reference(descriptor: Any, instance: Any) -> str | None:
     if not (field.target_field.primary_key and has_shard_id(field.remote_field.model)):
         return None
     id = getattr(instance, field.attname)
+    return alias(0) if id is None else _of_id(id)
+
+
+def _of_id(id: Any) -> str:
+    """The shard of the row with this ID."""
     try:
-        return alias(0) if id is None else alias_of_id(int(id))
+        return alias_of_id(int(id))
     except WrongId:
         # There is no such row, on whatever shard it is looked for.
         return alias(0)
+
+
+def _validate(self: Any, value: Any, model_instance: Any) -> None:
+    """Checks a reference of a model that is not sharded, which says nothing about where the row is: the ID does. `full_clean`
+    and forms call this."""
+    where = None
+    if value is not None and not is_sharded(model_instance.__class__) and has_shard_id(self.remote_field.model):
+        where = _of_id(value)
+    with nullcontext() if where is None else within(where):
+        _VALIDATE(self, value, model_instance)
 
 
 def change_django() -> None:
@@ -128,6 +146,7 @@ def change_django() -> None:
     django._pgshard = True
     for name in ("create_forward_many_to_many_manager", "create_reverse_many_to_one_manager"):
         setattr(django, name, managers(getattr(django, name)))
+    ForeignKey.validate = _validate
     forward, reverse = django.ForwardManyToOneDescriptor, django.ReverseOneToOneDescriptor
     forward.get_prefetch_querysets = _of_each_shard(
         forward.get_prefetch_querysets, lambda self: self.field.remote_field.model, _of_reference

@@ -222,3 +222,26 @@ def test_a_database_that_is_no_shard_is_not_asked_for_sharded_rows(m, p, monkeyp
     finally:
         with connection.cursor() as cursor:
             cursor.execute("DROP TABLE photos_photo")
+
+
+def test_a_reference_from_elsewhere_is_checked_where_the_row_is(forum, threads, p):
+    from django.core.exceptions import ValidationError
+    from django.forms import NumberInput, modelform_factory
+
+    form = modelform_factory(forum.Pin, fields=["thread"], widgets={"thread": NumberInput})
+    gone = forum.Thread.objects.create(user_id=V, title="gone")
+    gone_id = gone.pk
+    gone.delete()
+
+    def check():
+        for thread in threads:
+            forum.Pin(thread=thread).full_clean()
+            assert form({"thread": str(thread.pk)}).is_valid()
+        for wrong in (gone_id, 5000 << 10):
+            with pytest.raises(ValidationError, match=r"not a valid choice|does not exist"):
+                forum.Pin(thread_id=wrong).full_clean()
+            assert list(form({"thread": wrong}).errors) == ["thread"]
+
+    check()
+    with p.shard_of(U):
+        check()
