@@ -13,7 +13,7 @@ from .batch import fetch
 from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
-from .merge import check_rows, merge, order, ranks_on
+from .merge import by_pk, check_rows, merge, order, ranks_on
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
 from .sharded import (
     key_fields,
@@ -112,9 +112,11 @@ class ShardedQuerySet(models.QuerySet):
 
         On each host, one statement asks many shards, and a few statements run at a time. With `prefetch_related` or `values`,
         and after any failure, each shard is asked by a statement of its own. `timeout`: seconds for all together. Raises
-        `Partial` if a shard failed; with `partial=True`, returns what the others have instead.
+        `Partial` if a shard failed; with `partial=True`, returns what the others have instead. Raises `ValueError` if `values`
+        leaves the ID out, or the model has none that says its shard.
         """
         wanted = list(ids)
+        get = by_pk(self)
         groups: dict[int, list[int]] = {}
         for id in wanted:
             try:
@@ -134,7 +136,7 @@ class ShardedQuerySet(models.QuerySet):
         result.values.update(together)
         if not partial:
             result.all()
-        found = {row.pk: row for rows in result.values.values() for row in rows}
+        found = {get(row): row for rows in result.values.values() for row in rows}
         return [found[int(id)] for id in wanted if int(id) in found]
 
     def across_shards(self, *, width: int = WIDTH, timeout: float | None = None) -> AcrossShards:

@@ -20,7 +20,7 @@ from django.db.models.expressions import Col, Ref
 from django.db.models.query import FlatValuesListIterable, ModelIterable, ValuesIterable
 
 from ..template import quote_name
-from .sharded import says_the_shard
+from .sharded import has_shard_id, says_the_shard
 
 _COMPARED = (int, float, Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
 """The types whose values compare in Python as in PostgreSQL."""
@@ -67,6 +67,17 @@ def _say_the_shard(expressions: Iterable[Any]) -> bool:
     """Whether one of these is a column that says the shard: what is computed from it does not."""
     found = (one.source if isinstance(one, Ref) else one for one in expressions)
     return any(isinstance(one, Col) and says_the_shard(one.target) for one in found)
+
+
+def by_pk(queryset: Any) -> Callable[[Any], Any]:
+    """Gets the ID from a row of a query. Raises `ValueError` if it has none, or one that says no shard."""
+    pk = queryset.model._meta.pk
+    if not has_shard_id(queryset.model):
+        raise ValueError(f"{queryset.model.__name__}: its primary key is no ID of a shard, take .for_key(key)")
+    get = _getter(queryset, "pk", {"pk", pk.name, pk.attname})
+    if get is None:
+        raise ValueError(f"by_ids needs the IDs: add {pk.name} to values()")
+    return get
 
 
 def order(queryset: Any) -> list[By]:
@@ -135,12 +146,14 @@ def _by(queryset: Any, given: Any) -> By:
             # Django would order by what the related model is ordered by.
             _refuse(given)
     descending = given.startswith("-") == query.standard_ordering
-    return By(
-        name, field, descending, _getter(queryset, given, {name, *((field.name, field.attname) if field else ())})
-    )
+    get = _getter(queryset, given, {name, *((field.name, field.attname) if field else ())})
+    if get is None:
+        _refuse(given)
+    return By(name, field, descending, get)
 
 
-def _getter(queryset: Any, given: str, names: set[str]) -> Callable[[Any], Any]:
+def _getter(queryset: Any, given: str, names: set[str]) -> Callable[[Any], Any] | None:
+    """Gets one of these columns from a row; None if it was not selected."""
     query, kind = queryset.query, queryset._iterable_class
     if issubclass(kind, ModelIterable):
         name = given.lstrip("-")
@@ -152,7 +165,7 @@ def _getter(queryset: Any, given: str, names: set[str]) -> Callable[[Any], Any]:
     selected = (*selected, *(name for name in query.annotation_select if name not in selected))
     at = next((at for at, one in enumerate(selected) if one in names), None)
     if at is None:
-        _refuse(given)
+        return None
     if issubclass(kind, ValuesIterable):
         return lambda row: row[selected[at]]
     return (lambda row: row) if issubclass(kind, FlatValuesListIterable) else (lambda row: row[at])

@@ -70,13 +70,13 @@ def alias_of_instance(instance: Any) -> str | None:
     keys, id_name, references = rules(model)
     found: str | None = None
     for name, field in keys:
-        value = getattr(instance, name)
+        value = _loaded(instance, model, name)
         if value is not None and (type(value) is int or not hasattr(value, "resolve_expression")):
             by_key = alias_of_value(field, value)
             if found is not None and found != by_key:
                 raise WrongShard(f"{model.__name__}: its keys are of {found} and of {by_key}")
             found = by_key
-    id = None if id_name is None else getattr(instance, id_name)
+    id = None if id_name is None else _loaded(instance, model, id_name)
     if isinstance(id, int):
         by_id = alias_of_id(id)
         if found is not None and found != by_id:
@@ -87,9 +87,16 @@ def alias_of_instance(instance: Any) -> str | None:
         return by_id
     if not keys:
         # It has no key. What it refers to is on its shard.
-        ids = (getattr(instance, name) for name, _ in references)
+        ids = (_loaded(instance, model, name) for name, _ in references)
         return next((alias_of_id(id) for id in ids if isinstance(id, int)), None)
     return found
+
+
+def _loaded(instance: Any, model: Any, name: str) -> Any:
+    """The value of an object's attribute; None if it was left out of the query that read the object, which looks for it by
+    what this is about to find out."""
+    # An object that stands for another has no values of its own.
+    return instance.__dict__.get(name) if type(instance) is model else getattr(instance, name)
 
 
 def check_instance(instance: Any, using: str) -> None:
@@ -101,12 +108,12 @@ def check_instance(instance: Any, using: str) -> None:
     keys, id_name, references = rules(model)
     if len(keys) == 1 and not references and (id_name is None or getattr(instance, id_name) is None):
         # Most new rows: the same as below, in one step.
-        value, current = getattr(instance, keys[0][0]), cluster()
+        value, current = _loaded(instance, model, keys[0][0]), cluster()
         integer = type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX
         if integer and value % current.shards == shard:
             return
     for name in (*(name for name, _ in keys), *([] if id_name is None else [id_name])):
-        if hasattr(getattr(instance, name), "resolve_expression"):
+        if hasattr(_loaded(instance, model, name), "resolve_expression"):
             raise WrongShard(
                 f"{model.__name__}.{name} says where the row is, so it cannot be an expression, which the server computes"
             )
@@ -114,7 +121,7 @@ def check_instance(instance: Any, using: str) -> None:
     if belongs is not None and belongs != using:
         raise WrongShard(f"{model.__name__} belongs on {belongs} by its key or ID, and would be saved on {using}")
     for attribute, name in references:
-        value = getattr(instance, attribute)
+        value = _loaded(instance, model, attribute)
         value = value.value if isinstance(value, models.Value) else value
         if isinstance(value, int) and alias_of_id(value) != using:
             raise WrongShard(

@@ -62,6 +62,8 @@ def shard_names(model: Any) -> dict[str, Any]:
     if found is None:
         pk = model._meta.pk
         found = {**key_names(model), **dict.fromkeys(("pk", pk.name, pk.attname) if has_shard_id(model) else ())}
+        if isinstance(pk, KEYS):
+            found["pk"] = pk
         model._pgshard_names = found
     return found
 

@@ -245,3 +245,53 @@ def test_a_reference_from_elsewhere_is_checked_where_the_row_is(forum, threads, 
     check()
     with p.shard_of(U):
         check()
+
+
+# -------------------------------------------------------------------------------------------------------- primary keys
+
+
+def test_a_key_that_is_the_primary_key_is_asked_for_by_that(forum, p):
+    for user in (U, V):
+        forum.Member.objects.create(user_id=user, nick=f"of {user}")
+    assert forum.Member.objects.get(pk=V).nick == f"of {V}"
+    assert forum.Member.objects.filter(pk__in=[U, U + 16]).count() == 1
+    assert forum.Member.objects.get_or_create(pk=V, defaults={"nick": "x"})[1] is False
+    assert forum.Member.objects.in_bulk([V])[V].nick == f"of {V}"
+    member = forum.Member.objects.only("nick").get(pk=U)
+    member.refresh_from_db()
+    with pytest.raises(p.NoShard, match="of several shards"):
+        forum.Member.objects.filter(pk__in=[U, V]).count()
+    with pytest.raises(p.WrongShard):
+        forum.Member.objects.filter(pk=U).update(pk=V)
+    with pytest.raises(ValueError, match="no ID of a shard"):
+        forum.Member.objects.by_ids([U])
+
+
+def test_a_key_that_was_not_loaded_is_not_needed(forum, m):
+    for user in (U, V):
+        forum.Choice.objects.create(code="colour", user_id=user, value="red")
+    choice = forum.Choice.objects.filter(user_id=V).only("value").get()
+    choice.value = "blue"
+    choice.save()
+    assert "user_id" in choice.get_deferred_fields()
+    assert choice.user_id == V
+    rows = {user: forum.Choice.objects.for_key(user).get() for user in (U, V)}
+    assert [(one.value, one.user_id) for one in rows.values()] == [("red", U), ("blue", V)]
+    forum.Choice.objects.filter(user_id=V).defer("user_id").get().delete()
+    assert forum.Choice.objects.across_shards().count() == 1
+    m.Photo.objects.create(user_id=V, title="x")
+    photo = m.Photo.objects.filter(user_id=V).only("title").get()
+    photo.title = "y"
+    photo.save()
+    assert (m.Photo.objects.get(pk=photo.pk).title, photo.user_id) == ("y", V)
+
+
+def test_values_by_ids(m):
+    photos = [m.Photo.objects.create(user_id=user, title=f"of {user}") for user in (U, V)]
+    ids = [photo.pk for photo in photos[::-1]]
+    assert m.Photo.objects.values("pk", "title").by_ids(ids) == [
+        {"pk": one.pk, "title": one.title} for one in photos[::-1]
+    ]
+    assert m.Photo.objects.values_list("title", "id").by_ids(ids) == [(one.title, one.pk) for one in photos[::-1]]
+    with pytest.raises(ValueError, match="add id to values"):
+        m.Photo.objects.values("title").by_ids(ids)
