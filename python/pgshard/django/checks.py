@@ -12,10 +12,10 @@ from django.db import models
 from ..keys import KeyKind
 from .cluster import state
 from .fields import ShardedBigAutoField, ShardKeyField
-from .managers import ShardedManager
+from .managers import ShardedManager, ShardedQuerySet
 from .models import ShardedModel
 from .routing import ShardRouter
-from .sharded import is_sharded, key_fields
+from .sharded import is_sharded, key_fields, says_the_shard
 
 
 def _error(number: int, message: str, hint: str, obj: Any = None) -> checks.CheckMessage:
@@ -35,6 +35,11 @@ def check_settings(**_: Any) -> list[Any]:
     if not any(path.rpartition(".")[2] == ShardRouter.__name__ for path in paths):
         hint = 'DATABASE_ROUTERS = ["pgshard.django.ShardRouter"]'
         found.append(_error(2, "the router of shards is not among DATABASE_ROUTERS", hint))
+    for name, database in settings.DATABASES.items():
+        if database.get("ATOMIC_REQUESTS"):
+            message = f"ATOMIC_REQUESTS of {name} covers no shard: what a request has written there stays when it fails"
+            hint = "run_in_shard(key, function) for what belongs together; then silence this"
+            found.append(checks.Warning(message, hint=hint, id="pgshard.W002"))
     return found
 
 
@@ -54,12 +59,18 @@ def check_models(app_configs: Any = None, **_: Any) -> list[Any]:
 
 
 def _check_managers(model: Any) -> list[Any]:
-    hint = "derive it from ShardedManager, or from ShardedManager.from_queryset(…)"
-    return [
-        _error(4, f"the manager {manager.name} of a sharded model is not a ShardedManager", hint, model)
-        for manager in model._meta.managers
-        if not isinstance(manager, ShardedManager)
-    ]
+    found: list[Any] = []
+    for manager in model._meta.managers:
+        if not isinstance(manager, ShardedManager):
+            hint = "derive it from ShardedManager, or from ShardedManager.from_queryset(…)"
+            found.append(
+                _error(4, f"the manager {manager.name} of a sharded model is not a ShardedManager", hint, model)
+            )
+        elif not issubclass(manager._queryset_class, ShardedQuerySet):
+            name = manager._queryset_class.__name__
+            message = f"the query sets of the manager {manager.name} of a sharded model do not look for their shard"
+            found.append(_error(4, message, f"class {name}(pgshard.django.ShardedQuerySet)", model))
+    return found
 
 
 def _check_sharded(model: Any) -> list[Any]:
@@ -118,7 +129,18 @@ def _check_unique(model: Any) -> list[Any]:
             hint = "it is unique within each shard; to be unique in all, it needs a model of its own on the default database"
             message = "unique across shards cannot be promised: two shards may have the same value"
             found.append(checks.Warning(message, hint=hint, obj=field, id="pgshard.W001"))
+    constraints = [one for one in model._meta.constraints if isinstance(one, models.UniqueConstraint)]
+    for names in (*model._meta.unique_together, *(_fields_of(model, one) for one in constraints)):
+        if not any(says_the_shard(model._meta.get_field(name)) for name in names):
+            message = f"unique across shards cannot be promised: two shards may have the same {', '.join(names)}"
+            hint = "name the key too: then it holds everywhere, for each key"
+            found.append(checks.Warning(message, hint=hint, obj=model, id="pgshard.W001"))
     return found
+
+
+def _fields_of(model: Any, constraint: Any) -> list[str]:
+    references = (model._get_expr_references(one) for one in constraint.expressions)
+    return [*constraint.fields, *(name for found in references for name, *_ in found)]
 
 
 def _check_plain(model: Any) -> list[Any]:
@@ -141,4 +163,10 @@ def _check_plain(model: Any) -> list[Any]:
         if not isinstance(target, str) and is_sharded(target):
             hint = "make a model of the relation, with the ID of the other side in a BigIntegerField"
             found.append(_error(13, f"{target._meta.label} is in the shards, so it cannot be joined", hint, field))
+    for field in model._meta.private_fields:
+        if hasattr(field, "bulk_related_objects") and is_sharded(field.remote_field.model):
+            hint = "take it away, query by content type and ID with a key, and delete so what belongs to it"
+            label = field.remote_field.model._meta.label
+            message = f"{label} is in the shards: deleting a row, or asking for what belongs to it, cannot look in all of them"
+            found.append(_error(15, message, hint, field))
     return found

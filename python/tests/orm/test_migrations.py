@@ -129,8 +129,9 @@ CHECKS = """
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.fields import GenericRelation
 from django.db import models
+from django.db.models.functions import Lower
 from photos.models import Photo
-from pgshard.django import ShardedModel, ShardKeyField, ShardKeyForeignKey, ShardedBigAutoField
+from pgshard.django import ShardedManager, ShardedModel, ShardKeyField, ShardKeyForeignKey, ShardedBigAutoField
 
 class Meta:
     app_label = "photos"
@@ -142,6 +143,14 @@ class NoBase(models.Model):
 class PlainManager(ShardedModel):
     user_id = ShardKeyField()
     things = models.Manager()
+    Meta = Meta
+
+class Words(models.QuerySet):
+    pass
+
+class PlainQuerySet(ShardedModel):
+    user_id = ShardKeyField()
+    things = ShardedManager.from_queryset(Words)()
     Meta = Meta
 
 class NoKey(ShardedModel):
@@ -175,6 +184,26 @@ class Generic(ShardedModel):
     logged = GenericRelation("admin.LogEntry")
     Meta = Meta
 
+class GenericFromOutside(models.Model):
+    photos = GenericRelation("photos.Generic")
+    Meta = Meta
+
+class Unique(ShardedModel):
+    user_id = ShardKeyField()
+    photo = models.ForeignKey(Photo, models.CASCADE, related_name="+")
+    slug = models.SlugField()
+    lang = models.CharField(max_length=5)
+
+    class Meta:
+        app_label = "photos"
+        unique_together = [("slug", "lang"), ("user_id", "slug")]
+        constraints = [
+            models.UniqueConstraint(fields=["lang"], name="unique_lang"),
+            models.UniqueConstraint(Lower("slug"), name="unique_slug"),
+            models.UniqueConstraint(Lower("slug"), "user_id", name="unique_slug_of_user"),
+            models.UniqueConstraint(fields=["photo", "lang"], name="unique_lang_of_photo"),
+        ]
+
 class Fine(ShardedModel):
     user = ShardKeyForeignKey(User, related_name="+")
     Meta = Meta
@@ -199,6 +228,7 @@ def test_system_checks_name_each_mistake(world):
     assert said == [
         ("pgshard.E003", "NoBase"),
         ("pgshard.E004", "PlainManager"),
+        ("pgshard.E004", "PlainQuerySet"),
         ("pgshard.E006", "NoKey"),
         ("pgshard.E008", "Constraint"),
         ("pgshard.E009", "Constraint"),
@@ -207,13 +237,20 @@ def test_system_checks_name_each_mistake(world):
         ("pgshard.E012", "Cascade"),
         ("pgshard.E013", "Cascade"),
         ("pgshard.E014", "Generic"),
+        ("pgshard.E015", "GenericFromOutside"),
         ("pgshard.W001", "Constraint"),
+        ("pgshard.W001", "Unique"),
+        ("pgshard.W001", "Unique"),
+        ("pgshard.W001", "Unique"),
     ]
     assert all(one.hint for one in found)
+    unique = [one.msg.rpartition(" the same ")[2] for one in found if one.id == "pgshard.W001"]
+    assert unique == ["value", "slug, lang", "lang", "slug"]
     assert checks.check_settings() == []
 
 
 def test_settings_are_checked(world, monkeypatch):
+    from django.conf import settings
     from django.test import override_settings
 
     from pgshard.django import checks
@@ -222,6 +259,10 @@ def test_settings_are_checked(world, monkeypatch):
     monkeypatch.setattr(state, "cluster", None)
     with override_settings(DATABASE_ROUTERS=[]):
         assert [one.id for one in checks.check_settings()] == ["pgshard.E001", "pgshard.E002"]
+    monkeypatch.undo()
+    monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", True)
+    (warning,) = checks.check_settings()
+    assert (warning.id, "of default covers no shard" in warning.msg) == ("pgshard.W002", True)
 
 
 def test_a_config_with_mistakes_is_refused_by_the_settings(tmp_path):
