@@ -154,8 +154,12 @@ class ShardRouter:
         return self._route(model, hints.get("instance"), "write")
 
     def allow_relation(self, first: Any, second: Any, **hints: Any) -> bool | None:
-        """Allows a relation if only one of the two objects is sharded: then no constraint connects them."""
-        return True if is_sharded(first.__class__) != is_sharded(second.__class__) else None
+        """Allows a relation if only one of the two objects is sharded: then no constraint connects them. Of what is not saved
+        yet, saving says whether it is where it belongs."""
+        if is_sharded(first.__class__) != is_sharded(second.__class__):
+            return True
+        # Django noted for a new object where the first one was that it referred to, such as the user, in another database.
+        return True if is_sharded(first.__class__) and (first._state.adding or second._state.adding) else None
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
         """Sharded models are migrated on shards only, other models on databases only. SQL says by a hint what it is."""

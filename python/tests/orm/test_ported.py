@@ -16,7 +16,7 @@ def forum(world):
         User.objects.get_or_create(pk=pk, defaults={"username": f"forum {pk}"})
     yield models
     models.Pin.objects.all().delete()
-    for model in (models.Remark, models.Post, models.Thread, models.Label, models.Member, models.Choice):
+    for model in (models.Remark, models.Post, models.Vote, models.Thread, models.Label, models.Member, models.Choice):
         model.objects.across_shards().run(lambda rows: rows.delete()).all()
     User.objects.filter(username__startswith="forum ").delete()
 
@@ -295,3 +295,31 @@ def test_values_by_ids(m):
     assert m.Photo.objects.values_list("title", "id").by_ids(ids) == [(one.title, one.pk) for one in photos[::-1]]
     with pytest.raises(ValueError, match="add id to values"):
         m.Photo.objects.values("title").by_ids(ids)
+
+
+def test_a_new_object_refers_to_its_owner_and_to_rows_of_a_shard(forum, p):
+    from django.contrib.auth.models import User
+
+    users = {pk: User.objects.get(pk=pk) for pk in (U, V)}
+    threads = {pk: forum.Thread.objects.create(user=user, title="t") for pk, user in users.items()}
+    for pk, user in users.items():
+        for made in (
+            forum.Vote.objects.create(user=user, thread=threads[pk], by=users[U]),
+            forum.Vote(thread=threads[pk], by=users[V], user=user),
+            threads[pk].votes.create(user=user, by=users[V]),
+            forum.Vote.objects.get_or_create(user=user, thread=threads[pk], by=users[V])[0],
+        ):
+            made.save()
+            assert (made._state.db, made.thread, made.user) == (f"shard-{pk}", threads[pk], user)
+    with pytest.raises(p.WrongShard, match="refers to a row on shard-12"):
+        forum.Vote.objects.create(user=users[U], by=users[U], thread=threads[V])
+    with pytest.raises(ValueError, match="prevents this relation"):
+        forum.Vote.objects.filter(thread=threads[U]).first().thread = threads[V]
+    vote = forum.Vote(thread=threads[V])
+    vote.user = users[U]
+    with pytest.raises(p.WrongShard):
+        vote.save()
+    vote.thread = threads[U]
+    vote.by = users[V]
+    vote.save()
+    assert forum.Vote.objects.across_shards().count() == 7

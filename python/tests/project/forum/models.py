@@ -34,6 +34,14 @@ class Thread(ShardedModel):
     remarks = GenericRelation(Remark)
 
 
+class Vote(ShardedModel):
+    """What somebody thinks of a thread. It is the thread's owner's."""
+
+    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, related_name="+")
+    thread = models.ForeignKey(Thread, models.CASCADE, related_name="votes")
+    by = models.ForeignKey(settings.AUTH_USER_MODEL, models.DO_NOTHING, db_constraint=False, related_name="+")
+
+
 class Post(ShardedModel):
     """A post in a thread. It has no key, its thread says where it is."""
 

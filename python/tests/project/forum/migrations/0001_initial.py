@@ -103,6 +103,28 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="Vote",
+            fields=[
+                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "user",
+                    pgshard.django.fields.ShardKeyForeignKey(
+                        db_constraint=False, on_delete=models.DO_NOTHING, related_name="+", to=settings.AUTH_USER_MODEL
+                    ),
+                ),
+                (
+                    "thread",
+                    models.ForeignKey(on_delete=models.CASCADE, related_name="votes", to="forum.thread"),
+                ),
+                (
+                    "by",
+                    models.ForeignKey(
+                        db_constraint=False, on_delete=models.DO_NOTHING, related_name="+", to=settings.AUTH_USER_MODEL
+                    ),
+                ),
+            ],
+        ),
+        migrations.CreateModel(
             name="Pin",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
