@@ -34,6 +34,18 @@ def test_rows_are_dumped_flushed_and_loaded(manage, tmp_path):
     assert Photo.objects.get(pk=photo.pk).title == "Prague"
 
 
+def test_a_fixture_with_rows_of_shards_is_not_loaded_in_part(manage, tmp_path):
+    rows = tmp_path / "rows.json"
+    rows.write_text(
+        '[{"model": "photos.category", "fields": {"name": "in a fixture"}},'
+        ' {"model": "photos.tag", "fields": {"user_id": 3, "word": "x"}}]'
+    )
+    assert "photos.Tag is in the shards, and default is none" in manage("loaddata", str(rows))
+    from photos.models import Category
+
+    assert not Category.objects.filter(name="in a fixture").exists()
+
+
 def test_psql_opens_in_the_shard(manage):
     from photos.models import Photo
 
