@@ -202,7 +202,8 @@ class ShardedQuerySet(models.QuerySet):
             self.query.pgshard_several = True
 
     def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
-        """This query set; if it is on no shard yet, on the one that the values of a new row name."""
+        """This query set; if it is on no shard yet, on the one that these lookups name. What a new row would have besides says
+        nothing about where to look."""
         if self._db is not None:
             return self
         made = self._chain()
@@ -255,12 +256,12 @@ class ShardedQuerySet(models.QuerySet):
 
     def get_or_create(self, defaults: Any = None, **kwargs: Any) -> Any:
         """The same as Django's."""
-        at = self._write_to({**(defaults or {}), **kwargs}.items())
+        at = self._write_to(kwargs.items())
         return at._whole(lambda: super(ShardedQuerySet, at).get_or_create(defaults, **kwargs))
 
     def update_or_create(self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any) -> Any:
         """The same as Django's."""
-        at = self._write_to({**(create_defaults or defaults or {}), **kwargs}.items())
+        at = self._write_to(kwargs.items())
         at._unmoved(defaults or {})
         return at._whole(lambda: super(ShardedQuerySet, at).update_or_create(defaults, create_defaults, **kwargs))
 

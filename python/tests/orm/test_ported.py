@@ -323,3 +323,22 @@ def test_a_new_object_refers_to_its_owner_and_to_rows_of_a_shard(forum, p):
     vote.by = users[V]
     vote.save()
     assert forum.Vote.objects.across_shards().count() == 7
+
+
+# -------------------------------------------------------------------------------------------------- one row or another
+
+
+def test_what_get_or_create_looks_for_must_name_the_shard(m, p):
+    theirs = m.Tag.objects.create(user_id=V, word="w")
+    for wrong in (
+        lambda: m.Tag.objects.get_or_create(word="w", defaults={"user_id": U}),
+        lambda: m.Tag.objects.update_or_create(word="w", defaults={"user_id": U}),
+        lambda: m.Tag.objects.update_or_create(word="w", create_defaults={"user_id": U, "word": "w"}, defaults={}),
+    ):
+        with pytest.raises(p.NoShard):
+            wrong()
+    assert m.Tag.objects.across_shards().list(limit=9) == [theirs]
+    assert m.Tag.objects.for_key(V).get_or_create(word="w", defaults={"user_id": V}) == (theirs, False)
+    with p.shard_of(U):
+        made, new = m.Tag.objects.get_or_create(word="w", defaults={"user_id": U})
+    assert (new, made._state.db) == (True, "shard-3")
