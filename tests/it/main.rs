@@ -22,6 +22,7 @@ mod keys;
 mod manual;
 mod migrate;
 mod moves;
+mod operators;
 mod primaries;
 mod races;
 mod recover;

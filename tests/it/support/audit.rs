@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pgshard::id::Id;
+use pgshard::map::ShardMap;
 
 use super::world::{World, lines};
 use super::writers::Notes;
@@ -17,8 +18,12 @@ impl World {
 
     /// Who serves what, and what is left of moves. Ignores rows: writers may go on.
     pub(crate) async fn audit_places(&self) {
+        self.audit_places_by(&self.published()).await;
+    }
+
+    /// The same, by a map that need not be in the config file.
+    pub(crate) async fn audit_places_by(&self, map: &ShardMap) {
         let clients = self.all().await;
-        let map = self.published();
         let mut serving: BTreeMap<u16, Vec<(usize, i32)>> = BTreeMap::new();
         for (host, client) in clients.iter().enumerate() {
             // What has the shard's name: its tables where it is served, a signpost where it is not.
