@@ -8,7 +8,7 @@ use pgshard::mover::{AuditState, Error, Failpoint, Options, Phase};
 use serde_json::Value;
 use tokio::process::Child;
 
-use crate::support::{Ran, World, other, until};
+use crate::support::{Ran, World, go_on, other, stopped, until};
 
 /// A table with a text key, so that every change has a key that a failpoint knows; one without a key; columns of all
 /// kinds.
@@ -103,6 +103,24 @@ async fn differs(world: &World, ran: &Ran, (shard, id): (u16, &str), host: usize
 }
 
 on_each_version! {
+    /// Somebody alters the shard right after it is open at the target, as a migration may: that is no loss.
+    async fn altered_right_after_the_open(version) {
+        let world = world(version, 4).await;
+        let args = ["move", "0", "--to", "db2", "--yes", "--mode", "online"];
+        let mover = world.command(&args, &[("PGSHARD_FAILPOINT", "after open=stop")]).spawn().unwrap();
+        let pid = stopped(&mover).await;
+        let altered = "CREATE TABLE shard_0000.extra (id bigint PRIMARY KEY);
+            ALTER TABLE shard_0000.loose ADD COLUMN more text";
+        world.servers.app(1).await.batch_execute(altered).await.unwrap();
+        go_on(pid);
+        let done = Ran::of(mover).await.ended(0).last();
+        let audit = &done["audits"]["0"];
+        assert_eq!(audit["state"], "not audited", "{audit}");
+        let left_out: Vec<_> = audit["left_out"].as_array().unwrap().iter().map(|one| &one["what"]).collect();
+        assert!(left_out.iter().any(|what| **what == "definitions"), "{audit}");
+        world.run(&["check", "--fail-on", "error"]).await.ended(0);
+    }
+
     /// Online, forward: every kind of harm, and the one that the applier notices by itself.
     async fn what_a_stream_loses_is_found(version) {
         let world = world(version, 12).await;

@@ -129,7 +129,9 @@ pub(in crate::mover) async fn begin(
         let (left, schema) = (source.schema, target.schema);
         let (mut found, mut left_out) = (Vec::new(), Vec::new());
         match rest::compare((&work.source, left), (&work.target, schema)).await {
-            Ok(differences) => found = differences,
+            Ok(differences) => {
+                (found, left_out) = unless_altered(differences, &target, &work.target, at + bound).await?;
+            }
             Err(error) => {
                 left_out.push(LeftOut { what: "sequences and definitions".to_owned(), why: chain(&error) });
             }
@@ -138,6 +140,29 @@ pub(in crate::mover) async fn begin(
         Ok::<_, Error>(Begun { hold: work.hold, source, target, until: at + bound, found, left_out, known })
     };
     begun.await.map_err(|error| chain(&error))
+}
+
+/// What is different, without definitions that somebody may have altered at the target since the snapshot: these were
+/// not compared. A migration may run as soon as the shard is open, and so may an application's own statements.
+///
+/// Locks: as [`Side::is_unaltered`].
+async fn unless_altered(
+    differences: Vec<AuditDifference>,
+    snapshot: &Side,
+    target: &Session,
+    until: Instant,
+) -> Result<(Vec<AuditDifference>, Vec<LeftOut>), Error> {
+    let (definitions, mut found): (Vec<_>, Vec<_>) =
+        differences.into_iter().partition(|difference| difference.what == rest::DEFINITIONS);
+    if definitions.is_empty() || snapshot.is_unaltered(target, until).await? {
+        found.extend(definitions);
+        return Ok((found, Vec::new()));
+    }
+    let left_out = definitions.into_iter().map(|difference| {
+        let why = format!("somebody may have altered them right after the open; they differ in: {}", difference.how);
+        LeftOut { what: difference.what, why }
+    });
+    Ok((found, left_out.collect()))
 }
 
 /// The tables of an old copy that are known to differ, rightly, when a rollback takes it back: the audit of its own

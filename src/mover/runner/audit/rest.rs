@@ -9,6 +9,9 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::verdict::AuditDifference;
 use crate::schema::catalog::Namespace;
 
+/// What a difference of the definitions is about.
+pub(super) const DEFINITIONS: &str = "definitions";
+
 /// The most differences of the definitions that are reported.
 const TOLD_MAX: usize = 10;
 
@@ -38,7 +41,7 @@ pub(super) async fn compare(
         if rest > 0 {
             how.push_str(&format!(", and {rest} more"));
         }
-        found.push(AuditDifference { what: "definitions".to_owned(), how, rows: Vec::new() });
+        found.push(AuditDifference { what: DEFINITIONS.to_owned(), how, rows: Vec::new() });
     }
     Ok(found)
 }

@@ -15,6 +15,7 @@ use crate::map::HostName;
 use crate::mover::control::journal::{Hold, Signed};
 use crate::mover::control::session::{Hosts, Session};
 use crate::mover::copy::verify::set_workers;
+use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::pg::quote_literal;
@@ -117,6 +118,19 @@ impl Side {
         let rows = self.session.rows(what, sql, &[&self.schema]).await?;
         self.end().await?;
         rows.iter().map(|row| Ok((row.get(0)?, Stored { oid: row.get(1)?, file: row.get(2)? }))).collect()
+    }
+
+    /// Whether the schema's definition is what the snapshot sees; the session is another one of the same host. If it
+    /// is not said to be, it may still be: what happens to any publication there counts, too.
+    ///
+    /// Locks: ACCESS SHARE on catalogs, for two statements.
+    pub(super) async fn is_unaltered(&self, now: &Session, until: Instant) -> Result<bool, Error> {
+        let what = "looking whether the definition was altered";
+        self.begin(until).await?;
+        let digest = CatalogDigest::take(self.session.client.client(), self.schema).await;
+        self.end().await?;
+        let digest = digest.map_err(|error| self.session.failed(what, error))?;
+        digest.is_same(now.client.client()).await.map_err(|error| now.failed(what, error))
     }
 
     /// Begins a read, whose statements end at this time at the latest.

@@ -23,8 +23,9 @@ struct ShownDifference {
     /// `table photos`, `sequence photos_id_seq`, `definitions`.
     what: String,
     how: String,
-    /// Of a table: the rows, ten at most, by their keys.
-    rows: Option<Vec<ShownRow>>,
+    /// Of a table: the rows, ten at most, by their keys; left out where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rows: Vec<ShownRow>,
 }
 
 /// A row that is not the same on both sides.
