@@ -395,7 +395,7 @@ async fn sweep(context: &Context, session: &Session, report: &mut CleanupReport)
     Ok(())
 }
 
-/// Deletes the watermarks of moves from this host that have ended.
+/// Deletes the watermarks of moves from this host that have ended, and the markers of those that are not kept.
 ///
 /// Locks: their rows, ten thousand at a time, for a statement each.
 async fn sweep_watermarks(session: &Session) -> Result<(), Error> {
@@ -404,6 +404,10 @@ async fn sweep_watermarks(session: &Session) -> Result<(), Error> {
             WHERE m.move_id = b.move_id AND m.phase NOT IN ('kept', 'completed', 'aborted'))
         LIMIT 10000 FOR UPDATE OF b SKIP LOCKED))";
     while session.execute("deleting watermarks", sql, &[]).await? == 10_000 {}
+    let sql = "DELETE FROM pgshard.marker WHERE ctid = ANY (ARRAY(
+        SELECT k.ctid FROM pgshard.marker k JOIN pgshard.move m USING (move_id, shard_id)
+        WHERE m.phase IN ('completed', 'aborted') LIMIT 10000 FOR UPDATE OF k SKIP LOCKED))";
+    while session.execute("deleting markers", sql, &[]).await? == 10_000 {}
     Ok(())
 }
 

@@ -60,7 +60,7 @@ impl ShardMove<'_> {
 
     /// Ends the move that this rollback has taken back.
     ///
-    /// Locks: two rows of the control tables, for one transaction.
+    /// Locks: a few rows of the control tables, for one transaction.
     pub(crate) async fn end_of_former(&self, taken_back: MoveId) -> Result<(), Error> {
         let what = "ending the move that was taken back";
         let (id, shard) = (taken_back.uuid(), self.hold.shard.as_i32());
@@ -69,8 +69,10 @@ impl ShardMove<'_> {
             updated_at = clock_timestamp()
             WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
         self.target.execute(what, sql, &[id, &shard]).await?;
-        let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
-        self.target.execute(what, sql, &[id, &shard]).await?;
+        for table in ["back", "marker"] {
+            let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
+            self.target.execute(what, &sql, &[id, &shard]).await?;
+        }
         self.target.batch(what, "COMMIT").await
     }
 

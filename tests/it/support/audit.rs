@@ -144,6 +144,9 @@ impl World {
             open.extend(client.query(sql, &[]).await.unwrap().iter().map(|row| row.get::<_, String>(0)));
         }
         for (host, client) in clients.iter().enumerate() {
+            let sql = "SELECT k.shard_id::text FROM pgshard.marker k JOIN pgshard.move m USING (move_id, shard_id)
+                WHERE m.phase = 'completed'";
+            assert_eq!(lines(client, sql).await, "", "db{}: markers of shards whose moves are over", host + 1);
             for (kind, sql) in [
                 ("slot", "SELECT slot_name::text FROM pg_replication_slots"),
                 ("publication", "SELECT pubname::text FROM pg_publication"),
