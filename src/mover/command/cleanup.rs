@@ -76,6 +76,7 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
             None => may_be_dropped(context, &entry).await,
         };
         match objection {
+            Err(_) if is_completed(context, &entry).await => report.done.push(completed(&entry)),
             Err(error) => report.failed.push((entry.shard, error)),
             Ok(()) => whole.push(entry),
         }
@@ -87,12 +88,27 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
             None => drop_old_copy(context, entry).await,
         };
         match ended {
-            Ok(()) => report.done.push(ShardReport { phase: Phase::Completed, ..ShardReport::of(entry) }),
+            Ok(()) => report.done.push(completed(entry)),
+            Err(_) if is_completed(context, entry).await => report.done.push(completed(entry)),
             Err(error) => report.failed.push((entry.shard, error)),
         }
     }
+    report.done.sort_by_key(|done| done.shard);
     take_identities_back(context, &whole).await;
     Ok(report)
+}
+
+fn completed(entry: &Entry) -> ShardReport {
+    ShardReport { phase: Phase::Completed, ..ShardReport::of(entry) }
+}
+
+/// Whether somebody else has dropped the old copy meanwhile: then whatever failed did so for that.
+async fn is_completed(context: &Context, entry: &Entry) -> bool {
+    let asked = async {
+        let source = context.hosts.open(&entry.source).await?;
+        source.find_entry(entry.id, entry.shard).await
+    };
+    matches!(asked.await, Ok(Some(now)) if now.phase == Phase::Completed)
 }
 
 /// Takes back the replica identities at the targets, which are no longer needed.

@@ -49,6 +49,17 @@ on_each_version! {
         world.audit(notes.flawless()).await;
     }
 
+    /// Two drop the same old copies: each of them finds, in the end, that they are dropped.
+    async fn two_complete(version) {
+        let world = World::new(&[version, other(version)], 24).await;
+        let id = world.run(&["move", "0-11", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
+        let complete = || world.command(&["moves", "complete", &id, "--yes"], &[]).spawn().unwrap();
+        for ran in join_all([complete(), complete(), complete()].map(Ran::of)).await {
+            ran.ended(0);
+        }
+        world.audit_places().await;
+    }
+
     /// Movers of different shards publish into one file at the same time: none overwrites another's result.
     async fn different_shards_one_file(version) {
         let world = World::new(&[version, other(version)], 16).await;
