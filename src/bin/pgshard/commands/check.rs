@@ -53,11 +53,56 @@ impl Report<'_> {
     }
 }
 
-/// How often the hosts are asked before an alarm is believed.
-pub(super) const LOOKS_MAX: u32 = 3;
+/// In how many looks, one after the other, an alarm is seen before it is believed.
+const LOOKS: u32 = 3;
+
+/// How often the hosts are asked at most: an alarm may have begun after the first look.
+const LOOKS_MAX: u32 = 6;
 
 /// Long enough for an open that is under way to reach both hosts.
 pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
+/// What an alarm is about: its code, the host, one of its shards.
+type Alarm = (&'static str, Option<HostName>, Option<ShardId>);
+
+/// Which alarms are believed. The hosts do not answer at the same instant: a shard that is opened in between is seen on
+/// two hosts, and nobody should follow the remedy for that in vain. A real alarm is seen every time; that there is one
+/// each time does not make it real, since many shards may move.
+#[derive(Default)]
+pub(super) struct Doubts {
+    looks: u32,
+    /// In how many looks up to the last one each alarm was seen without a gap.
+    seen: BTreeMap<Alarm, u32>,
+}
+
+impl Doubts {
+    /// Takes in what a look has found. Returns whether the hosts have to be asked again; if not, the alarms that are
+    /// not believed are left out.
+    pub(super) fn remain(&mut self, findings: &mut Vec<Finding>) -> bool {
+        self.looks += 1;
+        let now = findings.iter().flat_map(alarms).map(|alarm| {
+            let times = self.seen.get(&alarm).copied().unwrap_or(0) + 1;
+            (alarm, times)
+        });
+        self.seen = now.collect();
+        if self.looks < LOOKS_MAX && self.seen.values().any(|times| *times < LOOKS) {
+            return true;
+        }
+        let is_believed = |alarm: Alarm| self.seen.get(&alarm).is_some_and(|times| *times >= LOOKS);
+        findings.retain(|finding| finding.severity < Severity::Alarm || alarms(finding).any(is_believed));
+        false
+    }
+}
+
+/// The alarms in a finding, one for each of its shards.
+fn alarms(finding: &Finding) -> impl Iterator<Item = Alarm> {
+    let shards: Vec<Option<ShardId>> = match finding.shards.as_slice() {
+        [] => vec![None],
+        shards => shards.iter().copied().map(Some).collect(),
+    };
+    let is_alarm = finding.severity == Severity::Alarm;
+    shards.into_iter().filter(move |_| is_alarm).map(|shard| (finding.code, finding.host.clone(), shard))
+}
 
 /// Compares the config, the map and the hosts, and names every difference.
 pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
@@ -65,9 +110,8 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
     // A folder that cannot be used is a finding like any other; the shards are compared with each other then.
     let (migrations, unusable) = context::usable_migrations(&config);
     let folder = config.cluster.migrations.as_ref().filter(|_| unusable.is_none()).map(|_| &migrations);
-    let mut looks = 0;
+    let mut doubts = Doubts::default();
     let (map, survey, findings) = loop {
-        looks += 1;
         let FoundMap { map, lost } = context::map_or_last(&config).await?;
         // Side by side: who does not answer is waited for once.
         let identities = schema::identities(context::all_hosts(&config));
@@ -83,10 +127,7 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         let hosts = config.hosts.values().map(|host| (&host.name, &host.connect));
         findings.extend(schema::exposed(hosts, &config.path, config.cluster.migrations.as_deref()));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        // The hosts do not answer at the same instant: a shard that is opened in between is seen on two hosts, and
-        // nobody should follow the remedy for that in vain. A real alarm is seen every time.
-        let alarm = findings.iter().any(|finding| finding.severity == Severity::Alarm);
-        if !alarm || looks == LOOKS_MAX {
+        if !doubts.remain(&mut findings) {
             break (map, survey, findings);
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
@@ -216,4 +257,42 @@ fn checked(config: &Config, map: &ShardMap, migrations: &Migrations, survey: &Su
         ("hosts", hosts.collect::<Vec<_>>().join(", ")),
         ("migrations", migrations.iter().len().to_string()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(severity: Severity, shards: &[u16]) -> Finding {
+        let shards = shards.iter().map(|shard| ShardId::new(*shard).unwrap()).collect();
+        let (message, remedy) = ("it is served twice".to_owned(), "look".to_owned());
+        Finding { severity, code: "served_twice", host: None, shards, message, remedy }
+    }
+
+    /// What is left after looks that find these alarms, and how many there were.
+    fn left(looks: &[&[u16]]) -> (Vec<Vec<u16>>, usize) {
+        let mut doubts = Doubts::default();
+        for (at, shards) in looks.iter().enumerate() {
+            let mut findings = vec![finding(Severity::Warning, &[9])];
+            findings.extend((!shards.is_empty()).then(|| finding(Severity::Alarm, shards)));
+            if !doubts.remain(&mut findings) {
+                let alarms = findings.iter().filter(|finding| finding.severity == Severity::Alarm);
+                let shards = alarms.map(|alarm| alarm.shards.iter().map(|shard| shard.get()).collect());
+                return (shards.collect(), at + 1);
+            }
+        }
+        panic!("the hosts are not asked for ever")
+    }
+
+    #[test]
+    fn alarms_are_believed_that_are_seen_every_time() {
+        assert_eq!(left(&[&[]]), (vec![], 1));
+        assert_eq!(left(&[&[1], &[]]), (vec![], 2));
+        assert_eq!(left(&[&[1], &[1], &[1]]), (vec![vec![1]], 3));
+        // While a host is emptied, each look may meet another shard.
+        assert_eq!(left(&[&[1], &[2], &[3], &[4], &[5], &[6]]), (vec![], 6));
+        assert_eq!(left(&[&[1, 7], &[2, 7], &[7]]), (vec![vec![7]], 3));
+        // It has begun meanwhile.
+        assert_eq!(left(&[&[1], &[7], &[7], &[7]]), (vec![vec![7]], 4));
+    }
 }

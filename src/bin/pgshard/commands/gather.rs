@@ -13,12 +13,11 @@ use pgshard::map::{HostName, ShardMap};
 use pgshard::mover::{Entry, Hosts, Mover, Observer, Options};
 use pgshard::pg::ConnectError;
 use pgshard::schema::{
-    self, ClockFacts, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations, Severity, Sizes,
-    Streams, Survey,
+    self, ClockFacts, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations, Sizes, Streams, Survey,
 };
 use pgshard::store::{MapStore, StoreError};
 
-use super::check::{BETWEEN_LOOKS, LOOKS_MAX};
+use super::check::{BETWEEN_LOOKS, Doubts};
 use crate::context;
 use crate::failure::chain;
 
@@ -136,10 +135,9 @@ async fn judge(config: &Config, mut map: ShardMap, bound: Duration, depth: Depth
     let folder = config.cluster.migrations.as_ref().filter(|_| unusable.is_none()).map(|_| &migrations);
     let cluster = context::cluster(config);
     gathered.findings = schema::check(&map, &gathered.survey, &cluster, folder);
-    let mut looks = 1;
+    let mut doubts = Doubts::default();
     // A shard that is opened while the hosts answer is seen on two of them. `check` looks again, too.
-    while depth == Depth::Pages && looks < LOOKS_MAX && is_alarm(&gathered.findings) {
-        looks += 1;
+    while depth == Depth::Pages && doubts.remain(&mut gathered.findings) {
         tokio::time::sleep(BETWEEN_LOOKS).await;
         let heard = heard(config, &gathered.survey);
         if let Ok(Ok(newer)) = tokio::time::timeout(bound, config.map_store().load()).await {
@@ -161,10 +159,6 @@ async fn judge(config: &Config, mut map: ShardMap, bound: Duration, depth: Depth
     }
     gathered.migrations = migrations;
     gathered.map = Some(map);
-}
-
-fn is_alarm(findings: &[Finding]) -> bool {
-    findings.iter().any(|finding| finding.severity == Severity::Alarm)
 }
 
 /// The hosts that answered.

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 pub(super) use self::cells::Level;
 use self::cells::Picture;
+use super::check::{BETWEEN_LOOKS, Doubts};
 use super::measure::weigh;
 use crate::args::MapShow;
 use crate::confirm::{Consent, confirm};
@@ -147,8 +148,15 @@ fn counted_by_host(map: &ShardMap) -> String {
 
 /// The map as the hosts have it. What cannot be learned from them is said; it is an error if no host can be asked.
 async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> Result<ShardMap, Failure> {
-    let survey = context::survey(config).await;
-    let rebuilt = schema::rebuild_map(map, &survey);
+    let mut doubts = Doubts::default();
+    let (survey, rebuilt) = loop {
+        let survey = context::survey(config).await;
+        let mut rebuilt = schema::rebuild_map(map, &survey);
+        if !doubts.remain(&mut rebuilt.notes) {
+            break (survey, rebuilt);
+        }
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+    };
     for note in &rebuilt.notes {
         let host = note.host.as_ref().map(|host| format!("{host}: ")).unwrap_or_default();
         output.warning(format_args!("{host}{}", note.message));
