@@ -325,7 +325,8 @@ async fn settle<'a>(
         let outcome = async {
             let admitted = rights::admit_all(session, &roles).await;
             let admitted = admitted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;
-            write_record(session, &record).await.map(|()| admitted)
+            write_record(session, &record).await?;
+            flush(session).await.map(|()| admitted)
         };
         let outcome = outcome.await;
         if let Some(report) = reports.get_mut(&host.name) {
@@ -337,9 +338,10 @@ async fn settle<'a>(
     }
 }
 
-/// Writes a host's record in the transaction that holds its lock, and ends that transaction.
+/// Writes a host's record in the transaction that holds its lock.
 ///
-/// Locks: the rows of pgshard.known_host, which nobody else writes without bootstrap's lock.
+/// Locks: the rows of pgshard.known_host, which nobody else writes without bootstrap's lock. Whoever claims a shard
+/// locks that of its target for a statement.
 pub(super) async fn write_record(session: &Connection, record: &Record) -> Result<(), HostFault> {
     let sql = "WITH gone AS (DELETE FROM pgshard.known_host WHERE host_name <> ALL ($1))
         INSERT INTO pgshard.known_host (host_name, shards)
@@ -351,8 +353,7 @@ pub(super) async fn write_record(session: &Connection, record: &Record) -> Resul
     let shards: Vec<String> =
         record.values().map(|shards| print_ranges(shards.iter().map(|(shard, epoch)| (*shard, *epoch)))).collect();
     let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
-    session.execute(sql, &[&hosts, &shards]).await.map_err(|error| lost(&error))?;
-    flush(session).await
+    session.execute(sql, &[&hosts, &shards]).await.map(drop).map_err(|error| lost(&error))
 }
 
 async fn open(host: &Host) -> Result<Connection, HostFault> {

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use futures_util::future::{BoxFuture, join_all};
 
-use super::bootstrap::{lock, read, write_record};
+use super::bootstrap::{flush, lock, read, write_record};
 use super::control::{Cluster, pending};
-use super::facts::{HostFacts, Survey};
+use super::facts::{HostFacts, Survey, chain};
 use super::fault::HostFault;
 use super::known::{self, Known};
 use super::session;
@@ -71,8 +71,36 @@ pub fn forget<'a>(
                 faults.push(((*name).clone(), fault));
             }
         }
+        if faults.is_empty() {
+            faults.extend(claimed_meanwhile(&good, gone).await);
+        }
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        for (name, session, _) in good.iter().filter(|(name, ..)| *name != gone) {
+            if let Err(fault) = flush(session).await {
+                faults.push(((*name).clone(), fault));
+            }
+        }
         if faults.is_empty() { Ok(()) } else { Err(faults) }
     })
+}
+
+/// Looks once more for shards that are to go to a host, now that no other claim can come: it would wait for the rows
+/// that were deleted, and find none. The one before it was waited for.
+async fn claimed_meanwhile(read: &[(&HostName, Connection, HostFacts)], gone: &HostName) -> Vec<(HostName, HostFault)> {
+    let mut here = Vec::new();
+    for (name, session, _) in read {
+        let sql = "SELECT shard_id FROM pgshard.move
+            WHERE target = $1 AND phase NOT IN ('kept', 'completed', 'aborted') ORDER BY 1";
+        let rows = match session.query(sql, &[&gone.as_str()]).await {
+            Ok(rows) => rows,
+            Err(error) => return vec![((*name).clone(), HostFault::Unread { reason: chain(&error) })],
+        };
+        let shards = rows.iter().filter_map(|row| ShardId::try_from(row.try_get::<_, i32>(0).ok()?).ok());
+        here.extend(shards);
+    }
+    if here.is_empty() { Vec::new() } else { vec![(gone.clone(), HostFault::HasShards(here))] }
 }
 
 /// The shards that a host has or is getting: by its own word, or, if it is not among those that were read, by that of

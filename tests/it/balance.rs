@@ -140,6 +140,27 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
+    /// A move that was planned before somebody took its target out of the config does not begin: no router would know
+    /// where the shard is.
+    async fn a_host_that_is_removed_gets_no_shard(version) {
+        let world = World::new(&[version, version, version], 6).await;
+        world.run(&["drain", "db3", "--by", "count", "--yes", "--complete"]).await.ended(0);
+        for mode in ["online", "blocking"] {
+            let moving = ["move", "0", "--to", "db3", "--mode", mode, "--yes"];
+            let child = world.command(&moving, &[("PGSHARD_FAILPOINT", "before claim=stop")]).spawn().unwrap();
+            let pid = stopped(&child).await;
+            world.run(&["host", "remove", "db3", "--yes"]).await.ended(0);
+            go_on(pid);
+            let refused = Ran::of(child).await;
+            assert!(refused.ended(4).stderr.contains("cannot go to db3"), "{}", refused.stderr);
+            world.run(&["check"]).await.ended(0);
+            world.run(&["host", "add", "db3", &world.servers.server(2).url()]).await.ended(0);
+            world.run(&["move", "0", "--to", "db3", "--mode", mode, "--yes"]).await.ended(0);
+            world.run(&["drain", "db3", "--by", "count", "--yes"]).await.ended(0);
+            world.run(&["moves", "complete", "--all", "--yes"]).await.ended(0);
+        }
+    }
+
     /// A run that fails after it has finished others' moves says what it has done, and ends with 8.
     async fn a_rebalance_that_fails_after_it_has_done_something(version) {
         let world = World::new(&[version, version], 4).await;

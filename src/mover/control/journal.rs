@@ -14,6 +14,7 @@ use crate::shard::ShardId;
 
 use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
+use crate::mover::definition::refusal::Refusal;
 use crate::mover::protocol::desired::{Back, DesiredState, FenceAt};
 use crate::mover::protocol::error::{Error, Rival};
 use crate::mover::protocol::lease::Leases;
@@ -278,7 +279,9 @@ impl Session {
              FROM pgshard.shard s
              LEFT JOIN (SELECT wanted, hold_until FROM pgshard.move WHERE move_id = $1 LIMIT 1) m ON true
              WHERE s.shard_id = $2 AND s.state = 'serving' AND s.epoch = $6
-               AND EXISTS (SELECT FROM pgshard.mover WHERE lease = $7 FOR KEY SHARE)";
+               AND EXISTS (SELECT FROM pgshard.mover WHERE lease = $7 FOR KEY SHARE)
+               AND (EXISTS (SELECT FROM pgshard.known_host WHERE host_name = $14 FOR KEY SHARE)
+                    OR NOT EXISTS (SELECT FROM pgshard.known_host))";
         let lease_ms = claim.lease_for.as_millis() as f64;
         let source = self.host.as_str();
         let (shard, epoch, mode) = (hold.shard.as_i32(), claim.epoch.as_i32(), claim.mode.as_str());
@@ -305,11 +308,13 @@ impl Session {
                     &until,
                     &back_of,
                     &back,
+                    &target,
                 ],
             )
             .await;
         match claimed {
             Ok(1) => Ok(()),
+            Ok(_) if !self.knows(claim.target).await? => Err(self.stranger(hold.shard, claim.target)),
             // No row was inserted, although no index forbids it: the shard was moved meanwhile.
             Ok(_) => Err(self.claimed(hold.shard).await?),
             Err(Error::Database { source, .. })
@@ -319,6 +324,26 @@ impl Session {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether this host's record of the cluster has that host; also if it has none at all, as before the first
+    /// bootstrap of a release that keeps one.
+    ///
+    /// Locks: none but ACCESS SHARE on the table.
+    async fn knows(&self, host: &HostName) -> Result<bool, Error> {
+        let sql = "SELECT coalesce(bool_or(host_name = $1), true) FROM pgshard.known_host";
+        self.row("asking which hosts there are", sql, &[&host.as_str()]).await?.get(0)
+    }
+
+    /// The error that a shard was to go to a host that somebody has taken out of the cluster meanwhile: routers would
+    /// not find it there.
+    fn stranger(&self, shard: ShardId, target: &HostName) -> Error {
+        let reason = format!("cannot go to {target}, which this host does not know as a host of the cluster");
+        let remedy = format!(
+            "look whether {target} was taken out of the config since this command began; if it shall be a host, \
+             `pgshard bootstrap` with a config that names it"
+        );
+        Error::Refused { refusals: vec![Refusal::new("the shard", reason, remedy).at(shard, &self.host)] }
     }
 
     /// The error that names who has claimed a shard.
