@@ -161,6 +161,23 @@ on_each_version! {
         }
     }
 
+    /// A move that somebody has held, and on which nobody works any more, is left alone: to finish it would be to wait
+    /// for whoever holds it.
+    async fn a_held_move_is_not_waited_for(version) {
+        let world = World::new(&[version, version], 4).await;
+        let moving = ["move", "0", "--to", "db2", "--mode", "online", "--hold", "--yes"];
+        let id = world.run_until(&moving, "after loaded=kill").await.ended(-9).id();
+        let remedy = format!("pgshard moves continue {id}");
+        let balanced = world.run(&["rebalance", "--by", "count", "--threshold", "0", "--yes"]).await;
+        assert!(balanced.ended(0).stderr.contains(&remedy), "{}", balanced.stderr);
+        let refused = world.run(&["drain", "db1", "--by", "count", "--yes"]).await;
+        assert!(refused.ended(4).stderr.contains(&remedy), "{}", refused.stderr);
+        assert_eq!(counts(&world), pairs(&[("db1", 2), ("db2", 2)]));
+        world.run(&["moves", "continue", &id]).await.ended(0);
+        assert_eq!(world.run(&["drain", "db1", "--by", "count", "--yes"]).await.ended(0).last()["finished"], 1);
+        assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 4)]));
+    }
+
     /// A run that fails after it has finished others' moves says what it has done, and ends with 8.
     async fn a_rebalance_that_fails_after_it_has_done_something(version) {
         let world = World::new(&[version, version], 4).await;

@@ -8,6 +8,7 @@ use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, print_shards};
 use pgshard::schema::{self, Measure, Sizes};
+use tokio_postgres::error::SqlState;
 
 use super::moves;
 use crate::args::By;
@@ -111,7 +112,14 @@ async fn measured(host: &HostConfig, sizes: Sizes) -> Result<BTreeMap<ShardId, M
         Failure::new(Exit::Failed, error).hint("every host must answer; `pgshard check` says what is wrong with it")
     };
     let connection = host.connect.connect("pgshard measure").await.map_err(|error| failed(&error))?;
-    schema::measure(connection.client(), sizes).await.map_err(|error| failed(&error))
+    schema::measure(connection.client(), sizes).await.map_err(|error| match error.code() {
+        // Somebody has written it into the config, and nothing was made there yet.
+        Some(&SqlState::UNDEFINED_TABLE) => {
+            let error = format!("host {} is not bootstrapped", host.name);
+            Failure::new(Exit::Failed, error).hint("`pgshard bootstrap`, then the same command again")
+        }
+        _ => failed(&error),
+    })
 }
 
 /// A number for each shard by the operator's query.

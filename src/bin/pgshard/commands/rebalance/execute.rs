@@ -99,7 +99,7 @@ pub(super) struct Run<'a> {
     finished: BTreeSet<ShardId>,
     /// Shards that somebody else has already moved to their target.
     there: BTreeSet<ShardId>,
-    /// Shards that somebody else works on, and who it is.
+    /// Shards that somebody else works on, and who it is: a clause that follows them.
     left_alone: BTreeMap<ShardId, String>,
     bytes: u64,
     waves: usize,
@@ -162,7 +162,8 @@ impl<'a> Run<'a> {
                     let busy: Vec<_> = busy.collect();
                     for (shard, error) in &busy {
                         let remedy = moves::remedy(Verb::Resume, *shard, error, id);
-                        self.left_alone.insert(*shard, format!("{}\n  remedy: {remedy}", moves::chain(error)));
+                        let why = format!("are being moved: {}\n  remedy: {remedy}", moves::chain(error));
+                        self.left_alone.insert(*shard, why);
                     }
                     let done = report.done.iter().map(|done| done.shard).filter(|shard| open.contains(shard));
                     self.finished.extend(done);

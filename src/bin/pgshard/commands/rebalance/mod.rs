@@ -15,7 +15,7 @@ use std::sync::Arc;
 use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Entry, Heard, Mover};
+use pgshard::mover::{DesiredState, Entry, Heard, MoveId, Mover, Phase};
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
 use self::execute::{Run, Stop, Told};
@@ -65,8 +65,9 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
 
     let Some(open) = unless_interrupted(open_moves(&mover)).await else { return Ok(output.interrupted(None)) };
     let (living, open): (Vec<_>, Vec<_>) = open?.into_iter().partition(|entry| entry.worker.is_some());
+    let (held, open) = those_that_stand(open);
     let mut stuck: BTreeSet<ShardId> = open.iter().map(|entry| entry.shard).collect();
-    let mut busy = told_of_living(&living, output);
+    let mut busy = told_of(&living, &held, output);
     let stop = Stop::new(&mover);
     let mut run = Run::new(&mover, &stop, &watcher, output, doing.mode.map(Into::into), doing.complete);
     if !open.is_empty() {
@@ -169,19 +170,38 @@ async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
     Ok(entries.into_iter().filter(|entry| !entry.phase.is_ended()).collect())
 }
 
-/// Says which shards others are at work on. Gives who, and what to do.
-fn told_of_living(living: &[Entry], output: &Output) -> BTreeMap<ShardId, String> {
-    let who = |entry: &Entry| {
+/// The moves that somebody has held or paused, and the others: whoever resumes one of the former waits until somebody
+/// else has it go on.
+fn those_that_stand(open: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
+    let stands = |entry: &&Entry| entry.desired != DesiredState::Go && entry.phase < Phase::Decided;
+    let standing: BTreeSet<MoveId> = open.iter().filter(stands).map(|entry| entry.id).collect();
+    open.into_iter().partition(|entry| standing.contains(&entry.id))
+}
+
+/// Says which shards are left alone: others are at work on them, or have held or paused their moves. Gives why, and
+/// what to do, as a clause that follows the shards.
+fn told_of(living: &[Entry], held: &[Entry], output: &Output) -> BTreeMap<ShardId, String> {
+    let moving = |entry: &Entry| {
         let worker = entry.worker.as_ref().map(ToString::to_string).unwrap_or_default();
-        format!(
-            "{worker}, with the move {id}\n  remedy: wait for it, `pgshard moves watch {id}`, or ask it, \
-             `pgshard moves stop {id}`; then the same command again",
+        let why = format!(
+            "are being moved, by {worker}, with the move {id}\n  remedy: wait for it, `pgshard moves watch {id}`, or \
+             ask it, `pgshard moves stop {id}`; then the same command again",
             id = entry.id
-        )
+        );
+        (entry.shard, why)
     };
-    let busy: BTreeMap<ShardId, String> = living.iter().map(|entry| (entry.shard, who(entry))).collect();
-    for (who, shards) in by_who(busy.iter().map(|(shard, who)| (*shard, who))) {
-        output.note(format_args!("shards {} are left alone: they are being moved, by {who}", print_shards(shards)));
+    let standing = |entry: &Entry| {
+        let id = entry.id;
+        let why = format!(
+            "are of the move {id}, which nobody works on and somebody has told to {}\n  remedy: `pgshard moves \
+             continue {id}`, or `pgshard moves abort {id}`; then the same command again",
+            entry.desired.as_str()
+        );
+        (entry.shard, why)
+    };
+    let busy: BTreeMap<ShardId, String> = living.iter().map(moving).chain(held.iter().map(standing)).collect();
+    for (why, shards) in by_who(busy.iter().map(|(shard, why)| (*shard, why))) {
+        output.note(format_args!("left alone: shards {} {why}", print_shards(shards)));
     }
     busy
 }
@@ -227,8 +247,8 @@ fn refuse_half_a_drain(
     let left = planned.unmet.iter().filter(|unmet| unmet.host == *host);
     let left: Vec<_> = left.collect();
     let mut reasons: Vec<String> = Vec::new();
-    for (who, shards) in by_who(left.iter().filter_map(|unmet| Some((unmet.shard, busy.get(&unmet.shard)?)))) {
-        reasons.push(format!("shards {} are being moved, by {who}", print_shards(shards)));
+    for (why, shards) in by_who(left.iter().filter_map(|unmet| Some((unmet.shard, busy.get(&unmet.shard)?)))) {
+        reasons.push(format!("shards {} {why}", print_shards(shards)));
     }
     let others = left.iter().filter(|unmet| !busy.contains_key(&unmet.shard));
     reasons.extend(others.map(|unmet| match unmet.reason {
