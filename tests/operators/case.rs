@@ -45,7 +45,7 @@ impl Case {
         let shards = rng.u16(8..=16);
         let store = one(rng, &[Store::File, Store::File, Store::Postgres, Store::Copies]);
         let operators = rng.usize(2..=3);
-        let deeds = rng.usize(6..=12);
+        let deeds = rng.usize(8..=16);
         Case { seed, versions, named, shards, store, operators, deeds }
     }
 

@@ -64,13 +64,13 @@ impl Fate {
         let long = Duration::from_millis(rng.u64(500..5000));
         let soon = Duration::from_millis(rng.u64(30..3000));
         match rng.u8(0..100) {
-            0..60 => Fate::None,
-            60..68 => Fate::Signalled(soon, Deadly::Kill),
-            68..72 => Fate::Signalled(soon, Deadly::Term),
-            72..77 => Fate::Signalled(soon, Deadly::Int),
-            77..82 => Fate::Frozen(soon, long),
-            82..91 => Fate::At(failpoint(rng), "kill"),
-            91..94 => Fate::At(failpoint(rng), "fail"),
+            0..50 => Fate::None,
+            50..60 => Fate::Signalled(soon, Deadly::Kill),
+            60..64 => Fate::Signalled(soon, Deadly::Term),
+            64..69 => Fate::Signalled(soon, Deadly::Int),
+            69..75 => Fate::Frozen(soon, long),
+            75..88 => Fate::At(failpoint(rng), "kill"),
+            88..92 => Fate::At(failpoint(rng), "fail"),
             _ => Fate::StopsAt(failpoint(rng), long),
         }
     }

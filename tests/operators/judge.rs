@@ -67,7 +67,11 @@ fn is_in_the_manual(begun: &Begun, ended: &Ended, code: i32) -> bool {
     let reads = begun.has("--plan") || begun.has("--status");
     match (begun.verb(), code) {
         (_, 0) => true,
-        (_, 130) => ended.interrupted || says("stopped, as"),
+        (_, 130) => ended.interrupted || says("stopped, as") || says("asked to stop by"),
+        // The file has none.
+        (("map", "history"), 2) => true,
+        // Somebody has written a host into the config, and nothing was made there yet.
+        (_, 1) if says("bootstrapped") => true,
         // A host that the operator's config does not have, or a move of which there are none or several.
         (_, 2) => ended.stderr.lines().next().is_some_and(|line| {
             ["no host", "no move", "there are", "a host", "db3"].iter().any(|word| line.contains(word))

@@ -11,7 +11,7 @@ use tokio::process::Command;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use super::case::{Case, Store};
+use super::case::Case;
 use super::deeds::{Deed, Scene, is_endless};
 use super::fates::{Ended, Fate, LEASE_MS, perform};
 use super::state;
@@ -122,7 +122,6 @@ pub(crate) struct Begun {
     pub(crate) number: usize,
     pub(crate) args: Vec<String>,
     pub(crate) fate: Fate,
-    pub(crate) at: f64,
     /// The latest epoch of each shard before it.
     pub(crate) epochs: BTreeMap<u16, i32>,
     /// The shards' files of migrations that there were before it.
@@ -175,7 +174,7 @@ impl Operator<'_> {
         let mut rng = self.case.rng(self.number);
         let mut running = Vec::new();
         for number in 0..self.case.deeds {
-            tokio::time::sleep(Duration::from_millis(rng.u64(0..900))).await;
+            tokio::time::sleep(Duration::from_millis(rng.u64(0..500))).await;
             self.deed(&mut rng, number, &mut running).await;
         }
         running
@@ -226,8 +225,7 @@ impl Operator<'_> {
         let files = files.into_iter().filter(|file| file.does != Does::Once).map(|file| file.name + ".sql").collect();
         note_backfill(&args, self.shared);
         let command = command(self.world, &self.config, &args, &fate);
-        let at = self.shared.now();
-        let begun = Begun { operator: self.number, number, args, fate, at, epochs, files, hosts };
+        let begun = Begun { operator: self.number, number, args, fate, epochs, files, hosts };
         self.shared.tell(begun.line());
         let enough = Arc::<Notify>::default();
         let ended = tokio::spawn(perform(command, begun.fate.clone(), enough.clone()));

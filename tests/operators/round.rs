@@ -1,7 +1,7 @@
 //! A round: hosts, writers, operators at work, and what comes of it.
 
 use std::panic::AssertUnwindSafe;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -9,7 +9,6 @@ use futures_util::future::join_all;
 use pgshard::ShardCount;
 use pgshard::config::Config;
 use pgshard::dev::config_text;
-use pgshard::map::ShardMap;
 use pgshard::store::MapStore;
 
 use super::case::{Case, Store};

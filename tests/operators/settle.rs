@@ -1,7 +1,5 @@
 //! What a careful operator does when the others have gone home: what `check` and `moves` say.
 
-use std::path::Path;
-
 use serde_json::Value;
 
 use super::fates::{Ended, Fate, perform};

@@ -28,11 +28,9 @@ pub(crate) struct Moved {
     pub(crate) id: String,
     pub(crate) shard: u16,
     pub(crate) source: String,
-    pub(crate) target: String,
     pub(crate) phase: String,
     pub(crate) back_of: Option<String>,
     pub(crate) desired: String,
-    pub(crate) last_error: Option<String>,
 }
 
 impl Moved {
@@ -80,18 +78,16 @@ pub(crate) fn epochs(rows: &[Row]) -> BTreeMap<u16, i32> {
 pub(crate) async fn moves(world: &World) -> Vec<Moved> {
     let mut moves = Vec::new();
     for (_, client) in bootstrapped(world).await {
-        let sql = "SELECT move_id::text, shard_id, source, target, phase, back_of::text, wanted, last_error
+        let sql = "SELECT move_id::text, shard_id, source, phase, back_of::text, wanted
             FROM pgshard.move ORDER BY move_id, shard_id";
         for row in client.query(sql, &[]).await.expect("a server answers") {
             moves.push(Moved {
                 id: row.get(0),
                 shard: u16::try_from(row.get::<_, i32>(1)).expect("a shard is a small number"),
                 source: row.get(2),
-                target: row.get(3),
-                phase: row.get(4),
-                back_of: row.get(5),
-                desired: row.get(6),
-                last_error: row.get(7),
+                phase: row.get(3),
+                back_of: row.get(4),
+                desired: row.get(5),
             });
         }
     }
