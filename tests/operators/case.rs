@@ -44,7 +44,7 @@ impl Case {
         let named = if servers == 3 && rng.bool() { 2 } else { servers };
         let shards = rng.u16(8..=16);
         let store = one(rng, &[Store::File, Store::File, Store::Postgres, Store::Copies]);
-        let operators = rng.usize(2..=3);
+        let operators = one(rng, &[2, 3, 3, 4]);
         let deeds = rng.usize(8..=16);
         Case { seed, versions, named, shards, store, operators, deeds }
     }

@@ -1,6 +1,6 @@
 //! What an operator does next, chosen by the numbers of the seed and by what the hosts say at the moment.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
 
@@ -28,6 +28,8 @@ pub(crate) struct Scene<'a> {
     /// The URLs of all servers; the first is that of db1.
     pub(crate) urls: &'a [String],
     pub(crate) moves: &'a [Moved],
+    /// Which shards each host of the config has.
+    pub(crate) owned: &'a BTreeMap<String, BTreeSet<u16>>,
     /// Other operators who have a config of their own.
     pub(crate) others: &'a [usize],
     /// How many backfills were begun; the last one can be gone on with.
@@ -38,9 +40,9 @@ pub(crate) struct Scene<'a> {
 /// What can be done, and how often beside the others.
 const KINDS: [(Kind, u32); 18] = [
     (Kind::Move, 24),
-    (Kind::GoOn, 10),
-    (Kind::Abort, 5),
-    (Kind::Rollback, 6),
+    (Kind::GoOn, 12),
+    (Kind::Abort, 6),
+    (Kind::Rollback, 9),
     (Kind::Complete, 8),
     (Kind::Pause, 8),
     (Kind::Gc, 5),
@@ -153,15 +155,24 @@ impl Scene<'_> {
     }
 
     fn some_shards(&self, rng: &mut Rng) -> String {
-        let count = *one(rng, &[1, 1, 2, 3, 5]);
+        let count = *one(rng, &[1, 2, 3, 5, 6]);
         let shards: BTreeSet<u16> = (0..count).map(|_| rng.u16(0..self.shards)).collect();
         let shards: Vec<String> = shards.iter().map(u16::to_string).collect();
         shards.join(",")
     }
 
     fn relocate(&self, rng: &mut Rng) -> Vec<String> {
-        let shards = self.some_shards(rng);
-        let mut args = words(&["move", &shards, "--to", self.some_host(rng)], []);
+        let target = self.some_host(rng);
+        let mut shards = self.some_shards(rng);
+        let elsewhere: Vec<u16> =
+            self.owned.iter().filter(|(host, _)| *host != target).flat_map(|(_, shards)| shards).copied().collect();
+        // Now and then they are there already.
+        if !elsewhere.is_empty() && rng.u8(0..8) > 0 {
+            let count = rng.usize(1..=6);
+            let some: BTreeSet<u16> = (0..count).map(|_| *one(rng, &elsewhere)).collect();
+            shards = some.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
+        }
+        let mut args = words(&["move", &shards, "--to", target], []);
         match rng.u8(0..10) {
             0 => args.extend(words(&["--plan", "--mode", "online"], [])),
             1 | 2 => args.extend(words(&["--yes", "--mode", "online", "--hold"], [])),

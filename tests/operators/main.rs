@@ -26,7 +26,7 @@ use words::Words;
 
 const HELP: &str = "script/test-operators [--seed S] [--minutes M] [--rounds N] [--version V] [--keep-going]
 
-Each seed is a round: some hosts with writers, and two or three operators who run commands at the same time, each of
+Each seed is a round: some hosts with writers, and two to four operators who run commands at the same time, each of
 them a process, some of which are killed, stopped or interrupted. Then everything is settled as a careful operator
 would, and the hosts are looked at. Rounds go on from seed to seed, on 15 and 18 in turn where no version is named,
 until the minutes or the rounds are over. A round that fails prints its story and the words that play it again;

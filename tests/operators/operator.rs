@@ -1,6 +1,6 @@
 //! An operator: one command after the other, some of which go on beside the next.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ pub(crate) struct Shared {
     pub(crate) files: Mutex<Vec<MigrationFile>>,
     /// When each backfill was begun, the first one first.
     pub(crate) backfills: Mutex<Vec<f64>>,
+    /// The last command that somebody has begun.
+    last: Mutex<Vec<String>>,
     /// What no promise of pgshard's allows.
     pub(crate) faults: Mutex<Vec<String>>,
 }
@@ -61,6 +63,7 @@ impl Shared {
             story: Mutex::default(),
             files: Mutex::default(),
             backfills: Mutex::default(),
+            last: Mutex::default(),
             faults: Mutex::default(),
         }
     }
@@ -166,7 +169,7 @@ pub(crate) struct Operator<'a> {
 }
 
 /// How long an operator waits for a command before he does something else.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(8);
 
 impl Operator<'_> {
     /// Does all that the seed says. Gives what is still running.
@@ -174,7 +177,7 @@ impl Operator<'_> {
         let mut rng = self.case.rng(self.number);
         let mut running = Vec::new();
         for number in 0..self.case.deeds {
-            tokio::time::sleep(Duration::from_millis(rng.u64(0..500))).await;
+            tokio::time::sleep(Duration::from_millis(rng.u64(0..300))).await;
             self.deed(&mut rng, number, &mut running).await;
         }
         running
@@ -187,7 +190,12 @@ impl Operator<'_> {
         let others: Vec<usize> = (0..self.configs.len()).filter(|at| self.configs[*at] != self.config).collect();
         let last_migration =
             locked(&self.shared.files).last().map_or_else(|| "0001_tables".to_owned(), |file| file.name.clone());
+        let mut owned: BTreeMap<String, BTreeSet<u16>> = BTreeMap::new();
+        for row in state::rows(self.world).await.into_iter().filter(state::Row::is_owner) {
+            owned.entry(format!("db{}", row.host + 1)).or_default().insert(row.shard);
+        }
         let scene = Scene {
+            owned: &owned,
             shards: self.case.shards,
             hosts: &hosts,
             urls: &urls,
@@ -196,7 +204,13 @@ impl Operator<'_> {
             backfills: locked(&self.shared.backfills).len(),
             last_migration: &last_migration,
         };
-        match scene.choose(rng) {
+        let last = locked(&self.shared.last).clone();
+        let deed = match rng.u8(0..8) {
+            // Two have the same idea.
+            0 if !last.is_empty() => Deed::Command { args: last, fate: Fate::of(rng) },
+            _ => scene.choose(rng),
+        };
+        match deed {
             Deed::Command { args, fate } => {
                 let patience = Duration::from_millis(rng.u64(500..4000));
                 let command = self.begin(number, args, fate, hosts).await;
@@ -224,6 +238,7 @@ impl Operator<'_> {
         let files = locked(&self.shared.files).clone();
         let files = files.into_iter().filter(|file| file.does != Does::Once).map(|file| file.name + ".sql").collect();
         note_backfill(&args, self.shared);
+        locked(&self.shared.last).clone_from(&args);
         let command = command(self.world, &self.config, &args, &fate);
         let begun = Begun { operator: self.number, number, args, fate, epochs, files, hosts };
         self.shared.tell(begun.line());

@@ -31,6 +31,9 @@ const TABLES: &str = "
     CREATE TABLE {shard}.ran (migration text NOT NULL);
 ";
 
+/// How long a command may take when all others have ended and nothing is held any more.
+const LONG: Duration = Duration::from_secs(120);
+
 pub(crate) struct Round {
     case: Case,
     world: World,
@@ -107,13 +110,15 @@ impl Round {
     async fn wind_up(&self, mut running: Vec<Running>) {
         let (begun, mut told) = (Instant::now(), false);
         while !running.is_empty() {
-            if begun.elapsed() > Duration::from_secs(60) && !told {
+            if begun.elapsed() > LONG && !told {
                 told = true;
-                self.shared.tell(format!("what still runs:\n{}", state::activity(&self.world).await));
+                let lines: Vec<String> = running.iter().map(|one| one.begun.line()).collect();
+                let (lines, activity) = (lines.join("\n"), state::activity(&self.world).await);
+                self.shared.fault(format!("nobody holds these up, and they do not end:\n{lines}\n{activity}"));
             }
             for one in &running {
                 let endless = one.begun.has("feed") || one.begun.has("watch");
-                if endless || begun.elapsed() > Duration::from_secs(90) {
+                if endless || begun.elapsed() > LONG {
                     one.enough.notify_one();
                 }
             }

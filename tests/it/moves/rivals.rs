@@ -51,8 +51,8 @@ on_each_version! {
 
     /// Two drop the same old copies: each of them finds, in the end, that they are dropped.
     async fn two_complete(version) {
-        let world = World::new(&[version, other(version)], 24).await;
-        let id = world.run(&["move", "0-11", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
+        let world = World::new(&[version, other(version)], 12).await;
+        let id = world.run(&["move", "0-5", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
         let complete = || world.command(&["moves", "complete", &id, "--yes"], &[]).spawn().unwrap();
         for ran in join_all([complete(), complete(), complete()].map(Ran::of)).await {
             ran.ended(0);
