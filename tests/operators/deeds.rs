@@ -35,6 +35,8 @@ pub(crate) struct Scene<'a> {
     /// How many backfills were begun; the last one can be gone on with.
     pub(crate) backfills: usize,
     pub(crate) last_migration: &'a str,
+    /// The move that a command was about that somebody has just begun.
+    pub(crate) in_hand: Option<&'a str>,
 }
 
 /// What can be done, and how often beside the others.
@@ -194,6 +196,9 @@ impl Scene<'_> {
 
     fn some_move(&self, rng: &mut Rng, fits: impl Fn(&Moved) -> bool) -> Option<String> {
         let fitting: Vec<&Moved> = self.moves.iter().filter(|moved| fits(moved)).collect();
+        if let Some(id) = self.in_hand.filter(|_| rng.u8(0..5) < 2) {
+            return Some(id.to_owned());
+        }
         match rng.u8(0..20) {
             // The last ones may be somebody's at this moment.
             0 if !self.moves.is_empty() => Some(one(rng, self.moves).id.clone()),

@@ -6,7 +6,7 @@ use pgshard::map::{ShardMap, parse_shards};
 use pgshard::{ShardCount, ShardId};
 
 use super::fates::{Deadly, Ended, Fate};
-use super::operator::{Begun, Does, Shared, locked};
+use super::operator::{Begun, Does, ID, Shared, locked};
 use super::state::{self, Moved, Row};
 use super::support::{World, lines};
 use super::writers::{Noted, Notes};
@@ -126,7 +126,7 @@ async fn untrue(world: &World, begun: &Begun) -> Option<String> {
             all_are(world, begun, |moved| matches!(moved.phase.as_str(), "completed" | "aborted")).await
         }
         ("moves", "rollback") => {
-            let id = begun.args.iter().find(|arg| arg.len() == 36)?;
+            let id = begun.args.iter().find(|arg| arg.len() == ID)?;
             let moves = state::moves(world).await;
             let back: Vec<&Moved> = moves.iter().filter(|moved| moved.back_of.as_ref() == Some(id)).collect();
             let ended = back.iter().any(|moved| matches!(moved.phase.as_str(), "kept" | "completed"));
@@ -148,7 +148,7 @@ fn was_at(rows: &[Row], shard: u16, target: &str, begun: &Begun) -> bool {
 }
 
 async fn all_are(world: &World, begun: &Begun, end: impl Fn(&Moved) -> bool) -> Option<String> {
-    let id = begun.args.iter().find(|arg| arg.len() == 36)?;
+    let id = begun.args.iter().find(|arg| arg.len() == ID)?;
     let moves = state::moves(world).await;
     let other: Vec<String> = moves
         .iter()

@@ -168,6 +168,9 @@ pub(crate) struct Operator<'a> {
     pub(crate) configs: &'a [PathBuf],
 }
 
+/// The length of a move's ID.
+pub(crate) const ID: usize = 36;
+
 /// How long an operator waits for a command before he does something else.
 const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -194,8 +197,10 @@ impl Operator<'_> {
         for row in state::rows(self.world).await.into_iter().filter(state::Row::is_owner) {
             owned.entry(format!("db{}", row.host + 1)).or_default().insert(row.shard);
         }
+        let last = locked(&self.shared.last).clone();
         let scene = Scene {
             owned: &owned,
+            in_hand: last.iter().find(|arg| arg.len() == ID).map(String::as_str),
             shards: self.case.shards,
             hosts: &hosts,
             urls: &urls,
@@ -204,10 +209,9 @@ impl Operator<'_> {
             backfills: locked(&self.shared.backfills).len(),
             last_migration: &last_migration,
         };
-        let last = locked(&self.shared.last).clone();
         let deed = match rng.u8(0..8) {
             // Two have the same idea.
-            0 if !last.is_empty() => Deed::Command { args: last, fate: Fate::of(rng) },
+            0 if !last.is_empty() => Deed::Command { args: last.clone(), fate: Fate::of(rng) },
             _ => scene.choose(rng),
         };
         match deed {
