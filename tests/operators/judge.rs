@@ -130,7 +130,9 @@ async fn untrue(world: &World, begun: &Begun) -> Option<String> {
             let moves = state::moves(world).await;
             let back: Vec<&Moved> = moves.iter().filter(|moved| moved.back_of.as_ref() == Some(id)).collect();
             let ended = back.iter().any(|moved| matches!(moved.phase.as_str(), "kept" | "completed"));
-            (!ended).then(|| format!("no move has taken it back: {back:?}"))
+            // Then its shards have never left.
+            let aborted = moves.iter().filter(|moved| moved.id == *id).all(|moved| moved.phase == "aborted");
+            (!ended && !aborted).then(|| format!("no move has taken it back: {back:?}"))
         }
         ("migrate", "up" | "wait" | "status") | ("bootstrap", _) => {
             let partial = ["--only", "--host"].iter().any(|word| begun.has(word));

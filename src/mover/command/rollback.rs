@@ -13,6 +13,7 @@ use crate::mover::runner::part::{Part, Scope, Start};
 use crate::mover::runner::reverse;
 use crate::mover::runner::work::work;
 use crate::mover::step::old_copy;
+use crate::mover::step::old_copy::TAKEN_BACK;
 
 /// Takes the kept shards of a move back to where they were.
 pub(in crate::mover) async fn rollback(context: &Context, taken_back: MoveId) -> Result<Report, Error> {
@@ -21,6 +22,9 @@ pub(in crate::mover) async fn rollback(context: &Context, taken_back: MoveId) ->
         return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id: taken_back }, |(_, error)| error));
     }
     let entries = reverse::stream::judged(context, taken_back, entries).await?;
+    if let Some(error) = dropped(taken_back, &entries) {
+        return Err(error);
+    }
     let id = MoveId::new();
     let (mut parts, mut refused) = (Vec::new(), Vec::new());
     for entry in entries.iter().filter(|entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted)) {
@@ -66,6 +70,18 @@ pub(in crate::mover) async fn rollback(context: &Context, taken_back: MoveId) ->
     report.failed.sort_by_key(|(shard, _)| *shard);
     report.unknown = unknown;
     Ok(report)
+}
+
+/// The error that there is nothing left to take back: all shards of the move have ended, and an old copy was dropped.
+/// `None` also if all are where they were, since the move was aborted or has been taken back.
+fn dropped(id: MoveId, entries: &[Entry]) -> Option<Error> {
+    if entries.iter().any(|entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted)) {
+        return None;
+    }
+    let gone = |entry: &&Entry| entry.phase == Phase::Completed && entry.last_error.as_deref() != Some(TAKEN_BACK);
+    let entry = entries.iter().find(gone)?;
+    let reason = "its old copy was dropped, as the move is completed".to_owned();
+    Some(Error::NoRollback { shard: entry.shard, id, host: entry.source.clone(), reason })
 }
 
 /// Why a shard has to wait for another rollback of its move: both would read one slot, and end each other's

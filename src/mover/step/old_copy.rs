@@ -26,6 +26,9 @@ use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace, Relation
 use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 
+/// What the journal says of a shard of a move that was taken back.
+pub(crate) const TAKEN_BACK: &str = "it was taken back";
+
 impl ShardMove<'_> {
     /// Before the fence: publishes the target's tables and records the reverse replication, so that the shard has one
     /// from its open on.
@@ -65,10 +68,9 @@ impl ShardMove<'_> {
         let what = "ending the move that was taken back";
         let (id, shard) = (taken_back.uuid(), self.hold.shard.as_i32());
         self.target.batch(what, "BEGIN").await?;
-        let sql = "UPDATE pgshard.move SET phase = 'completed', last_error = 'it was taken back',
-            updated_at = clock_timestamp()
+        let sql = "UPDATE pgshard.move SET phase = 'completed', last_error = $3, updated_at = clock_timestamp()
             WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
-        self.target.execute(what, sql, &[id, &shard]).await?;
+        self.target.execute(what, sql, &[id, &shard, &TAKEN_BACK]).await?;
         for table in ["back", "marker"] {
             let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
             self.target.execute(what, &sql, &[id, &shard]).await?;

@@ -98,6 +98,8 @@ async fn moves_by_the_beginning_of_their_ids() {
     let completed = world.run(&["moves", "complete", "--all", "--yes"]).await;
     assert_eq!(completed.ended(0).json().len(), 2, "{}", completed.stdout);
     world.run(&["moves", "complete", "--all", "--yes"]).await.ended(0);
+    let gone = world.run(&["moves", "rollback", &ids[0], "--yes"]).await;
+    assert!(gone.ended(4).stderr.contains("its old copy was dropped"), "{}", gone.stderr);
     assert_eq!(world.run(&["moves", "list"]).await.ended(0).last()["moves"].as_array().unwrap().len(), 0);
     let all = world.run(&["moves", "list", "--all"]).await.ended(0).last();
     let phases: Vec<_> = all["moves"].as_array().unwrap().iter().map(|m| m["phase"].as_str().unwrap()).collect();
