@@ -171,7 +171,7 @@ class ShardedQuerySet(models.QuerySet):
         found: str | None = None
         several = False
         known = shard_conditions(self.model)
-        pairs = list(pairs)
+        pairs = _with_parts(self.model._meta.pk, list(pairs))
         for name, value in pairs:
             condition = known.get(name)
             if condition is None:
@@ -389,7 +389,10 @@ def _place_of_rows(key: Any, value: Any) -> str | None:
 def _common_place(key: Any, values: Any) -> str | None:
     """The one shard of all these values, or `_SEVERAL`; None if they name none, or are no list. Raises `WrongId` if no
     row can have one of them."""
-    if isinstance(values, (models.QuerySet, str)) or not isinstance(values, Iterable):
+    if isinstance(values, models.QuerySet):
+        # A part of a query is on the same shard as the whole.
+        return values._db if shard_of_alias(values._db) is not None else None
+    if isinstance(values, str) or not isinstance(values, Iterable):
         return None
     places = set()
     for one in values:
@@ -403,6 +406,18 @@ def _common_place(key: Any, values: Any) -> str | None:
     if len(places) == 1:
         return places.pop()
     return _SEVERAL if len(places - {None}) > 1 else None
+
+
+def _with_parts(pk: Any, pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The conditions, and for those of a primary key of several columns what they say of each."""
+    if not isinstance(pk, models.CompositePrimaryKey):
+        return pairs
+    for name, value in pairs[:]:
+        if name in ("pk", "pk__exact") and isinstance(value, (tuple, list)):
+            pairs += zip(pk.field_names, value)
+        elif name == "pk__in" and isinstance(value, Iterable) and not isinstance(value, models.QuerySet):
+            pairs += [(f"{part}__in", [one[at] for one in value]) for at, part in enumerate(pk.field_names)]
+    return pairs
 
 
 def _place_by_references(model: Any, pairs: Iterable[tuple[str, Any]]) -> str | None:

@@ -31,11 +31,9 @@ def _is_sharded(model: Any) -> bool:
         return is_sharded(owner)
     if model._meta.proxy:
         return is_sharded(model._meta.concrete_model)
-    fields = [
-        *model._meta.local_fields,
-        *(field for parent in model._meta.parents for field in parent._meta.local_fields),
-    ]
-    return any(isinstance(field, (ShardedBigAutoField, *KEYS)) for field in fields)
+    if any(isinstance(field, (ShardedBigAutoField, *KEYS)) for field in model._meta.local_fields):
+        return True
+    return any(is_sharded(parent) for parent in model._meta.parents)
 
 
 def key_fields(model: Any) -> tuple[Any, ...]:

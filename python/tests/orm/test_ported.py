@@ -16,7 +16,16 @@ def forum(world):
         User.objects.get_or_create(pk=pk, defaults={"username": f"forum {pk}"})
     yield models
     models.Pin.objects.all().delete()
-    for model in (models.Remark, models.Post, models.Vote, models.Thread, models.Label, models.Member, models.Choice):
+    for model in (
+        models.Remark,
+        models.Post,
+        models.Vote,
+        models.Thread,
+        models.Label,
+        models.Member,
+        models.Choice,
+        models.Seat,
+    ):
         model.objects.across_shards().run(lambda rows: rows.delete()).all()
     User.objects.filter(username__startswith="forum ").delete()
 
@@ -142,6 +151,8 @@ def test_what_a_row_belongs_to_names_its_shard(m, p, forum, threads):
             (forum.Post.objects.filter(thread_id=str(theirs.pk)), 5),
             (forum.Post.objects.filter(thread__pk__in=[theirs.pk]).exclude(text="a"), 4),
             (forum.Post.objects.filter(thread__user=V), 5),
+            (forum.Post.objects.filter(thread__in=forum.Thread.objects.filter(user=V)), 5),
+            (forum.Thread.objects.filter(pk__in=forum.Post.objects.filter(thread=theirs).values("thread")), 1),
             (forum.Thread.objects.filter(labels=label), 1),
             (forum.Thread.objects.filter(posts=post), 1),
             (forum.Label.objects.filter(threads__in=[theirs]), 1),
@@ -342,3 +353,57 @@ def test_what_get_or_create_looks_for_must_name_the_shard(m, p):
     with p.shard_of(U):
         made, new = m.Tag.objects.get_or_create(word="w", defaults={"user_id": U})
     assert (new, made._state.db) == (True, "shard-3")
+
+
+def test_a_model_that_extends_one_that_extends_a_sharded_one_is_sharded(p):
+    from django.db import models
+    from django.test.utils import isolate_apps
+
+    from pgshard.django.checks import _check_sharded
+    from pgshard.django.sharded import has_shard_id, is_sharded
+
+    with isolate_apps("forum"):
+
+        class Book(p.ShardedModel):
+            user_id = p.ShardKeyField()
+
+            class Meta:
+                app_label = "forum"
+
+        class Novel(Book):
+            class Meta:
+                app_label = "forum"
+
+        class Saga(Novel):
+            parts = models.IntegerField(default=1)
+
+            class Meta:
+                app_label = "forum"
+
+    for model in (Book, Novel, Saga):
+        assert (is_sharded(model), has_shard_id(model), _check_sharded(model)) == (True, True, [])
+
+
+def test_a_primary_key_of_two_columns_names_the_shard_by_its_key(forum, p):
+    for user in (U, V):
+        forum.Seat.objects.bulk_create([forum.Seat(user_id=user, number=number) for number in range(2)])
+
+    def check():
+        assert forum.Seat.objects.get(pk=(V, 1)).user_id == V
+        assert forum.Seat.objects.filter(pk__in=[(V, 0), (V, 1), (V, 2)]).count() == 2
+        assert list(forum.Seat.objects.in_bulk([(V, 1)])) == [(V, 1)]
+        with pytest.raises(p.NoShard, match="of several shards"):
+            forum.Seat.objects.filter(pk__in=[(U, 1), (V, 1)]).count()
+
+    check()
+    with p.shard_of(U):
+        check()
+    seat = forum.Seat.objects.get(pk=(V, 1))
+    seat.name = "front"
+    seat.save()
+    seat.refresh_from_db()
+    assert seat.name == "front"
+    seat.delete()
+    with pytest.raises(p.WrongShard):
+        forum.Seat.objects.filter(pk=(V, 0)).update(user_id=U)
+    assert forum.Seat.objects.across_shards().count() == 3

@@ -66,6 +66,16 @@ class Choice(ShardedModel):
     value = models.CharField(max_length=50, default="")
 
 
+class Seat(ShardedModel):
+    """A numbered seat of a user. The primary key has two columns."""
+
+    id = None
+    pk = models.CompositePrimaryKey("user_id", "number")
+    user_id = ShardKeyField()
+    number = models.IntegerField()
+    name = models.CharField(max_length=50, default="")
+
+
 class Pin(models.Model):
     """Not sharded. It refers to a thread."""
 

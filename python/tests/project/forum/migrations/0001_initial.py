@@ -125,6 +125,20 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name="Seat",
+            fields=[
+                ("user_id", pgshard.django.fields.ShardKeyField(db_index=True)),
+                ("number", models.IntegerField()),
+                ("name", models.CharField(default="", max_length=50)),
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "user_id", "number", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+            ],
+        ),
+        migrations.CreateModel(
             name="Pin",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
