@@ -97,8 +97,14 @@ async fn claimed_meanwhile(read: &[(&HostName, Connection, HostFacts)], gone: &H
             Ok(rows) => rows,
             Err(error) => return vec![((*name).clone(), HostFault::Unread { reason: chain(&error) })],
         };
-        let shards = rows.iter().filter_map(|row| ShardId::try_from(row.try_get::<_, i32>(0).ok()?).ok());
-        here.extend(shards);
+        for row in &rows {
+            // Never taken for no claim: whoever cannot be read may have one.
+            let shard = row.try_get::<_, i32>(0).map_err(|error| chain(&error));
+            match shard.and_then(|shard| ShardId::try_from(shard).map_err(|error| error.to_string())) {
+                Ok(shard) => here.push(shard),
+                Err(reason) => return vec![((*name).clone(), HostFault::Unread { reason })],
+            }
+        }
     }
     if here.is_empty() { Vec::new() } else { vec![(gone.clone(), HostFault::HasShards(here))] }
 }

@@ -266,9 +266,11 @@ impl Session {
 
     /// Writes a move's first row. If the shard has another open move, the table's unique index makes this fail. The
     /// desired state of the move's other shards is taken over for this one. A mover that slept, and whose shards were
-    /// taken over meanwhile, cannot claim more.
+    /// taken over meanwhile, cannot claim more. A host that is no host of the cluster any more gets no shard: who takes
+    /// one out deletes its row, and then looks for claims.
     ///
-    /// Locks: ROW EXCLUSIVE on pgshard.move and KEY SHARE on the mover's own row, for this one statement.
+    /// Locks: ROW EXCLUSIVE on pgshard.move, KEY SHARE on the mover's own row and on the target's row of
+    /// pgshard.known_host, for this one statement. For the latter it waits until a `host remove` that is under way ends.
     pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
         let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until,
                  holder,

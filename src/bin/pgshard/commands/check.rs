@@ -53,7 +53,7 @@ impl Report<'_> {
     }
 }
 
-/// In how many looks, one after the other, an alarm is seen before it is believed.
+/// In how many looks an alarm is seen before it is believed.
 const LOOKS: u32 = 3;
 
 /// How often the hosts are asked at most: an alarm may have begun after the first look.
@@ -71,25 +71,29 @@ type Alarm = (&'static str, Option<HostName>, Option<ShardId>);
 #[derive(Default)]
 pub(super) struct Doubts {
     looks: u32,
-    /// In how many looks up to the last one each alarm was seen without a gap.
+    /// In how many looks each alarm was seen. There may be gaps: a host that answers now and then is there now and then.
     seen: BTreeMap<Alarm, u32>,
 }
 
 impl Doubts {
     /// Takes in what a look has found. Returns whether the hosts have to be asked again; if not, the alarms that are
-    /// not believed are left out.
-    pub(super) fn remain(&mut self, findings: &mut Vec<Finding>) -> bool {
+    /// not believed are warnings.
+    pub(super) fn remain(&mut self, findings: &mut [Finding]) -> bool {
         self.looks += 1;
-        let now = findings.iter().flat_map(alarms).map(|alarm| {
-            let times = self.seen.get(&alarm).copied().unwrap_or(0) + 1;
-            (alarm, times)
-        });
-        self.seen = now.collect();
-        if self.looks < LOOKS_MAX && self.seen.values().any(|times| *times < LOOKS) {
-            return true;
+        for alarm in findings.iter().flat_map(alarms) {
+            *self.seen.entry(alarm).or_default() += 1;
         }
         let is_believed = |alarm: Alarm| self.seen.get(&alarm).is_some_and(|times| *times >= LOOKS);
-        findings.retain(|finding| finding.severity < Severity::Alarm || alarms(finding).any(is_believed));
+        if self.looks < LOOKS_MAX && !findings.iter().flat_map(alarms).all(is_believed) {
+            return true;
+        }
+        for finding in findings.iter_mut().filter(|one| one.severity == Severity::Alarm) {
+            if !alarms(finding).any(is_believed) {
+                finding.severity = Severity::Warning;
+                finding.message += &format!(" (seen in fewer than {LOOKS} of {} looks)", self.looks);
+                finding.remedy = format!("run `pgshard check` again; if it stays, {}", finding.remedy);
+            }
+        }
         false
     }
 }
@@ -269,13 +273,17 @@ mod tests {
         Finding { severity, code: "served_twice", host: None, shards, message, remedy }
     }
 
-    /// What is left after looks that find these alarms, and how many there were.
+    /// The alarms that are left after looks that find these, and how many looks there were. None is left out.
     fn left(looks: &[&[u16]]) -> (Vec<Vec<u16>>, usize) {
         let mut doubts = Doubts::default();
         for (at, shards) in looks.iter().enumerate() {
             let mut findings = vec![finding(Severity::Warning, &[9])];
             findings.extend((!shards.is_empty()).then(|| finding(Severity::Alarm, shards)));
             if !doubts.remain(&mut findings) {
+                let last = looks[at]
+                    .iter()
+                    .all(|shard| findings.iter().any(|one| one.shards.iter().any(|its| its.get() == *shard)));
+                assert!(last, "{looks:?}: {findings:?}");
                 let alarms = findings.iter().filter(|finding| finding.severity == Severity::Alarm);
                 let shards = alarms.map(|alarm| alarm.shards.iter().map(|shard| shard.get()).collect());
                 return (shards.collect(), at + 1);
@@ -292,6 +300,8 @@ mod tests {
         // While a host is emptied, each look may meet another shard.
         assert_eq!(left(&[&[1], &[2], &[3], &[4], &[5], &[6]]), (vec![], 6));
         assert_eq!(left(&[&[1, 7], &[2, 7], &[7]]), (vec![vec![7]], 3));
+        // One of the two hosts answers now and then.
+        assert_eq!(left(&[&[1, 7], &[1], &[1, 7], &[2], &[1, 7]]), (vec![vec![1, 7]], 5));
         // It has begun meanwhile.
         assert_eq!(left(&[&[1], &[7], &[7], &[7]]), (vec![vec![7]], 4));
     }
