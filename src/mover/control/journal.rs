@@ -270,7 +270,7 @@ impl Session {
     /// one out deletes its row, and then looks for claims.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.move, KEY SHARE on the mover's own row and on the target's row of
-    /// pgshard.known_host, for this one statement. For the latter it waits until a `host remove` that is under way ends.
+    /// pgshard.known_host, for this one statement. For the latter it waits until a `host remove` under way ends.
     pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
         let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until,
                  holder,

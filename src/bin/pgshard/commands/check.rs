@@ -71,7 +71,7 @@ type Alarm = (&'static str, Option<HostName>, Option<ShardId>);
 #[derive(Default)]
 pub(super) struct Doubts {
     looks: u32,
-    /// In how many looks each alarm was seen. There may be gaps: a host that answers now and then is there now and then.
+    /// In how many looks each alarm was seen, with gaps too: a host may answer now and then.
     seen: BTreeMap<Alarm, u32>,
 }
 
