@@ -18,6 +18,7 @@ mod operators;
 mod partitions;
 mod published;
 mod refusals;
+mod rehearsal;
 mod repair;
 mod restart;
 mod reverse;

@@ -125,7 +125,8 @@ const SETTINGS: &str = "
     SET jit = off; SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on;
     SET quote_all_identifiers = off; SET backslash_quote = safe_encoding;
     SET lc_monetary = 'C'; SET array_nulls = on;
-    SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('idle_session_timeout', 'transaction_timeout');
+    SELECT set_config('idle_session_timeout', '0', false) WHERE current_setting('idle_session_timeout', true) <> '0';
+    SELECT set_config('transaction_timeout', '0', false) WHERE current_setting('transaction_timeout', true) <> '0';
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off',
         'local')";
 

@@ -21,6 +21,9 @@ use crate::mover::step::ShardMove;
 /// How long a fence is put off for pieces that have begun. A piece may be the index of a large table.
 const PIECES_WITHIN: Duration = Duration::from_millis(100);
 
+/// How long a rehearsal may take.
+const REHEARSED_WITHIN: Duration = Duration::from_secs(1);
+
 /// The permit of a group, and its sessions while nobody has it.
 #[derive(Default)]
 pub(in crate::mover) struct CutOverPermits {
@@ -126,7 +129,22 @@ impl Drop for Stillness<'_> {
 }
 
 impl Sessions {
+    /// New sessions, which have done once what they are for.
     async fn open(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
+        let Sessions { gate, opening } = Sessions::unused(hosts, work).await?;
+        let rehearsed = async { tokio::try_join!(work.rehearse_fence(&gate), work.rehearse_open(&opening)) };
+        match tokio::time::timeout(REHEARSED_WITHIN, rehearsed).await {
+            Ok(Ok(_)) => Ok(Sessions { gate, opening }),
+            // The fence itself finds out what is wrong, if anything is.
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a fence was not rehearsed");
+                Sessions::unused(hosts, work).await
+            }
+            Err(_) => Sessions::unused(hosts, work).await,
+        }
+    }
+
+    async fn unused(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
         let (gate, opening) = tokio::try_join!(hosts.open(&work.source.host), hosts.open(&work.target.host))?;
         // They belong to no single shard: a mover that takes one over takes the group's stream over, and ends these
         // too.

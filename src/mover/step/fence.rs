@@ -24,6 +24,9 @@ use crate::schema::lock;
 /// Why there is no fence, for people.
 pub(crate) const HELD: &str = "a migration, or another transaction, holds the shard";
 
+/// How long a rehearsal waits for a lock, as PostgreSQL says it.
+pub(super) const REHEARSAL_WAITS: &str = "100ms";
+
 /// The result of a swap.
 #[derive(Clone, Copy)]
 pub(crate) struct Swapped {
@@ -63,6 +66,25 @@ impl ShardMove<'_> {
         self.reached(Phase::Fenced);
         self.at("after swap")?;
         Ok(Some(Swapped { attempt: row.get(0)?, left: row.get(1)? }))
+    }
+
+    /// Runs what this session will do for the swap, the marker and decide, in a transaction that is rolled back: a
+    /// session that does it for the first time reads catalogs and compiles functions, which takes longer than all the
+    /// rest, and the shard is closed meanwhile. Nobody else sees anything of it. After an error the session may be in a
+    /// transaction, and must be closed.
+    ///
+    /// Locks: as [`swap`](ShardMove::swap) and [`decide`](ShardMove::decide), until the rollback that is sent with it;
+    /// it waits for none longer than [`REHEARSAL_WAITS`].
+    pub(crate) async fn rehearse_fence(&self, source: &Session) -> Result<(), Error> {
+        let (shard, id, lease) = (self.hold.shard, self.hold.id, self.hold.lease);
+        let attempt = format!("(SELECT attempt FROM pgshard.shard WHERE shard_id = {shard})");
+        let sql = format!(
+            "BEGIN; SET LOCAL lock_timeout = '{REHEARSAL_WAITS}';
+             SELECT pgshard.fence({shard}, '{id}', '{lease}', '{lease}', 0);
+             SELECT pgshard.mark({shard}, '{id}', {attempt}, '{lease}');
+             SELECT pgshard.decide({shard}, '{id}', {attempt}, '{lease}'); ROLLBACK"
+        );
+        source.batch("rehearsing the fence", &sql).await
     }
 
     /// Fences the shard if a condition is true.

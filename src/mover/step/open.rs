@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
+use crate::mover::step::fence::REHEARSAL_WAITS;
 use crate::pg::{quote_ident, quote_literal, shown};
 
 /// How long it tries, while the shard is open, to lock the target's tables.
@@ -80,6 +81,23 @@ impl ShardMove<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Runs what this session will do for the open, in a transaction that is rolled back, as
+    /// [`rehearse_fence`](ShardMove::rehearse_fence) does: but for the statements on tables, which the stream would wait
+    /// for.
+    ///
+    /// Locks: as [`prepare_open`](ShardMove::prepare_open) without those on tables, until the rollback that is sent with
+    /// it.
+    pub(crate) async fn rehearse_open(&self, target: &Session) -> Result<(), Error> {
+        let ours = format!("shard_id = {} AND move_id = '{}'", self.hold.shard, self.hold.id);
+        let sql = format!(
+            "BEGIN; SET LOCAL lock_timeout = '{REHEARSAL_WAITS}';
+             SELECT FROM pgshard.incoming WHERE {ours} FOR UPDATE;
+             SELECT pgshard.open_incoming(jsonb_populate_record(i, '{{\"at_open\": null}}'))
+             FROM pgshard.incoming i WHERE {ours}; ROLLBACK"
+        );
+        target.batch("rehearsing the open", &sql).await
     }
 
     /// Runs the open without committing it. What comes next in this session is [`decide`](ShardMove::decide) or a

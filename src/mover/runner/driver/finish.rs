@@ -13,13 +13,14 @@ use crate::mover::protocol::state::{Mode, Phase};
 use crate::mover::protocol::verdict::Audit;
 use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Copying, Driver};
+use crate::mover::runner::permit::Piece;
 use crate::store::MapStore;
 
 /// How long deciding and opening are tried. After that, a shard that is not decided is served by its source again; one
 /// that is decided is left to `resume`, and routers try to open it too.
 const OPEN_FOR: Duration = Duration::from_secs(10);
 
-impl Driver<'_> {
+impl<'a> Driver<'a> {
     /// The target is ready for this attempt: decides and opens.
     pub(in crate::mover::runner) async fn decide_and_open(&mut self, attempt: i32) -> Result<(), Error> {
         let shard = self.work.hold.shard;
@@ -97,7 +98,7 @@ impl Driver<'_> {
 
     /// Publishes the map, begins the audit, and keeps the old copy. If the target has lost the open in a crash, it is
     /// observed again instead.
-    pub(in crate::mover::runner) fn publish<'a>(&'a mut self, entry: &'a Entry) -> BoxFuture<'a, Result<(), Error>> {
+    pub(in crate::mover::runner) fn publish<'d>(&'d mut self, entry: &'d Entry) -> BoxFuture<'d, Result<(), Error>> {
         Box::pin(async move {
             if let Err(error) = self.work.keep_open().await {
                 return self.reconnect(error).await;
@@ -115,6 +116,7 @@ impl Driver<'_> {
                 Mode::Blocking => Audit::of(Vec::new(), Vec::new()),
                 Mode::Online => {
                     let unopened = self.remembered.unopened.take();
+                    let _piece = self.piece().await;
                     match audit::begin(self.context, &self.work, unopened, entry.attempt).await {
                         Ok(begun) => {
                             self.audit = Some(begun);
@@ -124,11 +126,21 @@ impl Driver<'_> {
                     }
                 }
             };
+            let piece = self.piece().await;
             self.work.settle(self.built.as_ref().map(|built| &built.creation)).await?;
+            drop(piece);
             // If somebody else has opened it, the pause was over before we noticed.
             let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
             self.work.keep(pause, verdict).await
         })
+    }
+
+    /// Begins a piece of work that makes way for the fences of the group, if the shard belongs to one.
+    async fn piece(&self) -> Option<Piece<'a>> {
+        match &self.copying {
+            Copying::Online(online) => Some(online.permits.piece().await),
+            Copying::Blocking | Copying::Unfollowed => None,
+        }
     }
 
     /// What the follower found that forbids deciding.
