@@ -84,11 +84,11 @@ impl ShardMove<'_> {
     }
 
     /// Runs what this session will do for the open, in a transaction that is rolled back, as
-    /// [`rehearse_fence`](ShardMove::rehearse_fence) does: but for the statements on tables, which the stream would wait
-    /// for.
+    /// [`rehearse_fence`](ShardMove::rehearse_fence) does: but for the statements on tables, which the stream would
+    /// wait for.
     ///
-    /// Locks: as [`prepare_open`](ShardMove::prepare_open) without those on tables, until the rollback that is sent with
-    /// it.
+    /// Locks: as [`prepare_open`](ShardMove::prepare_open) without those on tables, until the rollback that is sent
+    /// with it.
     pub(crate) async fn rehearse_open(&self, target: &Session) -> Result<(), Error> {
         let ours = format!("shard_id = {} AND move_id = '{}'", self.hold.shard, self.hold.id);
         let sql = format!(

@@ -34,7 +34,8 @@ async fn calls(world: &World, host: usize, expected: &str) {
 }
 
 on_each_version! {
-    /// The mover dies between the rehearsal and the swap: everything is as if there had been none, and the move goes on.
+    /// The mover dies between the rehearsal and the swap: everything is as if there had been none, and the move can go
+    /// on.
     async fn a_rehearsal_leaves_nothing(version) {
         let world = counted(version).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
