@@ -166,31 +166,21 @@ class ShardedQuerySet(models.QuerySet):
         made._narrow(pairs)
         return made
 
-    def _narrow(self, pairs: Iterable[tuple[str, Any]]) -> None:
-        """Goes to the shard that these conditions name. Raises `WrongShard` if they name two."""
-        found: str | None = None
-        several = False
-        known = shard_conditions(self.model)
+    def _narrow(self, pairs: Iterable[tuple[str, Any]], write: bool = False) -> None:
+        """Goes to the shard that these conditions name. If they name two, no row fulfils them all, and the query is empty.
+
+        Raises `WrongShard` in its place where a row may be made of them (`write`), or one of the two is what a query gives.
+        """
         pairs = _with_parts(self.model._meta.pk, list(pairs))
-        for name, value in pairs:
-            condition = known.get(name)
-            if condition is None:
-                continue
-            key, is_list = condition
-            try:
-                where = _common_place(key, value) if is_list else _place_of_rows(key, value)
-            except WrongId:
-                # No such shard exists, so no such row does.
-                self.query.set_empty()
-                where = found or self._db or _NOWHERE
-            if where == _SEVERAL:
-                several = True
-            elif found is None:
-                found = where
-            elif where is not None and where != found:
+        named, several, by_query = self._named(pairs)
+        if len(named) > 1:
+            if write or by_query:
                 raise WrongShard(
-                    f"{self.model.__name__}: the filter names {found} and {where}: its key and its ID disagree"
+                    f"{self.model.__name__}: the key and the ID name {' and '.join(named)}, so they disagree"
                 )
+            self.query.set_empty()
+            return
+        found = named[0] if named else None
         if found is None and not several and self._db is None and pairs:
             found = _place_by_references(self.model, pairs)
             if found == _SEVERAL:
@@ -201,13 +191,36 @@ class ShardedQuerySet(models.QuerySet):
         elif self._db is None and several:
             self.query.pgshard_several = True
 
+    def _named(self, pairs: list[tuple[str, Any]]) -> tuple[list[str], bool, bool]:
+        """The shards that the conditions name, all of which must hold; whether a list names several; and whether a shard is one
+        that a query is on, whose rows may hold anything. Makes this query empty for a key or an ID that no shard has."""
+        named: list[str] = []
+        several = by_query = nowhere = False
+        known = shard_conditions(self.model)
+        for name, value in pairs:
+            condition = known.get(name)
+            if condition is None:
+                continue
+            key, is_list = condition
+            try:
+                where = _common_place(key, value) if is_list else _place_of_rows(key, value)
+            except WrongId:
+                nowhere = True
+                continue
+            if where == _SEVERAL:
+                several = True
+            elif where is not None and where not in named:
+                named.append(where)
+                by_query = by_query or isinstance(value, models.QuerySet)
+        if nowhere:
+            self.query.set_empty()
+        return named or ([_NOWHERE] if nowhere else []), several, by_query
+
     def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
         """This query set; if it is on no shard yet, on the one that these lookups name. What a new row would have besides says
         nothing about where to look."""
-        if self._db is not None:
-            return self
         made = self._chain()
-        made._narrow((name, value) for name, value in pairs if not callable(value))
+        made._narrow([(name, value) for name, value in pairs if not callable(value)], write=True)
         return made
 
     def _of_row(self, values: dict[str, Any]) -> str | None:

@@ -407,3 +407,95 @@ def test_a_primary_key_of_two_columns_names_the_shard_by_its_key(forum, p):
     with pytest.raises(p.WrongShard):
         forum.Seat.objects.filter(pk=(V, 0)).update(user_id=U)
     assert forum.Seat.objects.across_shards().count() == 3
+
+
+# ------------------------------------------------------------------------------------------ somebody else's, and nothing
+
+
+def test_what_is_somebody_elses_is_not_found(m, forum, threads, p):
+    from django.db.models import Exists, Q, Sum
+    from django.http import Http404
+    from django.shortcuts import get_object_or_404
+
+    theirs = m.Photo.objects.create(user_id=V, title="x")
+    ours, photos = m.Photo.objects.create(user_id=U, title="x"), m.Photo.objects
+    for pk, user in ((threads[1].pk, U), (str(threads[1].pk), threads[0].user)):
+        with pytest.raises(Http404):
+            get_object_or_404(forum.Thread, pk=pk, user=user)
+    with pytest.raises(m.Photo.DoesNotExist):
+        photos.get(pk=theirs.pk, user_id=U)
+
+    def check():
+        for none in (
+            photos.filter(pk=theirs.pk, user_id=U),
+            photos.filter(Q(pk=theirs.pk), Q(user_id__exact=U), title="x"),
+            photos.filter(Q(Q(id=theirs.pk) & Q(user_id__in=[U, U + 16]))),
+            photos.filter(pk__in=[theirs.pk], user_id=str(U)),
+            photos.filter(user_id=U, user_id__exact=V),
+            photos.filter(pk=5000 << 10, user_id=U),
+            photos.filter(title="x").exclude(likes=7).filter(pk=theirs.pk, user_id=U).exclude(title="y"),
+            forum.Thread.objects.filter(user=U, pk=threads[1].pk),
+            forum.Thread.objects.filter(user__pk=U, pk=threads[1].pk),
+            forum.Seat.objects.filter(pk=(V, 1), user_id=U),
+        ):
+            assert (list(none), none.first(), none.exists(), none.count()) == ([], None, False, 0)
+            assert (none.across_shards().count(), none.delete()) == (0, (0, {}))
+        nothing = photos.filter(pk=theirs.pk, user_id=U)
+        assert (nothing.update(title="z"), nothing.aggregate(n=Sum("likes"))) == (0, {"n": None})
+
+    check()
+    with p.shard_of(U):
+        check()
+    # As a part of a query it is empty, too, and its contrary is all.
+    nothing = photos.filter(pk=theirs.pk, user_id=U)
+    mine = photos.filter(user_id=U)
+    assert mine.filter(pk__in=nothing).count() == mine.filter(Exists(nothing)).count() == 0
+    assert mine.exclude(pk__in=nothing.values("pk")).get() == mine.filter(~Exists(nothing)).get() == ours
+    assert (nothing | mine).get() == mine.union(nothing).get() == ours
+    assert photos.across_shards().count() == 2
+
+
+def test_what_contradicts_itself_otherwise_is_refused(m, forum, threads, p):
+    from django.db.models import Q
+
+    theirs = m.Photo.objects.create(user_id=V, title="x")
+    photos = m.Photo.objects
+    mine = m.Album.objects.create(user_id=U, name="mine").photos
+    both = {"pk": theirs.pk, "user_id": U}
+    for wrong in (
+        lambda: photos.get_or_create(**both, defaults={"title": "y"}),
+        lambda: photos.get_or_create(pk__exact=theirs.pk, user_id=U, defaults={"title": "y"}),
+        lambda: photos.update_or_create(**both, defaults={"title": "y"}),
+        lambda: mine.get_or_create(pk__exact=theirs.pk, user_id=U, defaults={"title": "y"}),
+        lambda: photos.create(**both, title="y"),
+        lambda: m.Photo(**both, title="y").save(),
+        lambda: photos.bulk_create([m.Photo(**both, title="y")]),
+        lambda: photos.filter(user_id=V) & photos.filter(user_id=U),
+        # What a query of another shard gives may be of any.
+        lambda: photos.filter(user_id=U, pk__in=photos.for_key(V).values("likes")).count(),
+    ):
+        with pytest.raises(p.WrongShard):
+            wrong()
+    for nowhere in (
+        lambda: photos.filter(Q(pk=theirs.pk) | Q(user_id=U)).count(),
+        lambda: photos.filter(~Q(**both)).count(),
+        lambda: photos.exclude(**both).count(),
+        lambda: photos.filter(Q(pk=theirs.pk) ^ Q(user_id=U)).count(),
+        lambda: photos.filter(**both).get_or_create(title="y"),
+    ):
+        with pytest.raises(p.NoShard):
+            nowhere()
+    for other, found in (
+        (photos.filter(~Q(user_id=U), pk=theirs.pk), [theirs]),
+        (photos.filter(pk=theirs.pk).exclude(user_id=U), [theirs]),
+        (photos.filter(Q(user_id=U) | Q(user_id=V), pk=theirs.pk), [theirs]),
+        (photos.filter(pk__in=[theirs.pk, theirs.pk - (V - U << 10)], user_id=V), [theirs]),
+        (photos.filter(pk=theirs.pk, user_id=None), []),
+        (photos.filter(pk=theirs.pk, category=U), []),
+        (photos.filter(user_id=V, album__user_id=U), []),
+        (forum.Vote.objects.filter(user=V, by=U), []),
+        (forum.Choice.objects.filter(pk=str(U), user_id=V), []),
+        (photos.using("shard-3").filter(user_id=V), []),
+    ):
+        assert list(other) == found
+    assert m.Photo.objects.across_shards().count() == 1
