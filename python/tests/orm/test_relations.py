@@ -231,3 +231,77 @@ def test_other_routers_say_where_rows_elsewhere_are(m, p, monkeypatch, users):
     (note,) = m.Note.objects.for_key(users[0]).prefetch_related("user")
     assert note.user == users[0]
     assert (User, {}) in asked
+
+
+# ------------------------------------------------------------------------- from a table that is not sharded to one that is
+
+
+def test_rows_of_shards_are_no_part_of_a_query_of_another_database(ledger, m, p, users):
+    from django.contrib.auth.models import User
+    from django.db.models import Count, Exists, OuterRef, Prefetch
+
+    note = m.Note.objects.create(user=users[0], text="x")
+    bill = ledger.Bill.objects.create(account=ledger.Account.objects.create(number=V), text="x")
+    pointer = ledger.Pointer.objects.create(bill=bill)
+    others = User.objects.filter(username__startswith="relations ")
+
+    def check():
+        for wrong in (
+            others.filter(notes__text="x"),
+            others.filter(notes=note),
+            others.filter(notes__isnull=True),
+            others.annotate(n=Count("notes")),
+            others.order_by("notes__text"),
+            others.values("notes__text"),
+            User.objects.filter(pk=users[0].pk, notes__text="x"),
+        ):
+            with pytest.raises(p.NoShard, match=r"User\.notes.*Note.*across_shards"):
+                list(wrong)
+        for wrong in (
+            others.filter(notes__text="x").count,
+            lambda: others.exclude(notes__text="x"),
+            lambda: others.aggregate(Count("notes")),
+            lambda: others.filter(notes__text="x").update(first_name="x"),
+            lambda: others.filter(notes__text="x").delete(),
+        ):
+            with pytest.raises(p.NoShard, match=r"User\.notes"):
+                wrong()
+        for wrong in (
+            ledger.Pointer.objects.filter(bill__text="x"),
+            ledger.Pointer.objects.select_related("bill"),
+            ledger.Pointer.objects.filter(bill__account__number=V),
+        ):
+            with pytest.raises(p.NoShard, match=r"Pointer\.bill.*Bill"):
+                list(wrong)
+        for wrong in (
+            others.filter(pk__in=m.Note.objects.filter(text="x").values("user")),
+            others.filter(pk__in=m.Note.objects.for_key(users[0]).values("user")),
+            others.filter(Exists(m.Note.objects.filter(user=OuterRef("pk")))),
+        ):
+            with pytest.raises(
+                (p.NoShard, ValueError), match=r"Note is in shards.*'default'|across different databases"
+            ):
+                list(wrong)
+
+    check()
+    with p.shard_of(users[0]):
+        check()
+    # A shard that is not known, and one that is.
+    album = m.Album.objects.create(user_id=U, name="a")
+    m.Photo.objects.create(user_id=U, title="x", album=album)
+    with pytest.raises(p.NoShard, match="Album"):
+        m.Album.objects.filter(photos__title="x").count()
+    assert m.Album.objects.filter(user_id=U, photos__title="x").get() == album
+    assert m.Album.objects.filter(photos__title="x").across_shards().count() == 1
+    # What the remedy says, and what needs no table of shards.
+    found = m.Note.objects.filter(text="x").values_list("user_id", flat=True)
+    assert list(others.filter(pk__in=found.across_shards().list(limit=100))) == [users[0]]
+    assert list(others.filter(pk__in=list(m.Note.objects.for_key(users[0]).values_list("user", flat=True)))) == [
+        users[0]
+    ]
+    assert ledger.Pointer.objects.filter(bill=bill).get() == ledger.Pointer.objects.get(bill__pk=bill.pk) == pointer
+    assert ledger.Pointer.objects.filter(bill__isnull=False).count() == 1
+    assert (
+        len(others.prefetch_related(Prefetch("notes", m.Note.objects.filter(text="x"))).get(pk=users[0].pk).notes.all())
+        == 1
+    )
