@@ -7,11 +7,13 @@ from contextlib import nullcontext
 from functools import wraps
 from typing import Any, NoReturn
 
+from django.core.exceptions import ValidationError
 from django.db import router
 from django.db.models import ForeignKey
 from django.db.models.fields import related_descriptors as django
 from django.db.models.sql import Query
 from django.db.models.sql.datastructures import Join
+from django.forms.models import BaseModelForm, ModelMultipleChoiceField
 
 from ..errors import WrongId
 from .cluster import alias, shard_of_alias
@@ -23,6 +25,7 @@ from .sharded import has_shard_id, is_sharded
 _WHOLE = ("add", "remove", "set", "clear")
 """The methods of several statements."""
 _VALIDATE = ForeignKey.validate
+_POST_CLEAN = BaseModelForm._post_clean
 _JOIN_AS_SQL = Join.as_sql
 _QUERY_AS_SQL = Query.as_sql
 _SPLIT_EXCLUDE = Query.split_exclude
@@ -145,6 +148,24 @@ def _validate(self: Any, value: Any, model_instance: Any) -> None:
         _VALIDATE(self, value, model_instance)
 
 
+def _post_clean(self: Any) -> None:
+    """Looks whether what a form has chosen for its many-to-many fields is on the shard of its object. Saving would find it, after
+    the object itself was written."""
+    _POST_CLEAN(self)
+    if self.errors or not is_sharded(self.instance.__class__):
+        return
+    where = _where(self.instance)
+    for name in (field.name for field in self.instance._meta.many_to_many):
+        field = self.fields.get(name)
+        if where is None or not isinstance(field, ModelMultipleChoiceField):
+            continue
+        for chosen in self.cleaned_data[name]:
+            if _where(chosen) != where:
+                text, value = field.error_messages["invalid_choice"], {"value": chosen.pk}
+                self.add_error(name, ValidationError(text, code="invalid_choice", params=value))
+                break
+
+
 def _join_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
     """Refuses to join a table of the shards in another database. The server would only say that it does not exist, or have one
     from before the shards."""
@@ -191,7 +212,7 @@ def change_django() -> None:
     django._pgshard = True
     for name in ("create_forward_many_to_many_manager", "create_reverse_many_to_one_manager"):
         setattr(django, name, managers(getattr(django, name)))
-    ForeignKey.validate = _validate
+    ForeignKey.validate, BaseModelForm._post_clean = _validate, _post_clean
     Join.as_sql, Query.as_sql, Query.split_exclude = _join_as_sql, _query_as_sql, _split_exclude
     forward, reverse = django.ForwardManyToOneDescriptor, django.ReverseOneToOneDescriptor
     forward.get_prefetch_querysets = _of_each_shard(

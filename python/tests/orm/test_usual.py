@@ -190,3 +190,30 @@ def test_a_generic_reference_to_a_row_of_a_shard(m):
     assert kind.get_object_for_this_type(pk=photos[2].pk) == photos[2]
     Favourite.objects.all().delete()
     category.delete()
+
+
+def test_a_form_finds_choices_of_another_shard_before_it_writes(m, p):
+    from django.forms import modelform_factory
+
+    ours, theirs = (m.Tag.objects.create(user_id=user, word="w") for user in (U, V))
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    form = modelform_factory(m.Photo, fields=["user_id", "title", "likes", "tags"])
+    data = {"user_id": U, "title": "y", "likes": 1}
+    with p.shard_of(U):
+        for instance in (None, m.Photo.objects.get(pk=photo.pk)):
+            wrong = form({**data, "tags": [theirs.pk]}, instance=instance)
+            assert not wrong.is_valid()
+            assert list(wrong.errors) == ["tags"]
+            assert "not one of the available choices" in str(wrong.errors)
+        assert m.Photo.objects.get().title == "x"
+        for instance in (None, photo):
+            assert form({**data, "tags": [ours.pk]}, instance=instance).save().tags.get() == ours
+    # Without a key nobody knows yet.
+    keyless = modelform_factory(m.Photo, fields=["title", "likes", "tags"])
+    with p.shard_of(U):
+        made = keyless({"title": "z", "likes": 1, "tags": [ours.pk]})
+        assert made.is_valid()
+        keyless.base_fields["tags"].required = False
+        assert keyless({"title": "z", "likes": 1}, instance=photo).save().tags.count() == 0
+    made.instance.user_id = U
+    assert made.save().tags.get() == ours
