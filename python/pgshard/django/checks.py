@@ -11,11 +11,11 @@ from django.db import models
 
 from ..keys import KeyKind
 from .cluster import state
-from .fields import ShardedBigAutoField, ShardKeyField
+from .fields import ShardKeyField
 from .managers import ShardedManager, ShardedQuerySet
 from .models import ShardedModel
 from .routing import ShardRouter
-from .sharded import is_sharded, key_fields, says_the_shard
+from .sharded import has_shard_id, is_sharded, key_fields, says_the_shard
 
 
 def _error(number: int, message: str, hint: str, obj: Any = None) -> checks.CheckMessage:
@@ -51,7 +51,9 @@ def check_models(app_configs: Any = None, **_: Any) -> list[Any]:
     for model in apps.get_models():
         if wanted is not None and model._meta.app_label not in wanted:
             continue
-        if not model._meta.proxy:
+        if issubclass(model, ShardedModel) and not is_sharded(model):
+            found.append(_neither(model))
+        elif not model._meta.proxy:
             found += _check_sharded(model) if is_sharded(model) else _check_plain(model)
         if issubclass(model, ShardedModel):
             found += _check_managers(model)
@@ -78,9 +80,8 @@ def _check_sharded(model: Any) -> list[Any]:
     if not issubclass(model, ShardedModel):
         found.append(_error(3, "a sharded model does not derive from ShardedModel", "class Photo(ShardedModel)", model))
         return found
-    if not key_fields(model) and not isinstance(model._meta.pk, ShardedBigAutoField):
-        hint = "user_id = ShardKeyField(), or an ID of the shard: leave primary_key=True out"
-        found.append(_error(5, "a sharded model has neither a key nor an ID of its shard", hint, model))
+    if not key_fields(model) and not has_shard_id(model):
+        found.append(_neither(model))
     kind = state.cluster.config.key if state.cluster is not None else KeyKind.INTEGER
     for field in key_fields(model):
         if field.null:
@@ -116,6 +117,13 @@ def _check_sharded(model: Any) -> list[Any]:
             found.append(_error(14, f"{label} is not in the shards: deleting a row cannot look there", hint, field))
     found += _check_unique(model)
     return found
+
+
+def _neither(model: Any) -> Any:
+    name = model._meta.pk.name
+    message = f"a sharded model has neither a key nor an ID of its shard: its primary key, {name}, does not say where a row is"
+    hint = f"add a key, user_id = ShardKeyField(), or leave primary_key=True of {name}, and id = None, out"
+    return _error(5, message, hint, model)
 
 
 def _check_unique(model: Any) -> list[Any]:

@@ -171,6 +171,30 @@ class FromOutside(models.Model):
     photo = models.ForeignKey(Photo, models.CASCADE, related_name="+")
     Meta = Meta
 
+class Keyless(ShardedModel):
+    id = None
+    photo = models.OneToOneField(Photo, models.CASCADE, primary_key=True, related_name="+")
+    Meta = Meta
+
+class Word(ShardedModel):
+    id = None
+    word = models.CharField(max_length=5, primary_key=True)
+    Meta = Meta
+
+class Remedied(ShardedModel):
+    id = None
+    user_id = ShardKeyField()
+    photo = models.OneToOneField(Photo, models.CASCADE, primary_key=True, related_name="+")
+    Meta = Meta
+
+class OfPhoto(ShardedModel):
+    photo = models.ForeignKey(Photo, models.CASCADE, related_name="+")
+    Meta = Meta
+
+class Longer(OfPhoto):
+    text = models.TextField()
+    Meta = Meta
+
 class Cascade(models.Model):
     photo = models.ForeignKey(Photo, models.CASCADE, related_name="+", db_constraint=False)
     photos = models.ManyToManyField(Photo, related_name="+")
@@ -230,6 +254,8 @@ def test_system_checks_name_each_mistake(world):
         ("pgshard.E003", "NoBase"),
         ("pgshard.E004", "PlainManager"),
         ("pgshard.E004", "PlainQuerySet"),
+        ("pgshard.E005", "Keyless"),
+        ("pgshard.E005", "Word"),
         ("pgshard.E006", "NoKey"),
         ("pgshard.E008", "Constraint"),
         ("pgshard.E009", "Constraint"),
@@ -245,6 +271,9 @@ def test_system_checks_name_each_mistake(world):
         ("pgshard.W001", "Unique"),
     ]
     assert all(one.hint for one in found)
+    keyless = [f"{one.msg}: {one.hint}" for one in found if one.id == "pgshard.E005"]
+    assert all("user_id = ShardKeyField()" in text for text in keyless)
+    assert [name in text for text, name in zip(keyless, ("photo", "word"))] == [True, True]
     unique = [one.msg.rpartition(" the same ")[2] for one in found if one.id == "pgshard.W001"]
     assert unique == ["value", "slug, lang", "lang", "slug"]
     assert checks.check_settings() == []
