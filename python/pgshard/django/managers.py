@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from django.db import models
 
@@ -47,8 +47,10 @@ class ShardedQuerySet(models.QuerySet):
                 return _NOWHERE
             if getattr(self.query, "pgshard_several", False):
                 # The one of `shard_of` would give a part only.
-                refuse(self.model, "list of keys or IDs is of several shards, so the query")
+                refuse(self.model, "filter's keys or IDs are of several shards, so the query")
         found = str(super().db)
+        if self._db is None:
+            check_alternative(self.query, found)
         if shard_of_alias(found) is None:
             # Another router, or a manager's `db_manager`, has named it. It may have a table from before the shards.
             self._refuse_database(found)
@@ -74,17 +76,33 @@ class ShardedQuerySet(models.QuerySet):
         if len(named) > 1:
             raise WrongShard(f"{self.model.__name__}: the two queries are on {' and '.join(sorted(named))}")
         made._db = named.pop() if named else None
-        several = (getattr(one.query, "pgshard_several", False) for one in (self, other))
-        made.query.pgshard_several = any(several)
+        self._pass_on(other, made)
         return made._noted(made._db)
 
     def __or__(self, other: Any) -> Any:
         self._together(other)
-        return super().__or__(other)
+        return self._pass_on(other, super().__or__(other))
 
     def __xor__(self, other: Any) -> Any:
         self._together(other)
-        return super().__xor__(other)
+        return self._pass_on(other, super().__xor__(other))
+
+    def _pass_on(self, other: Any, made: Any) -> Any:
+        """Notes for a query that was made of two what was noted for either."""
+        for one in (self, other):
+            if one is not made and not one.query.is_empty():
+                made._note_others(
+                    getattr(one.query, "pgshard_several", False), getattr(one.query, "pgshard_alternative", None)
+                )
+        return made
+
+    def _note_others(self, several: bool, alternative: str | None) -> None:
+        """Notes that the query names several shards, or that some of its rows are on this one."""
+        before = getattr(self.query, "pgshard_alternative", None)
+        if several or (before and alternative and before != alternative):
+            self.query.pgshard_several = True
+        elif alternative is not None:
+            self.query.pgshard_alternative = alternative
 
     def _combinator_query(self, combinator: Any, *others: Any, **kwargs: Any) -> Any:
         # Of `union` and its kin.
@@ -156,15 +174,23 @@ class ShardedQuerySet(models.QuerySet):
         # Django and this class both read the values.
         kwargs = {name: list(value) if hasattr(value, "__next__") else value for name, value in kwargs.items()}
         pairs: Any = kwargs.items()
+        choices: list[models.Q] = []
         if args:
             pairs = list(pairs)
             for q in args:
                 if isinstance(q, models.Q):
                     _read(q)
                     pairs += _conditions(q)
+                    choices += _choices(q)
         made = super()._filter_or_exclude(negate, args, kwargs)
         made._narrow(pairs)
+        if choices and made._db is None and not made.query.is_empty():
+            made._narrow_by(choices)
         return made
+
+    def complex_filter(self, filter_obj: Any) -> Any:
+        """The same as Django's, which would not look for the shard in a `Q`."""
+        return self.filter(filter_obj) if isinstance(filter_obj, models.Q) else super().complex_filter(filter_obj)
 
     def _narrow(self, pairs: Iterable[tuple[str, Any]], write: bool = False) -> None:
         """Goes to the shard that these conditions name. If they name two, no row fulfils them all, and the query is empty.
@@ -172,17 +198,17 @@ class ShardedQuerySet(models.QuerySet):
         Raises `WrongShard` in its place where a row may be made of them (`write`), or one of the two is what a query gives.
         """
         pairs = _with_parts(self.model._meta.pk, list(pairs))
-        named, several, by_query = self._named(pairs)
-        if len(named) > 1:
-            if write or by_query:
-                raise WrongShard(
-                    f"{self.model.__name__}: the key and the ID name {' and '.join(named)}, so they disagree"
-                )
+        named = _named(self.model, pairs)
+        if len(named.shards) > 1 and (write or named.by_query):
+            where = " and ".join(named.shards)
+            raise WrongShard(f"{self.model.__name__}: the key and the ID name {where}, so they disagree")
+        if named.is_impossible:
             self.query.set_empty()
+        if len(named.shards) > 1:
             return
-        found = named[0] if named else None
+        found, several = (named.shards[0] if named.shards else None), named.several
         if found is None and not several and self._db is None and pairs:
-            found = _place_by_references(self.model, pairs)
+            found = _NOWHERE if named.is_impossible else _place_by_references(self.model, pairs)
             if found == _SEVERAL:
                 found, several = None, True
         if self._db is None and found is not None:
@@ -191,30 +217,19 @@ class ShardedQuerySet(models.QuerySet):
         elif self._db is None and several:
             self.query.pgshard_several = True
 
-    def _named(self, pairs: list[tuple[str, Any]]) -> tuple[list[str], bool, bool]:
-        """The shards that the conditions name, all of which must hold; whether a list names several; and whether a shard is one
-        that a query is on, whose rows may hold anything. Makes this query empty for a key or an ID that no shard has."""
-        named: list[str] = []
-        several = by_query = nowhere = False
-        known = shard_conditions(self.model)
-        for name, value in pairs:
-            condition = known.get(name)
-            if condition is None:
-                continue
-            key, is_list = condition
-            try:
-                where = _common_place(key, value) if is_list else _place_of_rows(key, value)
-            except WrongId:
-                nowhere = True
-                continue
-            if where == _SEVERAL:
-                several = True
-            elif where is not None and where not in named:
-                named.append(where)
-                by_query = by_query or isinstance(value, models.QuerySet)
-        if nowhere:
-            self.query.set_empty()
-        return named or ([_NOWHERE] if nowhere else []), several, by_query
+    def _narrow_by(self, choices: list[models.Q]) -> None:
+        """Goes to the shard that all alternatives of one of these name; or notes which they name."""
+        for choice in choices:
+            shards, known = _alternatives(self.model, choice)
+            if known and not shards:
+                self.query.set_empty()
+                return
+            if known and len(shards) == 1 and _SEVERAL not in shards:
+                self._db = shards.pop()
+                self._noted(self._db)
+                return
+            several = len(shards) > 1 or _SEVERAL in shards
+            self._note_others(several, None if several or not shards else shards.pop())
 
     def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
         """This query set; if it is on no shard yet, on the one that these lookups name. What a new row would have besides says
@@ -345,6 +360,13 @@ class ShardedQuerySet(models.QuerySet):
                 check_value(self.model, name, values[name], self.db)
 
 
+def check_alternative(query: Any, using: str) -> None:
+    """Refuses a query on the shard of `shard_of` if some of its rows are on another. Raises `NoShard`."""
+    there = getattr(query, "pgshard_alternative", None)
+    if there is not None and there != using:
+        refuse(query.model, f"filter asks for rows of {there} or others, so on {using} the query")
+
+
 def check_value(model: Any, name: str, value: Any, using: str) -> None:
     """Refuses to set the key, the ID or a reference of rows on a shard to a value of another, and the first two to a value that
     is not known in advance. Raises `WrongShard`."""
@@ -421,6 +443,71 @@ def _common_place(key: Any, values: Any) -> str | None:
     return _SEVERAL if len(places - {None}) > 1 else None
 
 
+class _Named(NamedTuple):
+    """What conditions that must all hold say about the shard."""
+
+    shards: list[str]
+    """The shards that they name: more than one only if no row fulfils them."""
+    several: bool
+    """Whether a list names several."""
+    by_query: bool
+    """Whether a shard is that of a query, whose rows may hold anything."""
+    is_impossible: bool
+    """Whether no row fulfils them."""
+
+
+def _named(model: Any, pairs: list[tuple[str, Any]]) -> _Named:
+    shards: list[str] = []
+    several = by_query = nowhere = False
+    known = shard_conditions(model)
+    for name, value in pairs:
+        condition = known.get(name)
+        if condition is None:
+            continue
+        key, is_list = condition
+        try:
+            where = _common_place(key, value) if is_list else _place_of_rows(key, value)
+        except WrongId:
+            nowhere = True
+            continue
+        if where == _SEVERAL:
+            several = True
+        elif where is not None and where not in shards:
+            shards.append(where)
+            by_query = by_query or isinstance(value, models.QuerySet)
+    return _Named(shards, several, by_query, nowhere or (len(shards) > 1 and not by_query))
+
+
+def _alternatives(model: Any, q: models.Q) -> tuple[set[str], bool]:
+    """The shards that the alternatives name, `_SEVERAL` among them for a list of several, and whether each names one: then all
+    rows are there. Without any shard no row can be."""
+    parts = [_alternative(model, child) for child in q.children]
+    return {shard for shards, _ in parts for shard in shards}, all(known for _, known in parts)
+
+
+def _alternative(model: Any, child: Any) -> tuple[set[str], bool]:
+    """The same of one of the alternatives, which are conditions that must all hold."""
+    if not isinstance(child, (models.Q, tuple)):
+        return set(), False
+    pairs = _with_parts(model._meta.pk, _conditions(child) if isinstance(child, models.Q) else [child])
+    try:
+        named = _named(model, pairs)
+    except (WrongKey, TypeError, ValueError):
+        return set(), False  # Django or the server says what it is.
+    if named.is_impossible:
+        return set(), True
+    where = _SEVERAL if named.several and not named.shards else _place_by_references(model, pairs)
+    shards = set(named.shards) or ({where} if where is not None else set())
+    if shards or not isinstance(child, models.Q):
+        return shards, bool(shards)
+    for choice in _choices(child):
+        more, known = _alternatives(model, choice)
+        if known:
+            return more, True
+        shards |= more
+    return shards, False
+
+
 def _with_parts(pk: Any, pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """The conditions, and for those of a primary key of several columns what they say of each."""
     if not isinstance(pk, models.CompositePrimaryKey):
@@ -466,6 +553,15 @@ def _conditions(q: models.Q) -> list[tuple[str, Any]]:
     for child in q.children:
         found += _conditions(child) if isinstance(child, models.Q) else [child] if isinstance(child, tuple) else []
     return found
+
+
+def _choices(q: models.Q) -> list[models.Q]:
+    """The alternatives of which one must hold."""
+    if q.negated:
+        return []
+    if q.connector != models.Q.AND and len(q.children) > 1:
+        return [q]
+    return [choice for child in q.children if isinstance(child, models.Q) for choice in _choices(child)]
 
 
 class AcrossShards:

@@ -217,3 +217,54 @@ def test_a_form_finds_choices_of_another_shard_before_it_writes(m, p):
         assert keyless({"title": "z", "likes": 1}, instance=photo).save().tags.count() == 0
     made.instance.user_id = U
     assert made.save().tags.get() == ours
+
+
+def test_alternatives_of_several_shards_are_refused_where_a_shard_is_chosen(m, p):
+    from django.db.models import Exists, Q
+
+    ours, theirs = (m.Photo.objects.create(user_id=user, title="x") for user in (U, V))
+    albums = [m.Album.objects.create(user_id=user, name="a") for user in (U, V)]
+    photos, key, other = m.Photo.objects, Q(user_id=U), Q(user_id=V)
+    with p.shard_of(U):
+        for rows in (
+            photos.filter(key | other),
+            photos.filter(key ^ other),
+            photos.filter(Q(key | other, title="x")),
+            photos.filter(Q(pk=ours.pk, user_id=U) | Q(pk=theirs.pk, title="x")),
+            photos.filter(Q(album=albums[0]) | Q(album__in=albums[1:])),
+            photos.filter(key | Q(user_id__in=[U, V])),
+            photos.complex_filter(key | other),
+            photos.filter(key | Q(other | Q(title="x"))),
+            # The rows of one alternative are on another shard than the one that is chosen.
+            photos.filter(other | Q(title="x")),
+            photos.filter(Q(likes=1) | Q(pk=theirs.pk)),
+            photos.filter(title="x") | photos.filter(user_id__in=[U, V]),
+            photos.filter(title="x") ^ photos.filter(key | other),
+            photos.filter(title="x") & photos.filter(other | Q(title="x")),
+            photos.filter(user_id=U).filter(Exists(photos.filter(key | other))),
+            photos.filter(user_id=U).filter(Exists(photos.filter(other | Q(title="x")))),
+        ):
+            for refused in (rows.count, partial(rows.update, likes=1)):
+                with pytest.raises(p.NoShard, match=r"of several shards|shard-12"):
+                    refused()
+        assert photos.filter(Q(user_id=U) | Q(title="x")).get() == ours
+    for rows in (
+        photos.filter(key | Q(user_id=U + 16)),
+        photos.filter(Q(pk=ours.pk) ^ Q(title="y", user_id=U)),
+        photos.filter(Q(Q(pk=ours.pk) | Q(album=albums[0])), title="x"),
+        # An alternative that no row can be.
+        photos.filter(key | Q(pk=5000 << 10) | Q(pk=theirs.pk, user_id=U)),
+        photos.filter(key | other, user_id=U),
+        photos.complex_filter(Q(pk=ours.pk)),
+        photos.filter(key | other).filter(pk=ours.pk),
+        photos.filter(key | other).for_key(U),
+    ):
+        for where in (U, V):
+            with p.shard_of(where):
+                assert rows.get() == ours
+        assert rows.get() == ours
+    assert not photos.filter(Q(pk=5000 << 10) | Q(pk=theirs.pk, user_id=U)).exists()
+    assert photos.filter(key | other).across_shards().count() == 2
+    for nowhere in (photos.filter(key | Q(title="x")), photos.filter(key | other), photos.filter(~(key | other))):
+        with pytest.raises(p.NoShard):
+            nowhere.count()

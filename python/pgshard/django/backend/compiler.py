@@ -13,7 +13,7 @@ from django.db.models.sql import compiler as standard
 from django.db.models.sql.datastructures import BaseTable, Join
 
 from ..errors import WrongShard
-from ..managers import check_value
+from ..managers import check_alternative, check_value
 from ..routing import check_instance, refuse
 from ..sharded import is_sharded, placed_names, unsharded_tables
 
@@ -76,9 +76,11 @@ class _Qualified:
         """The SQL of a table or a join, with the schema."""
         self._known(node.table_name)
         there = getattr(self.query, "pgshard_alias", None)
-        if there is None and getattr(self.query, "pgshard_several", False):
-            refuse(self.query.model, "list of keys or IDs in a part of the query is of several shards, so it")
         connection = self.connection
+        if there is None:
+            if getattr(self.query, "pgshard_several", False):
+                refuse(self.query.model, "keys or IDs in a part of the query are of several shards, so it")
+            check_alternative(self.query, connection.alias)
         if there is not None and there != connection.alias:
             here = connection.alias
             raise WrongShard(f"a part of a query on {here} is for {there}: run it by itself, and use its result")
