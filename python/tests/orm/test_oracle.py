@@ -1,0 +1,325 @@
+"""What Django projects ask and write most, on shards and on the same models in one plain database: the answers are the same."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("db")
+
+U, V, W = 3, 12, 19  # The last one's rows are on the first one's shard.
+
+
+@pytest.fixture
+def plain(world):
+    """The models of photos as they were before they were sharded, with tables in the default database."""
+    from django.db import connection, models
+    from django.db.models.functions import Lower, Now
+    from django.test.utils import isolate_apps
+
+    with isolate_apps("photos"):
+
+        class Category(models.Model):
+            name = models.CharField(max_length=50, unique=True)
+
+            class Meta:
+                app_label, db_table = "photos", "plain_category"
+
+        class Album(models.Model):
+            user_id = models.BigIntegerField(db_index=True)
+            name = models.CharField(max_length=100)
+
+            class Meta:
+                app_label, db_table = "photos", "plain_album"
+                ordering = ["name"]
+                constraints = [models.UniqueConstraint(fields=["user_id", "name"], name="plain_album_of_user")]
+
+        class Tag(models.Model):
+            user_id = models.BigIntegerField(db_index=True)
+            word = models.CharField(max_length=50)
+
+            class Meta:
+                app_label, db_table = "photos", "plain_tag"
+                constraints = [models.UniqueConstraint(fields=["user_id", "word"], name="plain_tag_of_user")]
+
+        class Photo(models.Model):
+            user_id = models.BigIntegerField(db_index=True)
+            album = models.ForeignKey(Album, models.CASCADE, null=True, related_name="photos")
+            category = models.ForeignKey(Category, models.DO_NOTHING, null=True, related_name="photos")
+            tags = models.ManyToManyField(Tag, related_name="photos")
+            title = models.CharField(max_length=100)
+            likes = models.IntegerField(default=0, db_default=0)
+            made_at = models.DateTimeField(db_default=Now())
+            lower = models.GeneratedField(
+                expression=Lower("title"), output_field=models.CharField(max_length=100), db_persist=True
+            )
+
+            class Meta:
+                app_label, db_table = "photos", "plain_photo"
+                constraints = [models.CheckConstraint(condition=models.Q(likes__gte=0), name="plain_likes_positive")]
+
+    made = [Category, Album, Tag, Photo]
+    with connection.schema_editor() as editor:
+        for model in made:
+            editor.create_model(model)
+    yield SimpleNamespace(Category=Category, Album=Album, Tag=Tag, Photo=Photo)
+    with connection.schema_editor() as editor:
+        for model in made[::-1]:
+            editor.delete_model(model)
+
+
+@pytest.fixture
+def both(m, plain):
+    """The models on shards and the plain ones, with the same rows of three users on two shards."""
+    for models in (m, plain):
+        fill(models)
+    yield m, plain
+    m.Photo.objects.across_shards().run(lambda rows: rows.delete()).all()
+    m.Category.objects.all().delete()
+
+
+def fill(m):
+    categories = [m.Category.objects.create(name=name) for name in ("city", "sea")]
+    for user in (U, V, W):
+        albums = [m.Album.objects.create(user_id=user, name=f"{name} {user}") for name in ("b", "a", "empty")]
+        tags = [m.Tag.objects.create(user_id=user, word=word) for word in ("x", "y", "z")]
+        for n, (album, category) in enumerate(zip((*albums[:2], None, albums[0]), (*categories, None, None))):
+            made = {"title": f"P{n} of {user}", "likes": n * user, "album": album, "category": category}
+            m.Photo.objects.create(user_id=user, **made).tags.add(*tags[: n % 3])
+
+
+def seen(value):
+    """An answer without IDs, which are not the same in both."""
+    from django.db.models import Model
+
+    if isinstance(value, Model):
+        names = ("user_id", "title", "name", "word", "likes")
+        return [value.__dict__[name] for name in names if name in value.__dict__]
+    if isinstance(value, dict):
+        return {name: seen(one) for name, one in value.items()}
+    if hasattr(value, "__iter__") and not isinstance(value, str):
+        return [seen(one) for one in value]
+    return value
+
+
+def answer(work, models):
+    from django.core.exceptions import MultipleObjectsReturned, ObjectDoesNotExist
+    from django.db import IntegrityError
+
+    try:
+        return seen(work(models))
+    except (MultipleObjectsReturned, ObjectDoesNotExist, IntegrityError) as error:
+        return type(error).__name__
+
+
+def photo(m, n=1, user=U):
+    return m.Photo.objects.get(title=f"P{n} of {user}", user_id=user)
+
+
+def album(m, name="b", user=U):
+    return m.Album.objects.get(name=f"{name} {user}", user_id=user)
+
+
+def mine(m):
+    return m.Photo.objects.filter(user_id=U).order_by("title")
+
+
+def reads():
+    """What is asked by key, by ID or by what a row belongs to."""
+    from django.contrib.postgres.aggregates import ArrayAgg
+    from django.core.paginator import Paginator
+    from django.db.models import (
+        Avg,
+        Count,
+        Exists,
+        F,
+        FilteredRelation,
+        Max,
+        OuterRef,
+        Prefetch,
+        Q,
+        Subquery,
+        Sum,
+        Window,
+    )
+    from django.db.models.functions import RowNumber
+
+    def albums(m):
+        return m.Album.objects.filter(user_id=U)
+
+    def tag(m, word, user=U):
+        return m.Tag.objects.get(word=word, user_id=user)
+
+    own = Q(user_id=U)
+    return (
+        lambda m: [one.album and one.album.name for one in mine(m).select_related("album")],
+        lambda m: [one.category and one.category.name for one in mine(m).prefetch_related("category")],
+        lambda m: mine(m).filter(category=m.Category.objects.get(name="city")),
+        lambda m: mine(m).filter(category__in=list(m.Category.objects.filter(name="city"))),
+        lambda m: mine(m).values_list("title", "album__name", "tags__word").order_by("title", "tags__word"),
+        lambda m: mine(m).values_list("album__name", flat=True),
+        lambda m: mine(m).aggregate(n=Count("pk"), s=Sum("likes"), a=Avg("likes"), max=Max("likes")),
+        lambda m: mine(m).aggregate(n=Count("tags"), d=Count("tags", distinct=True), f=Count("pk", filter=Q(likes=3))),
+        lambda m: albums(m).annotate(n=Count("photos", filter=Q(photos__likes__gt=0))).values_list("name", "n"),
+        lambda m: mine(m).order_by("album__name").values("album__name").annotate(n=Count("pk"), s=Sum("likes")),
+        lambda m: mine(m).order_by().aggregate(all=ArrayAgg("title", order_by="title")),
+        lambda m: m.Photo.objects.in_bulk([photo(m).pk]).values(),
+        lambda m: mine(m).in_bulk([photo(m).pk, photo(m, user=V).pk]).values(),
+        lambda m: [
+            sorted(tag.word for tag in one.tags.all())
+            for one in mine(m).prefetch_related("tags").iterator(chunk_size=2)
+        ],
+        lambda m: mine(m).filter(user_id=F("album__user_id"), likes__gt=F("user_id")),
+        lambda m: (
+            albums(m)
+            .annotate(
+                newest=Subquery(m.Photo.objects.filter(album=OuterRef("pk")).order_by("-likes").values("title")[:1])
+            )
+            .values_list("name", "newest")
+        ),
+        lambda m: albums(m).filter(Exists(m.Photo.objects.filter(album=OuterRef("pk")))),
+        lambda m: albums(m).filter(~Exists(m.Photo.objects.filter(album=OuterRef("pk"), user_id=OuterRef("user_id")))),
+        lambda m: mine(m).exclude(tags__word="x"),
+        lambda m: mine(m).exclude(album__name=f"b {U}"),
+        lambda m: mine(m).exclude(pk__in=[photo(m).pk, photo(m, user=V).pk]),
+        lambda m: mine(m).filter(Q(likes=0) | Q(album__name__startswith="a")),
+        lambda m: m.Photo.objects.filter(own | Q(user_id=W)).order_by("title"),
+        lambda m: m.Photo.objects.filter(user_id__in=[str(U), W]).order_by("title"),
+        lambda m: m.Photo.objects.filter(Q(album=album(m)) | Q(tags=tag(m, "y")), likes__gt=0).order_by("title"),
+        lambda m: [[page, page.paginator.count] for page in Paginator(mine(m), 3)],
+        lambda m: [mine(m)[1:3], mine(m)[::2], mine(m)[:3][1:], mine(m).last(), mine(m).latest("likes")],
+        lambda m: mine(m).order_by("album__name").values_list("album__name").distinct(),
+        lambda m: mine(m).filter(likes=0).union(m.Photo.objects.filter(user_id=W)).order_by("title"),
+        lambda m: mine(m).difference(mine(m).filter(likes=0)).order_by("title"),
+        lambda m: mine(m).filter(likes=0) | mine(m).filter(likes=3),
+        lambda m: [mine(m).contains(photo(m)), mine(m).contains(photo(m, user=V))],
+        lambda m: [album(m).photos.order_by("title"), photo(m, 2).tags.order_by("word")],
+        lambda m: albums(m).filter(photos__likes__gt=0).distinct(),
+        lambda m: m.Album.objects.filter(photos=photo(m)),
+        lambda m: m.Photo.objects.filter(tags=tag(m, "x")).filter(tags=tag(m, "y")),
+        lambda m: m.Photo.objects.filter(tags=tag(m, "x")).filter(tags=tag(m, "y", V)),
+        lambda m: m.Photo.objects.filter(album__in=albums(m)).order_by("title"),
+        lambda m: m.Photo.objects.filter(user_id__in=albums(m).values("user_id")).order_by("title"),
+        lambda m: m.Photo.objects.filter(tags__in=m.Tag.objects.filter(user_id=U)).distinct().order_by("title"),
+        lambda m: [
+            [one.album.name for one in found.photos.all()]
+            for found in albums(m).prefetch_related(Prefetch("photos", m.Photo.objects.select_related("album")))
+        ],
+        lambda m: mine(m).annotate(n=Window(RowNumber(), order_by="title")).values_list("title", "n"),
+        lambda m: (
+            albums(m)
+            .alias(liked=FilteredRelation("photos", condition=Q(photos__likes__gt=0)))
+            .filter(liked__isnull=True)
+        ),
+        lambda m: [one.likes for one in mine(m).only("title")],
+        lambda m: m.Photo.objects.get(pk=str(photo(m).pk)),
+        lambda m: m.Photo.objects.get(pk=photo(m).pk, user_id=V),
+        lambda m: m.Photo.objects.get(pk=photo(m).pk, user_id=W),
+        lambda m: mine(m).get(),
+        lambda m: mine(m).get(title="no"),
+        lambda m: m.Photo.objects.complex_filter({"user_id": str(U), "title__icontains": "p1"}),
+        lambda m: m.Photo.objects.filter(pk__in=[photo(m).pk, photo(m, user=V).pk], user_id=U),
+    )
+
+
+def writes():
+    """What is written to the shard of two users."""
+    from django.db.models import Exists, F, OuterRef, Subquery, Value
+    from django.db.models.functions import Concat
+
+    def bulk_update(m):
+        rows = [photo(m), photo(m, user=W)]
+        for row in rows:
+            row.title += "!"
+        return m.Photo.objects.bulk_update(rows, ["title"])
+
+    def save(m):
+        for one in mine(m):
+            one.likes = F("likes") + 1
+            one.save(update_fields=["likes"])
+
+    def copy(m):
+        one = photo(m)
+        one.pk, one._state.adding = None, True
+        one.save()
+
+    def locked(m):
+        (one,) = mine(m).select_related("album").select_for_update(of=("self",)).filter(album__name=f"a {U}")
+        one.album = album(m)
+        one.save()
+
+    def owner(m):
+        one = photo(m)
+        one.user_id = W
+        one.save()
+
+    def first(m):
+        return m.Album.objects.filter(pk=OuterRef("album")).values("name")[:1]
+
+    tags, both = {"user_id": U, "word": "x"}, [("x", U), ("new", W)]
+    on_conflict = {"update_conflicts": True, "unique_fields": ["user_id", "word"], "update_fields": ["word"]}
+    return (
+        bulk_update,
+        save,
+        copy,
+        locked,
+        owner,
+        lambda m: m.Photo.objects.bulk_create([m.Photo(user_id=user, title="new") for user in (U, W)]),
+        lambda m: (
+            m.Tag.objects.bulk_create([m.Tag(word=w, user_id=u) for w, u in both], ignore_conflicts=True) and None
+        ),
+        lambda m: m.Tag.objects.bulk_create([m.Tag(word=w, user_id=u) for w, u in both], **on_conflict) and None,
+        lambda m: mine(m).update(likes=F("likes") + 1, title=Concat("title", Value("!"))),
+        lambda m: mine(m).filter(album__isnull=False).update(title=Subquery(first(m))),
+        lambda m: mine(m).filter(album__name=f"b {U}").update(likes=9),
+        lambda m: mine(m).filter(Exists(m.Tag.objects.filter(photos=OuterRef("pk"), word="x"))).update(likes=5),
+        lambda m: m.Photo.objects.filter(pk=photo(m).pk, user_id=V).update(likes=9),
+        lambda m: m.Photo.objects.filter(pk=photo(m).pk, user_id=V).delete()[0],
+        lambda m: m.Photo.objects.filter(pk__in=mine(m).values("pk")[:2]).delete()[0],
+        lambda m: [album(m).delete()[0], m.Album.objects.filter(user_id=U).delete()[0]],
+        lambda m: [m.Tag.objects.get_or_create(**tags), m.Tag.objects.get_or_create(user_id=U, word="new")],
+        lambda m: m.Album.objects.get_or_create(user_id=U, name__iexact=f"B {U}", defaults={"name": "new"}),
+        lambda m: m.Album.objects.update_or_create(user_id=U, name=f"b {U}", defaults={"name": "new"}),
+        lambda m: m.Album.objects.update_or_create(user_id=U, name="x", defaults={}, create_defaults={"name": "new"}),
+        lambda m: m.Photo.objects.update_or_create(pk=photo(m).pk, defaults={"title": "new", "user_id": U}),
+        lambda m: album(m).photos.get_or_create(title="new", defaults={"user_id": U}),
+        lambda m: [album(m).photos.set([photo(m), photo(m, 2)]), album(m).photos.remove(photo(m, 2))],
+        lambda m: [photo(m).tags.set(m.Tag.objects.filter(user_id=U, word="z")), photo(m, 2).tags.clear()],
+        lambda m: m.Photo.tags.through.objects.filter(photo=photo(m, 2)).delete()[0],
+        lambda m: m.Tag(user_id=U, word="x").save(),
+    )
+
+
+def test_what_is_read_is_the_same(both, p):
+    m, plain = both
+    for number, work in enumerate(reads()):
+        assert answer(work, m) == answer(work, plain), number
+        with p.shard_of(V):
+            assert answer(work, m) == answer(work, plain), number
+
+
+def test_what_is_written_is_the_same(both):
+    m, plain = both
+    for number, work in enumerate(writes()):
+        assert written(work, m, "shard-3") == written(work, plain, "default"), number
+
+
+def written(work, models, using):
+    """The answer, and the rows of the two users then; all of it is rolled back."""
+    from django.db import transaction
+
+    def within(m):
+        with transaction.atomic(using=using):
+            return seen(work(m))
+
+    with transaction.atomic(using=using):
+        given = answer(within, models)
+        rows = [
+            list(model._base_manager.using(using).filter(user_id__in=[U, W]).order_by(*names).values_list(*names))
+            for model, names in (
+                (models.Photo, ("user_id", "title", "likes", "album__name", "tags__word")),
+                (models.Album, ("user_id", "name")),
+                (models.Tag, ("user_id", "word")),
+            )
+        ]
+        transaction.set_rollback(True, using=using)
+    return given, rows
