@@ -12,10 +12,10 @@ from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
 from ..errors import WrongId, WrongKey
+from . import forms, joins, relations
 from .errors import NoShard, WrongShard
 from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
 from .managers import ShardedManager
-from .relations import change_django
 from .routing import check_instance, check_parents, run_on, where_it_belongs
 from .sharded import is_sharded
 
@@ -104,6 +104,8 @@ def _prepare(sender: Any, **_: Any) -> None:
 
 
 class_prepared.connect(_prepare, dispatch_uid="pgshard models", weak=False)
-change_django()
+relations.change_django()
+forms.change_django()
+joins.change_django()
 
 __all__ = ["ShardKeyField", "ShardKeyForeignKey", "ShardedBigAutoField", "ShardedModel", "is_sharded"]

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import router
 from django.db.models import ForeignKey
 from django.db.models.fields import related_descriptors as django
-from django.db.models.sql import Query
-from django.db.models.sql.datastructures import Join
-from django.forms.models import BaseModelForm, ModelMultipleChoiceField
 
 from ..errors import WrongId
 from .cluster import alias, shard_of_alias
-from .errors import NoShard
 from .managers import ShardedManager
 from .routing import alias_of_id, alias_of_instance, alias_of_owner, following, run_on, within
 from .sharded import has_shard_id, is_sharded
@@ -25,10 +20,6 @@ from .sharded import has_shard_id, is_sharded
 _WHOLE = ("add", "remove", "set", "clear")
 """The methods of several statements."""
 _VALIDATE = ForeignKey.validate
-_POST_CLEAN = BaseModelForm._post_clean
-_JOIN_AS_SQL = Join.as_sql
-_QUERY_AS_SQL = Query.as_sql
-_SPLIT_EXCLUDE = Query.split_exclude
 
 
 def managers(original: Any) -> Any:
@@ -94,7 +85,7 @@ def _of_each_shard(plain: Any, target: Callable[[Any], Any], place: Callable[[An
             return plain(self, instances, querysets)
         groups: dict[str | None, list[Any]] = {}
         for one in instances:
-            groups.setdefault(_where(one) if is_sharded(one.__class__) else place(self, one), []).append(one)
+            groups.setdefault(where_of(one) if is_sharded(one.__class__) else place(self, one), []).append(one)
         if None in groups or (len(groups) == 1 and is_sharded(instances[0].__class__)):
             # The router refuses what names no shard.
             return plain(self, instances, querysets)
@@ -114,7 +105,7 @@ def _of_each_shard(plain: Any, target: Callable[[Any], Any], place: Callable[[An
     return get_prefetch_querysets
 
 
-def _where(instance: Any) -> str | None:
+def where_of(instance: Any) -> str | None:
     """The shard of an object."""
     there: str | None = instance._state.db
     return there if shard_of_alias(there) is not None else alias_of_instance(instance)
@@ -148,63 +139,6 @@ def _validate(self: Any, value: Any, model_instance: Any) -> None:
         _VALIDATE(self, value, model_instance)
 
 
-def _post_clean(self: Any) -> None:
-    """Looks whether what a form has chosen for its many-to-many fields is on the shard of its object. Saving would find it, after
-    the object itself was written."""
-    _POST_CLEAN(self)
-    if self.errors or not is_sharded(self.instance.__class__):
-        return
-    where = _where(self.instance)
-    for name in (field.name for field in self.instance._meta.many_to_many):
-        field = self.fields.get(name)
-        if where is None or not isinstance(field, ModelMultipleChoiceField):
-            continue
-        for chosen in self.cleaned_data[name]:
-            if _where(chosen) != where:
-                text, value = field.error_messages["invalid_choice"], {"value": chosen.pk}
-                self.add_error(name, ValidationError(text, code="invalid_choice", params=value))
-                break
-
-
-def _join_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
-    """Refuses to join a table of the shards in another database. The server would only say that it does not exist, or have one
-    from before the shards."""
-    ends = self.join_field.model, self.join_field.related_model
-    if is_sharded(ends[0]) != is_sharded(ends[1]) and shard_of_alias(connection.alias) is None:
-        here, there = sorted(ends, key=is_sharded)
-        _refuse_to_join(here, self.join_field.name, there)
-    return _JOIN_AS_SQL(self, compiler, connection)
-
-
-def _split_exclude(self: Any, filter_expr: Any, can_reuse: Any, names_with_path: Any) -> Any:
-    """The same, for an `exclude` by related rows: it becomes a subquery, which begins with their table."""
-    for name, path in names_with_path:
-        for one in path:
-            if is_sharded(one.to_opts.model) and not is_sharded(one.from_opts.model):
-                _refuse_to_join(one.from_opts.model, name, one.to_opts.model)
-    return _SPLIT_EXCLUDE(self, filter_expr, can_reuse, names_with_path)
-
-
-def _query_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
-    """Refuses a query of rows of shards as a part of one of another database."""
-    if is_sharded(self.model) and shard_of_alias(connection.alias) is None:
-        name = self.model.__name__
-        raise NoShard(f"{name} is in shards, and no part of a query of {connection.alias!r}: {_remedy(name)}")
-    return _QUERY_AS_SQL(self, compiler, connection)
-
-
-def _refuse_to_join(here: Any, relation: str, there: Any) -> NoReturn:
-    name = there.__name__
-    raise NoShard(
-        f"{here.__name__}.{relation} leads to {name}, which is in shards, so they are not joined: {_remedy(name)}"
-    )
-
-
-def _remedy(name: str) -> str:
-    """How to ask for rows by what rows of this model say."""
-    return f"first ask {name} with .for_key(key) or .across_shards(), then filter by the list of values that it gives"
-
-
 def change_django() -> None:
     """Makes Django use all this for the models that are prepared from now on."""
     if hasattr(django, "_pgshard"):
@@ -212,8 +146,7 @@ def change_django() -> None:
     django._pgshard = True
     for name in ("create_forward_many_to_many_manager", "create_reverse_many_to_one_manager"):
         setattr(django, name, managers(getattr(django, name)))
-    ForeignKey.validate, BaseModelForm._post_clean = _validate, _post_clean
-    Join.as_sql, Query.as_sql, Query.split_exclude = _join_as_sql, _query_as_sql, _split_exclude
+    ForeignKey.validate = _validate
     forward, reverse = django.ForwardManyToOneDescriptor, django.ReverseOneToOneDescriptor
     forward.get_prefetch_querysets = _of_each_shard(
         forward.get_prefetch_querysets, lambda self: self.field.remote_field.model, _of_reference

@@ -219,6 +219,72 @@ def test_a_form_finds_choices_of_another_shard_before_it_writes(m, p):
     assert made.save().tags.get() == ours
 
 
+def test_a_form_finds_references_to_another_shard_before_it_sets_them(m, p):
+    from django.forms import ModelChoiceField, NumberInput, modelform_factory
+
+    ours, theirs = (m.Album.objects.create(user_id=user, name="a") for user in (U, V))
+    tags = [m.Tag.objects.create(user_id=user, word="w").pk for user in (U, V)]
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    form = modelform_factory(m.Photo, fields=["user_id", "title", "likes", "album", "tags"])
+    data = {"user_id": U, "title": "y", "likes": 1, "tags": tags[:1], "album": ours.pk}
+    with p.shard_of(U):
+        for instance in (None, m.Photo.objects.get(pk=photo.pk), m.Photo(user_id=U)):
+            for wrong in ({"album": theirs.pk}, {"tags": tags}):
+                made = form({**data, **wrong}, instance=instance)
+                assert list(made.errors) == list(wrong)
+                assert "not one of the available choices" in str(made.errors)
+        assert form(data, instance=photo).save().album == ours
+
+    class WithAnother(form):
+        """What is no field of the model may be of any shard."""
+
+        copied_from = ModelChoiceField(m.Photo.objects.all(), widget=NumberInput)
+
+    other = m.Photo.objects.create(user_id=V, title="x")
+    assert WithAnother({**data, "copied_from": other.pk}).is_valid()
+    # The key is another one, and of the album's shard it is not.
+    assert not form({**data, "user_id": V, "tags": tags[1:]}).is_valid()
+    with pytest.raises(p.NoShard):
+        form(data).fields["tags"].queryset.count()
+
+
+def test_a_serializer_finds_what_is_of_another_shard_before_it_writes(m):
+    from django.contrib.auth.models import User
+
+    from pgshard.django.contrib.rest_framework import ShardedModelSerializer
+
+    class Serializer(ShardedModelSerializer):
+        class Meta:
+            model = m.Photo
+            fields = ["user_id", "title", "album", "tags"]
+
+    class OfNote(ShardedModelSerializer):
+        class Meta:
+            model = m.Note
+            fields = ["user", "text"]
+
+    ours, theirs = (m.Album.objects.create(user_id=user, name="a") for user in (U, V))
+    tags = [str(m.Tag.objects.create(user_id=user, word="w").pk) for user in (U, V)]
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    data = {"user_id": U, "title": "y", "album": str(ours.pk), "tags": tags[:1]}
+    for instance in (None, photo):
+        for wrong in ({"album": str(theirs.pk)}, {"tags": tags}, {"tags": tags[1:], "album": None}):
+            asked = Serializer(instance, data={**data, **wrong}, partial=instance is not None)
+            assert not asked.is_valid()
+            assert (list(asked.errors), "does not exist" in str(asked.errors)) == (list(wrong)[:1], True)
+    assert m.Photo.objects.for_key(U).get().title == "x"
+    for instance in (None, photo):
+        asked = Serializer(instance, data=data)
+        assert asked.is_valid(), asked.errors
+        assert [str(tag.pk) for tag in asked.save().tags.all()] == tags[:1]
+    several = Serializer([photo], data=[data, {**data, "tags": tags[1:]}], many=True)
+    assert (several.is_valid(), str(several.errors).count("does not exist")) == (False, 1)
+    user, _ = User.objects.get_or_create(username="of a serializer")
+    asked = OfNote(data={"user": user.pk, "text": "x"})
+    assert asked.is_valid(), asked.errors
+    assert asked.save().user == user
+
+
 def test_alternatives_of_several_shards_are_refused_where_a_shard_is_chosen(m, p):
     from django.db.models import Exists, Q
 

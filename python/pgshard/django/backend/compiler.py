@@ -81,7 +81,7 @@ class _Qualified:
             if getattr(self.query, "pgshard_several", False):
                 refuse(self.query.model, "keys or IDs in a part of the query are of several shards, so it")
             check_alternative(self.query, connection.alias)
-        if there is not None and there != connection.alias:
+        elif there != connection.alias:
             here = connection.alias
             raise WrongShard(f"a part of a query on {here} is for {there}: run it by itself, and use its result")
         schema = connection.quoted_schema

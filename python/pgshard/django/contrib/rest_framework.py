@@ -11,6 +11,8 @@ from ...errors import WrongId
 from ...ids import shard_of_id
 from ..cluster import cluster
 from ..fields import ShardedBigAutoField
+from ..forms import strays
+from ..sharded import is_sharded
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
@@ -42,7 +44,8 @@ class ShardIdField(serializers.Field):
 
 
 class ShardedModelSerializer(serializers.ModelSerializer):
-    """A `ModelSerializer` whose IDs are texts, including those of references to sharded models."""
+    """A `ModelSerializer` whose IDs are texts, including those of references to sharded models. Where the shard of its row is
+    known, rows of other shards do not exist for it."""
 
     serializer_field_mapping = {
         **serializers.ModelSerializer.serializer_field_mapping,
@@ -57,3 +60,17 @@ class ShardedModelSerializer(serializers.ModelSerializer):
         ):
             kwargs["pk_field"] = ShardIdField()
         return made, kwargs
+
+    def run_validation(self, data: Any = serializers.empty) -> Any:
+        """Django REST framework calls this. Raises `ValidationError` too for what is chosen of another shard: saving would
+        find it after the row itself was written."""
+        values = super().run_validation(data)
+        if values and is_sharded(self.Meta.model):
+            found = strays(self.instance, self.Meta.model, values)
+            text = serializers.PrimaryKeyRelatedField.default_error_messages["does_not_exist"]
+            chosen = {field.field_name: found[field.source] for field in self.fields.values() if field.source in found}
+            if chosen:
+                raise serializers.ValidationError(
+                    {name: [text.format(pk_value=one.pk)] for name, one in chosen.items()}
+                )
+        return values

@@ -1,0 +1,60 @@
+"""Django's joins and subqueries in databases that are no shard, so that they refuse the tables of shards. The server would only
+say that such a table does not exist, or have one from before the shards."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from django.db.models.sql import Query
+from django.db.models.sql.datastructures import Join
+
+from .cluster import shard_of_alias
+from .errors import NoShard
+from .sharded import is_sharded
+
+_JOIN_AS_SQL = Join.as_sql
+_QUERY_AS_SQL = Query.as_sql
+_SPLIT_EXCLUDE = Query.split_exclude
+
+
+def _join_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
+    """Refuses to join a table of the shards in another database."""
+    ends = self.join_field.model, self.join_field.related_model
+    if is_sharded(ends[0]) != is_sharded(ends[1]) and shard_of_alias(connection.alias) is None:
+        here, there = sorted(ends, key=is_sharded)
+        _refuse_to_join(here, self.join_field.name, there)
+    return _JOIN_AS_SQL(self, compiler, connection)
+
+
+def _split_exclude(self: Any, filter_expr: Any, can_reuse: Any, names_with_path: Any) -> Any:
+    """The same, for an `exclude` by related rows: it becomes a subquery, which begins with their table."""
+    for name, path in names_with_path:
+        for one in path:
+            if is_sharded(one.to_opts.model) and not is_sharded(one.from_opts.model):
+                _refuse_to_join(one.from_opts.model, name, one.to_opts.model)
+    return _SPLIT_EXCLUDE(self, filter_expr, can_reuse, names_with_path)
+
+
+def _query_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
+    """Refuses a query of rows of shards as a part of one of another database."""
+    if is_sharded(self.model) and shard_of_alias(connection.alias) is None:
+        name = self.model.__name__
+        raise NoShard(f"{name} is in shards, and no part of a query of {connection.alias!r}: {_remedy(name)}")
+    return _QUERY_AS_SQL(self, compiler, connection)
+
+
+def _refuse_to_join(here: Any, relation: str, there: Any) -> NoReturn:
+    name = there.__name__
+    raise NoShard(
+        f"{here.__name__}.{relation} leads to {name}, which is in shards, so they are not joined: {_remedy(name)}"
+    )
+
+
+def _remedy(name: str) -> str:
+    """How to ask for rows by what rows of this model say."""
+    return f"first ask {name} with .for_key(key) or .across_shards(), then filter by the list of values that it gives"
+
+
+def change_django() -> None:
+    """Makes Django use all this."""
+    Join.as_sql, Query.as_sql, Query.split_exclude = _join_as_sql, _query_as_sql, _split_exclude
