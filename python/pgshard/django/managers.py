@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from django.db import models
+from django.db.models.expressions import Col
 
 from ..errors import WrongId, WrongKey
 from .batch import fetch
@@ -16,10 +17,13 @@ from .gather import WIDTH, Gathered, Partial, gather
 from .merge import by_pk, check_rows, merge, order, ranks_on
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
 from .sharded import (
+    KEYS,
+    is_sharded,
     key_fields,
     key_names,
     placed_names,
     reference_conditions,
+    says_the_shard,
     shard_conditions,
     shard_names,
     sharded_references,
@@ -47,7 +51,7 @@ class ShardedQuerySet(models.QuerySet):
                 return _NOWHERE
             if getattr(self.query, "pgshard_several", False):
                 # The one of `shard_of` would give a part only.
-                refuse(self.model, "filter's keys or IDs are of several shards, so the query")
+                refuse(self.model, "filter's keys or IDs may be of several shards, so the query")
         found = str(super().db)
         if self._db is None:
             check_alternative(self.query, found)
@@ -424,9 +428,8 @@ def _place_of_rows(key: Any, value: Any) -> str | None:
 def _common_place(key: Any, values: Any) -> str | None:
     """The one shard of all these values, or `_SEVERAL`; None if they name none, or are no list. Raises `WrongId` if no
     row can have one of them."""
-    if isinstance(values, models.QuerySet):
-        # A part of a query is on the same shard as the whole.
-        return values._db if shard_of_alias(values._db) is not None else None
+    if isinstance(values, (models.QuerySet, models.Subquery)):
+        return _place_of_query(key, values)
     if isinstance(values, str) or not isinstance(values, Iterable):
         return None
     places = set()
@@ -441,6 +444,27 @@ def _common_place(key: Any, values: Any) -> str | None:
     if len(places) == 1:
         return places.pop()
     return _SEVERAL if len(places - {None}) > 1 else None
+
+
+def _place_of_query(key: Any, values: Any) -> str | None:
+    """The shard of the rows whose keys, or without `key` IDs, a query gives. It is the query's own if it gives those of its rows,
+    or of rows that they belong to. What else it gives, as the users whom a user follows, is of any shard: `_SEVERAL`."""
+    query = values.query
+    if not is_sharded(query.model):
+        return None
+    if not query.is_empty() and not all(_gives_its_own(key, one) for one in query.combined_queries or (query,)):
+        return _SEVERAL
+    where = values._db if isinstance(values, models.QuerySet) else getattr(query, "pgshard_alias", None)
+    return where if shard_of_alias(where) is not None else None
+
+
+def _gives_its_own(key: Any, query: Any) -> bool:
+    if query.default_cols:
+        field = query.model._meta.pk
+    else:
+        selected = (*query.select, *query.annotation_select.values())
+        field = selected[0].target if len(selected) == 1 and isinstance(selected[0], Col) else None
+    return says_the_shard(field) and isinstance(field, KEYS) == (key is not None)
 
 
 class _Named(NamedTuple):
@@ -474,7 +498,7 @@ def _named(model: Any, pairs: list[tuple[str, Any]]) -> _Named:
             several = True
         elif where is not None and where not in shards:
             shards.append(where)
-            by_query = by_query or isinstance(value, models.QuerySet)
+            by_query = by_query or isinstance(value, (models.QuerySet, models.Subquery))
     return _Named(shards, several, by_query, nowhere or (len(shards) > 1 and not by_query))
 
 

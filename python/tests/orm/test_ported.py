@@ -471,8 +471,7 @@ def test_what_contradicts_itself_otherwise_is_refused(m, forum, threads, p):
         lambda: m.Photo(**both, title="y").save(),
         lambda: photos.bulk_create([m.Photo(**both, title="y")]),
         lambda: photos.filter(user_id=V) & photos.filter(user_id=U),
-        # What a query of another shard gives may be of any.
-        lambda: photos.filter(user_id=U, pk__in=photos.for_key(V).values("likes")).count(),
+        lambda: photos.filter(user_id=U, pk__in=photos.for_key(V).values("pk")).count(),
     ):
         with pytest.raises(p.WrongShard):
             wrong()
@@ -499,3 +498,55 @@ def test_what_contradicts_itself_otherwise_is_refused(m, forum, threads, p):
     ):
         assert list(other) == found
     assert m.Photo.objects.across_shards().count() == 1
+
+
+def test_a_list_that_is_a_query_names_a_shard_by_keys_and_ids_of_its_own(m, forum, threads, p):
+    from django.contrib.contenttypes.models import ContentType
+    from django.db.models import F, Q, Subquery
+
+    ours, theirs = threads
+    kind = ContentType.objects.get_for_model(forum.Thread)
+    forum.Vote.objects.create(user_id=U, thread=ours, by_id=V)
+    forum.Remark.objects.create(user_id=U, content_type=kind, object_id=theirs.pk)
+    votes, remarks = forum.Vote.objects.filter(user=U), forum.Remark.objects.filter(user_id=U)
+    rows, ids = forum.Thread.objects, remarks.values("object_id")
+
+    def check():
+        for wrong in (
+            # The threads of whoever has voted here are anywhere, and so is what a remark is about.
+            rows.filter(user__in=votes.values("by")),
+            rows.filter(user_id__in=votes.values_list("by_id", flat=True).distinct()),
+            rows.filter(user__in=Subquery(votes.values("by"))),
+            rows.filter(pk__in=ids),
+            rows.filter(pk__in=votes.values("thread").union(ids)),
+            rows.filter(pk__in=votes.values(n=F("pk") + 1)),
+            rows.filter(Q(pk__in=ids) | Q(user=U)),
+            rows.filter(labels__in=ids),
+            forum.Post.objects.filter(thread__in=ids),
+            # A key in the place of an ID, and the other way round.
+            rows.filter(pk__in=votes.values("user")),
+            rows.filter(user__in=votes.values("pk")),
+        ):
+            for refused in (wrong.count, wrong.delete):
+                with pytest.raises(p.NoShard, match="of several shards"):
+                    refused()
+        for right in (
+            rows.filter(user__in=votes.values("user")),
+            rows.filter(user_id__in=votes.values("thread__user")),
+            rows.filter(pk__in=votes.values("thread")),
+            rows.filter(pk__in=Subquery(votes.values_list("thread_id", flat=True).distinct())),
+            rows.filter(pk__in=votes.values(t=F("thread"))),
+            rows.filter(votes__in=votes.annotate(n=F("by"))),
+        ):
+            assert right.get() == ours
+        assert not rows.filter(pk__in=ids, user=U).exists()
+        assert not rows.filter(pk__in=ids).for_key(U).exists()
+        assert not rows.filter(pk__in=ids.none()).exists()
+
+    check()
+    with p.shard_of(U):
+        check()
+    # What the remedy comes to.
+    assert rows.by_ids(ids.values_list("object_id", flat=True)) == [theirs]
+    with pytest.raises((p.WrongShard, ValueError), match=r"shard-3|across different databases"):
+        rows.filter(user=V, pk__in=ids).count()

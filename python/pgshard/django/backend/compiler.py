@@ -79,7 +79,7 @@ class _Qualified:
         connection = self.connection
         if there is None:
             if getattr(self.query, "pgshard_several", False):
-                refuse(self.query.model, "keys or IDs in a part of the query are of several shards, so it")
+                refuse(self.query.model, "keys or IDs in a part of the query may be of several shards, so it")
             check_alternative(self.query, connection.alias)
         elif there != connection.alias:
             here = connection.alias
