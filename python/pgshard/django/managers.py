@@ -135,9 +135,11 @@ class ShardedQuerySet(models.QuerySet):
         On each host, one statement asks many shards, and a few statements run at a time. With `prefetch_related` or `values`,
         and after any failure, each shard is asked by a statement of its own. `timeout`: seconds for all together. Raises
         `Partial` if a shard failed; with `partial=True`, returns what the others have instead. Raises `ValueError` if `values`
-        leaves the ID out, or the model has none that says its shard.
+        leaves the ID out, the model has none that says its shard, or the rows would be others: duplicates and windows of
+        several shards.
         """
         wanted = list(ids)
+        check_rows(self)
         get = by_pk(self)
         groups: dict[int, list[int]] = {}
         for id in wanted:

@@ -82,6 +82,12 @@ def test_what_each_shard_would_count_for_itself_is_refused(m):
     for wrong in (titles.annotate(n=Count("pk")), titles.distinct()):
         with pytest.raises(ValueError, match="user_id"):
             wrong.across_shards().count()
+    ids = list(rows.values_list("pk", flat=True).across_shards().list(limit=10))
+    for wrong in (rows.annotate(n=Window(RowNumber(), order_by="title")), rows.order_by("title").distinct("title")):
+        with pytest.raises(ValueError, match="user_id"):
+            wrong.by_ids(ids)
+    ranked = rows.annotate(n=Window(RowNumber(), order_by="title", partition_by=["user_id"]))
+    assert sorted(one.n for one in ranked.by_ids(ids)) == [1, 1, 2]
     for right, count in (
         (titles, 3),
         (titles.annotate(tags_count=Count("tags")).values("pk", "title", "tags_count"), 3),
