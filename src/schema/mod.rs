@@ -37,6 +37,7 @@ mod orphans;
 mod own;
 mod plan;
 mod rebuild;
+mod remedy;
 pub(crate) mod rights;
 mod script;
 mod session;

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::facts::{ControlFacts, HostFacts, ShardState, Survey};
 use super::finding::{Findings, Severity};
+use super::remedy;
 use crate::map::HostName;
 use crate::shard::{SchemaPrefix, ShardId};
 
@@ -34,7 +35,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
             for slot in facts.of_moves.slots.iter().filter(|name| !is_of(name, &live)) {
                 let what = format!("the replication slot {slot} belongs to no move, and keeps the server's log");
                 let remedy = match is_in_ledger(control, slot) {
-                    true => GC.to_owned(),
+                    true => remedy::GC.to_owned(),
                     false => format!("SELECT pg_drop_replication_slot('{slot}')"),
                 };
                 findings.add(Severity::Warning, "stray_slot", Some(host), what, remedy);
@@ -42,7 +43,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
             for publication in facts.of_moves.publications.iter().filter(|name| !is_of(name, &live)) {
                 let what = format!("the publication {publication} belongs to no move");
                 let remedy = match is_in_ledger(control, publication) {
-                    true => GC.to_owned(),
+                    true => remedy::GC.to_owned(),
                     false => format!("DROP PUBLICATION {}", crate::pg::quote_ident(publication)),
                 };
                 findings.add(Severity::Warning, "stray_publication", Some(host), what, remedy);
@@ -69,9 +70,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
     }
 }
 
-/// A move has made it here, and the host of its journal has forgotten the move, since it was restored.
-const GC: &str = "run `pgshard moves gc`";
-
+/// Whether a move has made it here; then the host of its journal has forgotten the move, since it was restored.
 fn is_in_ledger(control: &ControlFacts, name: &str) -> bool {
     control.ledger.iter().any(|row| row.name == name)
 }

@@ -8,10 +8,11 @@
 
 use std::collections::BTreeMap;
 
-use super::check::{Given, REPAIR, jumped, went_back};
+use super::check::{Given, jumped, went_back};
 use super::facts::{ShardState, Survey};
 use super::finding::{Finding, Findings, Severity};
 use super::known::Known;
+use super::remedy::REPAIR;
 use crate::map::{Change, HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use crate::shard::{ShardCount, ShardId};
 

@@ -1,6 +1,6 @@
 //! What is said where hosts contradict each other about a shard, by this comparison and when the map is rebuilt.
 
-use super::remedy::REPAIR;
+use crate::schema::remedy::REPAIR;
 use super::view::Given;
 use crate::map::{HostName, ShardEpoch};
 

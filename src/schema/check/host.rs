@@ -1,6 +1,6 @@
 //! Each host by itself: whether it can be read, is what the config says, and has a control schema that is whole.
 
-use super::remedy::BOOTSTRAP;
+use crate::schema::remedy::BOOTSTRAP;
 use super::view::Hosts;
 use crate::map::HostName;
 use crate::pg::quote_ident;

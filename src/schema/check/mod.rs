@@ -15,7 +15,6 @@ mod host;
 mod migrations;
 mod moves;
 mod records;
-mod remedy;
 mod shard;
 #[cfg(test)]
 mod tests;
@@ -23,7 +22,6 @@ mod unserved;
 mod view;
 
 pub(super) use contradiction::{jumped, went_back};
-pub(super) use remedy::REPAIR;
 pub(super) use view::Given;
 
 /// Everything in which the hosts differ from the map and the config, the worst first. `migrations` are those of the

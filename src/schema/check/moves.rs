@@ -1,6 +1,6 @@
 //! What moves have left: old copies, audits, ways back, lent replica identities.
 
-use super::remedy::GC;
+use crate::schema::remedy::GC;
 use crate::map::HostName;
 use crate::schema::facts::{ControlFacts, KeptAudit};
 use crate::schema::finding::{Findings, Severity};

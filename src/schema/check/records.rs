@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::remedy::BOOTSTRAP;
+use crate::schema::remedy::BOOTSTRAP;
 use super::view::Hosts;
 use crate::map::HostName;
 use crate::schema::control::pending;

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::contradiction::{jumped, went_back};
-use super::remedy::{GC, MOVES, REBUILD, REPAIR, RESUME};
+use crate::schema::remedy::{GC, MOVES, REBUILD, REPAIR, RESUME};
 use super::unserved;
 use super::view::{Hosts, InMap};
 use crate::map::{HostName, ShardEpoch};

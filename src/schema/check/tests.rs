@@ -1,7 +1,7 @@
 //! What is found, by tables of hosts and their rows.
 
 use super::check;
-use super::remedy::BOOTSTRAP;
+use crate::schema::remedy::BOOTSTRAP;
 use crate::map::HostName;
 use crate::schema::control::tests::cluster;
 use crate::schema::facts::{AppliedSet, KeptAudit, LedgerRow, RecordedMigration};

@@ -1,6 +1,6 @@
 //! Shards that no host says it serves.
 
-use super::remedy::{BOOTSTRAP, REBUILD, REPAIR, RESUME};
+use crate::schema::remedy::{BOOTSTRAP, REBUILD, REPAIR, RESUME};
 use super::view::{Brought, Given, Hosts, InMap};
 use crate::map::ShardEpoch;
 use crate::schema::control::restore;

@@ -7,4 +7,4 @@ pub(super) const REBUILD: &str = "run `pgshard map rebuild`";
 pub(super) const RESUME: &str = "run `pgshard moves resume`; the next statement on the shard opens it too";
 
 /// The command that says what can be repaired, for a shard about which hosts contradict each other.
-pub(in crate::schema) const REPAIR: &str = "`pgshard moves repair SHARD --plan` says what can be done";
+pub(super) const REPAIR: &str = "`pgshard moves repair SHARD --plan` says what can be done";
