@@ -653,8 +653,8 @@ fn findings_are_in_the_manual() {
             codes.extend(found.split_once(',').and_then(|(_, rest)| literal(rest)));
         }
     }
-    let control = source("src/schema/control.rs");
-    let arms = control.split("pub fn code(").nth(1).unwrap().split("\n    }\n").next().unwrap();
+    let refusals = source("src/schema/refusal.rs");
+    let arms = refusals.split("pub fn code(").nth(1).unwrap().split("\n    }\n").next().unwrap();
     codes.extend(arms.split("=> ").skip(1).filter_map(literal));
     let host = source("src/schema/check/host.rs");
     let unread = host.split("fn unread(").nth(1).unwrap().split("\n}\n").next().unwrap();

@@ -13,7 +13,7 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::batch::{Failure, Placed, Recipe, WRITE_ROW, begin_work};
-use super::control::Cluster;
+use super::cluster::Cluster;
 use super::own::UNFINISHED;
 use super::session::settle;
 use crate::pg::quote_ident;

@@ -11,7 +11,7 @@ use tokio_postgres::error::{ErrorPosition, SqlState};
 use uuid::Uuid;
 
 use super::apart;
-use super::control::Cluster;
+use super::cluster::Cluster;
 use super::fault::ShardFault;
 use super::lock;
 use super::migrations::{Migrations, Pending};

@@ -18,18 +18,21 @@ use tokio::sync::Semaphore;
 
 use super::apart;
 use super::batch::{Alone, Placed, Recipe, run_alone, run_many};
-use super::control::{Cluster, ControlError, install_for, pending};
-use super::facts::{FactsError, HostFacts, chain};
+use super::cluster::Cluster;
+use super::facts::{FactsError, HostFacts};
 use super::fault::{HostFault, ShardFault};
+use super::install::{ControlError, install_for};
 use super::known::{self, Record};
 use super::lock;
 use super::migrate::{OnHost, Pace, run_once};
 use super::migrations::{Migrations, Pending};
 use super::plan::{HostPlan, Knowledge, plan};
+use super::refusal::pending;
 use super::rights::{self, Roles};
 use super::session;
 use super::survey::host_facts;
 use crate::map::{HostName, ShardEpoch, print_ranges};
+use crate::schema::facts::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 

@@ -179,7 +179,7 @@ fn seconds(ms: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::check as check_all;
-    use super::super::control::tests::cluster;
+    use super::super::refusal::tests::cluster;
     use super::super::tables::{map_of, shard, survey_of};
     use super::*;
 

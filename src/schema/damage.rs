@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::control::{checksum, steps};
 use super::rights::{FUNCTIONS, TABLES};
 use super::script::statements;
+use super::steps::{checksum, steps};
 use crate::pg::quote_ident;
 
 /// The control migration that takes from PUBLIC what routers use.

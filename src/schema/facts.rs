@@ -13,7 +13,7 @@ use super::lock::Foreign;
 use super::made::MadeSet;
 use super::monitors::Monitors;
 use super::rights::Routers;
-use super::shape::Shape;
+use super::shape::{Gone, Shape};
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::ConnectError;
 use crate::shard::ShardId;
@@ -295,15 +295,6 @@ pub struct LedgerRow {
     pub shard: ShardId,
     /// The phase of that move in the journal of this host; `None` where the journal is another host's.
     pub phase: Option<String>,
-}
-
-/// A table or a column of the control schema that is gone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gone {
-    /// Which, in a sentence.
-    pub what: String,
-    /// What to do.
-    pub remedy: String,
 }
 
 /// Why it is unknown what a host says.

@@ -1,9 +1,10 @@
 //! Why bootstrap or a migration left a shard, or a whole host, as it was.
 
-use super::control::{Refusal, restore};
-use super::facts::{FactsError, OpenMove, ShardState, chain};
+use super::facts::{FactsError, OpenMove, ShardState};
 use super::migrations::Drift;
+use super::refusal::{Refusal, restore};
 use crate::map::{HostName, ShardEpoch, print_shards};
+use crate::schema::facts::chain;
 use crate::shard::ShardId;
 
 /// Why a shard was left as it was.

@@ -5,12 +5,14 @@ use std::collections::BTreeSet;
 use futures_util::future::{BoxFuture, join_all};
 
 use super::bootstrap::{flush, lock, read, write_record};
-use super::control::{Cluster, pending};
-use super::facts::{HostFacts, Survey, chain};
+use super::cluster::Cluster;
+use super::facts::{HostFacts, Survey};
 use super::fault::HostFault;
 use super::known::{self, Known};
+use super::refusal::pending;
 use super::session;
 use crate::map::HostName;
+use crate::schema::facts::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use futures_util::future::{BoxFuture, join_all};
 use tokio_postgres::Client;
 
-use super::facts::chain;
 use super::finding::{Finding, Severity};
 use crate::map::HostName;
+use crate::schema::facts::chain;
 use crate::pg::{self, ConnectError, ConnectOptions, Connection, Impostor, Record, Server, state};
 
 const NAME: &str = "pgshard identity";

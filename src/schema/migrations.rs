@@ -13,10 +13,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::control::checksum;
 use super::facts::RecordedMigration;
 use super::own::{MARK, OWN};
 use super::script::{Repeatable, Statement, forbidden, repeatable, statements, unclosed};
+use super::steps::checksum;
 use crate::pg::Template;
 use crate::shard::ShardId;
 

@@ -12,9 +12,9 @@ pub mod bootstrap;
 pub(crate) mod catalog;
 mod check;
 mod clock;
+mod cluster;
 mod compare;
 mod contents;
-pub mod control;
 mod damage;
 mod exposed;
 mod facts;
@@ -25,6 +25,7 @@ mod forget;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod identity;
+mod install;
 mod known;
 mod load;
 pub(crate) mod lock;
@@ -37,6 +38,7 @@ mod orphans;
 mod own;
 mod plan;
 mod rebuild;
+mod refusal;
 mod remedy;
 pub(crate) mod rights;
 mod script;
@@ -45,6 +47,7 @@ mod settings;
 mod shape;
 mod sources;
 mod status;
+mod steps;
 mod streams;
 mod survey;
 #[cfg(test)]
@@ -55,14 +58,14 @@ pub use bootstrap::bootstrap;
 pub use catalog::{Error as CatalogError, Namespace};
 pub use check::check;
 pub use clock::ClockFacts;
+pub use cluster::Cluster;
 pub(crate) use compare::made_alike;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
 pub use contents::{Contents, Shelf, contents};
-pub use control::{Cluster, restore};
 pub use exposed::exposed;
 pub use facts::{
-    AppliedSet, Attempt, ControlFacts, FactsError, Gone, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves,
-    OpenMove, OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey,
+    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves, OpenMove,
+    OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey,
 };
 pub use fault::{HostFault, ShardFault};
 pub(crate) use finding::Findings;
@@ -77,8 +80,19 @@ pub use migrate::migrate;
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
 pub use monitors::{Writer, writer};
 pub use rebuild::{Rebuilt, map_of_hosts, rebuild_map};
+pub use refusal::restore;
 pub use rights::{Grants, Purpose, rights, shard_migration};
+pub use shape::Gone;
 pub use sources::sources;
 pub use status::{HostStatus, Surroundings, host_status, surroundings};
 pub use streams::{Slot, StreamReader, Streams, streams};
 pub use survey::{host_facts, survey, survey_with_clocks};
+
+/// The control schema of one host: installed, upgraded, and compared with the config.
+pub mod control {
+    pub use super::cluster::Cluster;
+    pub use super::install::{ControlError, install};
+    pub(crate) use super::refusal::shards_named;
+    pub use super::refusal::{Refusal, differences, restore};
+    pub use super::steps::VERSION;
+}

@@ -3,8 +3,9 @@
 //! Invariant: the text of a released migration never changes. A change is the next file, which replaces what the
 //! earlier one made.
 
-use super::control::{Cluster, checksum};
+use super::cluster::Cluster;
 use super::facts::RecordedMigration;
+use super::steps::checksum;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 

@@ -15,13 +15,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::bootstrap::Host;
-use super::control::{Cluster, Refusal, pending};
+use super::cluster::Cluster;
 use super::damage::{Damage, damages};
 use super::facts::{ControlFacts, HostFacts, ShardState};
 use super::fault::ShardFault;
 use super::known::{Known, Last};
 use super::migrations::{Drift, Migrations, Pending};
 use super::own::UNFINISHED;
+use super::refusal::{Refusal, pending};
 use super::shape;
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
@@ -274,8 +275,8 @@ fn mendable(control: &ControlFacts) -> Vec<Damage> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::control::tests::cluster;
     use super::super::migrations::tests::migrations;
+    use super::super::refusal::tests::cluster;
     use super::super::tables::{epoch, host, shard, survey_of};
     use super::*;
     use crate::pg::ConnectOptions;

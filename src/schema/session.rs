@@ -3,8 +3,9 @@
 //! Invariant: a migration means the same on every host, whatever the settings of hosts, databases and roles are, and
 //! whatever the files and shards before it have left in the session.
 
-use super::facts::{FactsError, chain};
+use super::facts::FactsError;
 use super::fault::HostFault;
+use crate::schema::facts::chain;
 use crate::pg::{ConnectOptions, Connection};
 
 /// Transactions have the properties that the code relies on, and the texts of values mean the same everywhere. No limit

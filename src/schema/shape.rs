@@ -8,10 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::control::steps;
 use super::damage::{Damage, Kind};
-use super::facts::Gone;
 use super::script::statements;
+use super::steps::steps;
 use crate::pg::quote_ident;
 
 /// What exists, as [`SHAPE`] reads it.
@@ -170,6 +169,15 @@ pub(super) fn damages(shape: &Shape) -> Vec<Damage> {
         }
     }
     found
+}
+
+/// A table or a column of the control schema that is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// Which, in a sentence.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
 }
 
 /// The tables and columns that are gone, for a reader who cannot do without them.

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 
-use super::facts::chain;
 use super::finding::{Finding, Findings, Severity};
 use crate::idgen::WorkerLeases;
 use crate::idgen::lease::{self, LeaseStatus, WORKERS};
 use crate::idgen::tickets::{self, NameStatus, TicketHost, TicketName};
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
+use crate::schema::facts::chain;
 
 /// If this many of [`WORKERS`] numbers are held, a finding says that they will soon be used up.
 const HELD_MANY: usize = WORKERS as usize * 9 / 10;

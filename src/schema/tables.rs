@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
-use super::control::tests::facts;
 use super::facts::{FactsError, HostFacts, IncomingRow, ShardRow, ShardState, Survey};
 use super::known::record;
+use super::refusal::tests::facts;
 use crate::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use crate::pg::ConnectError;
 use crate::shard::{SchemaPrefix, ShardCount, ShardId};

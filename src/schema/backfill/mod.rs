@@ -21,7 +21,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, join_all};
 use uuid::Uuid;
 
-use super::control::Cluster;
+use super::cluster::Cluster;
 use super::fault::HostFault;
 use crate::map::{HostName, print_shards};
 use crate::pg::ConnectOptions;

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use crate::pg::{Template, quote_literal};
-use crate::schema::control::checksum;
 use crate::schema::script::{forbidden, statements, unclosed};
+use crate::schema::steps::checksum;
 use crate::shard::ShardId;
 
 const PLACES: [(&str, Place); 3] = [("{shard_id}", Place::ShardId), ("{low}", Place::Low), ("{high}", Place::High)];

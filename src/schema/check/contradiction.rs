@@ -1,8 +1,8 @@
 //! What is said where hosts contradict each other about a shard, by this comparison and when the map is rebuilt.
 
-use crate::schema::remedy::REPAIR;
 use super::view::Given;
 use crate::map::{HostName, ShardEpoch};
+use crate::schema::remedy::REPAIR;
 
 /// An owner that does not know of the move that brought it the shard, or took it away: its database is from before that
 /// move, or the other host is wrong.

@@ -1,15 +1,18 @@
 //! Each host by itself: whether it can be read, is what the config says, and has a control schema that is whole.
 
-use crate::schema::remedy::BOOTSTRAP;
 use super::view::Hosts;
 use crate::map::HostName;
 use crate::pg::quote_ident;
-use crate::schema::control::{Cluster, pending, record_of, restore};
+use crate::schema::facts::chain;
+use crate::schema::cluster::Cluster;
 use crate::schema::damage::damages;
-use crate::schema::facts::{ControlFacts, FactsError, Gone, HostFacts, chain};
+use crate::schema::facts::{ControlFacts, FactsError, HostFacts};
 use crate::schema::finding::{Findings, Severity};
+use crate::schema::refusal::{pending, restore};
+use crate::schema::remedy::BOOTSTRAP;
 use crate::schema::rights::shell_word;
-use crate::schema::shape;
+use crate::schema::shape::{self, Gone};
+use crate::schema::steps::record_of;
 use crate::shard::ShardId;
 
 /// A host that did not say how it is.

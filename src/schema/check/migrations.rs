@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::schema::remedy::BOOTSTRAP;
 use super::view::Hosts;
 use crate::map::HostName;
 use crate::schema::facts::{ControlFacts, RecordedMigration};
@@ -10,6 +9,7 @@ use crate::schema::finding::{Findings, Severity};
 use crate::schema::made;
 use crate::schema::migrations::{Drift, Migrations, Pending};
 use crate::schema::own::{MARK, OWN};
+use crate::schema::remedy::BOOTSTRAP;
 use crate::shard::ShardId;
 
 /// `folder` has the migrations that there should be, if anybody knows.

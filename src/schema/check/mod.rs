@@ -3,7 +3,7 @@
 //! Invariant: every difference has a finding, and two hosts that serve one shard are an alarm.
 
 use self::view::{Hosts, InMap};
-use super::control::Cluster;
+use super::cluster::Cluster;
 use super::facts::Survey;
 use super::finding::{Finding, Findings};
 use super::migrations::Migrations;

@@ -1,9 +1,9 @@
 //! What moves have left: old copies, audits, ways back, lent replica identities.
 
-use crate::schema::remedy::GC;
 use crate::map::HostName;
 use crate::schema::facts::{ControlFacts, KeptAudit};
 use crate::schema::finding::{Findings, Severity};
+use crate::schema::remedy::GC;
 
 pub(super) fn check(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
     for (shard, why) in &control.lost_ways {

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use crate::schema::remedy::BOOTSTRAP;
 use super::view::Hosts;
 use crate::map::HostName;
-use crate::schema::control::pending;
 use crate::schema::facts::ControlFacts;
 use crate::schema::fault::add_again;
 use crate::schema::finding::{Findings, Severity};
 use crate::schema::known;
+use crate::schema::refusal::pending;
+use crate::schema::remedy::BOOTSTRAP;
 
 /// Hosts that others know and the config does not name.
 pub(super) fn absent(findings: &mut Findings, hosts: &Hosts<'_>) {

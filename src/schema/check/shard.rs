@@ -3,14 +3,14 @@
 use std::cmp::Reverse;
 
 use super::contradiction::{jumped, went_back};
-use crate::schema::remedy::{GC, MOVES, REBUILD, REPAIR, RESUME};
 use super::unserved;
 use super::view::{Hosts, InMap};
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::quote_literal;
-use crate::schema::control::Cluster;
+use crate::schema::cluster::Cluster;
 use crate::schema::facts::{ControlFacts, HostFacts, ShardRow, ShardState};
 use crate::schema::finding::{Findings, Severity};
+use crate::schema::remedy::{GC, MOVES, REBUILD, REPAIR, RESUME};
 use crate::shard::ShardId;
 
 pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_>) {

@@ -1,13 +1,13 @@
 //! What is found, by tables of hosts and their rows.
 
 use super::check;
-use crate::schema::remedy::BOOTSTRAP;
 use crate::map::HostName;
-use crate::schema::control::tests::cluster;
 use crate::schema::facts::{AppliedSet, KeptAudit, LedgerRow, RecordedMigration};
 use crate::schema::finding::Severity;
 use crate::schema::migrations::tests::migrations;
 use crate::schema::own::{OWN, Own, UNFINISHED};
+use crate::schema::refusal::tests::cluster;
+use crate::schema::remedy::BOOTSTRAP;
 use crate::schema::tables::{host, map_of, shard, survey_of};
 
 /// What is found for one shard on one to three hosts, without the remedies; another test is about migrations.

@@ -1,11 +1,11 @@
 //! Shards that no host says it serves.
 
-use crate::schema::remedy::{BOOTSTRAP, REBUILD, REPAIR, RESUME};
 use super::view::{Brought, Given, Hosts, InMap};
 use crate::map::ShardEpoch;
-use crate::schema::control::restore;
 use crate::schema::facts::ControlFacts;
 use crate::schema::finding::{Findings, Severity};
+use crate::schema::refusal::restore;
+use crate::schema::remedy::{BOOTSTRAP, REBUILD, REPAIR, RESUME};
 
 pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_>) {
     let InMap { shard, host, epoch } = in_map;

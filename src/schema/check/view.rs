@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::map::{HostName, ShardEpoch};
-use crate::schema::control::Cluster;
+use crate::schema::cluster::Cluster;
 use crate::schema::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
 use crate::schema::known::Known;
 use crate::shard::ShardId;

@@ -4,11 +4,12 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::super::facts::{FactsError, chain};
+use super::super::facts::FactsError;
 use super::super::session;
 use super::classes::unsure;
 use super::{DefinitionSurvey, Definitions, Property, Subject, Wanted};
 use crate::map::HostName;
+use crate::schema::facts::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 

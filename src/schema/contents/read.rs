@@ -8,9 +8,10 @@ use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::super::facts::{FactsError, chain};
+use super::super::facts::FactsError;
 use super::super::session;
 use super::{Column, FilledBy, Shelf, Unread};
+use crate::schema::facts::chain;
 use crate::pg::{Connection, quote_ident};
 use crate::shard::ShardId;
 

@@ -25,13 +25,14 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::Semaphore;
 
 use super::bootstrap::{Event, HostReport, Observer, Report, flush, lock, read};
-use super::control::Cluster;
-use super::facts::{Survey, chain};
+use super::cluster::Cluster;
+use super::facts::Survey;
 use super::fault::{HostFault, ShardFault};
 use super::migrations::Migrations;
 use super::rights::{self, Roles};
 use super::session;
 use crate::map::HostName;
+use crate::schema::facts::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 

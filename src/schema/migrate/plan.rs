@@ -9,12 +9,12 @@ use uuid::Uuid;
 
 use super::{Canary, Request, Which};
 use crate::map::{HostName, ShardEpoch, print_shards};
-use crate::schema::control::{Refusal, pending};
 use crate::schema::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
 use crate::schema::fault::{HostFault, ShardFault};
 use crate::schema::known::{Known, Last};
 use crate::schema::migrations::{Migrations, Pending};
 use crate::schema::own::OWN;
+use crate::schema::refusal::{Refusal, pending};
 use crate::shard::ShardId;
 
 /// What is to be run where.

@@ -1,7 +1,7 @@
 //! What is run in a shard, in order. Pure.
 
 use crate::pg::quote_literal;
-use crate::schema::control::Cluster;
+use crate::schema::cluster::Cluster;
 use crate::schema::facts::RecordedMigration;
 use crate::schema::migrations::{Kind, Migrations, Pending};
 use crate::schema::own::OWN;

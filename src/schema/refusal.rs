@@ -1,83 +1,17 @@
-//! The control schema of one host: installed, upgraded, and compared with the config.
+//! What a host has recorded of itself, compared with the config: which steps of the control schema it lacks, or why
+//! it is not written to. Pure.
 //!
-//! Invariant: a host that recorded another N, epoch, prefix or name is never written to. A control migration is
-//! run once, whole, and its text never changes afterwards; a change is the next number.
+//! Invariant: a host that recorded another N, epoch, prefix or name is never written to.
 
-use std::time::{Duration, Instant};
-
-use sha2::{Digest, Sha256};
-use tokio_postgres::Client;
-use tokio_postgres::error::SqlState;
-
-use super::damage::damages;
-use super::facts::{ControlFacts, FactsError, HostFacts};
-use super::lock;
-use super::rights::{self, Roles};
-use super::shape;
-use super::survey::{host_facts, installed, shape as read_shape};
+use super::cluster::Cluster;
+use super::facts::{ControlFacts, HostFacts};
+use super::steps::{STEPS, VERSION, checksum};
 use crate::id::Epoch;
 use crate::map::{HostName, print_shards};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
 
-/// What may never differ between the hosts of a cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cluster {
-    /// N.
-    pub shards: ShardCount,
-    /// The zero of the IDs' clock.
-    pub epoch: Epoch,
-    /// What stands before a shard's number in the name of its schema.
-    pub schema_prefix: SchemaPrefix,
-    /// How a key becomes a shard.
-    pub key: KeyKind,
-}
-
-/// One step of the control schema.
-struct Step {
-    version: i32,
-    name: &'static str,
-    sql: &'static str,
-}
-
-const STEPS: [Step; 9] = [
-    Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") },
-    Step {
-        version: 2,
-        name: "open_past_autovacuum",
-        sql: include_str!("../../migrations/control/0002_open_past_autovacuum.sql"),
-    },
-    Step { version: 3, name: "mover", sql: include_str!("../../migrations/control/0003_mover.sql") },
-    Step { version: 4, name: "audit", sql: include_str!("../../migrations/control/0004_audit.sql") },
-    Step { version: 5, name: "identity", sql: include_str!("../../migrations/control/0005_identity.sql") },
-    Step { version: 6, name: "known", sql: include_str!("../../migrations/control/0006_known.sql") },
-    Step { version: 7, name: "repair", sql: include_str!("../../migrations/control/0007_repair.sql") },
-    Step { version: 8, name: "lent_identity", sql: include_str!("../../migrations/control/0008_lent_identity.sql") },
-    Step { version: 9, name: "rights", sql: include_str!("../../migrations/control/0009_rights.sql") },
-];
-
-/// The migrations of the control schema: version and text.
-pub(super) fn steps() -> impl Iterator<Item = (i32, &'static str)> {
-    STEPS.iter().map(|step| (step.version, step.sql))
-}
-
-/// The statement that records a control migration which was run.
-pub(super) fn record_of(version: i32) -> String {
-    let step = STEPS.iter().find(|step| step.version == version).expect("the version is one of ours");
-    format!(
-        "INSERT INTO pgshard.control_migration (version, name, checksum) VALUES ({version}, '{}', '{}')",
-        step.name,
-        checksum(step.sql)
-    )
-}
-
-/// The version of the control schema that this pgshard works with.
-pub const VERSION: i32 = STEPS[STEPS.len() - 1].version;
-
 /// The oldest PostgreSQL that works, as `server_version_num`.
 const SERVER_VERSION_MIN: i32 = 130_000;
-
-/// How long an installation waits for another one.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a host's control schema is neither installed nor upgraded, or a host is not written to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -250,39 +184,6 @@ impl Refusal {
     }
 }
 
-/// Why the control schema was not installed. Nothing was written.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ControlError {
-    /// The host is not as it should be: every reason.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Refused(Vec<Refusal>),
-    /// The host cannot be read.
-    #[error("the host cannot be read")]
-    Facts(#[source] FactsError),
-    /// Another installation has held the lock for ten seconds.
-    #[error("another process has been installing the control schema for ten seconds")]
-    Busy,
-    /// Somebody has held a lock on a table of the control schema for five seconds.
-    #[error("cannot {doing}, while somebody holds a lock on its tables, as pg_dump does until it ends")]
-    Locked {
-        /// What was being done.
-        doing: &'static str,
-        /// What the server says.
-        #[source]
-        source: tokio_postgres::Error,
-    },
-    /// A statement failed.
-    #[error("cannot {doing}")]
-    Sql {
-        /// What was being done.
-        doing: &'static str,
-        /// What the server or the driver says.
-        #[source]
-        source: tokio_postgres::Error,
-    },
-}
-
 /// Everything in which a host's record differs from the config.
 pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -> Vec<Refusal> {
     let mut refusals = Vec::new();
@@ -358,84 +259,6 @@ pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> 
     Ok(missing.collect())
 }
 
-/// Installs the control schema on a host, or brings it up to date, and creates again what is missing or altered. Gives
-/// the versions of which it ran something. If two do so at the same time, they wait for each other, and the second
-/// finds nothing to do.
-///
-/// # Errors
-/// When the host recorded another cluster or another name than the config says, when rights are missing, and when a
-/// statement fails. Nothing was written then.
-///
-/// # Cancel safety
-/// All or nothing: it is one transaction.
-pub async fn install(client: &mut Client, cluster: &Cluster, host: &HostName) -> Result<Vec<i32>, ControlError> {
-    install_for(client, cluster, host, &Roles::default()).await
-}
-
-/// [`install`], and lets these roles ask there, as well as those that may use a shard of the host. In one transaction:
-/// what was PUBLIC's once is a router's at every moment.
-pub(super) async fn install_for(
-    client: &mut Client,
-    cluster: &Cluster,
-    host: &HostName,
-    others: &Roles,
-) -> Result<Vec<i32>, ControlError> {
-    let sql = |doing| {
-        move |source: tokio_postgres::Error| match source.code() {
-            Some(&SqlState::LOCK_NOT_AVAILABLE) => ControlError::Locked { doing, source },
-            _ => ControlError::Sql { doing, source },
-        }
-    };
-    let transaction = client.transaction().await.map_err(sql("begin a transaction"))?;
-    let locked = lock::control(transaction.client(), Instant::now() + LOCK_PATIENCE).await;
-    if !locked.map_err(sql("get the lock on the control schema"))? {
-        return Err(ControlError::Busy);
-    }
-    let facts = host_facts(transaction.client()).await.map_err(ControlError::Facts)?;
-    let mut versions = pending(&facts, cluster, host).map_err(ControlError::Refused)?;
-    // What is made now belongs to the owner of the rest, whoever makes it. Steps and repairs alter tables that routers
-    // and movers use: they must not queue behind it for long.
-    let as_owner = "SELECT pg_catalog.set_config('role', pg_catalog.pg_get_userbyid(nspowner), true)
-        FROM pg_catalog.pg_namespace WHERE nspname = 'pgshard'";
-    transaction.query(as_owner, &[]).await.map_err(sql("become the owner of the control schema"))?;
-    let patience = transaction.batch_execute("SET LOCAL lock_timeout = '5s'").await;
-    patience.map_err(sql("bound the wait for locks"))?;
-    for step in STEPS.iter().filter(|step| versions.contains(&step.version)) {
-        transaction.batch_execute(step.sql).await.map_err(sql("run a control migration"))?;
-        let record = "INSERT INTO pgshard.control_migration (version, name, checksum) VALUES ($1, $2, $3)";
-        let recorded = transaction.execute(record, &[&step.version, &step.name, &checksum(step.sql)]).await;
-        recorded.map_err(sql("record a control migration"))?;
-    }
-    let installed = installed(transaction.client()).await.map_err(ControlError::Facts)?;
-    let shape = read_shape(transaction.client()).await.map_err(ControlError::Facts)?;
-    let damages = damages(&installed).into_iter().chain(shape::damages(&shape));
-    for damage in damages.filter(|damage| damage.by_hand.is_none()) {
-        transaction.batch_execute(&damage.mend).await.map_err(sql("make good what is missing"))?;
-        versions.push(damage.version);
-    }
-    versions.sort_unstable();
-    versions.dedup();
-    let admitted = rights::admit_all(transaction.client(), others).await;
-    admitted.map_err(sql("let the roles of routers and monitors ask"))?;
-    if facts.control.is_none() {
-        let record = "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name, key_kind)
-            VALUES ($1, $2, $3, $4, $5)";
-        let (shards, epoch_ms) = (i32::from(cluster.shards.get()), cluster.epoch.unix_ms());
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
-            [&shards, &epoch_ms, &cluster.schema_prefix.as_str(), &host.as_str(), &cluster.key.as_str()];
-        transaction.execute(record, &values).await.map_err(sql("record the cluster"))?;
-    }
-    transaction.commit().await.map_err(sql("commit"))?;
-    Ok(versions)
-}
-
-/// SHA-256 of a migration's text, in hexadecimal. Line ends count as `\n`, so that a checkout on another system is no
-/// change.
-pub(super) fn checksum(text: &str) -> String {
-    let hash = Sha256::digest(text.replace("\r\n", "\n").as_bytes());
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::facts::{RecordedCluster, RecordedControl, ServerFacts};
@@ -495,11 +318,6 @@ pub(super) mod tests {
 
     fn db1() -> HostName {
         HostName::new("db1").unwrap()
-    }
-
-    #[test]
-    fn versions_count_up_from_one() {
-        assert!(STEPS.iter().enumerate().all(|(at, step)| step.version == at as i32 + 1));
     }
 
     #[test]
