@@ -264,7 +264,7 @@ async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Re
 }
 
 pub(super) fn words(error: &tokio_postgres::Error) -> String {
-    error.as_db_error().map_or_else(|| super::facts::chain(error), state::words)
+    error.as_db_error().map_or_else(|| state::chain(error), state::words)
 }
 
 /// The line of the migration that the server points at.

@@ -338,21 +338,3 @@ pub enum FactsError {
         what: String,
     },
 }
-
-/// An error and its causes on one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let refused = error.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.as_db_error());
-        let words = refused.map_or_else(|| error.to_string(), crate::pg::state::words);
-        // The driver's Display may or may not contain its cause already.
-        if !line.contains(&words) {
-            line.push_str(": ");
-            line.push_str(&words);
-        }
-        // The server's answer comes last: its own cause would repeat it.
-        cause = if refused.is_some() { None } else { error.source() };
-    }
-    line
-}

@@ -8,13 +8,14 @@ use pgshard::ShardId;
 use pgshard::config::{Config, ConfigError, ConfigStore, HostConfig};
 use pgshard::id::Epoch;
 use pgshard::map::{HostName, ShardMap, print_shards};
+use pgshard::pg::state::chain;
 use pgshard::pg::{ConnectOptions, OptionsError, Password};
 use pgshard::router::{HostOptions, Options, Router};
 use pgshard::schema::{self, Cluster, Identities, Migrations, MigrationsError, Severity, Survey};
 use pgshard::store::{MapStore, StoreError};
 
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::trust;
 
 /// The config that `--config` names, else the one that is found.
@@ -107,7 +108,7 @@ pub(crate) async fn map_or_last(config: &Config) -> Result<FoundMap, Failure> {
         Err(unknown) => {
             let error = format!(
                 "{}; and no host that answers knows where these shards are: {}",
-                chain(&error).join(": "),
+                chain(&error),
                 print_shards(unknown)
             );
             Err(Failure::new(Exit::Failed, error).hint(
@@ -178,7 +179,7 @@ pub(crate) async fn identities(config: &Config) -> Result<Identities, Failure> {
 /// Has the hosts record what is new about each other. A role that may not write it leaves that to another.
 pub(crate) async fn record(identities: &Identities, config: &Config) {
     for error in identities.record(&all_hosts(config)).await {
-        tracing::debug!(host = %error.host, error = chain(&error).join(": "), "not recorded");
+        tracing::debug!(host = %error.host, error = chain(&error), "not recorded");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use tokio_postgres::error::DbError;
+use pgshard::pg::state::causes;
 
 use crate::exit::Exit;
 
@@ -55,7 +55,7 @@ impl Failure {
 
     /// What went wrong, each with its chain of causes: `cannot read x`, `no such file`.
     pub(crate) fn chains(&self) -> impl Iterator<Item = Vec<String>> {
-        self.errors.iter().map(|error| chain(&**error))
+        self.errors.iter().map(|error| causes(&**error))
     }
 
     /// The same on one line.
@@ -72,50 +72,5 @@ impl Failure {
 impl<E: Error + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Failure {
         Failure::new(Exit::Failed, error)
-    }
-}
-
-/// What an error says and what its causes say, each once.
-pub(crate) fn chain(error: &(dyn Error + 'static)) -> Vec<String> {
-    let mut told: Vec<String> = Vec::new();
-    for words in std::iter::successors(Some(error), |error| cause(*error)).map(words) {
-        // Some errors say their cause themselves.
-        if !told.last().is_some_and(|last| last.ends_with(&words)) {
-            told.push(words);
-        }
-    }
-    told
-}
-
-/// The server's own answer, where `tokio_postgres` says only "db error".
-fn answer<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DbError> {
-    error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::as_db_error)
-}
-
-fn words(error: &(dyn Error + 'static)) -> String {
-    answer(error).map_or_else(|| error.to_string(), pgshard::pg::state::words)
-}
-
-/// The cause that `words` has not told yet.
-fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
-    if answer(error).is_some() { None } else { error.source() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("{what}")]
-    struct Layer {
-        what: &'static str,
-        source: Option<Box<Layer>>,
-    }
-
-    #[test]
-    fn a_cause_is_told_once() {
-        let layer = |what, source: Option<Layer>| Layer { what, source: source.map(Box::new) };
-        let error = layer("no answer: closed", Some(layer("closed", Some(layer("os error 104", None)))));
-        assert_eq!(chain(&error), ["no answer: closed", "os error 104"]);
     }
 }

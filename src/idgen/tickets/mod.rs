@@ -27,6 +27,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::map::HostName;
+use crate::pg::state::chain;
 use crate::pg::{ConnectError, ConnectOptions};
 
 pub use setup::{Create, Created, Refusal, Role, create};
@@ -155,7 +156,7 @@ pub enum Error {
         reason: String,
     },
     /// No host gave a ticket: what each said.
-    #[error("no host gave a ticket of {name}: {}", .failed.iter().map(with_causes).collect::<Vec<_>>().join("; "))]
+    #[error("no host gave a ticket of {name}: {}", all(.failed))]
     AllFailed {
         /// The name.
         name: TicketName,
@@ -182,10 +183,9 @@ pub enum Error {
     },
 }
 
-/// An error and what caused it. Several errors have no single source that a report could follow.
-fn with_causes(error: &Error) -> String {
-    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+/// What each host said. Several errors have no single source that a report could follow.
+fn all(failed: &[Error]) -> String {
+    failed.iter().map(|error| chain(error)).collect::<Vec<_>>().join("; ")
 }
 
 impl Error {

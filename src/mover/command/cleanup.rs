@@ -23,11 +23,12 @@ use crate::mover::control::report::{Cleaned, Report, ShardReport};
 use crate::mover::control::session::Session;
 use crate::mover::definition::border;
 use crate::mover::preflight::facts;
-use crate::mover::protocol::error::{Error, chain};
+use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::Unaudited;
 use crate::mover::stream::{row_index, slot};
+use crate::pg::state::chain;
 
 /// What [`Mover::gc`](crate::mover::Mover::gc) did and could not do.
 #[derive(Debug, Default)]

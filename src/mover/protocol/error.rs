@@ -558,14 +558,3 @@ fn of_shard(shard: &Option<ShardId>) -> String {
 fn words(source: &tokio_postgres::Error) -> String {
     source.as_db_error().map_or_else(|| source.to_string(), crate::pg::state::words)
 }
-
-/// An error with its causes, on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(&format!(": {inner}"));
-        cause = inner.source();
-    }
-    text
-}

@@ -2,11 +2,11 @@
 
 use crate::mover::control::context::Context;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::runner::part::Shared;
 use crate::mover::runner::reverse;
 use crate::mover::step::identity;
 use crate::mover::stream::slot;
+use crate::pg::state::chain;
 
 /// Drops publications and slots that no shard needs any longer: those of the move once every shard that came from its
 /// source has ended, and those of reverse replications that nobody can use.

@@ -12,7 +12,6 @@ use crate::mover::control::heartbeat::Heartbeat;
 use crate::mover::control::journal::{Claim, Hold, Signed};
 use crate::mover::control::report::ShardReport;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state;
@@ -20,6 +19,7 @@ use crate::mover::protocol::state::{Goal, Phase, Step, Until};
 use crate::mover::runner::driver::Driver;
 use crate::mover::runner::part::{Part, Start};
 use crate::mover::step::{ShardMove, Timings, undo};
+use crate::pg::state::chain;
 
 /// Works on a shard that needs no shared stream: a blocking move, or the abort of any.
 pub(in crate::mover) fn to_end<'a>(

@@ -18,9 +18,9 @@ use crate::shard::ShardId;
 
 use crate::mover::control::session::{Hosts, Session};
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::step::Blueprint;
 use crate::mover::stream::slot;
+use crate::pg::state::chain;
 
 /// The pause between two checks.
 const EVERY: Duration = Duration::from_secs(2);

@@ -16,7 +16,6 @@ use crate::mover::control::report::ShardReport;
 use crate::mover::control::worker::Claimant;
 use crate::mover::protocol::desired::Asked;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::{Goal, Mode};
 use crate::mover::protocol::worker::Work;
@@ -24,6 +23,7 @@ use crate::mover::runner::group;
 use crate::mover::runner::leftovers::drop_shared_or_warn;
 use crate::mover::runner::part::{End, Part, Scope, Shared, Start};
 use crate::mover::runner::single;
+use crate::pg::state::chain;
 use crate::shard::ShardId;
 
 /// Works on the parts, which belong to one move, and gives each one's end in the order of the shards. One mover works

@@ -95,9 +95,3 @@ pub(crate) fn is_undecodable(error: &Error) -> bool {
     code == SqlState::INTERNAL_ERROR.code()
         && ["filenumber \"", "filenode \""].iter().any(|file| message.contains(file))
 }
-
-/// The words of an error and of what caused it.
-pub(crate) fn words(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
-}

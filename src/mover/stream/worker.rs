@@ -21,13 +21,14 @@ use crate::shard::ShardId;
 use crate::mover::stream::apply::{Applier, Care};
 use crate::mover::stream::changes::{Followed, TableState, Tables};
 use crate::mover::stream::confirm::Confirmation;
-use crate::mover::stream::fault::{Failure, Fault, is_undecodable, words};
+use crate::mover::stream::fault::{Failure, Fault, is_undecodable};
 use crate::mover::stream::follower::{Basis, Command, FollowerOptions, View};
 use crate::mover::stream::layout::TargetColumn;
 use crate::mover::stream::row_index;
 use crate::mover::stream::run::Run;
 use crate::mover::stream::slot::{drop_slot, free_slot, slot_state};
 use crate::mover::stream::transport::{Source, Transport};
+use crate::pg::state::chain;
 
 /// The pause before the first new attempt; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -116,7 +117,7 @@ impl Worker {
             Ok(End::Stopped) => "it was stopped".to_owned(),
             Ok(End::Alone | End::Again) => "no shard is left".to_owned(),
             Ok(End::TakenOver) => "a rollback has taken a shard of the stream".to_owned(),
-            Err(error) => words(&error),
+            Err(error) => chain(&error),
         };
         tracing::debug!(stream = self.options.stream, why, "the follower ends");
         self.view.send_modify(|view| view.ended = Some(why));
@@ -147,7 +148,7 @@ impl Worker {
                         return Err(self.give_slot_up(&error).await?);
                     }
                     let since = *failing_since.get_or_insert_with(Instant::now);
-                    tracing::warn!(stream = self.options.stream, error = words(&*error), "the stream is opened again");
+                    tracing::warn!(stream = self.options.stream, error = chain(&*error), "the stream is opened again");
                     if since.elapsed() + pause > self.options.patience {
                         return Err(*error);
                     }
@@ -185,7 +186,7 @@ impl Worker {
         let options = &self.options;
         tracing::warn!(
             stream = options.stream,
-            error = words(error),
+            error = chain(error),
             "the slot is dropped: the server cannot decode it"
         );
         // A worker that slept, and was taken over meanwhile, must leave the slot to the mover that has the shards: it

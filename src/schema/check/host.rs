@@ -3,7 +3,7 @@
 use super::view::Hosts;
 use crate::map::HostName;
 use crate::pg::quote_ident;
-use crate::schema::facts::chain;
+use crate::pg::state::chain;
 use crate::schema::cluster::Cluster;
 use crate::schema::damage::damages;
 use crate::schema::facts::{ControlFacts, FactsError, HostFacts};

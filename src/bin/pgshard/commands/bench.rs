@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use pgshard::ShardId;
 use pgshard::pg::ConnectOptions;
+use pgshard::pg::state::causes;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::runs::{FanOut, HostRun, Pace};
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
 #[derive(JsonSchema, Serialize)]
@@ -80,7 +81,7 @@ pub(crate) async fn run(
 
 impl Report {
     fn fail(&mut self, what: &str, error: &runs::Error, output: &Output) {
-        let words = chain(&**error);
+        let words = causes(&**error);
         let heading = std::iter::once(format!("{what} could not be measured"));
         output.error(&heading.chain(words.iter().cloned()).collect::<Vec<_>>());
         self.failed.insert(what.to_owned(), words.join(": "));

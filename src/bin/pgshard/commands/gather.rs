@@ -12,6 +12,7 @@ use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap};
 use pgshard::mover::{Entry, Hosts, Mover, Observer, Options};
 use pgshard::pg::ConnectError;
+use pgshard::pg::state::chain;
 use pgshard::schema::{
     self, ClockFacts, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations, Sizes, Streams, Survey,
 };
@@ -19,7 +20,6 @@ use pgshard::store::{MapStore, StoreError};
 
 use super::check::{BETWEEN_LOOKS, Doubts};
 use crate::context;
-use crate::failure::chain;
 
 /// How much the hosts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ fn no_map(error: &StoreError) -> Finding {
         | StoreError::NoMap { .. }
         | StoreError::NotInstalled { .. }
         | StoreError::Text { .. } => Finding::damaged_map(error.to_string()),
-        error => Finding::unreachable_map(&chain(error).join(": ")),
+        error => Finding::unreachable_map(&chain(error)),
     }
 }
 

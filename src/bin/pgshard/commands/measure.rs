@@ -7,14 +7,14 @@ use futures_util::future::join_all;
 use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, print_shards};
+use pgshard::pg::state::chain;
 use pgshard::schema::{self, Measure, Sizes};
 use tokio_postgres::error::SqlState;
 
-use super::moves;
 use crate::args::By;
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::Output;
 
 /// Where a shard is and what it weighs.
@@ -108,7 +108,7 @@ async fn look(config: &Config, sizes: Sizes) -> Result<BTreeMap<ShardId, (HostNa
 
 async fn measured(host: &HostConfig, sizes: Sizes) -> Result<BTreeMap<ShardId, Measure>, Failure> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
-        let error = format!("host {}: {}", host.name, chain(error).join(": "));
+        let error = format!("host {}: {}", host.name, chain(error));
         Failure::new(Exit::Failed, error).hint("every host must answer; `pgshard check` says what is wrong with it")
     };
     let connection = host.connect.connect("pgshard measure").await.map_err(|error| failed(&error))?;
@@ -131,11 +131,11 @@ async fn ask(config: &Config, sql: &str) -> Result<BTreeMap<ShardId, u64>, Failu
     let mut numbers = BTreeMap::new();
     while let Some((shard, rows)) = answers.next().await {
         let rows = rows.map_err(|error| {
-            Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error).join(": ")))
+            Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error)))
                 .hint("the query must give one number a shard")
         })?;
         let number: f64 = rows.first().map_or(Ok(0.0), |row| row.try_get(0)).map_err(|error| {
-            Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error).join(": ")))
+            Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error)))
                 .hint("the query must give one number a shard")
         })?;
         if !(number.is_finite() && number >= 0.0) {
@@ -169,7 +169,7 @@ pub(crate) fn words(error: &pgshard::mover::Error) -> String {
         pgshard::mover::Error::Refused { refusals } => {
             refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
         }
-        error => moves::chain(error),
+        error => chain(error),
     }
 }
 

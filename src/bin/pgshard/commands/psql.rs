@@ -6,6 +6,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, ShardMap};
 use pgshard::pg::LibpqEnvironment;
+use pgshard::pg::state::chain;
 use pgshard::schema::{self, HostFacts, ShardFault};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::locate::{Target, shard_of};
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::Output;
 
 /// Runs psql on the shard's host, with its schema first in the search path; ends with psql's exit code.
@@ -45,7 +46,7 @@ async fn owner(config: &Config, map: &ShardMap, shard: ShardId, output: &Output)
         Some(Ok(facts)) if serves(facts, shard) => return Ok(place.host),
         Some(Ok(_)) => {}
         // Another host may serve it by now; if none does, this is the reason.
-        Some(Err(error)) => output.warning(format_args!("{}: {}", place.host, chain(error).join(": "))),
+        Some(Err(error)) => output.warning(format_args!("{}: {}", place.host, chain(error))),
         None => {}
     }
     let survey = schema::survey(hosts).await;

@@ -8,6 +8,7 @@ use pgshard::config::Config;
 use pgshard::idgen::tickets::{self, TicketHost};
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Observer, Options, RecoveryPlan, Repair, RepairWay};
+use pgshard::pg::state::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -17,7 +18,7 @@ use crate::args::Recover;
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Format, Output, counted};
 
 #[derive(JsonSchema, Serialize)]
@@ -122,7 +123,7 @@ pub(crate) async fn run(args: Recover, config: Option<&Path>, output: &Output) -
     }
     let again = format!("run `pgshard recover {host} --plan` again: it shows what is left");
     let left = mover.recover(&plan).await;
-    let left = left.map_err(|error| Failure::new(Exit::Partly, chain(&error).join(": ")).hint(again))?;
+    let left = left.map_err(|error| Failure::new(Exit::Partly, chain(&error)).hint(again))?;
     context::record(&identities, &config).await;
     if output.format() == Format::Text && !left.decisions.is_empty() {
         tell_decisions(&left, output);

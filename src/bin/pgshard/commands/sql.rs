@@ -14,6 +14,7 @@ use std::time::Instant;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
+use pgshard::pg::state::causes;
 use pgshard::router::{Error, Router};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -24,7 +25,7 @@ use tokio_postgres::error::SqlState;
 use self::shape::Shape;
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Format, Output, counted, seconds};
 
 /// How many shards of one host are asked at a time.
@@ -196,7 +197,7 @@ enum Trouble {
 impl Trouble {
     fn words(&self) -> Vec<String> {
         match self {
-            Trouble::Error(error) => chain(error.as_ref()),
+            Trouble::Error(error) => causes(error.as_ref()),
             Trouble::NotAsked => vec!["not asked: its host could not be reached".to_owned()],
         }
     }
@@ -227,16 +228,16 @@ type Unasked = (Vec<ShardId>, Option<Box<Error>>);
 fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option<HostName>, output: &Output) {
     failed.sort_by_key(|(shard, _)| *shard);
     let mut down: BTreeMap<Option<HostName>, Unasked> = BTreeMap::new();
-    let mut causes: Vec<(Vec<String>, Vec<ShardId>)> = Vec::new();
+    let mut alike: Vec<(Vec<String>, Vec<ShardId>)> = Vec::new();
     for (shard, trouble) in failed {
         match trouble {
             Trouble::Error(error) if !is_host_down(&error) => {
-                let words = chain(error.as_ref());
+                let words = causes(error.as_ref());
                 // The first line names the shard, the cause does not.
                 let same = |(known, _): &&mut (Vec<String>, Vec<ShardId>)| words.len() > 1 && known[1..] == words[1..];
-                match causes.iter_mut().find(same) {
+                match alike.iter_mut().find(same) {
                     Some((_, shards)) => shards.push(shard),
-                    None => causes.push((words, vec![shard])),
+                    None => alike.push((words, vec![shard])),
                 }
             }
             trouble => {
@@ -250,8 +251,8 @@ fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option
     }
     for (host, (shards, why)) in down {
         let host = host.as_ref().map_or("?", HostName::as_str);
-        let causes = why.as_ref().map(|error| chain(error.as_ref())).unwrap_or_default();
-        let cause: String = causes.iter().skip(1).map(|cause| format!(": {cause}")).collect();
+        let told = why.as_ref().map(|error| causes(error.as_ref())).unwrap_or_default();
+        let cause: String = told.iter().skip(1).map(|cause| format!(": {cause}")).collect();
         let remedy = match why.as_deref() {
             Some(Error::Connect { source, .. } | Error::HostDown { source, .. }) => source.remedy(),
             _ => "see what `pgshard check` says of it",
@@ -261,7 +262,7 @@ fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option
             format!("host {host} is out of reach{cause}; {} not asked ({list})", counted(shards.len(), "shard"));
         output.error_with_remedy(words, remedy);
     }
-    for (mut words, shards) in causes.iter().take(ERRORS_SHOWN_MAX).cloned() {
+    for (mut words, shards) in alike.iter().take(ERRORS_SHOWN_MAX).cloned() {
         if let (Some(first), [_, others @ ..]) = (words.first_mut(), shards.as_slice())
             && !others.is_empty()
         {
@@ -270,7 +271,7 @@ fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option
         }
         output.error(&words);
     }
-    let more: usize = causes.iter().skip(ERRORS_SHOWN_MAX).map(|(_, shards)| shards.len()).sum();
+    let more: usize = alike.iter().skip(ERRORS_SHOWN_MAX).map(|(_, shards)| shards.len()).sum();
     if more > 0 {
         output.note(format_args!("… and {} failed with something else", counted(more, "more shard")));
     }

@@ -7,6 +7,7 @@ use pgshard::config::Config;
 use pgshard::idgen::tickets::{self, Create, Options, Role, TicketHost, TicketName};
 use pgshard::idgen::{BATCH_MAX, IdSource, Tickets};
 use pgshard::map::HostName;
+use pgshard::pg::state::causes;
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
@@ -14,7 +15,7 @@ use uuid::Uuid;
 use crate::args::TicketsCreate;
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
 #[derive(JsonSchema, Serialize)]
@@ -119,7 +120,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
             Ok(names) => names,
             Err(error) => {
                 exit = Exit::Failed;
-                let words = chain(&error);
+                let words = causes(&error);
                 output.error(&words);
                 hosts.insert(host.host.to_string(), HostSays::Error { error: words.join(": ") });
                 continue;

@@ -10,10 +10,11 @@ use crate::mover::command::recover::judge;
 use crate::mover::command::repair::{self, RepairPlan, ServerSaid};
 use crate::mover::control::context::Context;
 use crate::mover::control::session::Session;
-use crate::mover::protocol::error::{Error, chain};
+use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
 use crate::pg::quote_ident;
+use crate::pg::state::chain;
 use crate::schema::{self, HostFacts, Survey};
 use crate::shard::ShardId;
 

@@ -11,10 +11,11 @@ use crate::mover::control::context::Context;
 use crate::mover::control::journal::{COLUMNS, Entry};
 use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
-use crate::mover::protocol::error::{Error, chain};
+use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::worker::Worker;
+use crate::pg::state::chain;
 use crate::shard::ShardId;
 
 /// A host, and what it says.

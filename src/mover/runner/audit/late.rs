@@ -15,10 +15,10 @@ use crate::mover::copy::digest::Hashing;
 use crate::mover::definition::sequences;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::verdict::{Audit, AuditDifference, LeftOut, RowDifference};
 use crate::pg::quote_ident;
+use crate::pg::state::chain;
 use crate::schema::catalog::Namespace;
 use crate::schema::fingerprint::fingerprint;
 

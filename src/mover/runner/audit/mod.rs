@@ -35,12 +35,12 @@ use crate::mover::control::session::Session;
 use crate::mover::copy::digest::Hashing;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::verdict::{Audit, AuditDifference, AuditState, LeftOut};
 use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::step::ShardMove;
+use crate::pg::state::chain;
 
 use crate::mover::runner::audit::rows::Comparison;
 pub(in crate::mover) use crate::mover::runner::audit::side::Side;

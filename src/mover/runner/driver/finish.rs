@@ -7,13 +7,13 @@ use uuid::Uuid;
 
 use crate::mover::control::journal::{Entry, Signed};
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::{Mode, Phase};
 use crate::mover::protocol::verdict::Audit;
 use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Copying, Driver};
 use crate::mover::runner::permit::Piece;
+use crate::pg::state::chain;
 use crate::store::MapStore;
 
 /// How long deciding and opening are tried. After that, a shard that is not decided is served by its source again; one

@@ -5,7 +5,6 @@ use tokio::sync::Semaphore;
 use crate::mover::control::context::stopped;
 use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::protocol::state::Goal;
 use crate::mover::runner::group::Group;
 use crate::mover::runner::leftovers::drop_shared_or_warn;
@@ -13,6 +12,7 @@ use crate::mover::runner::part::{End, Part, Start};
 use crate::mover::runner::single;
 use crate::mover::runner::watchdog::TooMuch;
 use crate::mover::stream::slot;
+use crate::pg::state::chain;
 
 impl Group<'_> {
     /// While the group is worked on, passes on what its mover is asked for, and watches the slot. Returns when the slot

@@ -6,7 +6,6 @@ use crate::mover::control::journal::Note;
 use crate::mover::control::session::Session;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::protocol::state::{Goal, Phase, Until};
 use crate::mover::runner::driver::Driver;
 use crate::mover::runner::group::{Group, Member};
@@ -14,6 +13,7 @@ use crate::mover::runner::part::{End, Part};
 use crate::mover::runner::single::{self, acquire, before_claim, connect};
 use crate::mover::step::ShardMove;
 use crate::mover::stream::slot;
+use crate::pg::state::chain;
 
 impl Group<'_> {
     /// Acquires a shard, and does everything that can be done without the stream: a new shard is prepared, one that is

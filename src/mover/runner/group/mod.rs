@@ -25,7 +25,6 @@ use crate::mover::control::session::Session;
 use crate::mover::preflight::facts::Servers;
 use crate::mover::protocol::desired::{Back, DesiredState};
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::throttle::Pace;
@@ -36,6 +35,7 @@ use crate::mover::runner::reverse;
 use crate::mover::runner::watchdog::Watchdog;
 use crate::mover::step::Blueprint;
 use crate::mover::stream::slot;
+use crate::pg::state::chain;
 use crate::shard::ShardId;
 
 pub(in crate::mover) use stream::applied;

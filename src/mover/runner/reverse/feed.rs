@@ -19,7 +19,6 @@ use crate::mover::control::worker::Claimant;
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::error::chain;
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
@@ -28,6 +27,7 @@ use crate::mover::runner::group::applied;
 use crate::mover::stream::fault::Fault;
 use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use crate::mover::stream::slot;
+use crate::pg::state::chain;
 use crate::shard::ShardId;
 
 use crate::mover::runner::reverse::needs_slot;

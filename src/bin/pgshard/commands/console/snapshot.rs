@@ -8,12 +8,13 @@ use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::map::{HostName, ShardMap};
 use pgshard::mover::{Entry, MoveId, Progress, StreamProgress};
+use pgshard::pg::state::chain;
 use pgshard::schema::{Finding, HostFacts, Severity};
 use pgshard::store::postgres::Publication;
 
 use super::super::gather::{Gathered, Host};
 use super::super::moves::{Rate, among};
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 
 /// What is shown until the next look.
 pub(super) struct Snapshot {
@@ -72,7 +73,7 @@ impl Snapshot {
     /// Why a host said nothing.
     pub(super) fn why_silent(&self, name: &HostName) -> String {
         match self.gathered.survey.get(name) {
-            Some(Err(error)) => chain(error).join(": "),
+            Some(Err(error)) => chain(error),
             _ => "it did not answer in time".to_owned(),
         }
     }

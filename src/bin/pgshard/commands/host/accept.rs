@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use pgshard::pg::Record;
+use pgshard::pg::state::chain;
 use pgshard::schema;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -10,7 +11,7 @@ use serde::Serialize;
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
@@ -50,7 +51,7 @@ pub(crate) async fn accept(
     }
     let untold = schema::accept(&hosts, &host, former, record).await?;
     for error in &untold {
-        let error = chain(error).join(": ");
+        let error = chain(error);
         output.error_with_remedy(error, &format!("when it answers, run `pgshard host accept {host}` again"));
     }
     match output.format() {

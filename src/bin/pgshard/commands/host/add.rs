@@ -6,6 +6,7 @@ use std::path::Path;
 use pgshard::config::{Config, HostConfig, NewHost};
 use pgshard::map::HostName;
 use pgshard::pg::ConnectOptions;
+use pgshard::pg::state::chain;
 use pgshard::schema::{self, HostFault, Surroundings, bootstrap};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -15,7 +16,7 @@ use super::{edit_failure, version};
 use crate::args::HostAdd;
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
@@ -132,7 +133,7 @@ async fn check(host: &HostConfig, config: &Config, output: &Output) -> Result<Ve
 
 async fn look(host: &HostConfig) -> Result<Surroundings, Failure> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
-        Failure::new(Exit::Failed, format!("host {}: {}", host.name, chain(error).join(": ")))
+        Failure::new(Exit::Failed, format!("host {}: {}", host.name, chain(error)))
     };
     let connection = host.connect.connect("pgshard host").await.map_err(|error| failed(&error))?;
     schema::surroundings(connection.client()).await.map_err(|error| failed(&error))
@@ -146,7 +147,7 @@ async fn introduce(config: &Config, name: &HostName) {
     if let Ok(Some(schema::Accepted { former: former @ Some(_), record, .. })) = identities.accepted(name)
         && let Err(error) = schema::accept(&hosts, name, former, record).await
     {
-        tracing::warn!(host = %name, error = chain(&error).join(": "), "which server it is was not recorded");
+        tracing::warn!(host = %name, error = chain(&error), "which server it is was not recorded");
     }
     context::record(&identities, config).await;
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use futures_util::future::join_all;
 use pgshard::config::HostConfig;
+use pgshard::pg::state::chain;
 use pgshard::schema::{self, HostStatus};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use serde::Serialize;
 use super::version;
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Align, Format, Output, size};
 
 #[derive(JsonSchema, Serialize)]
@@ -86,9 +87,9 @@ struct Silent {
 
 async fn status(host: &HostConfig) -> Result<HostStatus, Silent> {
     let connection = host.connect.connect("pgshard host").await;
-    let connection = connection.map_err(|error| Silent { error: chain(&error).join(": "), remedy: error.remedy() })?;
+    let connection = connection.map_err(|error| Silent { error: chain(&error), remedy: error.remedy() })?;
     let answer = schema::host_status(connection.client()).await;
-    answer.map_err(|error| Silent { error: chain(&error).join(": "), remedy: "see what its log says" })
+    answer.map_err(|error| Silent { error: chain(&error), remedy: "see what its log says" })
 }
 
 fn listed(answer: &Result<HostStatus, Silent>) -> ListedHost {

@@ -6,17 +6,17 @@ use std::path::Path;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Entry, Heard, Observer, Options, Phase};
+use pgshard::pg::state::chain;
 use pgshard::schema::{self, HostFacts, HostFault, ShardState};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::super::moves::chain;
 use super::super::relocate::mover;
 use super::edit_failure;
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
@@ -75,7 +75,7 @@ async fn facts(config: &Config, name: &HostName) -> Result<Option<HostFacts>, Fa
     match schema::survey(host).await.remove(name) {
         Some(Ok(facts)) => Ok(facts.control.is_some().then_some(facts)),
         Some(Err(error)) => {
-            let error = format!("host {name}: {}", failure::chain(&error).join(": "));
+            let error = format!("host {name}: {}", chain(&error));
             Err(Failure::new(Exit::Failed, error)
                 .hint("what it holds is not known; if it is gone for good and had no shards, take it out by hand"))
         }

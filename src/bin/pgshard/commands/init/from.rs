@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use pgshard::config::{Config, HostSettings, Settings, render};
 use pgshard::id::Epoch;
 use pgshard::map::{HostName, print_shards};
+use pgshard::pg::state::chain;
 use pgshard::schema::{self, HostFacts, RecordedCluster, Survey};
 use pgshard::{KeyKind, SchemaPrefix, ShardCount};
 
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 
 /// The folder of migrations that a config has by habit.
 const MIGRATIONS: &str = "migrations";
@@ -67,7 +68,7 @@ async fn ask(urls: &[String]) -> Result<(Vec<HostSettings>, Survey), Failure> {
     for (number, facts) in schema::survey(asked).await {
         let Some((url, address)) = of_number.get(&number) else { continue };
         let facts = facts.map_err(|error| {
-            Failure::new(Exit::Failed, format!("the host at {address}: {}", chain(&error).join(": ")))
+            Failure::new(Exit::Failed, format!("the host at {address}: {}", chain(&error)))
                 .hint("every host must answer: a config without one would have its shards lost")
         })?;
         let recorded = facts.control.as_ref().and_then(|control| control.cluster.as_ref());

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
+use pgshard::pg::state::chain;
 use pgshard::schema::migrate::{HostPlan, Pace, Plan, Which};
 use pgshard::schema::{self, Migration, Migrations, Survey};
 use schemars::JsonSchema;
@@ -15,7 +16,7 @@ use crate::args::MigrateTarget;
 use crate::commands::relocate::Detail;
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
@@ -70,7 +71,7 @@ pub(crate) async fn plan(
     let plan = schema::migrate::plan(&request, &survey);
     for (host, facts) in &survey {
         if let Err(error) = facts {
-            output.warning(format_args!("{host}: {}: what would run there is not known", chain(error).join(": ")));
+            output.warning(format_args!("{host}: {}: what would run there is not known", chain(error)));
         }
     }
     warn_of_rollbacks(&plan, &survey, output);

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
+use pgshard::pg::state::chain;
 use pgshard::schema;
 use pgshard::schema::migrate::{HostResolving, Pace, Request, Resolution, ResolveError, Which};
 use schemars::JsonSchema;
@@ -15,7 +16,7 @@ use crate::args::MigrateTarget;
 use crate::commands::bootstrap::{exit, tell};
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 #[derive(JsonSchema, Serialize)]
@@ -65,7 +66,7 @@ pub(crate) async fn plan_resolving(
     let survey = context::survey(&config).await;
     for (host, facts) in &survey {
         if let Err(error) = facts {
-            output.warning(format_args!("{host}: {}: what it has run is not known", chain(error).join(": ")));
+            output.warning(format_args!("{host}: {}: what it has run is not known", chain(error)));
         }
     }
     let resolving = schema::migrate::plan_resolving(&request, name, resolution, &survey);

@@ -5,13 +5,14 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, ShardMap, print_shards};
+use pgshard::pg::state::chain;
 use pgshard::schema::{Attempt, ControlFacts, Migration, Migrations, RecordedMigration, Survey};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::context;
 use crate::exit::Exit;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
 #[derive(JsonSchema, Serialize)]
@@ -66,7 +67,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
     let survey = context::survey(&config).await;
     for (host, facts) in &survey {
         if let Err(error) = facts {
-            output.warning(format_args!("{host}: {}: its shards are not counted", chain(error).join(": ")));
+            output.warning(format_args!("{host}: {}: its shards are not counted", chain(error)));
         }
     }
     let status = Status::by(&migrations, &mistakes, &map, &survey);

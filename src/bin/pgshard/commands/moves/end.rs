@@ -6,12 +6,13 @@ use std::time::Duration;
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{AuditState, Error, MoveId, Phase, Plan, Report, Rival};
+use pgshard::pg::state::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::audit::{self, ShownAudit};
 use super::watch::MoveEvent;
-use super::{Verb, chain, millis};
+use super::{Verb, millis};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted, seconds};

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use pgshard::map::HostName;
 use pgshard::mover::{Entry, Heard, MoveId, Mover, Phase};
+use pgshard::pg::state::chain;
 
-use super::chain;
 use crate::exit::Exit;
 use crate::failure::Failure;
 

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Asked, Error, Mover, Observer, Options, Phase};
+use pgshard::pg::state::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -198,21 +199,6 @@ fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {
         output.error_with_remedy(words, &remedy);
     }
     if silent.is_empty() { Exit::Done } else { Exit::Failed }
-}
-
-/// An error with its causes, on one line.
-pub(crate) fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    // A database error's own words are in it already.
-    let mut cause = match error {
-        Error::Database { .. } => None,
-        error => std::error::Error::source(error),
-    };
-    while let Some(inner) = cause {
-        text.push_str(&format!(": {inner}"));
-        cause = inner.source();
-    }
-    text
 }
 
 /// Milliseconds with two digits after the point.

@@ -11,11 +11,12 @@ use pgshard::ShardId;
 use pgshard::mover::{
     DesiredState, Mode, MoveId, Mover, Observer, Options, Phase, Progress, ShardProgress, StreamProgress,
 };
+use pgshard::pg::state::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::relocate::mover;
-use super::{Fits, chain, failure, find};
+use super::{Fits, failure, find};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;

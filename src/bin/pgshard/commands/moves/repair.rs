@@ -8,6 +8,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::HostName;
 use pgshard::mover::{Observer, Options, Repair, RepairPlan, RepairWay};
+use pgshard::pg::state::chain;
 use pgshard::schema::{self, Severity};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -80,7 +81,7 @@ pub(crate) async fn repair(args: MovesRepair, config: Option<&Path>, output: &Ar
         return Err(Failure::new(Exit::Failed, "nothing was changed"));
     }
     let again = format!("run `pgshard moves repair {shard} --plan` again: it says how far it is");
-    mover.repair(&plan).await.map_err(|error| Failure::new(Exit::Partly, super::chain(&error)).hint(again))?;
+    mover.repair(&plan).await.map_err(|error| Failure::new(Exit::Partly, chain(&error)).hint(again))?;
     show(&plan, true, output);
     output.note(format_args!("{} serves shard {shard}", way.host));
     output.hint("`pgshard moves gc` drops what the moves have left, then `pgshard check`");

@@ -12,6 +12,7 @@ use futures_util::future::join_all;
 use pgshard::ShardId;
 use pgshard::map::print_shards;
 use pgshard::mover::{AuditState, Error, Mode, MoveId, Mover, Report, Request};
+use pgshard::pg::state::chain;
 use pgshard::rebalance::{Constraint, Group, Pace, Problem, Wave, plan, waves};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -162,7 +163,7 @@ impl<'a> Run<'a> {
                     let busy: Vec<_> = busy.collect();
                     for (shard, error) in &busy {
                         let remedy = moves::remedy(Verb::Resume, *shard, error, id);
-                        let why = format!("are being moved: {}\n  remedy: {remedy}", moves::chain(error));
+                        let why = format!("are being moved: {}\n  remedy: {remedy}", chain(error));
                         self.left_alone.insert(*shard, why);
                     }
                     let done = report.done.iter().map(|done| done.shard).filter(|shard| open.contains(shard));
@@ -171,7 +172,7 @@ impl<'a> Run<'a> {
                 }
                 // Somebody else has finished or aborted it meanwhile.
                 Err(Error::NoSuchMove { .. }) => {}
-                Err(error) => self.output.warning(format_args!("move {id}: {}", moves::chain(&error))),
+                Err(error) => self.output.warning(format_args!("move {id}: {}", chain(&error))),
             }
         }
     }
@@ -305,8 +306,8 @@ impl<'a> Run<'a> {
             return;
         }
         let wrong: Vec<String> = match self.mover.complete(report.id).await {
-            Ok(completed) => completed.failed.iter().map(|(_, error)| moves::chain(error)).collect(),
-            Err(error) => vec![moves::chain(&error)],
+            Ok(completed) => completed.failed.iter().map(|(_, error)| chain(error)).collect(),
+            Err(error) => vec![chain(&error)],
         };
         if !wrong.is_empty() {
             self.kept.push(report.id);

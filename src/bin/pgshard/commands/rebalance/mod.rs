@@ -16,6 +16,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{DesiredState, Entry, Heard, MoveId, Mover, Phase};
+use pgshard::pg::state::chain;
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
 use self::execute::{Run, Stop, Told};
@@ -24,7 +25,6 @@ pub(super) use self::show::{json, of_share};
 pub(crate) use self::watch::RebalanceEvent;
 use self::watch::Watcher;
 use super::measure::{Weighed, weigh};
-use super::moves;
 use super::relocate::mover;
 use crate::args::{By, Doing, Drain, Measure, Rebalance};
 use crate::confirm::{Consent, confirm};
@@ -162,7 +162,7 @@ async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
 async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
     let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
     if let Some((host, error)) = silent.into_iter().next() {
-        let error = format!("host {host}: {}", moves::chain(&error));
+        let error = format!("host {host}: {}", chain(&error));
         return Err(
             Failure::new(Exit::Failed, error).hint("every host must answer; `pgshard check` says what is wrong")
         );
