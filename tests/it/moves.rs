@@ -10,6 +10,7 @@ mod faults;
 mod holes;
 mod identity;
 mod inheritance;
+mod interrupted;
 mod lying;
 mod many_tables;
 mod online;

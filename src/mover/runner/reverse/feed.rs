@@ -36,6 +36,9 @@ use crate::mover::runner::reverse::stream;
 /// How often the moves are read: feeding of new ones begins, and those that have ended are let go.
 const ROUND: Duration = Duration::from_secs(2);
 
+/// How long a stop waits for the answer to a statement that it has cut off.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// The shards of one move that went from one host to another.
 type Key = (MoveId, HostName, HostName);
 
@@ -44,11 +47,7 @@ pub(crate) async fn feed(context: &Context, id: Option<MoveId>) {
     let mut stop = context.stop.subscribe();
     let mut fed: BTreeMap<Key, Feeding> = BTreeMap::new();
     loop {
-        let round = round(context, id, &mut fed);
-        tokio::select! {
-            () = round => {}
-            () = stopped(&mut stop) => break,
-        }
+        round(context, id, &mut fed).await;
         if tokio::time::timeout(ROUND, stopped(&mut stop)).await.is_ok() {
             break;
         }
@@ -58,8 +57,9 @@ pub(crate) async fn feed(context: &Context, id: Option<MoveId>) {
     }
 }
 
+/// Ends early when the mover is told to stop, and is not dropped for that: what it has taken it would leave behind.
 async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Feeding>) {
-    let (entries, _) = context.list(id).await;
+    let Some((entries, _)) = unless_stopped(context, context.list(id)).await else { return };
     let mut there: BTreeMap<Key, Vec<Entry>> = BTreeMap::new();
     let mut taken: BTreeMap<Key, MoveId> = BTreeMap::new();
     for entry in entries {
@@ -82,16 +82,40 @@ async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Fe
         }
     }
     for (key, entries) in there {
-        let outcome = match fed.remove(&key) {
-            Some(feeding) => feeding.look_after(context, &key, &entries).await,
-            None => Feeding::start(context, &key, &entries).await,
-        };
-        match outcome {
-            Ok(Some(feeding)) => drop(fed.insert(key, feeding)),
-            Ok(None) => {}
-            // The next round tries again: feeding goes on for as long as somebody runs it.
-            Err(error) => context.observer.tell(Event::NotFed { id: key.0, error: chain(&error) }),
+        // The next round tries again: feeding goes on for as long as somebody runs it.
+        if let Err(error) = look(context, &key, &entries, fed).await {
+            context.observer.tell(Event::NotFed { id: key.0, error: chain(&error) });
         }
+    }
+}
+
+/// Begins to feed what is not fed yet, and looks what has become of what is. What has ended begins again in the next
+/// round, if there still is something to feed.
+async fn look(context: &Context, key: &Key, entries: &[Entry], fed: &mut BTreeMap<Key, Feeding>) -> Result<(), Error> {
+    let Some(feeding) = fed.get(key) else {
+        let begun = Feeding::start(context, key, entries).await?;
+        fed.extend(begun.map(|feeding| (key.clone(), feeding)));
+        return Ok(());
+    };
+    let goes_on = unless_stopped(context, feeding.look_after(context, key, entries)).await.unwrap_or(Ok(true));
+    if matches!(goes_on, Ok(true)) {
+        return Ok(());
+    }
+    if let Some(feeding) = fed.remove(key) {
+        feeding.end().await;
+    }
+    goes_on?;
+    let (id, source, serving) = key;
+    let (source, target) = (context.hosts.open(source).await?, context.hosts.open(serving).await?);
+    stream::tidy_up(context, &source, &target, *id).await.map(drop)
+}
+
+/// What the work gives; `None` if the mover is told to stop before.
+async fn unless_stopped<T>(context: &Context, work: impl Future<Output = T>) -> Option<T> {
+    let mut stop = context.stop.subscribe();
+    tokio::select! {
+        outcome = work => Some(outcome),
+        () = stopped(&mut stop) => None,
     }
 }
 
@@ -104,30 +128,55 @@ struct Feeding {
 }
 
 impl Feeding {
-    async fn start(
-        context: &Context,
-        (id, source, serving): &Key,
-        entries: &[Entry],
-    ) -> Result<Option<Feeding>, Error> {
-        let lease = Uuid::new_v4();
-        let hold = |shard: ShardId| Hold { id: *id, shard, lease };
+    /// Begins to feed the shards of a key. `None` if there is nothing to feed, and when the mover is told to stop.
+    async fn start(context: &Context, key: &Key, entries: &[Entry]) -> Result<Option<Feeding>, Error> {
+        let Some(reached) = unless_stopped(context, Feeding::reach(context, key)).await else { return Ok(None) };
+        let (session, beating) = reached?;
+        let holder = context.options.holder.clone();
+        let claimant = Claimant { id: key.0, lease: Uuid::new_v4(), target: key.2.clone(), holder, work: Work::Feed };
+        // A stop does not cut this off: the row that it writes would stay.
+        let heartbeat = Heartbeat::start(beating, &claimant, context.options.leases).await?;
+        let followed = unless_stopped(context, Feeding::follow(context, key, entries, &session, &heartbeat)).await;
+        match followed {
+            Some(Ok(Some((follower, shards)))) => Ok(Some(Feeding { follower, source: session, shards, heartbeat })),
+            ended => {
+                // What a stop has cut off may be about to take a shard: its answer comes before this one.
+                let _ = tokio::time::timeout(LAST_WORDS, session.batch("waiting for what was begun", "SELECT")).await;
+                heartbeat.end().await;
+                ended.unwrap_or(Ok(None)).map(|_| None)
+            }
+        }
+    }
+
+    /// Connections to the host of the old copies, for the work and for the heartbeat. What is broken is given up first.
+    async fn reach(context: &Context, (id, source, serving): &Key) -> Result<(Session, Session), Error> {
         let session = context.hosts.open(source).await?;
         let target = context.hosts.open(serving).await?;
         let name = slot::back_name(*id, source);
         stream::judge(context, &session, &target, *id, &name).await?;
         let beating = context.hosts.open(source).await?;
         beating.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
-        let holder = context.options.holder.clone();
-        let claimant = Claimant { id: *id, lease, target: serving.clone(), holder, work: Work::Feed };
-        let heartbeat = Heartbeat::start(beating, &claimant, context.options.leases).await?;
+        Ok((session, beating))
+    }
+
+    /// Takes the shards, and follows their new host. `None` if there is nothing to feed.
+    async fn follow(
+        context: &Context,
+        (id, source, serving): &Key,
+        entries: &[Entry],
+        session: &Session,
+        heartbeat: &Heartbeat,
+    ) -> Result<Option<(Follower, Vec<Hold>)>, Error> {
+        let hold = |shard: ShardId| Hold { id: *id, shard, lease: heartbeat.lease() };
+        let target = context.hosts.open(serving).await?;
         let (mut shards, mut holds) = (Vec::new(), Vec::new());
         for entry in entries {
             let (names, hold) = (Names { schema: context.prefix.schema(entry.shard) }, hold(entry.shard));
-            heartbeat.take_kept(&session, hold, &claimant.holder).await?;
+            heartbeat.take_kept(session, hold, &context.options.holder).await?;
             heartbeat.hold(hold).await?;
-            old_copy::drop_constraints(&session, &target, &names, entry).await?;
+            old_copy::drop_constraints(session, &target, &names, entry).await?;
             let Some(oid) = facts::schema_oid(&target, &names.schema).await? else { continue };
-            if !old_copy::take_progress(&session, hold).await? {
+            if !old_copy::take_progress(session, hold).await? {
                 continue;
             }
             let tables = table::shapes(&target, oid).await?;
@@ -136,7 +185,7 @@ impl Feeding {
             holds.push(hold);
         }
         if holds.is_empty() {
-            stream::tidy_up(context, &session, &target, *id).await?;
+            stream::tidy_up(context, session, &target, *id).await?;
             return Ok(None);
         }
         session.sign(holds[0], Signed::Group).await?;
@@ -144,8 +193,9 @@ impl Feeding {
         let of_move = session.entries(Some(*id)).await?;
         let sharing = of_move.iter().filter(|entry| entry.target == *serving && needs_slot(entry));
         let not_fed = sharing.filter(|entry| holds.iter().all(|hold| hold.shard != entry.shard));
+        let name = slot::back_name(*id, source);
         let position = slot::slot_state(&target, &name).await?.map_or(0, |state| state.confirmed);
-        let others = applied(&session, not_fed.map(|entry| (entry.id, entry.shard)).collect(), position).await?;
+        let others = applied(session, not_fed.map(|entry| (entry.id, entry.shard)).collect(), position).await?;
         let follower = Follower::start(FollowerOptions {
             hosts: context.hosts.clone(),
             source: serving.clone(),
@@ -158,16 +208,16 @@ impl Feeding {
             patience: FollowerOptions::PATIENCE,
         });
         context.observer.tell(Event::Feeding { id: *id, shards: holds.len() });
-        Ok(Some(Feeding { follower, source: session, shards: holds, heartbeat }))
+        Ok(Some((follower, holds)))
     }
 
-    /// What has become of it since the last round. `None` if it has ended, or starts again in the next round.
+    /// Looks what has become of it since the last round, and whether it goes on.
     async fn look_after(
-        self,
+        &self,
         context: &Context,
         (id, source, serving): &Key,
         entries: &[Entry],
-    ) -> Result<Option<Feeding>, Error> {
+    ) -> Result<bool, Error> {
         let view = self.follower.view().borrow().clone();
         for hold in &self.shards {
             let why = match view.shards.get(&hold.shard).and_then(|seen| seen.fault.clone()) {
@@ -185,9 +235,7 @@ impl Feeding {
         let lost = self.shards.iter().any(|hold| self.heartbeat.is_lost(hold.shard));
         let all_there = entries.iter().all(|entry| self.shards.iter().any(|hold| hold.shard == entry.shard));
         if given_up || view.ended.is_some() || lost || !all_there {
-            self.end().await;
-            stream::tidy_up(context, &context.hosts.open(source).await?, &target, *id).await?;
-            return Ok(None);
+            return Ok(false);
         }
         context.observer.tell(Event::Fed {
             id: *id,
@@ -195,7 +243,7 @@ impl Feeding {
             seconds: view.lag.seconds,
             changes: view.changes,
         });
-        Ok(Some(self))
+        Ok(true)
     }
 
     async fn end(self) {

@@ -22,6 +22,7 @@ use pgshard::mover::{Asked, Error, Mover, Observer, Options, Phase};
 use pgshard::pg::state::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::relocate::mover;
 use crate::confirm::{Consent, confirm};
@@ -112,7 +113,7 @@ pub(crate) async fn act(
     Ok(tell(verb, &report.map_err(failure)?, started.elapsed(), output))
 }
 
-/// Keeps old copies up to date until Ctrl-C.
+/// Keeps old copies up to date until Ctrl-C, or SIGTERM.
 pub(crate) async fn feed(
     id: Option<&str>,
     options: Options,
@@ -126,8 +127,10 @@ pub(crate) async fn feed(
         Some(id) => Some(named(&mover, id).await?),
         None => None,
     };
-    until_done(&mover, mover.feed(id)).await;
-    Ok(Exit::Done)
+    Ok(match until_done_or_cut_off(&mover, output, mover.feed(id)).await? {
+        Some(()) => Exit::Done,
+        None => output.interrupted(None),
+    })
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -184,6 +187,31 @@ pub(crate) async fn until_done<T>(mover: &Mover, work: impl Future<Output = T>) 
             mover.stop();
             work.await
         }
+    }
+}
+
+/// Runs a mover's work that may be cut off anywhere. Ctrl-C, or SIGTERM as a service manager sends it, asks it to stop
+/// in order; a second one ends it at once, for whoever does not want to wait for a host. Then it gives `None`.
+async fn until_done_or_cut_off<T>(
+    mover: &Mover,
+    output: &Output,
+    work: impl Future<Output = T>,
+) -> std::io::Result<Option<T>> {
+    let (mut interrupts, mut terminations) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut work = std::pin::pin!(work);
+    let mut is_asked = false;
+    loop {
+        tokio::select! {
+            outcome = &mut work => return Ok(Some(outcome)),
+            _ = interrupts.recv() => {}
+            _ = terminations.recv() => {}
+        }
+        if is_asked {
+            return Ok(None);
+        }
+        is_asked = true;
+        mover.stop();
+        output.note("ends once what is at work is done; Ctrl-C again ends it at once");
     }
 }
 
