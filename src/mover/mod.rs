@@ -170,7 +170,7 @@ impl Mover {
     }
 
     /// Asks every run of this mover, and of its clones, to stop. Shards that are fenced but not decided are swapped
-    /// back, decided ones are opened, and no other shard is begun.
+    /// back, decided ones are opened, and no other shard is begun. [`Mover::complete`] ends between two shards.
     pub fn stop(&self) {
         self.context.stop();
     }
@@ -226,7 +226,8 @@ impl Mover {
     ///
     /// # Errors
     /// [`Error::NoSuchMove`]; [`Error::NotNow`] when a shard of the move is not kept and audited yet. Per shard, in the
-    /// report, when its target does not serve it, or something outside still depends on the old copy.
+    /// report, when its target does not serve it, or something outside still depends on the old copy; and
+    /// [`Error::Interrupted`] for those that are left after [`Mover::stop`].
     ///
     /// # Cancel safety
     /// Each shard's copy is dropped in one transaction; call it again for the rest.

@@ -39,7 +39,8 @@ pub struct CleanupReport {
     pub failed: Vec<(HostName, Error)>,
 }
 
-/// Drops the old copies of a move.
+/// Drops the old copies of a move. When the mover is told to stop, it ends between two shards, and those that are left
+/// are [`Error::Interrupted`].
 pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<Report, Error> {
     let (entries, unknown) = context.list(Some(id)).await;
     if entries.is_empty() {
@@ -72,31 +73,47 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
     let mut whole = Vec::new();
     for entry in entries.into_iter().filter(|entry| entry.phase != Phase::Aborted) {
         // Before the way back is given up: a refusal leaves everything as it was.
-        let objection = match lost(context, &entry).await {
-            Some(error) => Err(error),
-            None => may_be_dropped(context, &entry).await,
+        let objection = match is_left(context, &entry) {
+            true => Err(Error::Interrupted { shard: entry.shard }),
+            false => match lost(context, &entry).await {
+                Some(error) => Err(error),
+                None => may_be_dropped(context, &entry).await,
+            },
         };
         match objection {
+            Err(error @ Error::Interrupted { .. }) => report.failed.push((entry.shard, error)),
             Err(_) if is_completed(context, &entry).await => report.done.push(completed(&entry)),
             Err(error) => report.failed.push((entry.shard, error)),
             Ok(()) => whole.push(entry),
         }
     }
-    let mut failed = give_up_ways_back(context, &whole).await;
+    // A stop before this leaves the ways back, too.
+    let mut failed = match context.is_stopped() {
+        true => BTreeMap::new(),
+        false => give_up_ways_back(context, &whole).await,
+    };
     for entry in &whole {
         let ended = match failed.remove(&entry.shard) {
+            _ if is_left(context, entry) => Err(Error::Interrupted { shard: entry.shard }),
             Some(error) => Err(Error::Group { shard: entry.shard, source: error }),
             None => drop_old_copy(context, entry).await,
         };
         match ended {
             Ok(()) => report.done.push(completed(entry)),
+            Err(error @ Error::Interrupted { .. }) => report.failed.push((entry.shard, error)),
             Err(_) if is_completed(context, entry).await => report.done.push(completed(entry)),
             Err(error) => report.failed.push((entry.shard, error)),
         }
     }
     report.done.sort_by_key(|done| done.shard);
+    report.failed.sort_by_key(|(shard, _)| *shard);
     take_identities_back(context, &whole).await;
     Ok(report)
+}
+
+/// Whether the mover was told to stop before it has dropped this old copy.
+fn is_left(context: &Context, entry: &Entry) -> bool {
+    context.is_stopped() && entry.phase != Phase::Completed
 }
 
 fn completed(entry: &Entry) -> ShardReport {
@@ -231,7 +248,7 @@ async fn drop_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
             drop_schema(&target, "old signpost", &name, &owner).await?;
         }
     }
-    Ok(())
+    context.options.at("after old copy")
 }
 
 /// Checks that nothing outside a schema depends on what is in it, because DROP … CASCADE would drop that too.

@@ -99,8 +99,11 @@ const UNLOGGED_FAILPOINTS: [&str; 3] = ["in empty unlogged", "in unlogged", "aft
 /// back is repaired, and the next one is not.
 const REPAIR_FAILPOINTS: [&str; 2] = ["after stand down", "after repair"];
 
-const LISTS: [&[&str]; 5] =
-    [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS, &UNLOGGED_FAILPOINTS, &REPAIR_FAILPOINTS];
+/// The failpoint of `complete`: an old copy is dropped, and the next one is not.
+const COMPLETE_FAILPOINTS: [&str; 1] = ["after old copy"];
+
+const LISTS: [&[&str]; 6] =
+    [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS, &UNLOGGED_FAILPOINTS, &REPAIR_FAILPOINTS, &COMPLETE_FAILPOINTS];
 
 /// What a test does to a change that the stream brings, so that the target differs from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 use tokio_postgres::Client;
 
-use crate::support::{Ran, World, lines, other};
+use crate::support::{Frozen, Ran, World, lines, other};
 
 fn signal(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(child.id().expect("the process was not waited for").cast_signed()).unwrap();
@@ -37,6 +38,13 @@ async fn held(db: &Client) -> String {
     let sql = "SELECT 'mover ' || work FROM pgshard.mover
         UNION ALL SELECT 'shard ' || shard_id FROM pgshard.move WHERE lease_until > clock_timestamp() ORDER BY 1";
     lines(db, sql).await
+}
+
+/// The shards whose old copies are kept.
+async fn kept(db: &Client) -> String {
+    let sql = "SELECT coalesce(string_agg(shard_id::text, ',' ORDER BY shard_id), '')
+        FROM pgshard.move WHERE phase = 'kept'";
+    db.query_one(sql, &[]).await.unwrap().get(0)
 }
 
 on_each_version! {
@@ -78,6 +86,60 @@ on_each_version! {
         wrong.push(("at its start".to_owned(), ran.code(), held(&db1).await));
         wrong.retain(|(_, code, held)| *code != 0 || !held.is_empty());
         assert!(wrong.is_empty(), "{wrong:?}");
+        world.audit_places().await;
+    }
+
+    /// The shard that is at work is finished, the others are named, and the same command drops them.
+    async fn complete_ends_between_two_shards(version) {
+        let world = World::new(&[version, other(version)], 8).await;
+        let db1 = world.servers.app(0).await;
+        world.run(&["move", "0-3", "--to", "db2", "--yes"]).await.ended(0);
+        let complete = ["moves", "complete", "--yes"];
+        let child = world.command(&complete, &[("PGSHARD_FAILPOINT", "after old copy=stop")]).spawn().unwrap();
+        crate::support::stopped(&child).await;
+        assert_eq!(kept(&db1).await, "1,2,3");
+        signal(&child, Signal::INT);
+        let ran = crate::support::never_stopped(child).await;
+        let left = kept(&db1).await;
+        assert!(["1,2,3", "2,3"].contains(&left.as_str()), "{left}\n{}", ran.stderr);
+        let told = ran.ended(130).last();
+        assert_eq!(told["failed"].as_array().unwrap().len(), left.split(',').count(), "{told}");
+        assert_eq!(told["shards"], if left == "2,3" { "0-1" } else { "0" });
+        assert!(ran.stderr.contains("interrupted") && ran.stderr.contains("the old copy is kept"), "{}", ran.stderr);
+        let all = world.command(&["moves", "complete", "--all", "--yes"], &[]).spawn().unwrap();
+        Ran::of(all).await.ended(0);
+        assert_eq!(kept(&db1).await, "");
+        world.audit_places().await;
+    }
+
+    /// Of several moves, those that were not begun are left; a second Ctrl-C waits for nobody.
+    async fn complete_all_ends_between_two_moves(version) {
+        let world = World::new(&[version, other(version)], 8).await;
+        let db1 = world.servers.app(0).await;
+        for shard in ["0", "1", "2", "3"] {
+            world.run(&["move", shard, "--to", "db2", "--yes"]).await.ended(0);
+        }
+        let complete = ["moves", "complete", "--all", "--yes"];
+        let child = world.command(&complete, &[("PGSHARD_FAILPOINT", "after old copy=stop")]).spawn().unwrap();
+        crate::support::stopped(&child).await;
+        signal(&child, Signal::INT);
+        let ran = crate::support::never_stopped(child).await;
+        let left = kept(&db1).await;
+        assert!(["1,2,3", "2,3"].contains(&left.as_str()), "{left}\n{}", ran.stderr);
+        let done = format!("completed {} of 4 moves", 4 - left.split(',').count());
+        assert!(ran.ended(130).stderr.contains(&done), "{}", ran.stderr);
+
+        let mut child = world.command(&complete, &[("PGSHARD_FAILPOINT", "after old copy=stop")]).spawn().unwrap();
+        let pid = crate::support::stopped(&child).await;
+        let frozen = Frozen::new(world.servers.server(0).pid().unwrap());
+        crate::support::go_on(pid);
+        signal(&child, Signal::INT);
+        let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+        while !said.next_line().await.unwrap().expect("it tells of a second Ctrl-C").contains("Ctrl-C again") {}
+        signal(&child, Signal::INT);
+        Ran::of(child).await.ended(130);
+        drop(frozen);
+        world.run(&complete).await.ended(0);
         world.audit_places().await;
     }
 }

@@ -337,6 +337,9 @@ impl BackLimit {
 Refuses (exit code 4) what its audit found to differ, and what was not audited: --unaudited overrules it. The move \
 cannot be taken back afterwards.
 
+Ctrl-C ends it between two shards (exit code 130) and names those whose old copies are left; a second one ends it at \
+once. The same command drops the rest.
+
 Examples:
   pgshard moves complete
   pgshard moves complete 019e2c0a --yes
@@ -354,13 +357,16 @@ pub(crate) struct MovesComplete {
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
+    /// For pgshard's own tests
+    #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
+    failpoint: Option<Failpoint>,
 }
 
 impl MovesComplete {
     /// The mover's options.
-    pub(crate) fn options(&self) -> Options {
+    pub(crate) fn options(self) -> Options {
         let unaudited = if self.unaudited { Unaudited::Dropped } else { Unaudited::Kept };
-        Options::default().unaudited(unaudited)
+        Options::default().unaudited(unaudited).failpoint(self.failpoint)
     }
 }
 

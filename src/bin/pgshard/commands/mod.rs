@@ -244,11 +244,12 @@ async fn run_moves(
             moves::feed(args.id.as_deref(), options, config, output).await
         }
         Some(MovesCommand::Complete(args)) => {
-            let (consent, options) = (Consent::from_flag(args.yes), args.options());
-            if args.all {
+            let (all, id, consent) = (args.all, args.id.clone(), Consent::from_flag(args.yes));
+            let options = args.options();
+            if all {
                 return moves::complete_all(consent, options, config, output).await;
             }
-            moves::act(Verb::Complete, args.id.as_deref(), consent, options, config, output).await
+            moves::act(Verb::Complete, id.as_deref(), consent, options, config, output).await
         }
         Some(MovesCommand::Repair(args)) => moves::repair(args, config, output).await,
         Some(MovesCommand::Gc(args)) => moves::gc(args.limit.options(), config, output).await,
@@ -269,6 +270,10 @@ pub(crate) enum Interrupt {
 /// What Ctrl-C does to this command.
 pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
+        Command::Moves { command: Some(MovesCommand::Repair(args)) } if args.plan => None,
+        Command::Moves { command: Some(MovesCommand::Gc(_) | MovesCommand::Repair(_)) } => {
+            Some("run the same command again: it does what is left")
+        }
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
         Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,
         Command::Psql(_) | Command::Exporter(_) => return Interrupt::Handled,

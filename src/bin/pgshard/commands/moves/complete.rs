@@ -9,7 +9,7 @@ use pgshard::map::print_shards;
 use pgshard::mover::{Heard, MoveId, Observer, Options, Phase};
 
 use super::super::relocate::mover;
-use super::{Verb, failure, tell, unheard};
+use super::{COMPLETES_THE_REST, Verb, failure, tell, unheard, until_done_or_cut_off};
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
@@ -44,16 +44,27 @@ pub(crate) async fn complete_all(
         return Err(Failure::new(Exit::Failed, "nothing was dropped"));
     }
     let mut exits = Vec::new();
-    for id in kept.keys() {
-        let started = Instant::now();
-        exits.push(match mover.complete(*id).await.map_err(failure) {
-            Ok(report) => tell(Verb::Complete, &report, started.elapsed(), output),
-            Err(failure) => output.failure(&failure),
-        });
+    let work = async {
+        for id in kept.keys() {
+            let started = Instant::now();
+            exits.push(match mover.complete(*id).await.map_err(failure) {
+                Ok(report) => tell(Verb::Complete, &report, started.elapsed(), output),
+                Err(failure) => output.failure(&failure),
+            });
+            if exits.last() == Some(&Exit::Interrupted) {
+                break;
+            }
+        }
+    };
+    if until_done_or_cut_off(&mover, output, work).await?.is_none() {
+        return Ok(output.interrupted(Some(COMPLETES_THE_REST)));
     }
     let failed: Vec<Exit> = exits.iter().copied().filter(|exit| *exit != Exit::Done).collect();
     let done = exits.len() - failed.len();
-    output.note(format_args!("completed {done} of {}", counted(exits.len(), "move")));
+    output.note(format_args!("completed {done} of {}", counted(kept.len(), "move")));
+    if failed.contains(&Exit::Interrupted) {
+        return Ok(output.interrupted(Some(COMPLETES_THE_REST)));
+    }
     Ok(match failed.as_slice() {
         [] if heard == Exit::Done => Exit::Done,
         [] => Exit::Partly,

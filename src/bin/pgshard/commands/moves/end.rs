@@ -232,11 +232,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         Error::Lost { .. } | Error::Stuck { .. } => {
             format!("`pgshard moves repair {shard} --plan` says what each host knows of it, and what can be done")
         }
-        Error::Connect { host, .. } if verb == Verb::Complete => format!(
-            "the old copy is kept; `pgshard moves complete {id}` again when the host answers. If it is gone for good: \
-             `pgshard moves repair {shard} --give-up {host} --plan`"
-        ),
-        _ if verb == Verb::Complete => format!("the old copy is kept; `pgshard moves complete {id}` again later"),
+        error if verb == Verb::Complete => to_complete(shard, error, id),
         Error::Publish(_) => format!(
             "the shard is served by its target and routers find it there; when the config can be written, \
              `pgshard moves resume {id}`"
@@ -305,6 +301,20 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         }
         error if error.can_be_resumed() => format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
         _ => String::new(),
+    }
+}
+
+/// What to do about an old copy that was not dropped.
+fn to_complete(shard: ShardId, error: &Error, id: MoveId) -> String {
+    match error {
+        Error::Connect { host, .. } => format!(
+            "the old copy is kept; `pgshard moves complete {id}` again when the host answers. If it is gone for good: \
+             `pgshard moves repair {shard} --give-up {host} --plan`"
+        ),
+        Error::Interrupted { .. } => format!(
+            "the old copy is kept, the way back perhaps not; `pgshard moves complete {id}` drops those that are left"
+        ),
+        _ => format!("the old copy is kept; `pgshard moves complete {id}` again later"),
     }
 }
 

@@ -106,12 +106,18 @@ pub(crate) async fn act(
             if !confirm(&question, consent, output).await? {
                 return Err(Failure::new(Exit::Failed, "nothing was dropped"));
             }
-            mover.complete(id).await
+            match until_done_or_cut_off(&mover, output, mover.complete(id)).await? {
+                Some(report) => report,
+                None => return Ok(output.interrupted(Some(COMPLETES_THE_REST))),
+            }
         }
     };
     watcher.finish();
     Ok(tell(verb, &report.map_err(failure)?, started.elapsed(), output))
 }
+
+/// What the same `moves complete` does next.
+const COMPLETES_THE_REST: &str = "run the same command again: it drops the old copies that are left";
 
 /// Keeps old copies up to date until Ctrl-C, or SIGTERM.
 pub(crate) async fn feed(
