@@ -46,6 +46,7 @@ pub use libpq::LibpqEnvironment;
 pub(crate) use lookout::Lookout;
 pub use options::{ConnectOptions, OptionsError};
 pub use password::{Password, PasswordError};
+#[cfg(feature = "ops")]
 pub(crate) use quote::do_block;
 pub use quote::{quote_ident, quote_literal};
 #[cfg(feature = "ops")]

@@ -26,6 +26,7 @@ fn quoted(text: &str, mark: char) -> String {
 }
 
 /// A DO statement. A name in the body cannot end its quotes, whatever the name is.
+#[cfg(feature = "ops")]
 pub(crate) fn do_block(body: &str) -> String {
     let tag = "$rights$";
     if body.contains(tag) { format!("DO {}", quote_literal(body)) } else { format!("DO {tag} {body} {tag}") }
