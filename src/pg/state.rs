@@ -1,4 +1,5 @@
-//! The SQLSTATEs that a move can make an application see (the rest is `tokio_postgres::error::SqlState`).
+//! What errors say: the SQLSTATEs that a move can make an application see (the rest is
+//! `tokio_postgres::error::SqlState`), and an error with its causes as text.
 
 use std::error::Error;
 

@@ -1,7 +1,7 @@
 //! The permit to cut over, of which a group has one. A swap resets the plans of all sessions of its host, and two
 //! shards that are closed at once keep each other closed for longer: so one is closed at a time. The permit comes with
-//! two sessions that have done the same for the shard before, so that hardly anything behind a fence is done for the
-//! first time.
+//! two sessions that have done the same for the shard before, or have rehearsed it, so that hardly anything behind a
+//! fence is done for the first time.
 //!
 //! A fence is short only if the servers have time for it. So while one stands, no other work of the group on rows,
 //! indexes or catalogs begins: it goes in pieces, and each waits at its beginning.
@@ -17,6 +17,7 @@ use crate::mover::control::journal::Signed;
 use crate::mover::control::session::{Hosts, Session};
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
+use crate::pg::state::chain;
 
 /// How long a fence is put off for pieces that have begun. A piece may be the index of a large table.
 const PIECES_WITHIN: Duration = Duration::from_millis(100);
@@ -129,22 +130,22 @@ impl Drop for Stillness<'_> {
 }
 
 impl Sessions {
-    /// New sessions, which have done once what they are for.
+    /// Sessions that have done once what they are for.
     async fn open(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
-        let Sessions { gate, opening } = Sessions::unused(hosts, work).await?;
+        let Sessions { gate, opening } = Sessions::unrehearsed(hosts, work).await?;
         let rehearsed = async { tokio::try_join!(work.rehearse_fence(&gate), work.rehearse_open(&opening)) };
-        match tokio::time::timeout(REHEARSED_WITHIN, rehearsed).await {
-            Ok(Ok(_)) => Ok(Sessions { gate, opening }),
-            // The fence itself finds out what is wrong, if anything is.
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "a fence was not rehearsed");
-                Sessions::unused(hosts, work).await
-            }
-            Err(_) => Sessions::unused(hosts, work).await,
-        }
+        let why = match tokio::time::timeout(REHEARSED_WITHIN, rehearsed).await {
+            Ok(Ok(_)) => return Ok(Sessions { gate, opening }),
+            Ok(Err(error)) => chain(&error),
+            Err(_) => "it took too long".to_owned(),
+        };
+        // The fence itself finds out what is wrong, if anything is. These may be in a transaction.
+        drop((gate, opening));
+        tracing::debug!(shard = %work.hold.shard, why, "a fence was not rehearsed");
+        Sessions::unrehearsed(hosts, work).await
     }
 
-    async fn unused(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
+    async fn unrehearsed(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
         let (gate, opening) = tokio::try_join!(hosts.open(&work.source.host), hosts.open(&work.target.host))?;
         // They belong to no single shard: a mover that takes one over takes the group's stream over, and ends these
         // too.

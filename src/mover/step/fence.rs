@@ -79,7 +79,8 @@ impl ShardMove<'_> {
         let (shard, id, lease) = (self.hold.shard, self.hold.id, self.hold.lease);
         let attempt = format!("(SELECT attempt FROM pgshard.shard WHERE shard_id = {shard})");
         let sql = format!(
-            "BEGIN; SET LOCAL lock_timeout = '{REHEARSAL_WAITS}';
+            "-- A rehearsal: it is rolled back.
+             BEGIN; SET LOCAL lock_timeout = '{REHEARSAL_WAITS}';
              SELECT pgshard.fence({shard}, '{id}', '{lease}', '{lease}', 0);
              SELECT pgshard.mark({shard}, '{id}', {attempt}, '{lease}');
              SELECT pgshard.decide({shard}, '{id}', {attempt}, '{lease}'); ROLLBACK"

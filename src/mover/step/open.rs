@@ -92,7 +92,8 @@ impl ShardMove<'_> {
     pub(crate) async fn rehearse_open(&self, target: &Session) -> Result<(), Error> {
         let ours = format!("shard_id = {} AND move_id = '{}'", self.hold.shard, self.hold.id);
         let sql = format!(
-            "BEGIN; SET LOCAL lock_timeout = '{REHEARSAL_WAITS}';
+            "-- A rehearsal: it is rolled back.
+             BEGIN; SET LOCAL lock_timeout = '{REHEARSAL_WAITS}';
              SELECT FROM pgshard.incoming WHERE {ours} FOR UPDATE;
              SELECT pgshard.open_incoming(jsonb_populate_record(i, '{{\"at_open\": null}}'))
              FROM pgshard.incoming i WHERE {ours}; ROLLBACK"

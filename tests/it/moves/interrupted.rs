@@ -1,27 +1,15 @@
 //! Commands that hear Ctrl-C and SIGTERM end in order: what they hold is given back at once, and what is left is named.
 
-use std::time::Duration;
-
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 use tokio_postgres::Client;
 
-use crate::support::{Frozen, Ran, World, lines, other};
+use crate::support::{Frozen, Ran, World, lines, other, until};
 
 fn signal(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(child.id().expect("the process was not waited for").cast_signed()).unwrap();
     kill_process(pid, signal).unwrap();
-}
-
-/// Queries until the answer is true.
-async fn until(db: &Client, sql: &str) {
-    let asked = async {
-        while !db.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), asked).await.unwrap_or_else(|_| panic!("never: {sql}"));
 }
 
 /// Whether the user with this name is in the old copy of shard 0.

@@ -1,11 +1,6 @@
 //! What a fence and an open will do is done before in the same sessions, and rolled back.
 
-use std::time::{Duration, Instant};
-
-use crate::support::{Ran, World, lines};
-
-/// How long the tests wait for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::{Ran, World, lines, until};
 
 /// Makes the servers count the calls of functions, those of transactions that are rolled back too.
 async fn counted(version: u32) -> World {
@@ -20,17 +15,12 @@ async fn counted(version: u32) -> World {
 
 /// Waits until these functions of a host's control schema have been called so often. Sessions tell of it when they end.
 async fn calls(world: &World, host: usize, expected: &str) {
-    let (superuser, began) = (world.servers.superuser(host).await, Instant::now());
-    let sql = "SELECT funcname || ' ' || calls FROM pg_stat_user_functions
-        WHERE schemaname = 'pgshard' AND funcname IN ('fence', 'mark', 'decide', 'open_incoming') ORDER BY 1";
-    loop {
-        let now = lines(&superuser, sql).await;
-        if now == expected {
-            return;
-        }
-        assert!(began.elapsed() < PATIENCE, "host {host}: {now}, not {expected}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let sql = format!(
+        "SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname) IS NOT DISTINCT FROM '{expected}'
+         FROM pg_stat_user_functions
+         WHERE schemaname = 'pgshard' AND funcname IN ('fence', 'mark', 'decide', 'open_incoming')"
+    );
+    until(&world.servers.superuser(host).await, &sql).await;
 }
 
 on_each_version! {
@@ -41,8 +31,8 @@ on_each_version! {
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
         world.run_until(&args, "before swap=kill").await.ended(-9);
-        calls(&world, 0, "decide 1\nfence 1\nmark 1\n").await;
-        calls(&world, 1, "open_incoming 1\n").await;
+        calls(&world, 0, "decide 1, fence 1, mark 1").await;
+        calls(&world, 1, "open_incoming 1").await;
         assert_eq!(world.state(0, 0).await, "serving");
         let at_source = "SELECT concat_ws(' ', m.phase, m.attempt, m.open_token, s.attempt, s.fence_deadline,
                 (SELECT count(*) FROM pgshard.marker), (SELECT count(*) FROM pgshard.ledger WHERE kind = 'left'))
@@ -65,25 +55,17 @@ on_each_version! {
         let (db1, mut db2) = (world.servers.app(0).await, world.servers.app(1).await);
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
         let child = world.command(&args, &[]).spawn().unwrap();
-        let began = Instant::now();
-        while lines(&db1, "SELECT phase FROM pgshard.move").await != "ready\n" {
-            assert!(began.elapsed() < PATIENCE, "the move gets ready");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        until(&db1, "SELECT coalesce((SELECT phase = 'ready' FROM pgshard.move), false)").await;
         let holding = db2.transaction().await.unwrap();
         holding.batch_execute("SELECT FROM pgshard.incoming FOR UPDATE").await.unwrap();
         world.run(&["moves", "continue"]).await.ended(0);
         // What comes before the swap waits for the row for two seconds, a rehearsal for a tenth of one.
         let waits = "SELECT count(*) > 0 FROM pg_stat_activity
             WHERE wait_event_type = 'Lock' AND query LIKE 'SELECT FROM pgshard.incoming %'";
-        let (superuser, began) = (world.servers.superuser(1).await, Instant::now());
-        while !superuser.query_one(waits, &[]).await.unwrap().get::<_, bool>(0) {
-            assert!(began.elapsed() < PATIENCE, "the mover comes to the row");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(&world.servers.superuser(1).await, waits).await;
         holding.rollback().await.unwrap();
         Ran::of(child).await.ended(0);
-        calls(&world, 1, "open_incoming 1\n").await;
+        calls(&world, 1, "open_incoming 1").await;
         world.audit_places().await;
     }
 }
