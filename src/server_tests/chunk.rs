@@ -1,5 +1,7 @@
 //! The copy in chunks is exact, whatever is written meanwhile, and also after a crash.
 
+use std::sync::Arc;
+
 use crate::ShardId;
 use crate::mover::copy::ShardCopy;
 use crate::mover::copy::build::{Builds, built};
@@ -10,7 +12,7 @@ use crate::mover::copy::digest::{Digest, Hashing, digest};
 use crate::mover::copy::verify::{bunches, compare, keep, read_from_target, set_workers};
 use crate::mover::copy::workers::{CopyOptions, copy_all};
 use crate::mover::protocol::throttle::{Pace, Throttle};
-use crate::mover::{Error, Observer, Session};
+use crate::mover::{Error, Observer, Options, Session};
 
 use super::decoded::{apply_all, make_slot};
 use super::pair::{MOVE, Pair, one};
@@ -74,14 +76,12 @@ async fn fill(pair: &Pair) {
 fn options(pair: &Pair, pace: Pace) -> CopyOptions {
     CopyOptions {
         route: pair.route.clone(),
-        jobs: 3,
         builds: Default::default(),
-        chunk_bytes: 32 * 1024,
         throttle: Throttle::new(tokio::sync::watch::channel(pace).1),
         stop: tokio::sync::watch::channel(false).1,
         altered: tokio::sync::watch::channel(Default::default()).1,
         observer: Observer::silent(),
-        failpoints: Default::default(),
+        options: Arc::new(Options::default().copy_jobs(3).chunk_bytes(32 * 1024)),
     }
 }
 
@@ -287,7 +287,7 @@ async fn a_truncate_between_lock_and_snapshot() {
     client.batch_execute("INSERT INTO shard_0007.t SELECT generate_series(1, 10)").await.unwrap();
     let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);
     // The cut comes first, because it reads the table too.
-    crate::mover::copy::cut::cut(&source, &target, &work, 1 << 20).await.unwrap();
+    crate::mover::copy::cut::cut(&source, &target, &work, &Options::default().chunk_bytes(1 << 20)).await.unwrap();
     let all = chunks(&source, &target, &work).await.unwrap();
     client.batch_execute("BEGIN; TRUNCATE shard_0007.t; INSERT INTO shard_0007.t VALUES (11)").await.unwrap();
     let xid: i64 = one(&client, "SELECT pg_current_xact_id()::text::bigint").await;

@@ -81,14 +81,12 @@ impl Stream {
     pub(crate) async fn copy(&self, chunk_bytes: u64) -> Result<(), Error> {
         let options = CopyOptions {
             route: self.route.clone(),
-            jobs: 2,
             builds: Default::default(),
-            chunk_bytes,
             throttle: Throttle::open(),
             stop: watch::channel(false).1,
             altered: watch::channel(Default::default()).1,
             observer: Observer::silent(),
-            failpoints: Arc::new(Options::default()),
+            options: Arc::new(Options::default().copy_jobs(2).chunk_bytes(chunk_bytes)),
         };
         for (_, copied) in copy_all(&self.hosts, self.shards.clone(), &options).await.0 {
             copied?;

@@ -8,6 +8,7 @@ use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::copy::transfer::qualified;
 use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::Options;
 
 use crate::mover::copy::chunks::KeyRange;
 use crate::mover::copy::{ShardCopy, prove_lease};
@@ -40,7 +41,7 @@ pub(crate) struct Chunk {
 ///
 /// # Cancel safety
 /// All the shard's bounds are written in one transaction. If dropped, the target session must be closed.
-pub(crate) async fn cut(source: &Session, target: &Session, work: &ShardCopy, chunk_bytes: u64) -> Result<(), Error> {
+pub(crate) async fn cut(source: &Session, target: &Session, work: &ShardCopy, options: &Options) -> Result<(), Error> {
     let what = "cutting tables into chunks";
     let (id, shard) = (work.hold.id.uuid(), work.shard().as_i32());
     let sql = "SELECT DISTINCT table_name FROM pgshard.chunk WHERE move_id = $1 AND shard_id = $2";
@@ -51,6 +52,7 @@ pub(crate) async fn cut(source: &Session, target: &Session, work: &ShardCopy, ch
         return Ok(());
     }
     let sizes = sizes(source, &work.tables).await?;
+    let chunk_bytes = options.chunk_bytes_of(sizes.values().sum());
     let (mut names, mut numbers, mut lows, mut highs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for table in uncut {
         let size = sizes.get(&table.oid).copied().unwrap_or(0);

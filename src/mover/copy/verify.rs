@@ -33,7 +33,7 @@ pub(crate) const TOLD_MAX: usize = 10;
 const READ_MAX: i64 = 100_000;
 
 /// A chunk of more bytes than this is worth several processes: its table could not be cut, or only into large parts.
-const WORTH_WORKERS: u64 = 4 * CHUNK_BYTES;
+const WORTH_WORKERS: u64 = 16 * CHUNK_BYTES;
 
 /// SQL that says, to the end of a transaction, whether a chunk of this size may be read by several processes of its
 /// server at the same time. Several chunks are compared beside each other anyway, so that starting processes for each

@@ -15,7 +15,7 @@ use crate::mover::control::journal::Signed;
 use crate::mover::control::session::{Hosts, Session};
 use crate::mover::copy::signals::{Altered, altered};
 use crate::mover::protocol::error::Error;
-use crate::mover::protocol::options::{Event, Observer, Options};
+use crate::mover::protocol::options::{CHUNK_BYTES, Event, Observer, Options};
 use crate::mover::protocol::throttle::Throttle;
 use crate::pg::state;
 use crate::shard::ShardId;
@@ -29,20 +29,16 @@ use crate::mover::copy::{Route, ShardCopy};
 #[derive(Clone)]
 pub(crate) struct CopyOptions {
     pub(crate) route: Route,
-    /// How many chunks are copied at the same time; each needs a connection to either host.
-    pub(crate) jobs: usize,
     /// The statements that run on the tables of each shard as soon as their rows are there.
     pub(crate) builds: BTreeMap<ShardId, Builds>,
-    /// The size of a chunk: [`CHUNK_BYTES`](crate::mover::protocol::options::CHUNK_BYTES).
-    pub(crate) chunk_bytes: u64,
     pub(crate) throttle: Throttle,
     /// Becomes true to stop the copy.
     pub(crate) stop: watch::Receiver<bool>,
     /// The shards that were altered, so that their copies are worthless.
     pub(crate) altered: watch::Receiver<Altered>,
     pub(crate) observer: Observer,
-    /// The options whose failpoints are passed.
-    pub(crate) failpoints: Arc<Options>,
+    /// How many chunks of which size are copied at the same time, each by a connection to either host.
+    pub(crate) options: Arc<Options>,
 }
 
 /// How often a bundle is tried when a lock is unavailable or a connection is lost.
@@ -65,12 +61,12 @@ const SMALL: u64 = 1 << 20;
 pub(crate) async fn copy_all(
     hosts: &Hosts,
     shards: Vec<ShardCopy>,
-    options: &CopyOptions,
+    how: &CopyOptions,
 ) -> (Vec<(ShardId, Result<Copied, Error>)>, Option<Instant>) {
     let parts = shards.iter().map(|_| Progress::default()).collect();
     let tasks = (0..shards.len()).map(Task::Cut).collect();
     let desk = Mutex::new(Desk { parts, tasks, ..Desk::default() });
-    let all = Arc::new(All { hosts: hosts.clone(), options: options.clone(), shards, desk, changed: Notify::new() });
+    let all = Arc::new(All { hosts: hosts.clone(), how: how.clone(), shards, desk, changed: Notify::new() });
     work(&all).await;
     {
         let mut desk = all.desk();
@@ -89,7 +85,7 @@ pub(crate) async fn copy_all(
 
 async fn work(all: &Arc<All>) {
     let mut workers = JoinSet::new();
-    for _ in 0..all.options.jobs.max(1) {
+    for _ in 0..all.how.options.copy_jobs.max(1) {
         workers.spawn(worker(Arc::clone(all)));
     }
     while let Some(ended) = workers.join_next().await {
@@ -102,7 +98,7 @@ async fn work(all: &Arc<All>) {
 
 struct All {
     hosts: Hosts,
-    options: CopyOptions,
+    how: CopyOptions,
     shards: Vec<ShardCopy>,
     desk: Mutex<Desk>,
     /// Notifies that there may be more tasks, or that there will be none.
@@ -211,7 +207,7 @@ impl All {
     }
 
     async fn open(&self, shard: ShardId) -> Result<(Session, Session), Error> {
-        let route = &self.options.route;
+        let route = &self.how.route;
         let (source, target) = tokio::try_join!(self.hosts.open(&route.source), self.hosts.open(&route.target))?;
         Ok((source.for_shard(shard), target.for_shard(shard)))
     }
@@ -226,19 +222,19 @@ impl All {
         };
         match task {
             Task::Cut(_) => {
-                cut(&source, &target, work, self.options.chunk_bytes).await?;
-                self.options.failpoints.at("after bounds")?;
+                cut(&source, &target, work, &self.how.options).await?;
+                self.how.options.at("after bounds")?;
                 self.sort_out(at, chunks(&source, &target, work).await?);
             }
             Task::Copy(_, chunks) => {
                 // A pause may be long, so it comes before the snapshot is taken.
-                self.options.throttle.go().await;
-                let throttle = &self.options.throttle;
-                let tell = |bytes| self.options.observer.tell(Event::Copying { shard: work.shard(), bytes });
+                self.how.throttle.go().await;
+                let throttle = &self.how.throttle;
+                let tell = |bytes| self.how.observer.tell(Event::Copying { shard: work.shard(), bytes });
                 let route = (&source, &target);
-                match copy(route, work, chunks, &name, &self.options.failpoints, throttle, tell).await? {
+                match copy(route, work, chunks, &name, &self.how.options, throttle, tell).await? {
                     Some(copied) => {
-                        self.options.failpoints.at("after a chunk")?;
+                        self.how.options.at("after a chunk")?;
                         self.note(at, chunks, &copied);
                     }
                     // Somebody has copied one of the chunks, so each is tried by itself.
@@ -250,9 +246,9 @@ impl All {
                 }
             }
             Task::Build(_, tables) => {
-                self.options.throttle.go().await;
-                if let Some(builds) = self.options.builds.get(&work.shard()) {
-                    build(&target, work, tables, builds, &name, &self.options.failpoints).await?;
+                self.how.throttle.go().await;
+                if let Some(builds) = self.how.builds.get(&work.shard()) {
+                    build(&target, work, tables, builds, &name, &self.how.options).await?;
                 }
             }
         }
@@ -268,9 +264,9 @@ impl All {
         for chunk in &chunks {
             *sizes.entry(chunk.table.clone()).or_default() += chunk.estimate;
         }
-        // Even a shard that is hardly larger than a chunk is shared out among all workers.
-        let share = sizes.values().sum::<u64>() / self.options.jobs.max(1) as u64;
-        let share = share.max(SMALL).min(self.options.chunk_bytes);
+        // Even a small shard is shared out among all workers.
+        let share = sizes.values().sum::<u64>() / self.how.options.copy_jobs.max(1) as u64;
+        let share = share.clamp(SMALL, CHUNK_BYTES).min(self.how.options.chunk_bytes);
         let mut bundles: Vec<Vec<Chunk>> = Vec::new();
         let mut small: (Vec<Chunk>, u64) = Default::default();
         for chunk in chunks {
@@ -306,7 +302,7 @@ impl All {
 
     /// What can be built now that all rows of these tables are there: each large table by itself.
     fn ripe(&self, shard: usize, whole: Vec<(String, Copied)>) -> Vec<Task> {
-        let Some(builds) = self.options.builds.get(&self.shards[shard].shard()) else { return Vec::new() };
+        let Some(builds) = self.how.builds.get(&self.shards[shard].shard()) else { return Vec::new() };
         let to_build = whole.into_iter().filter(|(table, _)| builds.contains_key(table));
         let (small, large): (Vec<_>, Vec<_>) = to_build.partition(|(_, copied)| copied.bytes < SMALL);
         let names = |tables: &[(String, Copied)]| tables.iter().map(|(table, _)| table.clone()).collect();
@@ -334,13 +330,13 @@ impl All {
         }
         for (table, Copied { rows, bytes }) in whole {
             let shard = self.shards[shard].shard();
-            self.options.observer.tell(Event::TableCopied { shard, table, rows, bytes });
+            self.how.observer.tell(Event::TableCopied { shard, table, rows, bytes });
         }
     }
 }
 
 async fn worker(all: Arc<All>) {
-    let mut stop = all.options.stop.clone();
+    let mut stop = all.how.stop.clone();
     let stopped = async {
         // An error means that nobody can ask for a stop any more.
         if stop.wait_for(|stop| *stop).await.is_err() {
@@ -367,7 +363,7 @@ async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Ta
         let outcome = tokio::select! {
             outcome = all.perform(sessions, task) => outcome,
             // The sessions are in transactions; those end when the sessions are dropped.
-            error = altered(&all.options.altered, shard) => Err(error),
+            error = altered(&all.how.altered, shard) => Err(error),
         };
         match outcome {
             Err(error) if attempt < ATTEMPTS && passes(&error) => {

@@ -17,9 +17,12 @@ use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::{Audit, Unaudited};
 
-/// The size of a chunk, in bytes. It takes a second or so to copy: that much is lost in a crash, and that long a
-/// snapshot is held.
+/// A table with fewer bytes than this is not worth cutting. To copy or compare as much takes less than a second.
 pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
+
+/// The most bytes of a chunk. It takes some seconds to copy: that much is lost in a crash, and that long a snapshot and
+/// a lock are held.
+const CHUNK_BYTES_MAX: u64 = 8 * CHUNK_BYTES;
 
 /// How to move. [`Options::default`] is what the command uses.
 #[derive(Clone, Debug)]
@@ -40,7 +43,8 @@ pub struct Options {
     pub drain_deadline: Duration,
     /// Online: how many chunks are copied at the same time.
     pub copy_jobs: usize,
-    /// Online: about how much of a table, in bytes, is copied in one snapshot.
+    /// Online: about how much of a table, in bytes, is copied in one snapshot at the most. TRUNCATE and ALTER TABLE
+    /// wait for it at the source.
     pub chunk_bytes: u64,
     /// How much WAL, in bytes, a reverse replication may keep at the serving host before it is given up.
     pub back_wal_max: u64,
@@ -85,7 +89,7 @@ impl Default for Options {
             pause_max: Duration::from_secs(300),
             drain_deadline: Duration::from_secs(2),
             copy_jobs: 4,
-            chunk_bytes: CHUNK_BYTES,
+            chunk_bytes: CHUNK_BYTES_MAX,
             back_wal_max: 10 << 30,
             back: Back::Prepared,
             replica_identity: IdentityPolicy::Lend,
@@ -129,6 +133,18 @@ setters!(
 );
 
 impl Options {
+    /// About how large the chunks of a shard with so many bytes are. To read a table by ranges of its key takes longer
+    /// than to read it whole, the more so where its rows are not stored in the key's order: so tables are cut only as
+    /// far as it takes to have work for all. A copy that is held to a rate has small chunks, or it would hold its locks
+    /// for minutes.
+    pub(crate) fn chunk_bytes_of(&self, shard_bytes: u64) -> u64 {
+        let share = match self.rate_max {
+            Some(_) => CHUNK_BYTES,
+            None => CHUNK_BYTES.max(shard_bytes / self.copy_jobs.max(1) as u64),
+        };
+        share.min(self.chunk_bytes)
+    }
+
     /// A place where a test may stop the mover.
     pub(crate) fn at(&self, failpoint: &'static str) -> Result<(), Error> {
         match &self.failpoint {
@@ -265,5 +281,22 @@ impl Observer {
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Observer")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_leave_work_for_all() {
+        let (mib, options) = (1 << 20, Options::default());
+        assert_eq!(options.copy_jobs, 4);
+        for (shard, chunk) in [(0, 32), (100, 32), (600, 150), (100_000, 256)] {
+            assert_eq!(options.chunk_bytes_of(shard * mib), chunk * mib, "{shard} MiB");
+        }
+        assert_eq!(options.clone().copy_jobs(1).chunk_bytes_of(200 * mib), 200 * mib);
+        assert_eq!(options.clone().chunk_bytes(4 * mib).chunk_bytes_of(600 * mib), 4 * mib);
+        assert_eq!(options.rate_max(NonZeroU64::new(mib)).chunk_bytes_of(600 * mib), 32 * mib);
     }
 }

@@ -24,7 +24,7 @@ use crate::mover::step::ShardMove;
 use crate::mover::stream::follower::{Follower, write_watermark};
 use crate::pg::quote_literal;
 
-/// How many bytes are compared under one pair of snapshots, which are held for a second or two.
+/// How many bytes of small chunks are compared under one pair of snapshots, which are held for some seconds at most.
 const BUNCH_BYTES: u64 = 32 << 20;
 
 /// Fewer bytes than this do not justify a pair of snapshots of their own.

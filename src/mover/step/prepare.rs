@@ -144,7 +144,7 @@ impl ShardMove<'_> {
         let tables = table::shapes(&self.source, schema).await?;
         let (source_schema, target_schema) = (self.names.schema.clone(), self.names.incoming());
         let copy = ShardCopy { hold: self.hold, source_schema, target_schema, tables };
-        plan::cut(&self.source, &self.target, &copy, self.options.chunk_bytes).await
+        plan::cut(&self.source, &self.target, &copy, self.options).await
     }
 
     /// Locks: only creates, in a schema that nobody uses; remains of an earlier attempt are dropped.

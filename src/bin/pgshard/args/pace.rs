@@ -71,9 +71,9 @@ pub(crate) struct ForTests {
     /// For pgshard's own tests: how long lease and fence outlive the mover
     #[arg(long, hide = true, env = "PGSHARD_LEASE_MS", value_name = "MS", default_value_t = 10_000)]
     lease_ms: u64,
-    /// For pgshard's own tests: how much of a table is copied in one snapshot
-    #[arg(long, hide = true, env = "PGSHARD_CHUNK_BYTES", value_name = "BYTES", default_value_t = 32 << 20)]
-    chunk_bytes: u64,
+    /// For pgshard's own tests: how much of a table is copied in one snapshot at the most
+    #[arg(long, hide = true, env = "PGSHARD_CHUNK_BYTES", value_name = "BYTES")]
+    chunk_bytes: Option<u64>,
     /// For pgshard's own tests: how long an open waits for the snapshot of its audit
     #[arg(long, hide = true, env = "PGSHARD_SNAPSHOT_MS", value_name = "MS", default_value_t = 50)]
     snapshot_ms: u64,
@@ -82,8 +82,10 @@ pub(crate) struct ForTests {
 impl ForTests {
     /// The mover's options, as far as tests choose them.
     pub(super) fn options(self) -> Options {
-        Options::default()
-            .chunk_bytes(self.chunk_bytes)
+        let options = Options::default();
+        let chunk_bytes = self.chunk_bytes.unwrap_or(options.chunk_bytes);
+        options
+            .chunk_bytes(chunk_bytes)
             .snapshot_max(Duration::from_millis(self.snapshot_ms))
             .failpoint(self.failpoint)
             .leases(Leases::of(Duration::from_millis(self.lease_ms)))

@@ -34,18 +34,16 @@ impl Group<'_> {
         }
         let options = CopyOptions {
             route: Route { source: self.shared.source.clone(), target: self.shared.target.clone() },
-            jobs: self.context.options.copy_jobs,
             builds: members
                 .iter()
                 .filter(|one| lacks(one))
                 .filter_map(|one| Some((one.part.shard, one.built.as_ref()?.creation.builds())))
                 .collect(),
-            chunk_bytes: self.context.options.chunk_bytes,
             throttle: self.context.throttle.clone(),
             stop: self.context.stop.subscribe(),
             altered: self.watchdog.found(),
             observer: self.context.observer.clone(),
-            failpoints: self.context.options.clone(),
+            options: self.context.options.clone(),
         };
         let began = Instant::now();
         let (ended, last_chunk) = copy_all(&self.context.hosts, copies, &options).await;
