@@ -175,6 +175,11 @@ impl Mover {
         self.context.stop();
     }
 
+    /// Whether [`Mover::stop`] was called, of this mover or a clone.
+    pub fn is_stopped(&self) -> bool {
+        self.context.is_stopped()
+    }
+
     /// Lists the moves that the hosts know: all that are neither completed nor aborted, or one move in whatever phase.
     /// Sorted by move, then shard. Hosts that cannot be asked are named.
     pub fn list(&self, id: Option<MoveId>) -> BoxFuture<'_, Heard<Entry>> {

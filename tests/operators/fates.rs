@@ -134,7 +134,7 @@ pub(crate) struct Ended {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) took: Duration,
-    /// Whether somebody has pressed Ctrl-C.
+    /// Whether it was asked to end, by Ctrl-C or SIGTERM.
     pub(crate) interrupted: bool,
 }
 
@@ -194,5 +194,5 @@ pub(crate) async fn perform(mut command: Command, fate: Fate, enough: Arc<Notify
 }
 
 fn fate_is_interrupt(fate: &Fate) -> bool {
-    matches!(fate, Fate::Signalled(_, Deadly::Int))
+    matches!(fate, Fate::Signalled(_, Deadly::Int | Deadly::Term))
 }

@@ -14,6 +14,7 @@ mod exit;
 mod failure;
 mod logging;
 mod output;
+mod signals;
 mod trust;
 mod values;
 
@@ -64,7 +65,7 @@ async fn run(args: Args, output: &Arc<Output>) -> Exit {
         Interrupt::Handled => commands::run(args, output).await,
         Interrupt::Ends { how_to_go_on } => tokio::select! {
             result = commands::run(args, output) => result,
-            Ok(()) = tokio::signal::ctrl_c() => return output.interrupted(how_to_go_on),
+            () = signals::asked_to_end() => return output.interrupted(how_to_go_on),
         },
     };
     output.end(result.unwrap_or_else(|failure| output.failure(&failure)))

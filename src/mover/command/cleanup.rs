@@ -94,8 +94,8 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
     };
     for entry in &whole {
         let ended = match failed.remove(&entry.shard) {
-            _ if is_left(context, entry) => Err(Error::Interrupted { shard: entry.shard }),
             Some(error) => Err(Error::Group { shard: entry.shard, source: error }),
+            None if is_left(context, entry) => Err(Error::Interrupted { shard: entry.shard }),
             None => drop_old_copy(context, entry).await,
         };
         match ended {

@@ -1,7 +1,7 @@
 //! The permit to cut over, of which a group has one. A swap resets the plans of all sessions of its host, and two
 //! shards that are closed at once keep each other closed for longer: so one is closed at a time. The permit comes with
-//! two sessions that have done the same for the shard before, or have rehearsed it, so that hardly anything behind a
-//! fence is done for the first time.
+//! two sessions that have done the same for the shard before this one, or have rehearsed it where that was possible, so
+//! that hardly anything behind a fence is done for the first time.
 //!
 //! A fence is short only if the servers have time for it. So while one stands, no other work of the group on rows,
 //! indexes or catalogs begins: it goes in pieces, and each waits at its beginning.
@@ -37,8 +37,8 @@ pub(in crate::mover) struct CutOverPermits {
 struct Pieces {
     /// How many there are.
     begun: usize,
-    /// Whether a shard is fenced, or about to be.
-    fence_stands: bool,
+    /// How many shards are fenced, or about to be: one, and for a moment the one before it, which is decided.
+    fences: usize,
 }
 
 /// A piece of work that goes on beside the fences of others, until it is dropped.
@@ -90,13 +90,13 @@ impl CutOverPermits {
         let mut seen = self.pieces.subscribe();
         loop {
             let begins = self.pieces.send_if_modified(|pieces| {
-                pieces.begun += usize::from(!pieces.fence_stands);
-                !pieces.fence_stands
+                pieces.begun += usize::from(pieces.fences == 0);
+                pieces.fences == 0
             });
             if begins {
                 return Piece(self);
             }
-            seen.wait_for(|pieces| !pieces.fence_stands).await.expect("the sender is ours");
+            seen.wait_for(|pieces| pieces.fences == 0).await.expect("the sender is ours");
         }
     }
 
@@ -106,9 +106,9 @@ impl CutOverPermits {
     /// # Cancel safety
     /// May be dropped and called again.
     pub(in crate::mover) async fn stillness(&self) -> Stillness<'_> {
+        self.pieces.send_modify(|pieces| pieces.fences += 1);
         let still = Stillness(self);
         let mut seen = self.pieces.subscribe();
-        self.pieces.send_modify(|pieces| pieces.fence_stands = true);
         let ended = seen.wait_for(|pieces| pieces.begun == 0);
         if tokio::time::timeout(PIECES_WITHIN, ended).await.is_err() {
             tracing::debug!("a shard is fenced beside work that goes on for longer");
@@ -125,12 +125,12 @@ impl Drop for Piece<'_> {
 
 impl Drop for Stillness<'_> {
     fn drop(&mut self) {
-        self.0.pieces.send_modify(|pieces| pieces.fence_stands = false);
+        self.0.pieces.send_modify(|pieces| pieces.fences -= 1);
     }
 }
 
 impl Sessions {
-    /// Sessions that have done once what they are for.
+    /// Sessions that have done once what they are for, if that was possible.
     async fn open(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
         let Sessions { gate, opening } = Sessions::unrehearsed(hosts, work).await?;
         let rehearsed = async { tokio::try_join!(work.rehearse_fence(&gate), work.rehearse_open(&opening)) };
@@ -209,6 +209,16 @@ mod tests {
         assert!(!is_ready(still.as_mut()));
         drop(other);
         assert!(is_ready(still.as_mut()));
+    }
+
+    #[tokio::test]
+    async fn a_fence_that_ends_does_not_end_the_next_one() {
+        let permits = CutOverPermits::default();
+        let (before, still) = (permits.stillness().await, permits.stillness().await);
+        drop(before);
+        assert!(!is_ready(std::pin::pin!(permits.piece()).as_mut()));
+        drop(still);
+        assert!(is_ready(std::pin::pin!(permits.piece()).as_mut()));
     }
 
     #[tokio::test(start_paused = true)]

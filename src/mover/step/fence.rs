@@ -70,11 +70,12 @@ impl ShardMove<'_> {
 
     /// Runs what this session will do for the swap, the marker and decide, in a transaction that is rolled back: a
     /// session that does it for the first time reads catalogs and compiles functions, which takes longer than all the
-    /// rest, and the shard is closed meanwhile. Nobody else sees anything of it. After an error the session may be in a
-    /// transaction, and must be closed.
+    /// rest, and the shard is closed meanwhile. Nobody else sees what it does, but event triggers run. After an error
+    /// the session may be in a transaction, and must be closed.
     ///
-    /// Locks: as [`swap`](ShardMove::swap) and [`decide`](ShardMove::decide), until the rollback that is sent with it;
-    /// it waits for none longer than [`REHEARSAL_WAITS`].
+    /// Locks: as [`swap`](ShardMove::swap), but not that of the shard's migrations, and as
+    /// [`decide`](ShardMove::decide), until the rollback that is sent with it; it waits for none of them longer than
+    /// [`REHEARSAL_WAITS`].
     pub(crate) async fn rehearse_fence(&self, source: &Session) -> Result<(), Error> {
         let (shard, id, lease) = (self.hold.shard, self.hold.id, self.hold.lease);
         let attempt = format!("(SELECT attempt FROM pgshard.shard WHERE shard_id = {shard})");

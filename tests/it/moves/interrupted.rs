@@ -77,6 +77,25 @@ on_each_version! {
         world.audit_places().await;
     }
 
+    /// However often it is asked, a mover is not cut off between the fence and the open: the source serves again.
+    async fn a_move_stops_in_order(version) {
+        let world = World::new(&[version, other(version)], 2).await;
+        let db1 = world.servers.app(0).await;
+        for how in [Signal::INT, Signal::TERM] {
+            let order = ["move", "0", "--to", "db2", "--yes"];
+            let child = world.command(&order, &[("PGSHARD_FAILPOINT", "after swap=stop")]).spawn().unwrap();
+            let pid = crate::support::stopped(&child).await;
+            signal(&child, how);
+            signal(&child, Signal::TERM);
+            crate::support::go_on(pid);
+            let ran = Ran::of(child).await;
+            assert!(ran.ended(130).stderr.contains("stops in order"), "{}", ran.stderr);
+            db1.execute("INSERT INTO shard_0000.users (name) VALUES ('served')", &[]).await.unwrap();
+            world.run(&["moves", "abort"]).await.ended(0);
+        }
+        world.audit_places().await;
+    }
+
     /// The shard that is at work is finished, the others are named, and the same command drops them.
     async fn complete_ends_between_two_shards(version) {
         let world = World::new(&[version, other(version)], 8).await;

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
+use crate::signals::asked_to_end;
 
 /// Where a command listens.
 #[derive(JsonSchema, Serialize)]
@@ -41,7 +42,7 @@ pub(super) async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
-/// Answers connections until Ctrl-C, so many at a time; the others wait.
+/// Answers connections until Ctrl-C or SIGTERM, so many at a time; the others wait.
 pub(super) async fn until_interrupted<Answering: Future<Output = ()> + Send + 'static>(
     listener: &TcpListener,
     connections_max: usize,
@@ -59,7 +60,7 @@ pub(super) async fn until_interrupted<Answering: Future<Output = ()> + Send + 's
                     });
                 }
             }
-            _ = tokio::signal::ctrl_c() => return,
+            () = asked_to_end() => return,
         }
     }
 }

@@ -256,7 +256,7 @@ async fn run_moves(
     }
 }
 
-/// What Ctrl-C does to a command.
+/// What Ctrl-C and SIGTERM do to a command.
 pub(crate) enum Interrupt {
     /// The command hears it itself and ends in order.
     Handled,
@@ -267,12 +267,16 @@ pub(crate) enum Interrupt {
     },
 }
 
-/// What Ctrl-C does to this command.
+/// What Ctrl-C and SIGTERM do to this command.
 pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
         Command::Moves { command: Some(MovesCommand::Repair(args)) } if args.plan => None,
         Command::Moves { command: Some(MovesCommand::Gc(_) | MovesCommand::Repair(_)) } => {
             Some("run the same command again: it does what is left")
+        }
+        Command::Moves { command: None | Some(MovesCommand::List(_) | MovesCommand::Show(_)) } => None,
+        Command::Moves { command: Some(MovesCommand::Pause(_) | MovesCommand::Continue(_)) } => {
+            Some("`pgshard moves show` says what is asked of the move")
         }
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
         Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,

@@ -68,8 +68,8 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
         return Err(Failure::new(Exit::Failed, "nothing was moved"));
     }
     let started = std::time::Instant::now();
-    let work = moves::until_done(&mover, mover.run(&plan));
-    let report = moves::shown(&mover, || watcher.id(), output, work).await;
+    let work = moves::until_done(&mover, output, mover.run(&plan));
+    let report = moves::shown(&mover, || watcher.id(), output, work).await?;
     watcher.finish();
     Ok(moves::tell(moves::Verb::Resume, &report, started.elapsed(), output))
 }

@@ -14,6 +14,7 @@ use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, seconds};
+use crate::signals::asked_to_end;
 
 /// Between two looks whether a mover has ended.
 const EVERY: Duration = Duration::from_millis(200);
@@ -93,7 +94,7 @@ pub(super) async fn first(
     while !at_work.is_empty() && began.elapsed() < patience {
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
-            _ = tokio::signal::ctrl_c() => {
+            () = asked_to_end() => {
                 output.note("asked, and not waited for any longer");
                 return Err(Failure::new(Exit::Interrupted, format!("move {id}: its mover may still be at work"))
                     .hint(format!("`pgshard moves watch {id}`")));

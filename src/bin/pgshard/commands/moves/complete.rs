@@ -46,6 +46,11 @@ pub(crate) async fn complete_all(
     let mut exits = Vec::new();
     let work = async {
         for id in kept.keys() {
+            // Not left to `complete`: it asks the hosts first, and one of them may not answer.
+            if mover.is_stopped() {
+                exits.push(Exit::Interrupted);
+                break;
+            }
             let started = Instant::now();
             exits.push(match mover.complete(*id).await.map_err(failure) {
                 Ok(report) => tell(Verb::Complete, &report, started.elapsed(), output),

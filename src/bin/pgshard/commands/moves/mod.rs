@@ -12,6 +12,7 @@ mod requests;
 mod watch;
 
 use std::future::Future;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +23,6 @@ use pgshard::mover::{Asked, Error, Mover, Observer, Options, Phase};
 use pgshard::pg::state::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::relocate::mover;
 use crate::confirm::{Consent, confirm};
@@ -30,6 +30,7 @@ use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
+use crate::signals::Ending;
 
 use find::{Fits, find, named};
 
@@ -83,13 +84,13 @@ pub(crate) async fn act(
     let id = find(&mover, id, fits).await?;
     let started = Instant::now();
     let report = match verb {
-        Verb::Resume => shown(&mover, || Some(id), output, until_done(&mover, mover.resume(id))).await,
+        Verb::Resume => shown(&mover, || Some(id), output, until_done(&mover, output, mover.resume(id))).await?,
         Verb::Abort { patience } => {
             // A live mover aborts its own shards. What is left now is from a mover that died or does not answer.
             ask::first(&mover, id, Asked::Abort, patience, output).await?;
-            until_done(&mover, mover.abort(id)).await
+            until_done(&mover, output, mover.abort(id)).await?
         }
-        Verb::Audit => until_done(&mover, mover.audit(id)).await,
+        Verb::Audit => until_done(&mover, output, mover.audit(id)).await?,
         Verb::Rollback => {
             let entries = mover.list(Some(id)).await.found;
             let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));
@@ -97,7 +98,7 @@ pub(crate) async fn act(
             if !confirm(&question, consent, output).await? {
                 return Err(Failure::new(Exit::Failed, "nothing was moved"));
             }
-            until_done(&mover, mover.rollback(id)).await
+            until_done(&mover, output, mover.rollback(id)).await?
         }
         Verb::Complete => {
             let entries = mover.list(Some(id)).await.found;
@@ -184,33 +185,35 @@ pub(crate) async fn gc(options: Options, config: Option<&Path>, output: &Output)
     Ok(if exit != Exit::Done && !report.cleaned.is_empty() { Exit::Partly } else { exit })
 }
 
-/// Runs a mover's work. Ctrl-C asks it to stop, which it does in order; it is not cut off.
-pub(crate) async fn until_done<T>(mover: &Mover, work: impl Future<Output = T>) -> T {
+/// Runs a mover's work. Ctrl-C or SIGTERM asks it to stop, which it does in order. It is not cut off, however often it
+/// is asked: a shard that is decided and not opened would be closed until somebody resumes the move.
+pub(crate) async fn until_done<T>(mover: &Mover, output: &Output, work: impl Future<Output = T>) -> io::Result<T> {
+    let mut ending = Ending::listen()?;
     let mut work = std::pin::pin!(work);
-    tokio::select! {
-        outcome = &mut work => outcome,
-        _ = tokio::signal::ctrl_c() => {
-            mover.stop();
-            work.await
+    loop {
+        tokio::select! {
+            outcome = &mut work => return Ok(outcome),
+            () = ending.asked() => {}
         }
+        mover.stop();
+        output.note("stops in order: fences are taken back, and what is decided is opened");
     }
 }
 
-/// Runs a mover's work that may be cut off anywhere. Ctrl-C, or SIGTERM as a service manager sends it, asks it to stop
-/// in order; a second one ends it at once, for whoever does not want to wait for a host. Then it gives `None`.
+/// Runs a mover's work that may be cut off anywhere. Ctrl-C or SIGTERM asks it to stop in order; a second one ends it
+/// at once, for whoever does not want to wait for a host. Then it gives `None`.
 async fn until_done_or_cut_off<T>(
     mover: &Mover,
     output: &Output,
     work: impl Future<Output = T>,
-) -> std::io::Result<Option<T>> {
-    let (mut interrupts, mut terminations) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+) -> io::Result<Option<T>> {
+    let mut ending = Ending::listen()?;
     let mut work = std::pin::pin!(work);
     let mut is_asked = false;
     loop {
         tokio::select! {
             outcome = &mut work => return Ok(Some(outcome)),
-            _ = interrupts.recv() => {}
-            _ = terminations.recv() => {}
+            () = ending.asked() => {}
         }
         if is_asked {
             return Ok(None);

@@ -21,6 +21,7 @@ use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, drawn, seconds, size};
+use crate::signals::asked_to_end;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -59,7 +60,7 @@ pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Outp
         }
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
-            _ = tokio::signal::ctrl_c() => {
+            () = asked_to_end() => {
                 if let Some(board) = &board {
                     board.finish_and_clear();
                 }

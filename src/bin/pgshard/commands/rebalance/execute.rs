@@ -24,8 +24,9 @@ use super::watch::{RebalanceEvent, Watcher, WaveGroup};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, counted, seconds, size};
+use crate::signals::asked_to_end;
 
-/// Hears Ctrl-C, and asks the mover to stop in order.
+/// Hears Ctrl-C and SIGTERM, and asks the mover to stop in order.
 pub(super) struct Stop {
     asked: Arc<AtomicBool>,
     listener: tokio::task::AbortHandle,
@@ -36,10 +37,9 @@ impl Stop {
         let (asked, mover) = (Arc::new(AtomicBool::new(false)), mover.clone());
         let heard = asked.clone();
         let listener = tokio::spawn(async move {
-            if tokio::signal::ctrl_c().await.is_ok() {
-                heard.store(true, Ordering::Relaxed);
-                mover.stop();
-            }
+            asked_to_end().await;
+            heard.store(true, Ordering::Relaxed);
+            mover.stop();
         });
         Stop { asked, listener: listener.abort_handle() }
     }

@@ -32,6 +32,7 @@ use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Output, counted};
+use crate::signals::asked_to_end;
 
 /// What the two commands have in common.
 struct Asked {
@@ -150,11 +151,11 @@ impl Rest<'_> {
     }
 }
 
-/// The outcome, or `None` when Ctrl-C came first: for what changes nothing.
+/// The outcome, or `None` when Ctrl-C or SIGTERM came first: for what changes nothing.
 async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         outcome = work => Some(outcome),
-        Ok(()) = tokio::signal::ctrl_c() => None,
+        () = asked_to_end() => None,
     }
 }
 
