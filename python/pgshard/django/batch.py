@@ -110,15 +110,11 @@ def _in_thread(
 
 
 def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[int, list[Any]]:
-    where = alias(batch[0])
-    wrapper = connections[where]
-    query = queryset._on(where).filter(pk__pgshard_any=_IDS)
-    compiler = query.query.get_compiler(using=where)
-    real, wrapper.quoted_schema = wrapper.quoted_schema, _SCHEMA
-    try:
-        sql, params = compiler.as_sql()
-    finally:
-        wrapper.quoted_schema = real
+    wrapper = connections[alias(batch[0])]
+    # Each arm gets a schema of its own, and so would a part of the query that is for one shard. It can be for only one
+    # of two, so the other refuses it.
+    _compiled(queryset, batch[1], wrapper)
+    query, compiler, sql, params = _compiled(queryset, batch[0], wrapper)
     arms: list[str] = []
     values: list[Any] = []
     for shard in batch:
@@ -140,6 +136,20 @@ def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[
         _put(one, alias(shard))
         found[shard].append(one)
     return found
+
+
+def _compiled(queryset: Any, shard: int, wrapper: Any) -> tuple[Any, Any, str, Any]:
+    """The query on a shard, its compiler, its SQL, which has `_SCHEMA` and `_IDS` in it, and the parameters.
+    `wrapper`: the connection object of any shard."""
+    where = alias(shard)
+    query = queryset._on(where).filter(pk__pgshard_any=_IDS)
+    compiler = query.query.get_compiler(connection=wrapper)
+    real = wrapper.alias, wrapper.quoted_schema
+    wrapper.alias, wrapper.quoted_schema = where, _SCHEMA
+    try:
+        return (query, compiler, *compiler.as_sql())
+    finally:
+        wrapper.alias, wrapper.quoted_schema = real
 
 
 def _put(one: models.Model, where: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.usefixtures("db")
 
 U, V, W = 3, 12, 19  # The last one's rows are on the first one's shard.
+X = 4  # The shard of this one's rows is on the first one's host.
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def plain(world):
 
 @pytest.fixture
 def both(m, plain):
-    """The models on shards and the plain ones, with the same rows of three users on two shards."""
+    """The models on shards and the plain ones, with the same rows of four users on three shards."""
     for models in (m, plain):
         fill(models)
     yield m, plain
@@ -79,12 +80,14 @@ def both(m, plain):
 
 def fill(m):
     categories = [m.Category.objects.create(name=name) for name in ("city", "sea")]
-    for user in (U, V, W):
+    for user in (U, V, W, X):
         albums = [m.Album.objects.create(user_id=user, name=f"{name} {user}") for name in ("b", "a", "empty")]
         tags = [m.Tag.objects.create(user_id=user, word=word) for word in ("x", "y", "z")]
         for n, (album, category) in enumerate(zip((*albums[:2], None, albums[0]), (*categories, None, None))):
             made = {"title": f"P{n} of {user}", "likes": n * user, "album": album, "category": category}
             m.Photo.objects.create(user_id=user, **made).tags.add(*tags[: n % 3])
+    for user in (U, V, X):
+        m.Photo.objects.create(user_id=user, title="same", likes=1)
 
 
 def seen(value):
@@ -99,6 +102,27 @@ def seen(value):
     if hasattr(value, "__iter__") and not isinstance(value, str):
         return [seen(one) for one in value]
     return value
+
+
+def everywhere(rows, limit=100):
+    """The rows of all shards, in the query's order."""
+    return rows.across_shards().list(limit=limit) if hasattr(rows, "across_shards") else rows[:limit]
+
+
+def count(rows):
+    return (rows.across_shards() if hasattr(rows, "across_shards") else rows).count()
+
+
+def exists(rows):
+    return (rows.across_shards() if hasattr(rows, "across_shards") else rows).exists()
+
+
+def by_ids(rows, ids):
+    """The rows with these IDs, in their order."""
+    if hasattr(rows, "by_ids"):
+        return rows.by_ids(ids)
+    found = {row.pk: row for row in rows.filter(pk__in=ids)}
+    return [found[id] for id in ids if id in found]
 
 
 def answer(work, models):
@@ -289,12 +313,77 @@ def writes():
     )
 
 
+def across():
+    """What is asked of all shards together, and by IDs of several."""
+    from django.db.models import Count, Exists, F, Max, Window
+    from django.db.models.functions import RowNumber
+
+    def rows(m):
+        return m.Photo.objects.order_by("user_id", "title")
+
+    def ids(m, *users):
+        return [photo(m, n, user).pk for n in range(3) for user in users]
+
+    def ranked(m, *by):
+        return rows(m).alias(n=Window(RowNumber(), partition_by=by, order_by="title")).filter(n=2)
+
+    tuples = ("user_id", "title")
+    return (
+        lambda m: everywhere(rows(m)),
+        lambda m: everywhere(rows(m).filter(album=None)),
+        lambda m: [everywhere(rows(m)[:3]), count(rows(m)[:3]), count(rows(m)), exists(rows(m)[:1])],
+        lambda m: everywhere(rows(m).values("user_id").annotate(n=Count("pk")).order_by("user_id")),
+        lambda m: sorted(map(str, everywhere(rows(m).order_by().values_list("user_id", "album__name").distinct()))),
+        lambda m: count(m.Photo.objects.values("album", "user_id").distinct()),
+        lambda m: count(m.Photo.objects.values("album", "pk").annotate(n=Count("tags"))),
+        lambda m: count(m.Tag.objects.values("photos", "user_id").distinct()),
+        lambda m: count(m.Photo.tags.through.objects.values("photo").distinct()),
+        lambda m: count(m.Photo.tags.through.objects.values("photo__user_id").distinct()),
+        lambda m: count(m.Photo.objects.filter(album__name__contains="b").values("album__user_id").distinct()),
+        lambda m: everywhere(m.Photo.objects.order_by("user_id", "album_id", "pk").distinct("user_id", "album_id")),
+        lambda m: everywhere(ranked(m, "user_id", "album")),
+        lambda m: [count(ranked(m, "user_id")), exists(ranked(m, "user_id"))],
+        lambda m: everywhere(
+            rows(m).order_by().values(*tuples).difference(rows(m).filter(likes=0).values(*tuples)).order_by(*tuples)
+        ),
+        lambda m: everywhere(rows(m).filter(title="same").union(rows(m).filter(likes=0)).order_by(*tuples)),
+        lambda m: everywhere(
+            m.Album.objects.order_by()
+            .values("user_id")
+            .union(m.Tag.objects.values("user_id").union(m.Photo.objects.values("user_id")))
+            .order_by("user_id")
+        ),
+        lambda m: count(m.Photo.objects.values("title").union(m.Photo.objects.values("title"), all=True)),
+        lambda m: count(m.Photo.objects.union(m.Photo.objects.all()).values("user_id", "title")),
+        lambda m: exists(m.Photo.objects.filter(title="same").values("title").distinct()),
+        lambda m: exists(m.Photo.objects.values("title").annotate(n=Count("pk"))),
+        lambda m: exists(m.Photo.objects.values("user_id").annotate(n=Count("pk")).filter(n=6)),
+        lambda m: exists(m.Photo.objects.annotate(n=Count("tags")).filter(n=3)),
+        lambda m: exists(m.Photo.objects.values("title").union(m.Photo.objects.values("title"))),
+        lambda m: exists(m.Photo.objects.filter(likes=0).difference(m.Photo.objects.filter(title__contains="P"))),
+        lambda m: by_ids(m.Photo.objects.all(), ids(m, U, X, V, W)),
+        lambda m: by_ids(m.Photo.objects.filter(album=None), ids(m, U, X)),
+        lambda m: by_ids(m.Photo.objects.exclude(title__in=[]), ids(m, X, U)),
+        lambda m: by_ids(
+            m.Photo.objects.filter(Exists(m.Photo.tags.through.objects.filter(photo=photo(m)))), ids(m, U)
+        ),
+        lambda m: by_ids(m.Photo.objects.filter(user_id=F("album__user_id")), ids(m, U, X)),
+        lambda m: by_ids(m.Photo.objects.annotate(n=Max("tags__word")), ids(m, U, X)),
+    )
+
+
 def test_what_is_read_is_the_same(both, p):
     m, plain = both
     for number, work in enumerate(reads()):
         assert answer(work, m) == answer(work, plain), number
         with p.shard_of(V):
             assert answer(work, m) == answer(work, plain), number
+
+
+def test_what_all_shards_answer_is_the_same(both):
+    m, plain = both
+    wanted = {number: answer(work, plain) for number, work in enumerate(across())}
+    assert {number: answer(work, m) for number, work in enumerate(across())} == wanted
 
 
 def test_what_is_written_is_the_same(both):

@@ -556,3 +556,26 @@ def test_a_list_that_is_a_query_names_a_shard_by_keys_and_ids_of_its_own(m, foru
     assert rows.by_ids(ids.values_list("object_id", flat=True)) == [theirs]
     with pytest.raises((p.WrongShard, ValueError), match=r"shard-3|across different databases"):
         rows.filter(user=V, pk__in=ids).count()
+
+
+def test_a_part_of_a_query_by_ids_is_of_no_shard(m, p):
+    """The shards of these two are on one host, so one statement asks both, in whatever order the IDs are."""
+    from django.db.models import Exists, Q
+
+    photos = [m.Photo.objects.create(user_id=user, title="x") for user in (U, U + 1)]
+    for user in (U, U + 1):
+        m.Album.objects.create(user_id=user, name="a")
+    ids = [photo.pk for photo in photos]
+    for given in (ids, ids[::-1]):
+        for user in (U, U + 1):
+            key = Q(user_id=user)
+            for wrong in (
+                m.Photo.objects.filter(title__in=m.Photo.objects.filter(key).values("title")),
+                m.Photo.objects.filter(Exists(m.Album.objects.filter(key))),
+                m.Photo.objects.filter(Exists(m.Album.objects.filter(key | Q(name="b")))),
+            ):
+                # Django itself says so of a list that is a query.
+                with pytest.raises((p.WrongShard, p.NoShard, ValueError), match=rf"shard-{user}|different databases"):
+                    wrong.by_ids(given)
+        for right in (m.Photo.objects.filter(Exists(m.Album.objects.filter(name="a"))), m.Photo.objects.for_key(U)):
+            assert [photo.pk for photo in right.by_ids(given)] == given
