@@ -18,6 +18,7 @@ from django.db.models import Window
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.expressions import Col, Ref
 from django.db.models.query import FlatValuesListIterable, ModelIterable, ValuesIterable
+from django.db.models.sql.constants import LOUTER
 
 from ..template import quote_name
 from .sharded import has_shard_id, says_the_shard
@@ -47,26 +48,37 @@ def check_rows(queryset: Any) -> None:
 def _check_rows(query: Any, distinct: Any) -> None:
     columns = query.annotation_select.values()
     selected = (*query.select, *columns)
-    names = " or ".join(field.name for field in query.model._meta.concrete_fields if says_the_shard(field))
+    names = " or ".join(field.name for field in query.model._meta.concrete_fields if _places_each_row(field))
     # Django also groups by what is selected.
-    if isinstance(query.group_by, tuple) and not _say_the_shard((*query.group_by, *selected)):
+    if isinstance(query.group_by, tuple) and not _say_the_shard(query, (*query.group_by, *selected)):
         raise ValueError(f"each shard has groups of its own: group by {names} too, or take .run() and add them up")
     if query.distinct_fields:
-        fields = [query.names_to_path([name], query.model._meta)[1] for name in query.distinct_fields if name != "pk"]
-        alike = len(fields) == len(query.distinct_fields) and not any(map(says_the_shard, fields))
+        meta = query.model._meta
+        own = {name: field for field in meta.concrete_fields for name in (field.name, field.attname)} | {"pk": meta.pk}
+        alike = not any(_places_each_row(own.get(name)) for name in query.distinct_fields)
     else:
-        alike = distinct and not query.default_cols and not _say_the_shard(selected)
+        alike = distinct and not query.default_cols and not _say_the_shard(query, selected)
     if alike:
         raise ValueError(f"each shard leaves out duplicates of its own only: select {names} too, or take .run()")
     for window in (part for one in columns for part in one.flatten() if isinstance(part, Window)):
-        if window.partition_by is None or not _say_the_shard(window.partition_by.get_source_expressions()):
+        if window.partition_by is None or not _say_the_shard(query, window.partition_by.get_source_expressions()):
             raise ValueError(f"a window has the rows of one shard only: partition it by {names}, or take .run()")
 
 
-def _say_the_shard(expressions: Iterable[Any]) -> bool:
-    """Whether one of these is a column that says the shard: what is computed from it does not."""
+def _say_the_shard(query: Any, expressions: Iterable[Any]) -> bool:
+    """Whether one of these is a column that says the shard in each row: what is computed from it does not."""
     found = (one.source if isinstance(one, Ref) else one for one in expressions)
-    return any(isinstance(one, Col) and says_the_shard(one.target) for one in found)
+    return any(
+        isinstance(one, Col)
+        and _places_each_row(one.target)
+        and getattr(query.alias_map.get(one.alias), "join_type", None) != LOUTER
+        for one in found
+    )
+
+
+def _places_each_row(field: Any) -> bool:
+    """Whether a field says the shard, and in each row: those without a reference are on all shards."""
+    return says_the_shard(field) and not field.null
 
 
 def by_pk(queryset: Any) -> Callable[[Any], Any]:

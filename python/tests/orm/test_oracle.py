@@ -372,6 +372,39 @@ def across():
     )
 
 
+def alone():
+    """What each shard would answer for itself only: groups, duplicates and windows that several have."""
+    from django.db.models import Count, Window
+    from django.db.models.functions import RowNumber
+
+    def rows(m):
+        return m.Photo.objects.order_by()
+
+    def ranked(by="title"):
+        return Window(RowNumber(), partition_by=by, order_by="pk")
+
+    def values(m, *names):
+        return rows(m).values_list(*names)
+
+    return (
+        # A row that refers to none says no shard.
+        lambda m: everywhere(values(m, "album").distinct()),
+        lambda m: count(values(m, "album").distinct()),
+        lambda m: everywhere(values(m, "album").annotate(n=Count("pk"))),
+        lambda m: everywhere(rows(m).order_by("album_id").distinct("album")),
+        lambda m: everywhere(rows(m).order_by("album_id").distinct("album_id")),
+        lambda m: everywhere(rows(m).annotate(n=ranked("album"))),
+        lambda m: everywhere(values(m, "album").difference(rows(m).filter(likes=0).values_list("album"))),
+        lambda m: everywhere(values(m, "album").union(values(m, "album"))),
+        lambda m: everywhere(values(m, "album__user_id").distinct()),
+        lambda m: everywhere(values(m, "album__pk").distinct()),
+        lambda m: everywhere(m.Tag.objects.values_list("photos").distinct()),
+        lambda m: everywhere(m.Tag.objects.values_list("photos__user_id").annotate(n=Count("pk"))),
+        lambda m: everywhere(rows(m).order_by("album__user_id").distinct("album__user_id")),
+        lambda m: by_ids(rows(m).order_by("album_id").distinct("album"), [photo(m, 2).pk, photo(m, 2, X).pk]),
+    )
+
+
 def test_what_is_read_is_the_same(both, p):
     m, plain = both
     for number, work in enumerate(reads()):
@@ -384,6 +417,19 @@ def test_what_all_shards_answer_is_the_same(both):
     m, plain = both
     wanted = {number: answer(work, plain) for number, work in enumerate(across())}
     assert {number: answer(work, m) for number, work in enumerate(across())} == wanted
+
+
+def test_what_each_shard_would_answer_for_itself_is_refused(both):
+    m, plain = both
+    given = {}
+    for number, work in enumerate(alone()):
+        answer(work, plain)
+        try:
+            given[number] = answer(work, m)
+        except ValueError as error:
+            if "take .run()" not in str(error):
+                raise
+    assert given == {}
 
 
 def test_what_is_written_is_the_same(both):
