@@ -14,7 +14,7 @@ from .batch import fetch
 from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
-from .merge import by_pk, check_rows, merge, order, ranks_on
+from .merge import by_pk, check_any, check_rows, merge, order, ranks_on
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
 from .sharded import (
     KEYS,
@@ -611,7 +611,9 @@ class AcrossShards:
         return self._at_most(sum(self.run(lambda rows: rows.count()).all().values()))
 
     def exists(self) -> bool:
-        """Whether any shard has a row. Raises `Partial` if none was found and a shard failed."""
+        """Whether any shard has a row. Raises `Partial` if none was found and a shard failed, and `ValueError` if it
+        depends on several shards which rows are left out."""
+        check_any(self._queryset)
         result = self.run(lambda rows: rows.exists())
         return any(result.values.values()) or bool(sum(result.all().values()))
 

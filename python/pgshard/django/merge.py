@@ -45,6 +45,24 @@ def check_rows(queryset: Any) -> None:
         _check_rows(one, query.distinct or (query.combinator is not None and not query.combinator_all))
 
 
+def check_any(queryset: Any) -> None:
+    """Refuses a query of which is asked whether it has a row, if the answer would be another. How many groups or
+    duplicates there are does not matter. Raises `ValueError`."""
+    if _leaves_out(queryset.query):
+        check_rows(queryset)
+
+
+def _leaves_out(query: Any) -> bool:
+    """Whether it depends on other rows which are left out."""
+    where = query.where
+    return bool(
+        where.contains_aggregate
+        or where.contains_over_clause
+        or query.combinator in ("intersection", "difference")
+        or any(map(_leaves_out, query.combined_queries))
+    )
+
+
 def _check_rows(query: Any, distinct: Any) -> None:
     columns = query.annotation_select.values()
     selected = (*query.select, *columns)
@@ -59,7 +77,7 @@ def _check_rows(query: Any, distinct: Any) -> None:
     else:
         alike = distinct and not query.default_cols and not _say_the_shard(query, selected)
     if alike:
-        raise ValueError(f"each shard leaves out duplicates of its own only: select {names} too, or take .run()")
+        raise ValueError(f"each shard compares its own rows only: select {names} too, or take .run()")
     for window in (part for one in columns for part in one.flatten() if isinstance(part, Window)):
         if window.partition_by is None or not _say_the_shard(query, window.partition_by.get_source_expressions()):
             raise ValueError(f"a window has the rows of one shard only: partition it by {names}, or take .run()")
