@@ -375,8 +375,9 @@ def across():
 def alone():
     """What each shard would answer for itself only: groups, duplicates and windows that several have, and rows that are
     left out for others."""
-    from django.db.models import Count, Max, Window
+    from django.db.models import Count, Exists, Max, Window
     from django.db.models.functions import RowNumber
+    from django.db.models.lookups import Exact
 
     def rows(m):
         return m.Photo.objects.order_by()
@@ -403,9 +404,16 @@ def alone():
         lambda m: everywhere(m.Tag.objects.values_list("photos__user_id").annotate(n=Count("pk"))),
         lambda m: everywhere(rows(m).order_by("album__user_id").distinct("album__user_id")),
         lambda m: by_ids(rows(m).order_by("album_id").distinct("album"), [photo(m, 2).pk, photo(m, 2, X).pk]),
+        # Windows that are filtered by.
+        lambda m: everywhere(rows(m).alias(n=ranked()).filter(n=1)),
+        lambda m: count(rows(m).alias(n=ranked("likes")).filter(n__gt=1)),
+        lambda m: everywhere(rows(m).filter(Exact(ranked(), 1))),
+        lambda m: everywhere(rows(m).alias(n=ranked()).exclude(n=1)),
+        lambda m: by_ids(rows(m).alias(n=ranked()).filter(n=1), [photo(m).pk, photo(m, user=X).pk]),
         # Whether there are any.
         lambda m: exists(values(m, "title").annotate(n=Count("pk")).filter(n=3)),
         lambda m: exists(values(m, "title").alias(n=Max("user_id")).filter(n=U)),
+        lambda m: exists(rows(m).alias(n=ranked()).filter(n=3)),
         lambda m: exists(values(m, "title").difference(rows(m).filter(user_id__lt=V).values_list("title"))),
         lambda m: exists(
             rows(m).filter(user_id__gt=U).values("title").intersection(rows(m).filter(user_id__lte=U).values("title"))
@@ -413,6 +421,7 @@ def alone():
         lambda m: exists(
             values(m, "title").filter(likes=-1).union(values(m, "title").alias(n=Count("pk")).filter(n=3))
         ),
+        lambda m: exists(rows(m).filter(Exists(rows(m).filter(title="same"))).alias(n=ranked()).filter(n=3)),
     )
 
 
