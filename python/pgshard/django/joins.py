@@ -1,11 +1,12 @@
-"""Django's joins and subqueries in databases that are no shard, so that they refuse the tables of shards. The server would only
-say that such a table does not exist, or have one from before the shards."""
+"""Django's joins, subqueries and unions in databases that are no shard, so that they refuse the tables of shards. The
+server would only say that such a table does not exist, or have one from before the shards."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
 from django.db.models.sql import Query
+from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import Join
 
 from .cluster import shard_of_alias
@@ -15,6 +16,7 @@ from .sharded import is_sharded
 _JOIN_AS_SQL = Join.as_sql
 _QUERY_AS_SQL = Query.as_sql
 _SPLIT_EXCLUDE = Query.split_exclude
+_COMBINATOR_SQL = SQLCompiler.get_combinator_sql
 
 
 def _join_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
@@ -37,10 +39,22 @@ def _split_exclude(self: Any, filter_expr: Any, can_reuse: Any, names_with_path:
 
 def _query_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
     """Refuses a query of rows of shards as a part of one of another database."""
-    if is_sharded(self.model) and shard_of_alias(connection.alias) is None:
-        name = self.model.__name__
-        raise NoShard(f"{name} is in shards, and no part of a query of {connection.alias!r}: {_remedy(name)}")
+    _refuse_part(self, connection)
     return _QUERY_AS_SQL(self, compiler, connection)
+
+
+def _combinator_sql(self: Any, combinator: str, all: bool) -> Any:
+    """The same, for `union` and its kin."""
+    for part in self.query.combined_queries:
+        if not part.is_empty():
+            _refuse_part(part, self.connection)
+    return _COMBINATOR_SQL(self, combinator, all)
+
+
+def _refuse_part(query: Any, connection: Any) -> None:
+    if is_sharded(query.model) and shard_of_alias(connection.alias) is None:
+        name = query.model.__name__
+        raise NoShard(f"{name} is in shards, and no part of a query of {connection.alias!r}: {_remedy(name)}")
 
 
 def _refuse_to_join(here: Any, relation: str, there: Any) -> NoReturn:
@@ -58,3 +72,4 @@ def _remedy(name: str) -> str:
 def change_django() -> None:
     """Makes Django use all this."""
     Join.as_sql, Query.as_sql, Query.split_exclude = _join_as_sql, _query_as_sql, _split_exclude
+    SQLCompiler.get_combinator_sql = _combinator_sql

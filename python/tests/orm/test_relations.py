@@ -305,3 +305,36 @@ def test_rows_of_shards_are_no_part_of_a_query_of_another_database(ledger, m, p,
         len(others.prefetch_related(Prefetch("notes", m.Note.objects.filter(text="x"))).get(pk=users[0].pk).notes.all())
         == 1
     )
+
+
+def test_rows_of_shards_are_not_combined_with_those_of_another_database(m, p):
+    album = m.Album.objects.create(user_id=U, name="of both")
+    m.Category.objects.create(name="of both")
+    names, albums = m.Category.objects.values("name"), m.Album.objects.order_by().values("name")
+
+    def check():
+        for wrong in (
+            names.union(albums),
+            names.union(albums, all=True),
+            names.intersection(albums.for_key(U)),
+            names.difference(albums.filter(user_id=U)),
+            names.union(names.union(albums)),
+            m.Category.objects.filter(name__in=names.union(albums)),
+            m.Category.objects.exclude(name__in=names.difference(albums)),
+        ):
+            for refused in (wrong.count, lambda wrong=wrong: list(wrong), wrong.exists):
+                with pytest.raises(p.NoShard, match=r"Album is in shards.*'default'.*first ask Album"):
+                    refused()
+        for wrong in (lambda: list(albums.union(names)), lambda: albums.for_key(U).intersection(names)):
+            with pytest.raises((p.NoShard, p.WrongShard), match=r"Album(:| is sharded)|Category is not sharded"):
+                wrong()
+        assert list(names.union(albums.none())) == list(names.union(names)) == [{"name": "of both"}]
+        assert albums.filter(user_id=U).union(m.Photo.objects.for_key(U).values("title")).get() == {"name": "of both"}
+
+    try:
+        check()
+        with p.shard_of(U):
+            check()
+    finally:
+        m.Category.objects.all().delete()
+        album.delete()
