@@ -3,7 +3,6 @@ classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from django.apps import apps
@@ -85,10 +84,9 @@ def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
     if found is None:
         found = {}
         for name, field in shard_names(model).items():
-            found[name] = (field, False)
-            for lookup in ("exact", *_names_of_target(field)):
-                found[f"{name}__{lookup}"] = (field, False)
-            found[f"{name}__in"] = (field, True)
+            for asked in (name, *(f"{name}__{target}" for target in _names_of_target(field))):
+                found[asked] = found[f"{asked}__exact"] = (field, False)
+                found[f"{asked}__in"] = (field, True)
         model._pgshard_conditions = found
     return found
 
@@ -127,13 +125,10 @@ def says_where_it_is(relation: Any) -> bool:
     )
 
 
-def _names_of_target(field: Any) -> Iterator[str]:
-    """The lookups after a key's name that ask for what it holds, such as the `pk` of `user__pk`."""
+def _names_of_target(field: Any) -> tuple[str, ...]:
+    """The names after a key's that ask for what it holds, such as the `pk` of `user__pk`."""
     target = field.target_field if field is not None and field.remote_field is not None else None
-    names = ("pk", "id") if target is None else (target.name, *(("pk",) if target.primary_key else ()))
-    for name in names:
-        yield name
-        yield f"{name}__exact"
+    return ("pk", "id") if target is None else (target.name, *(("pk",) if target.primary_key else ()))
 
 
 def has_shard_id(model: Any) -> bool:

@@ -579,3 +579,28 @@ def test_a_part_of_a_query_by_ids_is_of_no_shard(m, p):
                     wrong.by_ids(given)
         for right in (m.Photo.objects.filter(Exists(m.Album.objects.filter(name="a"))), m.Photo.objects.for_key(U)):
             assert [photo.pk for photo in right.by_ids(given)] == given
+
+
+def test_a_list_of_what_a_key_holds_is_read_where_a_shard_is_chosen(m, forum, threads, p):
+    from django.db.models import Q
+
+    ours, theirs = threads
+    for thread in threads:
+        forum.Post.objects.create(thread=thread)
+    rows, posts = forum.Thread.objects, forum.Post.objects
+    with p.shard_of(U):
+        for wrong in (
+            rows.filter(user__pk__in=[U, V]),
+            rows.filter(user__id__in=[U, V]),
+            rows.filter(Q(user__id__in=[U, V])),
+            posts.filter(thread__user__pk__in=[U, V]),
+            posts.filter(thread__user__id__in=[U, V]),
+            posts.filter(thread__id__in=[ours.pk, theirs.pk]),
+        ):
+            with pytest.raises(p.NoShard, match="of several shards"):
+                wrong.count()
+    for where in (U, V):
+        with p.shard_of(where):
+            assert rows.filter(user__pk__in=[V]).get() == rows.filter(user__id__in=[V, V + 16]).get() == theirs
+            assert posts.filter(thread__user__pk__in=[V]).get() == posts.filter(thread__user__id__in=[V]).get()
+            assert posts.filter(thread__user__id__in=[V]).get().thread_id == theirs.pk
