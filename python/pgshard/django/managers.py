@@ -417,8 +417,22 @@ def _held(field: Any, instance: Any) -> Any:
     return getattr(instance, field.target_field.attname) if _refers_to(field, instance) else instance.pk
 
 
+def _is_query(value: Any) -> bool:
+    return isinstance(value, (models.QuerySet, models.Subquery))
+
+
+def _has_query(value: Any) -> bool:
+    return _is_query(value) or (isinstance(value, (list, tuple, set)) and any(map(_is_query, value)))
+
+
 def _place_of_rows(key: Any, value: Any) -> str | None:
-    """The same, for rows that are looked for. Raises `WrongId` if none can be there."""
+    """The same, for rows that are looked for, and also of what a query gives, which may be `_SEVERAL`. Raises `WrongId`
+    if none can be there."""
+    if type(value) is not int:
+        if _is_query(value):
+            return _place_of_query(key, value)
+        if isinstance(value, models.Value):
+            value = value.value
     try:
         return _place(key, value)
     except WrongKey:
@@ -428,9 +442,9 @@ def _place_of_rows(key: Any, value: Any) -> str | None:
 
 
 def _common_place(key: Any, values: Any) -> str | None:
-    """The one shard of all these values, or `_SEVERAL`; None if they name none, or are no list. Raises `WrongId` if no
-    row can have one of them."""
-    if isinstance(values, (models.QuerySet, models.Subquery)):
+    """The one shard of all these values, or `_SEVERAL`, also where only some name one; None if none does, or if they
+    are no list. Raises `WrongId` if no row can have one of them."""
+    if _is_query(values):
         return _place_of_query(key, values)
     if isinstance(values, str) or not isinstance(values, Iterable):
         return None
@@ -443,9 +457,7 @@ def _common_place(key: Any, values: Any) -> str | None:
                 continue  # No such shard, no such row.
     if not places:
         raise WrongId("none of the list can have a row")
-    if len(places) == 1:
-        return places.pop()
-    return _SEVERAL if len(places - {None}) > 1 else None
+    return places.pop() if len(places) == 1 else _SEVERAL
 
 
 def _place_of_query(key: Any, values: Any) -> str | None:
@@ -500,7 +512,7 @@ def _named(model: Any, pairs: list[tuple[str, Any]]) -> _Named:
             several = True
         elif where is not None and where not in shards:
             shards.append(where)
-            by_query = by_query or isinstance(value, (models.QuerySet, models.Subquery))
+            by_query = by_query or _has_query(value)
     return _Named(shards, several, by_query, nowhere or (len(shards) > 1 and not by_query))
 
 

@@ -604,3 +604,49 @@ def test_a_list_of_what_a_key_holds_is_read_where_a_shard_is_chosen(m, forum, th
             assert rows.filter(user__pk__in=[V]).get() == rows.filter(user__id__in=[V, V + 16]).get() == theirs
             assert posts.filter(thread__user__pk__in=[V]).get() == posts.filter(thread__user__id__in=[V]).get()
             assert posts.filter(thread__user__id__in=[V]).get().thread_id == theirs.pk
+
+
+def test_a_single_value_that_is_a_query_is_as_a_list_that_is_one(m, forum, threads, p):
+    from django.db.models import F, OuterRef, Q, Subquery, Value
+
+    ours, theirs = threads
+    forum.Vote.objects.create(user_id=U, thread=ours, by_id=V)
+    votes, rows = forum.Vote.objects.filter(user=U), forum.Thread.objects
+    by, liked = votes.values("by_id")[:1], m.Photo.objects.create(user_id=V, title="x", likes=U)
+
+    def check():
+        for wrong in (
+            rows.filter(user_id=by),
+            rows.filter(user=Subquery(by)),
+            rows.filter(Q(user_id=by) | Q(user_id=U)),
+            m.Photo.objects.filter(user_id__in=[Subquery(by)]),
+            m.Photo.objects.filter(user_id__in=[U, Subquery(by)]),
+            rows.filter(pk=votes.values("by_id")[:1]),
+            rows.filter(user_id=Subquery(forum.Vote.objects.filter(thread=OuterRef("pk")).values("by_id")[:1])),
+            m.Photo.objects.filter(user_id__in=[V, F("likes")]),
+            m.Photo.objects.filter(user_id__in=[F("likes"), Value(V)]),
+        ):
+            for refused in (wrong.count, wrong.delete):
+                with pytest.raises(p.NoShard, match="of several shards"):
+                    refused()
+        for right in (
+            rows.filter(user_id=votes.values("user_id")[:1]),
+            rows.filter(pk=Subquery(votes.values("thread")[:1])),
+            rows.filter(pk__in=[Subquery(votes.values("thread")[:1])]),
+            rows.filter(user_id=Value(U)),
+            rows.filter(pk=Value(ours.pk)),
+        ):
+            assert right.get() == ours
+        assert rows.filter(user_id=Value(V)).get() == rows.filter(pk__in=[Value(theirs.pk)]).get() == theirs
+        assert forum.Vote.objects.filter(thread=Value(ours.pk)).count() == 1
+        assert m.Photo.objects.filter(user_id__in=[Value(V), V + 16]).get() == liked
+        assert not rows.filter(user_id=Value(U), pk=theirs.pk).exists()
+        assert m.Photo.objects.filter(user_id__in=[V, F("likes")], pk=liked.pk).get() == liked
+        assert not rows.filter(user_id=by, user=U).exists()
+
+    check()
+    with p.shard_of(U):
+        check()
+        assert m.Photo.objects.filter(user_id=F("likes")).count() == 0
+    with p.shard_of(V):
+        assert m.Photo.objects.filter(user_id__in=[F("likes"), F("likes") + V - U]).get() == liked
