@@ -17,7 +17,7 @@ from .errors import NoShard, WrongShard
 from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
 from .managers import ShardedManager
 from .routing import check_instance, check_parents, run_on, where_it_belongs
-from .sharded import is_sharded
+from .sharded import is_sharded, key_names, placed_names
 
 
 class ShardedModel(models.Model):
@@ -75,6 +75,23 @@ class ShardedModel(models.Model):
         return run_on(using, lambda: super(ShardedModel, self).delete(*args, using=using, **kwargs))
 
     delete.alters_data = True  # type: ignore[attr-defined]
+
+    def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
+        """The same as Django's `get_next_by_made_at()` and its kin, on the shard that the lookups name. Django would
+        ask the shard of this row, and the next one may be on any."""
+        rows = type(self)._default_manager.filter(**kwargs)
+        try:
+            where = rows.db
+        except NoShard:
+            name = f"get_{'next' if is_next else 'previous'}_by_{field.name}"
+            key = next(iter({**key_names(type(self)), **placed_names(type(self))}))
+            what = f"{type(self).__name__}.{name} looks for a row of any shard"
+            raise NoShard(f"{what}: name the key, {name}({key}=…), or use shard_of(key)") from None
+        here, self._state.db = self._state.db, where
+        try:
+            return super()._get_next_or_previous_by_FIELD(field, is_next, **kwargs)
+        finally:
+            self._state.db = here
 
 
 class _ShardedOptions(Options):

@@ -650,3 +650,35 @@ def test_a_single_value_that_is_a_query_is_as_a_list_that_is_one(m, forum, threa
         assert m.Photo.objects.filter(user_id=F("likes")).count() == 0
     with p.shard_of(V):
         assert m.Photo.objects.filter(user_id__in=[F("likes"), F("likes") + V - U]).get() == liked
+
+
+def test_the_next_row_is_looked_for_by_key(m, p):
+    from datetime import datetime, timezone
+
+    def made(user, day):
+        made_at = datetime(2026, 1, day, tzinfo=timezone.utc)
+        return m.Photo.objects.create(user_id=user, title=f"{day}", made_at=made_at)
+
+    ours, theirs = [made(U, day) for day in (1, 3, 5)], [made(V, day) for day in (2, 4)]
+    for wrong in (
+        ours[0].get_next_by_made_at,
+        ours[2].get_previous_by_made_at,
+        lambda: ours[0].get_next_by_made_at(title="3"),
+        lambda: ours[0].get_next_by_made_at(user_id__in=[U, V]),
+    ):
+        with pytest.raises(p.NoShard, match=r"Photo\.get_(next|previous)_by_made_at.*user_id="):
+            wrong()
+    assert ours[0].get_next_by_made_at(user_id=U) == ours[1]
+    assert ours[2].get_previous_by_made_at(user_id=U, title="1") == ours[0]
+    assert ours[0].get_next_by_made_at(user_id=V) == theirs[0]
+    assert theirs[1].get_previous_by_made_at(user_id=U) == ours[1]
+    assert ours[0]._state.db == "shard-3"
+    for end in (
+        lambda: ours[2].get_next_by_made_at(user_id=U),
+        lambda: ours[2].get_next_by_made_at(user_id=V),
+        lambda: ours[0].get_next_by_made_at(user_id=U, pk__in=[]),
+    ):
+        with pytest.raises(m.Photo.DoesNotExist):
+            end()
+    with p.shard_of(V):
+        assert ours[0].get_next_by_made_at() == theirs[0]
