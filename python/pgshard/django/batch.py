@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from typing import Any
 
+from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connections, models
 from django.db.models.query import ModelIterable
 from django.db.utils import InterfaceError
@@ -111,10 +112,13 @@ def _in_thread(
 
 def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[int, list[Any]]:
     wrapper = connections[alias(batch[0])]
-    # Each arm gets a schema of its own, and so would a part of the query that is for one shard. It can be for only one
-    # of two, so the other refuses it.
-    _compiled(queryset, batch[1], wrapper)
-    query, compiler, sql, params = _compiled(queryset, batch[0], wrapper)
+    try:
+        # Each arm gets a schema of its own, and so would a part of the query that is for one shard. It can be for only
+        # one of two, so the other refuses it.
+        _compiled(queryset, batch[1], wrapper)
+        query, compiler, sql, params = _compiled(queryset, batch[0], wrapper)
+    except EmptyResultSet:
+        return {shard: [] for shard in batch}
     arms: list[str] = []
     values: list[Any] = []
     for shard in batch:

@@ -363,6 +363,8 @@ def across():
         lambda m: exists(m.Photo.objects.filter(likes=0).difference(m.Photo.objects.filter(title__contains="P"))),
         lambda m: by_ids(m.Photo.objects.all(), ids(m, U, X, V, W)),
         lambda m: by_ids(m.Photo.objects.filter(album=None), ids(m, U, X)),
+        lambda m: by_ids(m.Photo.objects.filter(title__in=[]), ids(m, U, X)),
+        lambda m: by_ids(m.Photo.objects.filter(title__in=[], pk__in=ids(m, U)), ids(m, U, X)),
         lambda m: by_ids(m.Photo.objects.exclude(title__in=[]), ids(m, X, U)),
         lambda m: by_ids(
             m.Photo.objects.filter(Exists(m.Photo.tags.through.objects.filter(photo=photo(m)))), ids(m, U)
