@@ -40,9 +40,7 @@ class By(NamedTuple):
 
 def check_rows(queryset: Any) -> None:
     """Refuses a query whose rows would be others if all shards were one. Raises `ValueError`."""
-    query = queryset.query
-    for one in query.combined_queries or (query,):
-        _check_rows(one, query.distinct or (query.combinator is not None and not query.combinator_all))
+    _check(queryset.query, False)
 
 
 def check_any(queryset: Any) -> None:
@@ -59,11 +57,27 @@ def _leaves_out(query: Any) -> bool:
         where.contains_aggregate
         or where.contains_over_clause
         or query.combinator in ("intersection", "difference")
+        or query.low_mark
         or any(map(_leaves_out, query.combined_queries))
     )
 
 
-def _check_rows(query: Any, distinct: Any) -> None:
+def _check(query: Any, distinct: bool) -> None:
+    """`distinct`: whether duplicates are left out where this is a part of another query."""
+    distinct = bool(distinct or query.distinct or (query.combinator is not None and not query.combinator_all))
+    if not query.combinator:
+        _check_rows(query, distinct)
+    for part in query.combined_queries:
+        if part.is_sliced:
+            raise ValueError("each shard has a slice of its own: slice the whole, or take .run()")
+        if query.selected is not None and part.selected is None:
+            # Django does this before it compiles the part.
+            part = part.clone()
+            part.set_values(query.selected)
+        _check(part, distinct)
+
+
+def _check_rows(query: Any, distinct: bool) -> None:
     columns = query.annotation_select.values()
     selected = (*query.select, *columns)
     names = " or ".join(field.name for field in query.model._meta.concrete_fields if _places_each_row(field))

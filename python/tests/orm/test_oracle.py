@@ -412,6 +412,12 @@ def alone():
         lambda m: everywhere(rows(m).filter(Exact(ranked(), 1))),
         lambda m: everywhere(rows(m).alias(n=ranked()).exclude(n=1)),
         lambda m: by_ids(rows(m).alias(n=ranked()).filter(n=1), [photo(m).pk, photo(m, user=X).pk]),
+        # Parts of parts.
+        lambda m: everywhere(values(m, "title").union(values(m, "title").union(values(m, "title"), all=True))),
+        lambda m: everywhere(values(m, "title").union(values(m, "title").union(values(m, "title")), all=True)),
+        lambda m: count(values(m, "user_id").union(values(m, "likes").intersection(values(m, "user_id")), all=True)),
+        lambda m: everywhere(rows(m).union(rows(m)).values_list("title")),
+        lambda m: everywhere(rows(m).filter(likes=0).union(rows(m).order_by("title")[:2])),
         # Whether there are any.
         lambda m: exists(values(m, "title").annotate(n=Count("pk")).filter(n=3)),
         lambda m: exists(values(m, "title").alias(n=Max("user_id")).filter(n=U)),
@@ -423,6 +429,7 @@ def alone():
         lambda m: exists(
             values(m, "title").filter(likes=-1).union(values(m, "title").alias(n=Count("pk")).filter(n=3))
         ),
+        lambda m: exists(rows(m).filter(title="no").union(rows(m).order_by("title")[1:3])),
         lambda m: exists(rows(m).filter(Exists(rows(m).filter(title="same"))).alias(n=ranked()).filter(n=3)),
     )
 
