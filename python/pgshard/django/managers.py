@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from django.db import models
+from django.db.models.constants import LOOKUP_SEP
 from django.db.models.expressions import Col
 
 from ..errors import WrongId, WrongKey
@@ -203,7 +204,7 @@ class ShardedQuerySet(models.QuerySet):
 
         Raises `WrongShard` in its place where a row may be made of them (`write`), or one of the two is what a query gives.
         """
-        pairs = _with_parts(self.model._meta.pk, list(pairs))
+        pairs = _of_fields(self._query, pairs)
         named = _named(self.model, pairs)
         if len(named.shards) > 1 and (write or named.by_query):
             where = " and ".join(named.shards)
@@ -226,7 +227,7 @@ class ShardedQuerySet(models.QuerySet):
     def _narrow_by(self, choices: list[models.Q]) -> None:
         """Goes to the shard that all alternatives of one of these name; or notes which they name."""
         for choice in choices:
-            shards, known = _alternatives(self.model, choice)
+            shards, known = _alternatives(self._query, choice)
             if known and not shards:
                 self.query.set_empty()
                 return
@@ -516,18 +517,19 @@ def _named(model: Any, pairs: list[tuple[str, Any]]) -> _Named:
     return _Named(shards, several, by_query, nowhere or (len(shards) > 1 and not by_query))
 
 
-def _alternatives(model: Any, q: models.Q) -> tuple[set[str], bool]:
+def _alternatives(query: Any, q: models.Q) -> tuple[set[str], bool]:
     """The shards that the alternatives name, `_SEVERAL` among them for a list of several, and whether each names one: then all
     rows are there. Without any shard no row can be."""
-    parts = [_alternative(model, child) for child in q.children]
+    parts = [_alternative(query, child) for child in q.children]
     return {shard for shards, _ in parts for shard in shards}, all(known for _, known in parts)
 
 
-def _alternative(model: Any, child: Any) -> tuple[set[str], bool]:
+def _alternative(query: Any, child: Any) -> tuple[set[str], bool]:
     """The same of one of the alternatives, which are conditions that must all hold."""
     if not isinstance(child, (models.Q, tuple)):
         return set(), False
-    pairs = _with_parts(model._meta.pk, _conditions(child) if isinstance(child, models.Q) else [child])
+    model = query.model
+    pairs = _of_fields(query, _conditions(child) if isinstance(child, models.Q) else [child])
     try:
         named = _named(model, pairs)
     except (WrongKey, TypeError, ValueError):
@@ -539,15 +541,19 @@ def _alternative(model: Any, child: Any) -> tuple[set[str], bool]:
     if shards or not isinstance(child, models.Q):
         return shards, bool(shards)
     for choice in _choices(child):
-        more, known = _alternatives(model, choice)
+        more, known = _alternatives(query, choice)
         if known:
             return more, True
         shards |= more
     return shards, False
 
 
-def _with_parts(pk: Any, pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The conditions, and for those of a primary key of several columns what they say of each."""
+def _of_fields(query: Any, pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The conditions on fields, and for those of a primary key of several columns what they say of each. After `values`
+    an annotation may be called as the key, and says nothing about the shard."""
+    pk, pairs = query.model._meta.pk, list(pairs)
+    if query.annotations:
+        pairs = [(name, value) for name, value in pairs if name.split(LOOKUP_SEP)[0] not in query.annotations]
     if not isinstance(pk, models.CompositePrimaryKey):
         return pairs
     for name, value in pairs[:]:

@@ -682,3 +682,24 @@ def test_the_next_row_is_looked_for_by_key(m, p):
             end()
     with p.shard_of(V):
         assert ours[0].get_next_by_made_at() == theirs[0]
+
+
+def test_an_annotation_that_is_called_as_the_key_is_not_the_key(m, p):
+    from django.db.models import Max, Q
+
+    for user in (U, V):
+        m.Photo.objects.create(user_id=user, title="x", likes=5)
+        m.Photo.objects.create(user_id=user, title="y", likes=16384)
+    most = m.Photo.objects.values("title").annotate(user_id=Max("likes"), id=Max("likes"))
+    found = [{"title": "x", "user_id": 5, "id": 5}]
+    with p.shard_of(U):
+        for rows in (most.filter(user_id=5), most.filter(Q(id=5) | Q(user_id__in=[6, 7])), most.filter(id__in=[5])):
+            assert list(rows) == found
+        # It would be of no shard if it were an ID.
+        assert [row["title"] for row in most.filter(id=16384)] == ["y"]
+        assert list(most.filter(user_id=V)) == []
+    with pytest.raises(p.NoShard):
+        most.filter(user_id=5).count()
+    assert list(most.using("shard-3").filter(user_id=5)) == found
+    with pytest.raises(ValueError, match="each shard has groups of its own"):
+        most.filter(user_id=5).across_shards().list(limit=9)
