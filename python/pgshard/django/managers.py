@@ -77,6 +77,8 @@ class ShardedQuerySet(models.QuerySet):
 
     def __and__(self, other: Any) -> Any:
         made = super().__and__(other)
+        if made is self or made is other:
+            return made  # It is empty, and stays as it is.
         named = {one._db for one in (self, other) if one._db is not None}
         if len(named) > 1:
             raise WrongShard(f"{self.model.__name__}: the two queries are on {' and '.join(sorted(named))}")

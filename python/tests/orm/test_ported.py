@@ -703,3 +703,13 @@ def test_an_annotation_that_is_called_as_the_key_is_not_the_key(m, p):
     assert list(most.using("shard-3").filter(user_id=5)) == found
     with pytest.raises(ValueError, match="each shard has groups of its own"):
         most.filter(user_id=5).across_shards().list(limit=9)
+
+
+def test_what_is_empty_stays_as_it_was(m, p):
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    mine, nothing = m.Photo.objects.filter(user_id=U), m.Photo.objects.none()
+    theirs = m.Photo.objects.filter(user_id=V, pk=photo.pk)
+    for made in (mine & nothing, nothing & mine, mine & theirs.using("shard-12"), theirs & mine):
+        assert (list(made), made.count()) == ([], 0)
+    assert (nothing._db, theirs._db, mine._db) == (None, None, "shard-3")
+    assert (nothing | mine).get() == (mine & m.Photo.objects.all()).get() == photo
