@@ -464,26 +464,30 @@ def test_what_each_shard_would_answer_for_itself_is_refused(both):
 def test_what_is_written_is_the_same(both):
     m, plain = both
     for number, work in enumerate(writes()):
-        assert written(work, m, "shard-3") == written(work, plain, "default"), number
+        assert written(work, m, "shard-3", "shard-12") == written(work, plain, "default", "default"), number
 
 
-def written(work, models, using):
-    """The answer, and the rows of the two users then; all of it is rolled back."""
+def written(work, models, using, elsewhere):
+    """The answer, and the rows of the users then, those elsewhere too; all of it is rolled back."""
     from django.db import transaction
 
     def within(m):
         with transaction.atomic(using=using):
             return seen(work(m))
 
-    with transaction.atomic(using=using):
-        given = answer(within, models)
-        rows = [
-            list(model._base_manager.using(using).filter(user_id__in=[U, W]).order_by(*names).values_list(*names))
+    def rows(where, *users):
+        return [
+            list(model._base_manager.using(where).filter(user_id__in=users).order_by(*names).values_list(*names))
             for model, names in (
                 (models.Photo, ("user_id", "title", "likes", "album__name", "tags__word")),
                 (models.Album, ("user_id", "name")),
                 (models.Tag, ("user_id", "word")),
             )
         ]
-        transaction.set_rollback(True, using=using)
-    return given, rows
+
+    with transaction.atomic(using=using), transaction.atomic(using=elsewhere):
+        given = answer(within, models)
+        found = rows(using, U, W), rows(elsewhere, V)
+        for where in (elsewhere, using):
+            transaction.set_rollback(True, using=where)
+    return given, found
