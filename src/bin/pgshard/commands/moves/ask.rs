@@ -14,7 +14,7 @@ use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, seconds};
-use crate::signals::asked_to_end;
+use crate::signals::Ending;
 
 /// Between two looks whether a mover has ended.
 const EVERY: Duration = Duration::from_millis(200);
@@ -91,10 +91,11 @@ pub(super) async fn first(
             .note(format_args!("asked to {what}: {} on the move {id}; it hears it within two seconds", worker.holder));
     }
     let mut at_work = before.clone();
+    let mut ending = Ending::listen()?;
     while !at_work.is_empty() && began.elapsed() < patience {
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
-            () = asked_to_end() => {
+            () = ending.asked() => {
                 output.note("asked, and not waited for any longer");
                 return Err(Failure::new(Exit::Interrupted, format!("move {id}: its mover may still be at work"))
                     .hint(format!("`pgshard moves watch {id}`")));

@@ -21,7 +21,7 @@ use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, drawn, seconds, size};
-use crate::signals::asked_to_end;
+use crate::signals::Ending;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -38,8 +38,12 @@ pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Outp
     let mut meter = Meter::default();
     let mut told = Printed::default();
     let mut ended_before = None;
+    let mut ending = Ending::listen()?;
     loop {
-        let progress = mover.progress(id).await.map_err(failure)?;
+        let progress = tokio::select! {
+            progress = mover.progress(id) => progress.map_err(failure)?,
+            () = ending.asked() => return Ok(unwatched(id, board.as_ref(), output)),
+        };
         let rate = meter.saw(&progress);
         match &board {
             Some(board) => board.set_message(table(&progress, rate)),
@@ -60,15 +64,18 @@ pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Outp
         }
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
-            () = asked_to_end() => {
-                if let Some(board) = &board {
-                    board.finish_and_clear();
-                }
-                output.note(format_args!("the move {id} goes on without being watched"));
-                return Ok(Exit::Interrupted);
-            }
+            () = ending.asked() => return Ok(unwatched(id, board.as_ref(), output)),
         }
     }
+}
+
+/// Takes the table away, and says that nothing else has ended.
+fn unwatched(id: MoveId, board: Option<&ProgressBar>, output: &Output) -> Exit {
+    if let Some(board) = board {
+        board.finish_and_clear();
+    }
+    output.note(format_args!("the move {id} goes on without being watched"));
+    Exit::Interrupted
 }
 
 /// Does a mover's work, with the table beside it on a terminal once the move has its ID.
