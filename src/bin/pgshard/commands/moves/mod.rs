@@ -186,7 +186,7 @@ pub(crate) async fn gc(options: Options, config: Option<&Path>, output: &Output)
 }
 
 /// Runs a mover's work. Ctrl-C or SIGTERM asks it to stop, which it does in order. It is not cut off, however often it
-/// is asked: a shard that is decided and not opened would be closed until somebody resumes the move.
+/// is asked: a shard that is fenced just then would be closed until its deadline.
 pub(crate) async fn until_done<T>(mover: &Mover, output: &Output, work: impl Future<Output = T>) -> io::Result<T> {
     let mut ending = Ending::listen()?;
     let mut work = std::pin::pin!(work);
