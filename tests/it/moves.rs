@@ -11,6 +11,7 @@ mod holes;
 mod identity;
 mod inheritance;
 mod interrupted;
+mod late_commits;
 mod lying;
 mod many_tables;
 mod online;

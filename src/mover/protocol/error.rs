@@ -383,7 +383,7 @@ pub enum Error {
     /// Tables were added to a publication whose slot already existed, and transactions that may not know of the
     /// publication do not end.
     #[error(
-        "host {host} has published more tables, and waits for transactions that have changed them before: {blockers}"
+        "host {host} publishes the tables now, and waits for transactions that have changed them before: {blockers}"
     )]
     PublicationBlocked {
         /// The source.

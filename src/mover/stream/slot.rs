@@ -233,20 +233,37 @@ pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Du
     }
 }
 
-/// Waits until every transaction has ended that may have changed tables of these schemas before they were published,
-/// and makes the slot's readers look at the publication again.
+/// Waits for those that [`wait_for_writers`] waits for, and makes the slot's readers look at the publication again: for
+/// tables that were published beside a slot that was there.
 ///
-/// Only the creation of a slot waits for transactions. If a table is published after that, each change of it is decoded
-/// by what was published when the change was made. So what a transaction did before that is in no stream, nor in a
-/// snapshot that is taken before it ends. Releases of PostgreSQL before May 2025 also use what was published at such a
-/// transaction's first change for everything that they decode later, until the publication changes once more.
+/// Each change of such a table is decoded by what was published when the change was made. So what a transaction did
+/// before that is in no stream, nor in a snapshot that is taken before it ends. Releases of PostgreSQL before May 2025
+/// also use what was published at such a transaction's first change for everything that they decode later, until the
+/// publication changes once more.
+///
+/// # Errors
+/// As [`wait_for_writers`].
+///
+/// Locks: as [`wait_for_writers`].
+pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patience: Duration) -> Result<(), Error> {
+    wait_for_writers(source, schemas, patience).await?;
+    let sql = format!("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')", quote_ident(name));
+    source.batch("publishing the tables", &sql).await
+}
+
+/// Waits until every transaction has ended that has changed tables of these schemas and is under way now. What such a
+/// transaction did may be missing in a slot's stream, and in a snapshot that is taken before it ends.
+///
+/// The creation of a slot waits for transactions, too, but not for the last of them: one that began while it waited may
+/// have written its commit to the WAL before the position from which the slot sends changes, and wait for a synchronous
+/// standby, invisible, long after that.
 ///
 /// # Errors
 /// [`Error::PublicationBlocked`] names the transactions that it waited for.
 ///
 /// Locks: none on tables; waits for the ends of transactions, and nobody waits for it.
-pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patience: Duration) -> Result<(), Error> {
-    let what = "waiting for transactions that are older than the publication";
+pub(crate) async fn wait_for_writers(source: &Session, schemas: &[u32], patience: Duration) -> Result<(), Error> {
+    let what = "waiting for transactions that are older than the stream";
     let until = Instant::now() + patience;
     // A transaction keeps the lock on a table that it has changed to its end; a prepared one has no process.
     let sql = format!(
@@ -280,8 +297,7 @@ pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patie
         older = Some(there.into_iter().map(|(transaction, _)| transaction).collect());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let sql = format!("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')", quote_ident(name));
-    source.batch(what, &sql).await
+    Ok(())
 }
 
 /// The transactions that the creation of a slot waits for: the oldest ones that have written.

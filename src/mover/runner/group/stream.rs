@@ -1,6 +1,6 @@
 //! What the shards of a group share: publication, slot and follower.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -63,7 +63,8 @@ impl Group<'_> {
             let phase = phases.get(&member.part.shard).copied().unwrap_or(Phase::Claimed);
             there.get(&member.part.shard).is_none_or(|there| !there.can_go_on(phase, kept))
         };
-        let (again, rest) = std::mem::take(members).into_iter().partition(behind);
+        let (again, rest): (Vec<Member>, Vec<Member>) = std::mem::take(members).into_iter().partition(behind);
+        let anew: BTreeSet<ShardId> = again.iter().map(|member| member.part.shard).collect();
         *members = rest;
         let again = self.each(ends, again, async |member| self.prepare_again(member).await).await;
         members.extend(self.each(ends, again, async |member| self.known(member, source).await).await);
@@ -79,15 +80,14 @@ impl Group<'_> {
         self.at("before publication")?;
         slot::create_publication(source, owner, &tables).await?;
         self.at("after publication")?;
-        if kept.is_some() {
-            // The creation of the slot has waited for the transactions of those that were published before it.
-            let is_new = |shard| there.get(&shard).is_none_or(|there| there.from.is_none());
-            let new: Vec<u32> = schemas.iter().filter(|(shard, _)| is_new(*shard)).map(|(_, oid)| *oid).collect();
-            if !new.is_empty() {
-                slot::outwait(source, &name, &new, SLOT_PATIENCE).await?;
-            }
-        }
+        let is_new = |shard| there.get(&shard).is_none_or(|there| there.from.is_none()) || anew.contains(&shard);
+        let new: Vec<u32> = schemas.iter().filter(|(shard, _)| is_new(*shard)).map(|(_, oid)| *oid).collect();
         let position = slot::create_slot(source, owner, SLOT_PATIENCE).await?;
+        match kept {
+            Some(_) if !new.is_empty() => slot::outwait(source, &name, &new, SLOT_PATIENCE).await?,
+            Some(_) => {}
+            None => slot::wait_for_writers(source, &new, SLOT_PATIENCE).await?,
+        }
         self.at("after slot")?;
         let shards: Vec<i32> = members.iter().map(|member| member.part.shard.as_i32()).collect();
         // This comes before the first row is copied. Locks: rows of pgshard.incoming, for one statement.
