@@ -88,14 +88,18 @@ fn unnamed(shape: &TableShape) -> Option<(&'static str, &'static str)> {
         (Identity::Default, None) => ("has no primary key", "ADD PRIMARY KEY"),
         (Identity::Index, None) => ("has lost the index of its REPLICA IDENTITY", "REPLICA IDENTITY DEFAULT"),
         (_, Some(index)) if !index.immediate => ("has a deferrable primary key", "ADD PRIMARY KEY … NOT DEFERRABLE"),
+        (_, Some(_)) if shape.columns.iter().any(|column| column.ambiguous) => (
+            "has a key under another collation, which tells texts apart that its column's calls equal",
+            "ADD PRIMARY KEY",
+        ),
         (_, Some(_)) if shape.key.is_empty() => ("has a generated column in its key", "ADD PRIMARY KEY"),
         (_, Some(_)) => return None,
     })
 }
 
 /// Reads the unique indexes that can identify the rows of these tables. Such an index is on whole columns that are NOT
-/// NULL and not generated, covers all rows, and is checked row by row. Of several, the one with the fewest columns is
-/// taken.
+/// NULL and not generated, covers all rows, and is checked row by row; by it, no rows are different that are equal by
+/// its columns. Of several, the one with the fewest columns is taken.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 pub(crate) async fn keys(session: &Session, shapes: &[TableShape]) -> Result<Keys, Error> {
@@ -110,7 +114,9 @@ pub(crate) async fn keys(session: &Session, shapes: &[TableShape]) -> Result<Key
             AND i.indpred IS NULL AND i.indexprs IS NULL AND NOT EXISTS (
                 SELECT FROM pg_attribute a
                 WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
-                    AND (NOT a.attnotnull OR a.attgenerated <> ''))
+                    AND (NOT a.attnotnull OR a.attgenerated <> ''
+                        OR a.attcollation IN (SELECT oid FROM pg_collation WHERE NOT collisdeterministic)
+                            AND a.attcollation <> (i.indcollation::oid[])[array_position(i.indkey::int2[], a.attnum)]))
         ORDER BY i.indrelid, i.indnkeyatts, x.relname COLLATE \"C\"";
     let rows = session.rows(what, sql, &[&wanted]).await?;
     rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()

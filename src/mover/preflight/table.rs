@@ -53,6 +53,9 @@ pub(crate) struct Column {
     pub(crate) hashable: bool,
     /// Its position in the key, from 0.
     pub(crate) in_key: Option<usize>,
+    /// Whether its own collation calls values equal that are different ones in the key's index, which has another
+    /// collation.
+    pub(crate) ambiguous: bool,
 }
 
 impl Column {
@@ -164,7 +167,9 @@ fn read<'a>(
             ('{16,17,20,21,23,25,700,701,1042,1043,1082,1083,1114,1184,1186,1266,1700,2950,3802}'::oid[])
                 AND a.attcollation IN (0, 100, 950, 951),
             pg_encoding_to_char(b.encoding) = 'UTF8' AND (a.attcollation IN (950, 951) OR a.attcollation = 100
-                AND b.datcollate IN ('C', 'POSIX') AND coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') = 'c')
+                AND b.datcollate IN ('C', 'POSIX') AND coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') = 'c'),
+            a.attcollation = ANY (ARRAY(SELECT oid FROM pg_collation WHERE NOT collisdeterministic))
+                AND a.attcollation <> (i.indcollation::oid[])[array_position(i.indkey::int2[], a.attnum)]
         FROM pg_depend d JOIN pg_class c ON c.oid = d.objid JOIN pg_database b ON b.datname = current_database()
         LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisvalid
             AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
@@ -212,6 +217,7 @@ fn read<'a>(
                 is_virtual: row.get::<_, &str>(9)? == "v",
                 hashable: row.get(12)?,
                 in_key: row.get::<_, Option<i32>>(10)?.and_then(|at| usize::try_from(at).ok()),
+                ambiguous: row.get::<_, Option<bool>>(14)? == Some(true),
             });
         }
         if let Some(last) = shapes.last_mut() {
@@ -222,12 +228,13 @@ fn read<'a>(
 }
 
 /// Fills in the key, once all columns are known. A generated column is not in the stream, so a key that contains one
-/// does not count.
+/// does not count; nor does one of which a condition on its columns would find several rows.
 fn find_key(shape: &mut TableShape, kinds: &[Option<KeyKind>]) {
     let mut key: Vec<(usize, usize)> =
         shape.columns.iter().enumerate().filter_map(|(at, column)| Some((column.in_key?, at))).collect();
     key.sort_unstable();
-    if key.iter().all(|(_, at)| !shape.columns[*at].generated) {
+    let counts = |column: &Column| !column.generated && !column.ambiguous;
+    if key.iter().all(|(_, at)| counts(&shape.columns[*at])) {
         shape.key = key.into_iter().map(|(_, at)| at).collect();
     } else {
         shape.key.clear();
@@ -250,6 +257,7 @@ pub(crate) mod tests {
             is_virtual: false,
             hashable: true,
             in_key: (at < in_key).then_some(at),
+            ambiguous: false,
         };
         let mut shape = TableShape {
             oid: 1,
@@ -276,6 +284,14 @@ pub(crate) mod tests {
     fn a_generated_column_makes_no_key() {
         let shape = keyed_by_a_generated_column();
         assert!(shape.key.is_empty() && shape.first_key.is_none());
+    }
+
+    #[test]
+    fn an_ambiguous_column_makes_no_key() {
+        let mut ambiguous = shape(&["name", "v"], 1);
+        ambiguous.columns[0].ambiguous = true;
+        find_key(&mut ambiguous, &[None, None]);
+        assert!(ambiguous.key.is_empty());
     }
 
     #[test]

@@ -272,13 +272,14 @@ impl Layout {
         if self.columns.is_empty() {
             return format!("ctid = (SELECT ctid FROM ONLY {} LIMIT 1)", self.target);
         }
-        // Not every type has an equality, but every one has an output function, and format uses that. IS NULL does not
-        // work for a composite value: it is true for one whose fields are all null.
+        // Not every type has an equality, but every one has an output function, and format uses that. Its text has the
+        // column's collation, which may call different texts equal. IS NULL does not work for a composite value: it is
+        // true for one whose fields are all null.
         let same = |(at, column): (usize, &Column)| {
             let (name, parameter) = (&column.quoted, before + at + 1);
             format!(
                 "CASE num_nulls({name}) WHEN 1 THEN ${parameter}::text IS NULL
-                 ELSE format('%s', {name}) = ${parameter}::text END"
+                 ELSE format('%s', {name}) = ${parameter}::text COLLATE \"C\" END"
             )
         };
         let mut all: Vec<String> = self.columns.iter().enumerate().map(same).collect();

@@ -16,7 +16,8 @@ struct Script {
 }
 
 impl Script {
-    fn read(version: u32) -> Script {
+    /// What a server of this version can do, which may be built without ICU.
+    fn read(version: u32, has_icu: bool) -> Script {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/moves/awkward.sql");
         let mut text = std::fs::read_to_string(path).unwrap().replace("{s}", "shard_0000");
         if version < 14 {
@@ -26,7 +27,7 @@ impl Script {
         let mut script = Script { tables: Vec::new(), again: Vec::new() };
         for case in text.split("\n-- tables").skip(1) {
             let (tables, again) = case.split_once("\n-- again\n").expect("a case has both");
-            if tables.starts_with(" from 18") && version < 18 {
+            if tables.starts_with(" from 18") && version < 18 || tables.starts_with(" with ICU") && !has_icu {
                 continue;
             }
             script.tables.push(format!("--{tables}"));
@@ -119,9 +120,10 @@ impl Application {
     }
 }
 
-/// Which of the tables without a key, but with something to hash, have found rows of changes by an index.
+/// Which of the tables without a key, but with something to hash, have found rows of changes by an index; without those
+/// that not every server has.
 const BY_AN_INDEX: &str = "SELECT relname::text || ' ' || (idx_scan > 0) FROM pg_stat_all_indexes
-    WHERE indexrelname LIKE 'pgshard\\_rows\\_%' ORDER BY 1";
+    WHERE indexrelname LIKE 'pgshard\\_rows\\_%' AND relname NOT LIKE 'cases%' ORDER BY 1";
 
 /// The expected result, once there were enough changes.
 const ALL: &str = "altered_full true\ncomputed_full true\ncounted_full true\nkinds true\nlarge_full true\nlate \
@@ -194,7 +196,10 @@ on_each_version! {
     /// All of them, forward and back.
     async fn statements_that_a_stream_might_not_expect(version) {
         let world = World::new(&[version, version], 2).await;
-        let script = Script::read(version);
+        let icu = "SELECT (count(*) > 0)::text FROM pg_collation WHERE collname LIKE '%-x-icu'";
+        let has_icu = lines(&world.servers.app(0).await, icu).await == "true\n";
+        assert!(has_icu || version != 15, "Debian's servers have it");
+        let script = Script::read(version, has_icu);
         for tables in &script.tables {
             world
                 .servers

@@ -1,5 +1,5 @@
 -- What awkward.rs does in a shard, `{s}`. After a line `-- tables`, what is made once. After a line `-- again`, what is done again and
--- again, each line as one message; `{n}` is another number each time. `from 18`: not on versions before.
+-- again, each line as one message; `{n}` is another number each time. `from 18`: not on versions before; `with ICU`: where a server has it.
 
 -- tables: Identities that are always generated, and change all the same: by DEFAULT, by a key's DEFAULT, by a trigger.
 CREATE TABLE {s}.counted (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, rev bigint GENERATED ALWAYS AS IDENTITY,
@@ -188,3 +188,21 @@ CREATE TABLE {s}.virtual (a integer, twice integer GENERATED ALWAYS AS (a * 2) V
 INSERT INTO {s}.virtual (a, id) SELECT g, g FROM generate_series(1, 9) g;
 -- again
 UPDATE {s}.virtual SET a = {n}, id = -id WHERE id % 2 = 0
+
+-- tables with ICU: Texts that are different, and that their collation calls equal; keys that tell them apart, and those that do not.
+CREATE COLLATION {s}.any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+CREATE TABLE {s}.cases (name text COLLATE {s}.any_case, n integer);
+INSERT INTO {s}.cases SELECT v, 0 FROM unnest('{a,A,b,B,B,c}'::text[]) v;
+CREATE TABLE {s}.cases_lent (name text COLLATE {s}.any_case NOT NULL, n integer); CREATE UNIQUE INDEX ON {s}.cases_lent (name COLLATE "C");
+CREATE TABLE {s}.cases_index (name varchar(9) COLLATE {s}.any_case NOT NULL, n integer);
+CREATE UNIQUE INDEX cases_index_name ON {s}.cases_index (name COLLATE "C");
+ALTER TABLE {s}.cases_index REPLICA IDENTITY USING INDEX cases_index_name;
+CREATE TABLE {s}.cases_key (name text COLLATE {s}.any_case PRIMARY KEY, n integer);
+INSERT INTO {s}.cases_lent SELECT v, 0 FROM unnest('{a,A,b,B,c}'::text[]) v; INSERT INTO {s}.cases_index TABLE {s}.cases_lent;
+INSERT INTO {s}.cases_key VALUES ('a', 0), ('B', 0);
+-- again
+DELETE FROM {s}.cases WHERE ctid = (SELECT ctid FROM {s}.cases WHERE name = 'A' COLLATE "C" LIMIT 1); INSERT INTO {s}.cases VALUES ('a', {n} % 2), ('A', {n} % 2)
+UPDATE {s}.cases SET name = CASE WHEN name = 'B' COLLATE "C" THEN 'b' ELSE 'B' END WHERE ctid = (SELECT max(ctid) FROM {s}.cases WHERE name = 'b')
+UPDATE {s}.cases_lent SET n = {n} WHERE name = 'A' COLLATE "C"; DELETE FROM {s}.cases_lent WHERE name = 'c'; INSERT INTO {s}.cases_lent VALUES ('C', {n}), ('c', 0)
+UPDATE {s}.cases_index SET n = {n} WHERE name = 'b' COLLATE "C"; UPDATE {s}.cases_index SET name = upper(name) WHERE name = 'c'; UPDATE {s}.cases_index SET name = 'c' WHERE name = 'c'
+UPDATE {s}.cases_key SET name = CASE WHEN name = lower(name) COLLATE "C" THEN upper(name) ELSE lower(name) END, n = {n}
