@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-use crate::support::{TABLES, World, lines, other};
+use crate::support::{TABLES, World, go_on, lines, never_stopped, other, stopped};
 
 /// No key at all, with equal rows; a unique index instead of a key; a key that may be violated within a transaction;
 /// REPLICA IDENTITY NOTHING; a quoted name and an index that is no key, because a column may be null.
@@ -268,5 +268,43 @@ on_mixed_versions! {
             world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
             all_is_as_it_was(&world, at).await;
         }
+    }
+}
+
+on_each_version! {
+    /// A table has a primary key, and its rows are named by another index. Those that change their place in that while
+    /// the table is copied are copied twice, and the primary key is theirs both times.
+    async fn another_index_than_the_primary_key(version) {
+        let coded = "CREATE TABLE {shard}.coded (id bigint PRIMARY KEY, code integer NOT NULL, v text);
+            CREATE UNIQUE INDEX coded_code ON {shard}.coded (code);
+            ALTER TABLE {shard}.coded REPLICA IDENTITY USING INDEX coded_code;
+            CREATE TABLE {shard}.deferred (id bigint PRIMARY KEY DEFERRABLE, code integer NOT NULL UNIQUE, v text);";
+        let world = World::with_tables(&[version, version], 2, &[("0001_coded.sql", coded)]).await;
+        let db1 = world.servers.app(0).await;
+        for table in ["coded", "deferred"] {
+            let fill = "SELECT g, g, repeat('x', 500) FROM generate_series(1, 2000) g";
+            db1.batch_execute(&format!("INSERT INTO shard_0000.{table} {fill}")).await.unwrap();
+        }
+        let environment = [("PGSHARD_FAILPOINT", "after a chunk=stop"), ("PGSHARD_CHUNK_BYTES", "100000")];
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+        let child = world.command(&args, &environment).spawn().unwrap();
+        for _ in 0..3 {
+            let pid = stopped(&child).await;
+            for table in ["coded", "deferred"] {
+                // The first becomes the last, and so on.
+                let turn = "SET code = code + 10000; UPDATE shard_0000.{table} SET code = 12001 - code";
+                let turn = turn.replace("{table}", table);
+                db1.batch_execute(&format!("UPDATE shard_0000.{table} {turn}")).await.unwrap();
+            }
+            go_on(pid);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        never_stopped(child).await.ended(0);
+        for table in ["coded", "deferred"] {
+            let sql = |schema: &str| format!("SELECT t::text FROM {schema}.{table} t ORDER BY id");
+            let was = lines(&world.servers.app(0).await, &sql("shard_0000__left_e1")).await;
+            assert_eq!(was, lines(&world.servers.app(1).await, &sql("shard_0000")).await, "{table}");
+        }
+        alike(&world).await;
     }
 }

@@ -41,9 +41,9 @@ pub(crate) struct Target<'a> {
 pub enum Stage {
     /// Before the data: schema, types, sequences, functions, tables, defaults, views, policies.
     Definition,
-    /// Primary keys, and unique indexes that are a replica identity.
+    /// Primary keys; or the unique index that is the replica identity in the place of one.
     PrimaryKey,
-    /// Unique and exclusion constraints, all other indexes.
+    /// Unique and exclusion constraints, all other indexes, primary keys that are no replica identity.
     Index,
     /// Keys and indexes of partitioned tables, to which those of their partitions are attached.
     Attached,

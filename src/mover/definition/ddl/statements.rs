@@ -454,6 +454,8 @@ impl<'a> Writer<'a> {
             ConstraintKind::Check => Stage::Check,
             ConstraintKind::ForeignKey => Stage::ForeignKey,
             _ if self.is_partitioned(constraint.relation) => Stage::Attached,
+            // A row may have been copied twice, under the values that the other index names it by before and after.
+            ConstraintKind::PrimaryKey if self.is_named_by_another(constraint.relation, index) => Stage::Index,
             ConstraintKind::PrimaryKey => Stage::PrimaryKey,
             ConstraintKind::Unique if index.is_some_and(|index| index.replica_identity) => Stage::PrimaryKey,
             ConstraintKind::Unique | ConstraintKind::Exclusion => Stage::Index,
@@ -475,6 +477,12 @@ impl<'a> Writer<'a> {
         node.table = Some(self.facts.relation_name(constraint.relation).to_owned());
         node.may_wait = true;
         node
+    }
+
+    /// Whether another index than this one is the replica identity of its table.
+    fn is_named_by_another(&self, relation: u32, index: Option<&Index>) -> bool {
+        let identity = self.facts.relation(relation).map(|relation| relation.replica_identity.as_str());
+        identity == Some("i") && index.is_some_and(|index| !index.replica_identity)
     }
 
     fn index(&self, index: &Index) -> Node {
