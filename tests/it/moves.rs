@@ -12,6 +12,7 @@ mod identity;
 mod inheritance;
 mod interrupted;
 mod late_commits;
+mod locked;
 mod lying;
 mod many_tables;
 mod online;

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::mover::control::journal::Signed;
 use crate::mover::control::session::{Hosts, Session};
 use crate::mover::copy::signals::{Altered, altered};
-use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::{Error, LOCKED_MAX};
 use crate::mover::protocol::options::{CHUNK_BYTES, Event, Observer, Options};
 use crate::mover::protocol::throttle::Throttle;
 use crate::pg::state;
@@ -41,7 +41,7 @@ pub(crate) struct CopyOptions {
     pub(crate) options: Arc<Options>,
 }
 
-/// How often a bundle is tried when a lock is unavailable or a connection is lost.
+/// How often a bundle is tried when a connection is lost.
 const ATTEMPTS: u32 = 8;
 
 /// The longest pause between two tries; the first is a sixteenth of it.
@@ -357,7 +357,7 @@ async fn worker(all: Arc<All>) {
 
 /// Runs a task; if it fails for a temporary reason, tries again with growing pauses.
 async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Task) -> Result<(), Error> {
-    let mut attempt = 1;
+    let (mut attempt, locked_until) = (1, Instant::now() + LOCKED_MAX);
     let shard = all.shards[task.shard()].shard();
     loop {
         let outcome = tokio::select! {
@@ -366,9 +366,11 @@ async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Ta
             error = altered(&all.how.altered, shard) => Err(error),
         };
         match outcome {
-            Err(error) if attempt < ATTEMPTS && passes(&error) => {
+            Err(error)
+                if (attempt < ATTEMPTS && passes(&error)) || (Instant::now() < locked_until && error.is_lock()) =>
+            {
                 tracing::debug!(attempt, %error, "a chunk is tried again");
-                tokio::time::sleep(PAUSE_MAX.min(PAUSE_MAX / 16 * 2_u32.pow(attempt - 1))).await;
+                tokio::time::sleep(PAUSE_MAX.min(PAUSE_MAX / 16 * 2_u32.pow((attempt - 1).min(4)))).await;
                 attempt += 1;
             }
             ended => return ended,

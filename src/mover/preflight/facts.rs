@@ -357,6 +357,25 @@ pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, E
 pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
     let row = session.row("reading the version", "SELECT current_setting('server_version_num')::integer", &[]).await?;
     Ok(u32::try_from(row.get::<_, i32>(0)?).unwrap_or(0))
+/// Adds to an error who holds the locks that a statement did not get on a shard's tables, if that can still be found
+/// out.
+///
+/// Locks: as [`locks`].
+pub(crate) async fn locked(source: &Session, shard: ShardId, prefix: &SchemaPrefix, error: Error) -> Error {
+    let blockers = async {
+        let schema = schema_oid(source, &prefix.schema(shard)).await.ok()??;
+        let locks = locks(source, schema).await.ok()?;
+        // Who reads waits for nobody else, or for somebody who waits for one of these.
+        let exclusive: Vec<&Lock> = locks.iter().filter(|lock| lock.mode.contains("AccessExclusiveLock")).collect();
+        let locks = if exclusive.is_empty() { locks.iter().collect() } else { exclusive };
+        (!locks.is_empty()).then(|| locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    };
+    match blockers.await {
+        Some(blockers) => Error::Locked { shard, host: source.host.clone(), blockers },
+        None => error,
+    }
+}
+
 }
 
 /// Which servers the two hosts of a move are, and since when: after a restart or a fail-over the value differs.

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
-use tokio_postgres::error::SqlState;
 
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::schema;
@@ -294,30 +293,9 @@ async fn shard_plan(
     let (from, to) = tokio::try_join!(context.hosts.open(&source.name), context.hosts.open(&target.name))?;
     let (from, to) = (from.for_shard(shard), to.for_shard(shard));
     let facts = match facts::of_shard(&from, &to, shard, &context.prefix, context.options.replica_identity).await {
-        Err(error) if waited_for_a_lock(&error) => return Err(locked(&from, shard, context, error).await),
+        Err(error) if error.is_lock() => return Err(facts::locked(&from, shard, &context.prefix, error).await),
         facts => facts?,
     };
     tokio::join!(context.hosts.give_back(from), context.hosts.give_back(to));
     Ok(plan::judge(&facts, source, target, mode, &context.options))
-}
-
-/// Whether a statement gave up because it did not get a lock.
-fn waited_for_a_lock(error: &Error) -> bool {
-    let first: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    std::iter::successors(first, |error| error.source())
-        .filter_map(|error| error.downcast_ref::<tokio_postgres::Error>())
-        .any(|error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
-}
-
-/// Adds to the error who holds the locks, if that can still be found out.
-async fn locked(source: &Session, shard: ShardId, context: &Context, error: Error) -> Error {
-    let blockers = async {
-        let schema = facts::schema_oid(source, &context.prefix.schema(shard)).await.ok()??;
-        let locks = facts::locks(source, schema).await.ok()?;
-        (!locks.is_empty()).then(|| locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
-    };
-    match blockers.await {
-        Some(blockers) => Error::Locked { shard, host: source.host.clone(), blockers },
-        None => error,
-    }
 }

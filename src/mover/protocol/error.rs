@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_postgres::error::SqlState;
+
 use crate::map::HostName;
 use crate::pg::ConnectError;
 use crate::schema::control::VERSION;
@@ -101,8 +103,8 @@ pub enum Error {
         /// Its value.
         value: String,
     },
-    /// A table of the shard is locked, so that its facts cannot be read. Nothing was changed.
-    #[error("shard {shard}: its definition cannot be read, because host {host} waits for a lock: {blockers}")]
+    /// A table of the shard is locked, so that it cannot be read. The source serves.
+    #[error("shard {shard}: its tables cannot be read, because host {host} waits for a lock: {blockers}")]
     Locked {
         /// The shard.
         shard: ShardId,
@@ -514,7 +516,18 @@ impl Error {
                 | Error::NotBegun { .. }
         )
     }
+
+    /// Whether a statement gave up because it did not get a lock.
+    pub(crate) fn is_lock(&self) -> bool {
+        let first: &(dyn std::error::Error + 'static) = self;
+        std::iter::successors(Some(first), |error| error.source())
+            .filter_map(|error| error.downcast_ref::<tokio_postgres::Error>())
+            .any(|error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+    }
 }
+
+/// How long a copy or a comparison waits for a table that somebody has locked, as TRUNCATE, CLUSTER and VACUUM FULL do.
+pub(crate) const LOCKED_MAX: Duration = Duration::from_secs(60);
 
 /// Another move of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,8 @@
 //! snapshot, and several such comparisons run at the same time. Invariant: a chunk is called verified only if both
 //! snapshots show the same state.
 
+use std::time::Instant;
+
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::sync::Mutex;
 
@@ -18,7 +20,7 @@ use crate::mover::copy::verify::{bunches, compare, keep, read_from_target, set_w
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
 use crate::mover::preflight::table::TableShape;
-use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::{Error, LOCKED_MAX};
 use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::step::ShardMove;
 use crate::mover::stream::follower::{Follower, write_watermark};
@@ -54,7 +56,13 @@ pub(in crate::mover) async fn shard(
     let hashing = Hashing::of(facts::version(&work.source).await?, facts::version(&work.target).await?);
     let jobs = work.options.copy_jobs.max(1);
     let known = crate::mover::runner::audit::known(&work.target, work.back_of, shard).await?;
-    let mut chunks = chunks(&work.source, &work.target, &copy).await?;
+    let until = Instant::now() + LOCKED_MAX;
+    let mut chunks = loop {
+        match chunks(&work.source, &work.target, &copy).await {
+            Err(error) if error.is_lock() && Instant::now() < until => {}
+            chunks => break chunks?,
+        }
+    };
     chunks.retain(|chunk| !known.contains(&chunk.table));
     let share = chunks.iter().map(|chunk| chunk.estimate).sum::<u64>() / jobs as u64;
     let bunches = bunches(chunks, share.clamp(SMALL, BUNCH_BYTES));
@@ -97,9 +105,19 @@ async fn common_point(
     let workers = set_workers(bunch.iter().map(|chunk| chunk.estimate).max().unwrap_or(0));
     let name = quote_literal(&copy.hold.session_name(Signed::Shard));
     let first = format!("SET LOCAL application_name = {name}; {workers}");
-    for _ in 0..TRIES {
+    let (mut tries, until) = (0, Instant::now() + LOCKED_MAX);
+    while tries < TRIES {
         let paused = follower.pause().await?;
-        let snapshot = read_from(source, copy, &tables, &first).await?;
+        let snapshot = match read_from(source, copy, &tables, &first).await {
+            Err(error) if error.is_lock() => {
+                // Other shards need the stream meanwhile.
+                drop(paused);
+                until_free(source, copy, &tables, until).await?;
+                continue;
+            }
+            snapshot => snapshot?,
+        };
+        tries += 1;
         let watermark = write_watermark(writer, copy.hold.id).await?;
         match paused.align(snapshot, watermark).await {
             Ok(true) => return read_from_target(target, copy, &tables, workers).await,
@@ -115,4 +133,18 @@ async fn common_point(
         source.batch("looking for a common point", "ROLLBACK").await?;
     }
     Err(Error::NoCommonPoint { shard: copy.shard(), tries: TRIES })
+}
+
+/// Waits while somebody has one of these tables locked, in a session whose transaction has failed for that.
+///
+/// Locks: ACCESS SHARE on the tables, for a statement.
+async fn until_free(source: &Session, copy: &ShardCopy, tables: &[&TableShape], until: Instant) -> Result<(), Error> {
+    loop {
+        source.batch("looking for a common point", "ROLLBACK").await?;
+        match read_from(source, copy, tables, "SELECT").await {
+            Ok(_) => return source.batch("looking for a common point", "ROLLBACK").await,
+            Err(error) if error.is_lock() && Instant::now() < until => {}
+            Err(error) => return Err(error),
+        }
+    }
 }

@@ -14,6 +14,7 @@ use crate::mover::runner::single::{self, acquire, before_claim, connect};
 use crate::mover::step::ShardMove;
 use crate::mover::stream::slot;
 use crate::pg::state::chain;
+use crate::shard::ShardId;
 
 impl Group<'_> {
     /// Acquires a shard, and does everything that can be done without the stream: a new shard is prepared, one that is
@@ -64,9 +65,12 @@ impl Group<'_> {
     }
 
     /// The error, or that the shard was altered, if that explains it: what the stream brings does not fit then, and
-    /// rows differ, before the watchdog has looked.
+    /// rows differ, before the watchdog has looked. Where a lock was waited for, who has it.
     async fn explained(&self, drive: &Driver<'_>, error: Error) -> Error {
         let shard = drive.work.hold.shard;
+        if error.is_lock() {
+            return self.locked(shard, error).await;
+        }
         if !matches!(error, Error::Diverged { .. } | Error::RowsDiffer { .. } | Error::Computed { .. }) {
             return error;
         }
@@ -84,6 +88,17 @@ impl Group<'_> {
                 Error::Altered { shard, what: alteration.words().to_owned() }
             }
             Ok(None) | Err(_) => error,
+        }
+    }
+
+    /// The error with the names of those who have the shard's tables locked at the source, if that is why.
+    async fn locked(&self, shard: ShardId, error: Error) -> Error {
+        if !matches!(&error, Error::Database { host, .. } if *host == self.shared.source) {
+            return error;
+        }
+        match self.context.hosts.open_new(&self.shared.source).await {
+            Ok(source) => facts::locked(&source, shard, &self.context.prefix, error).await,
+            Err(_) => error,
         }
     }
 
@@ -154,6 +169,7 @@ impl Group<'_> {
     /// The end of a shard that failed while this mover had no connection for it.
     pub(super) async fn left(&self, member: &Member, error: Error) -> End {
         let shard = member.part.shard;
+        let error = if error.is_lock() { self.locked(shard, error).await } else { error };
         if let Ok(work) = connect(self.context, &member.part, self.hold(shard)).await {
             self.withdraw_if_altered(&work, &error).await;
             Driver::new(self.context, work, self.heartbeat, Goal::Finish).leave(Some(&error)).await;

@@ -282,7 +282,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
                  rollback has no copy to make: abort it, and move the shard"
             )
         }
-        Error::SlotBlocked { .. } | Error::PublicationBlocked { .. } => {
+        Error::SlotBlocked { .. } | Error::PublicationBlocked { .. } | Error::Locked { .. } => {
             format!("end those transactions, then `pgshard moves resume {id}`")
         }
         Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
