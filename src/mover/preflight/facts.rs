@@ -78,6 +78,8 @@ pub(crate) struct StreamFacts {
     pub(crate) prepared: i64,
     /// Old transactions that have written, in any database: the creation of a slot waits for them too.
     pub(crate) old: Vec<String>,
+    /// For how long a slot may have no reader before the server drops its WAL, if there is a limit (from 18 on).
+    pub(crate) idle_max: Option<String>,
 }
 
 /// A row of `pgshard.shard`.
@@ -212,7 +214,8 @@ fn question() -> String {
                 WHERE c.collnamespace = 'pg_catalog'::regnamespace
                   AND c.collprovider::text = CASE WHEN l.icu IS NULL THEN 'c' ELSE 'i' END
                   AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> 'collcollate') = coalesce(l.icu,
-                      d.datcollate::text))
+                      d.datcollate::text)),
+            nullif(current_setting('idle_replication_slot_timeout', true), '0')
         FROM pg_database d
         -- The columns are read by name, because not every version has them: 15 added the provider, 17 renamed the
         -- locale.
@@ -266,6 +269,7 @@ pub(crate) fn of_host(session: &Session) -> BoxFuture<'_, Result<Result<HostFact
                 free_senders: row.get(10)?,
                 prepared: row.get(11)?,
                 old: row.get(19)?,
+                idle_max: row.get(21)?,
             },
         }))
     })
@@ -353,10 +357,6 @@ pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, E
     rows.iter().map(lock).collect()
 }
 
-/// `server_version_num`: 150004, 180000.
-pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
-    let row = session.row("reading the version", "SELECT current_setting('server_version_num')::integer", &[]).await?;
-    Ok(u32::try_from(row.get::<_, i32>(0)?).unwrap_or(0))
 /// Adds to an error who holds the locks that a statement did not get on a shard's tables, if that can still be found
 /// out.
 ///
@@ -376,6 +376,10 @@ pub(crate) async fn locked(source: &Session, shard: ShardId, prefix: &SchemaPref
     }
 }
 
+/// `server_version_num`: 150004, 180000.
+pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
+    let row = session.row("reading the version", "SELECT current_setting('server_version_num')::integer", &[]).await?;
+    Ok(u32::try_from(row.get::<_, i32>(0)?).unwrap_or(0))
 }
 
 /// Which servers the two hosts of a move are, and since when: after a restart or a fail-over the value differs.

@@ -327,7 +327,7 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
         }
     }
     if mode == Mode::Online {
-        let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared, old: _ } = &source.stream;
+        let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared, .. } = &source.stream;
         if wal_level != "logical" {
             let remedy = "set wal_level = logical there and restart the server, or move with --mode blocking";
             refuse(source, format!("has wal_level {wal_level}: it cannot send its changes"), remedy);
@@ -415,6 +415,13 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
     if mode == Mode::Online {
         warnings
             .extend(source.stream.old.iter().map(|old| format!("{}: {old}; the slot waits for its end", source.name)));
+        warnings.extend(source.stream.idle_max.iter().map(|most| {
+            format!(
+                "{} has idle_replication_slot_timeout = {most}: a copy that takes longer is lost, since nobody reads \
+                 the slot meanwhile; set it to 0 until the move is done",
+                source.name
+            )
+        }));
     }
     let bytes: i64 = sizes.iter().map(|(_, bytes)| bytes).sum();
     if bytes >= ROOM_BYTES {
@@ -462,6 +469,7 @@ mod tests {
                 free_senders: 1,
                 prepared: 0,
                 old: Vec::new(),
+                idle_max: None,
             },
         }
     }
@@ -532,7 +540,11 @@ mod tests {
     fn what_an_operator_should_know() {
         let sizes = [(3, 10_000)];
         assert!(warnings(&host("db1"), &host("db2"), Mode::Online, &sizes).is_empty());
-        let stream = StreamFacts { old: vec!["backend 7 has a transaction".to_owned()], ..host("db1").stream };
+        let stream = StreamFacts {
+            old: vec!["backend 7 has a transaction".to_owned()],
+            idle_max: Some("1h".to_owned()),
+            ..host("db1").stream
+        };
         let source = HostFacts {
             version: 180000,
             ahead_s: 2.0,
@@ -547,7 +559,7 @@ mod tests {
             ..host("db2")
         };
         let said = |mode| warnings(&source, &target, mode, &[(3, 2 << 30)]);
-        assert_eq!(said(Mode::Online).len(), 7, "{:#?}", said(Mode::Online));
+        assert_eq!(said(Mode::Online).len(), 8, "{:#?}", said(Mode::Online));
         assert_eq!(said(Mode::Blocking).len(), 6);
         assert!(said(Mode::Online)[1].starts_with("the clock of db2 is 2.0 s behind that of db1"));
     }
@@ -572,6 +584,7 @@ mod tests {
             free_senders: 0,
             prepared: 2,
             old: Vec::new(),
+            idle_max: None,
         };
         let mute = HostFacts { stream, ..host("db1") };
         assert_eq!(judge_hosts(&mute, &host("db2"), Mode::Online).len(), 5);

@@ -272,9 +272,9 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
              written, or allow more with --max-wal if the disk of {host} has room"
         ),
         Error::SlotLost { host, .. } => format!(
-            "the source serves; raise max_slot_wal_keep_size on {host} if it was lost, then `pgshard moves resume \
-             {id}`, which copies again, or `pgshard moves abort {id}`. A rollback has no copy to make: abort it, and \
-             move the shard"
+            "the source serves; raise max_slot_wal_keep_size on {host}, or idle_replication_slot_timeout if that is \
+             set, then `pgshard moves resume {id}`, which copies again, or `pgshard moves abort {id}`. A rollback has \
+             no copy to make: abort it, and move the shard"
         ),
         Error::StreamLost { .. } => {
             format!(
