@@ -278,10 +278,15 @@ on_each_version! {
         let coded = "CREATE TABLE {shard}.coded (id bigint PRIMARY KEY, code integer NOT NULL, v text);
             CREATE UNIQUE INDEX coded_code ON {shard}.coded (code);
             ALTER TABLE {shard}.coded REPLICA IDENTITY USING INDEX coded_code;
-            CREATE TABLE {shard}.deferred (id bigint PRIMARY KEY DEFERRABLE, code integer NOT NULL UNIQUE, v text);";
+            CREATE TABLE {shard}.deferred (id bigint PRIMARY KEY DEFERRABLE, code integer NOT NULL UNIQUE, v text);
+            CREATE TABLE {shard}.whole (id bigint, code integer, v text);
+            ALTER TABLE {shard}.whole REPLICA IDENTITY FULL;";
         let world = World::with_tables(&[version, version], 2, &[("0001_coded.sql", coded)]).await;
         let db1 = world.servers.app(0).await;
-        for table in ["coded", "deferred"] {
+        // Somebody follows all that the target does, so that each table needs its replica identity for what is applied.
+        let everything = "CREATE PUBLICATION everything FOR ALL TABLES";
+        world.servers.superuser(1).await.batch_execute(everything).await.unwrap();
+        for table in ["coded", "deferred", "whole"] {
             let fill = "SELECT g, g, repeat('x', 500) FROM generate_series(1, 2000) g";
             db1.batch_execute(&format!("INSERT INTO shard_0000.{table} {fill}")).await.unwrap();
         }
@@ -290,6 +295,7 @@ on_each_version! {
         let child = world.command(&args, &environment).spawn().unwrap();
         for _ in 0..3 {
             let pid = stopped(&child).await;
+            db1.batch_execute("UPDATE shard_0000.whole SET code = -code WHERE id < 20").await.unwrap();
             for table in ["coded", "deferred"] {
                 // The first becomes the last, and so on.
                 let turn = "SET code = code + 10000; UPDATE shard_0000.{table} SET code = 12001 - code";
@@ -300,7 +306,7 @@ on_each_version! {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         never_stopped(child).await.ended(0);
-        for table in ["coded", "deferred"] {
+        for table in ["coded", "deferred", "whole"] {
             let sql = |schema: &str| format!("SELECT t::text FROM {schema}.{table} t ORDER BY id");
             let was = lines(&world.servers.app(0).await, &sql("shard_0000__left_e1")).await;
             assert_eq!(was, lines(&world.servers.app(1).await, &sql("shard_0000")).await, "{table}");

@@ -57,7 +57,7 @@ pub enum Stage {
     Proved,
     /// Triggers, in the state they are in.
     Trigger,
-    /// Replica identity, CLUSTER mark, extended statistics.
+    /// CLUSTER mark, REPLICA IDENTITY NOTHING, extended statistics.
     Finish,
     /// Indexes and the like that only helped to apply changes are dropped.
     Dismantle,

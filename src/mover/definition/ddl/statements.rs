@@ -352,6 +352,11 @@ impl<'a> Writer<'a> {
             }
             sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
         }
+        // Here, and for an index right after it: somebody may publish all tables of the target. Then a table refuses
+        // what the stream brings until it has its replica identity.
+        if table.replica_identity == "f" {
+            sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY FULL"));
+        }
         sql.extend(self.attach(table));
         sql.extend(self.inherit(table));
         sql
@@ -471,12 +476,21 @@ impl<'a> Writer<'a> {
                 sql.push(format!("ALTER INDEX {name} SET ({})", options_list(&index.options)));
             }
             sql.extend(self.index_statistics(index));
+            sql.extend(self.identity(index));
             sql.extend(self.said(&Address::new("pg_class", index.oid)));
         }
         let mut node = self.node("pg_constraint", constraint.oid, stage, 0, sql);
         node.table = Some(self.facts.relation_name(constraint.relation).to_owned());
         node.may_wait = true;
         node
+    }
+
+    /// Makes an index the replica identity of its table, if it is.
+    fn identity(&self, index: &Index) -> Option<String> {
+        let table = self.facts.relation(index.relation)?;
+        let is_identity = index.replica_identity && table.replica_identity == "i";
+        let (name, index) = (self.qualified(&table.name), quote_ident(&index.name));
+        is_identity.then(|| format!("ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index}"))
     }
 
     /// Whether another index than this one is the replica identity of its table.
@@ -493,6 +507,7 @@ impl<'a> Writer<'a> {
         let mut sql = vec![format!("CREATE {unique}INDEX {name} ON {only}{schema}.{table} {}", index.definition)];
         sql.extend(self.attach_indexes(index));
         sql.extend(self.index_statistics(index));
+        sql.extend(self.identity(index));
         let stage = match index.replica_identity {
             _ if self.is_partitioned(index.relation) => Stage::Attached,
             // Changes find their rows by it.
@@ -603,23 +618,18 @@ impl<'a> Writer<'a> {
         sql
     }
 
-    /// Marks that need the indexes: CLUSTER, replica identity, statistics.
+    /// Marks that come last: CLUSTER, which needs the index, and a replica identity by which nothing can be changed.
     fn finish(&self, table: &Relation) -> Option<Node> {
         if !table.kind.is_stored() {
             return None;
         }
         let (keyword, name) = (table.kind.keyword(), self.qualified(&table.name));
         let mut sql = Vec::new();
-        match table.replica_identity.as_str() {
-            "f" => sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY FULL")),
-            "n" => sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY NOTHING")),
-            _ => {}
+        if table.replica_identity == "n" {
+            sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY NOTHING"));
         }
         for index in listed(&self.indexes, &table.oid) {
             let index_name = quote_ident(&index.name);
-            if index.replica_identity && table.replica_identity == "i" {
-                sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index_name}"));
-            }
             if index.clustered {
                 sql.push(format!("ALTER {keyword} {name} CLUSTER ON {index_name}"));
             }
