@@ -307,6 +307,7 @@ on_mixed_versions! {
         go_on(pid);
         let interrupted = Ran::of(child).await;
         interrupted.ended(130);
+        assert!(interrupted.stderr.contains("stops in order"), "{}", interrupted.stderr);
         assert!(interrupted.stderr.contains("pgshard drain db1 --yes --group-size 1"), "{}", interrupted.stderr);
         world.run(&drain).await.ended(0);
         assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 12)]));

@@ -4,8 +4,6 @@
 //! it. Anything worse ends the run after its wave; the next run asks the hosts again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -24,36 +22,6 @@ use super::watch::{RebalanceEvent, Watcher, WaveGroup};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, counted, seconds, size};
-use crate::signals::asked_to_end;
-
-/// Hears Ctrl-C and SIGTERM, and asks the mover to stop in order.
-pub(super) struct Stop {
-    asked: Arc<AtomicBool>,
-    listener: tokio::task::AbortHandle,
-}
-
-impl Stop {
-    pub(super) fn new(mover: &Mover) -> Stop {
-        let (asked, mover) = (Arc::new(AtomicBool::new(false)), mover.clone());
-        let heard = asked.clone();
-        let listener = tokio::spawn(async move {
-            asked_to_end().await;
-            heard.store(true, Ordering::Relaxed);
-            mover.stop();
-        });
-        Stop { asked, listener: listener.abort_handle() }
-    }
-
-    pub(super) fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        self.listener.abort();
-    }
-}
 
 /// A shard that did not get where it should.
 struct Failed {
@@ -89,7 +57,6 @@ pub(crate) struct FailedShard {
 /// A run and what it has done so far.
 pub(super) struct Run<'a> {
     mover: &'a Mover,
-    stop: &'a Stop,
     watcher: &'a Watcher,
     output: &'a Output,
     mode: Option<Mode>,
@@ -114,7 +81,6 @@ pub(super) struct Run<'a> {
 impl<'a> Run<'a> {
     pub(super) fn new(
         mover: &'a Mover,
-        stop: &'a Stop,
         watcher: &'a Watcher,
         output: &'a Output,
         mode: Option<Mode>,
@@ -122,7 +88,6 @@ impl<'a> Run<'a> {
     ) -> Run<'a> {
         Run {
             mover,
-            stop,
             watcher,
             output,
             mode,
@@ -141,6 +106,11 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Who moves the shards.
+    pub(super) fn mover(&self) -> &'a Mover {
+        self.mover
+    }
+
     /// The shards that did not get where they should.
     pub(super) fn failed_shards(&self) -> BTreeSet<ShardId> {
         self.failed.iter().map(|failed| failed.shard).collect()
@@ -154,7 +124,7 @@ impl<'a> Run<'a> {
     /// Finishes moves that an earlier run left open. `open` are their shards that had not ended.
     pub(super) async fn resume(&mut self, ids: BTreeSet<MoveId>, open: &BTreeSet<ShardId>) {
         for id in ids {
-            if self.stop.is_asked() {
+            if self.mover.is_stopped() {
                 return;
             }
             match self.mover.resume(id).await {
@@ -192,7 +162,7 @@ impl<'a> Run<'a> {
             }
             let all = waves(&problem, &planned.moves, pace)?;
             for (at, wave) in all.iter().enumerate() {
-                if self.stop.is_asked() {
+                if self.mover.is_stopped() {
                     break 'plan;
                 }
                 self.tell_wave(wave, self.waves + 1, self.waves + all.len() - at);
@@ -248,7 +218,7 @@ impl<'a> Run<'a> {
         let mut ended = Ended::default();
         let mut request = Request::new(group.shards.clone(), group.target.clone()).mode(self.mode);
         // Each round leaves at least one shard out.
-        while !request.shards.is_empty() && !self.stop.is_asked() {
+        while !request.shards.is_empty() && !self.mover.is_stopped() {
             let error = match self.mover.plan(&request).await {
                 Ok(plan) => {
                     ended.there = plan.already_there.clone();
@@ -331,7 +301,7 @@ impl<'a> Run<'a> {
     /// The last word, and the exit code.
     pub(super) fn end(&self, told: Told) -> Exit {
         self.tell_done();
-        if self.stop.is_asked() || told == Told::InPart {
+        if self.mover.is_stopped() || told == Told::InPart {
             let how =
                 format!("it finishes what is open and plans the rest again: {}", this_command(&mut std::env::args()));
             return self.output.interrupted(Some(&how));

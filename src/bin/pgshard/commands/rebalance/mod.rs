@@ -19,12 +19,13 @@ use pgshard::mover::{DesiredState, Entry, Heard, MoveId, Mover, Phase};
 use pgshard::pg::state::chain;
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
-use self::execute::{Run, Stop, Told};
+use self::execute::{Run, Told};
 pub(crate) use self::show::Planned;
 pub(super) use self::show::{json, of_share};
 pub(crate) use self::watch::RebalanceEvent;
 use self::watch::Watcher;
 use super::measure::{Weighed, weigh};
+use super::moves::until_done;
 use super::relocate::mover;
 use crate::args::{By, Doing, Drain, Measure, Rebalance};
 use crate::confirm::{Consent, confirm};
@@ -69,8 +70,7 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
     let (held, open) = those_that_stand(open);
     let mut stuck: BTreeSet<ShardId> = open.iter().map(|entry| entry.shard).collect();
     let mut busy = told_of(&living, &held, output);
-    let stop = Stop::new(&mover);
-    let mut run = Run::new(&mover, &stop, &watcher, output, doing.mode.map(Into::into), doing.complete);
+    let mut run = Run::new(&mover, &watcher, output, doing.mode.map(Into::into), doing.complete);
     if !open.is_empty() {
         let ids: BTreeSet<_> = open.iter().map(|entry| entry.id).collect();
         let (moves, shards) = (counted(ids.len(), "move"), counted(stuck.len(), "shard"));
@@ -84,13 +84,13 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
             if !yes? {
                 return Err(Failure::new(Exit::Failed, "nothing was moved").hint("`pgshard moves` shows what is open"));
             }
-            run.resume(ids, &stuck).await;
+            until_done(&mover, output, run.resume(ids, &stuck)).await?;
             stuck = run.failed_shards();
             // Somebody else may have resumed them first.
             busy.extend(run.left_alone());
         }
     }
-    if stop.is_asked() {
+    if mover.is_stopped() {
         return Ok(run.end(Told::InPart));
     }
     let rest = Rest { config: &config, drained: drained.as_ref(), measure: &measure, options, doing: &doing };
@@ -146,7 +146,7 @@ impl Rest<'_> {
         if !yes? {
             return Err(Failure::new(Exit::Failed, "nothing of this plan was moved"));
         }
-        run.waves(problem, pace).await?;
+        until_done(run.mover(), output, run.waves(problem, pace)).await??;
         Ok(run.end(Told::Whole))
     }
 }
