@@ -20,9 +20,14 @@ macro_rules! settings {
          SET default_transaction_read_only = off; SET default_transaction_deferrable = off; \
          SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4; \
          SET client_min_messages = warning; SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; \
-         SET timezone = 'UTC'; SET bytea_output = 'hex'; SET xmloption = content; \
+         SET timezone = 'UTC'; SET extra_float_digits = 1; SET bytea_output = 'hex'; SET xmloption = content; \
          SET standard_conforming_strings = on; SET quote_all_identifiers = off; \
-         SET backslash_quote = safe_encoding; SELECT pg_catalog.set_config('client_connection_check_interval', '500', \
+         SET backslash_quote = safe_encoding; \
+         SELECT pg_catalog.set_config('idle_session_timeout', '0', false) \
+         WHERE pg_catalog.current_setting('idle_session_timeout', true) OPERATOR(pg_catalog.<>) '0'; \
+         SELECT pg_catalog.set_config('transaction_timeout', '0', false) \
+         WHERE pg_catalog.current_setting('transaction_timeout', true) OPERATOR(pg_catalog.<>) '0'; \
+         SELECT pg_catalog.set_config('client_connection_check_interval', '500', \
          false) WHERE pg_catalog.current_setting('client_connection_check_interval', true) IS NOT NULL \
          AND pg_catalog.strpos(pg_catalog.version(), 'linux') OPERATOR(pg_catalog.>) 0; "
     };

@@ -68,6 +68,25 @@ on_each_version! {
         assert!(met[8..].iter().all(|what| *what == "UTC ISO, YMD 100ms"), "{met:?}");
     }
 
+    /// A role whose sessions and transactions may not last long has migrations that do.
+    async fn limits_of_the_role(version) {
+        let world = World::new(&[version], 4).await;
+        let superuser = world.servers.superuser(0).await;
+        superuser.batch_execute("ALTER ROLE app SET idle_session_timeout = '200ms'").await.unwrap();
+        if version >= 17 {
+            superuser.batch_execute("ALTER ROLE app SET transaction_timeout = '200ms'").await.unwrap();
+        }
+        let busy = async {
+            superuser.batch_execute("BEGIN; SELECT FROM shard_0003.photos; SELECT pg_sleep(2); COMMIT").await.unwrap();
+        };
+        world.file(("migrations/0002_long.sql", "SELECT pg_sleep(0.5); ALTER TABLE {shard}.photos ADD COLUMN a int"));
+        let args = ["migrate", "up", "--jobs", "1"];
+        let ran = tokio::join!(world.run(&args), busy).0;
+        ran.ended(0);
+        assert!(!ran.stderr.contains("lost"), "{}", ran.stderr);
+        assert_eq!(world.having("a").await, 4);
+    }
+
     /// Every file finds a session as if it were the first: one after the other in a shard, shard after shard on one
     /// connection, in new shards and in existing ones. None waits in a queue for longer than it may, whatever it sets.
     async fn files_that_leave_their_session_untidy(version) {
