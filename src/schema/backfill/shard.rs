@@ -75,6 +75,11 @@ impl OnShard<'_> {
             Some(there) => there,
         };
         if !there {
+            // What it cannot be run on is found before anything is made there, and a way back ends for it.
+            match self.whole(client, self.look(client).await).await? {
+                Step::Started(_) => {}
+                step => return Ok(step),
+            }
             match transaction::run(client, self.shard, &[], &self.table(), self.lock_timeout).await? {
                 Outcome::Done => {}
                 Outcome::Again(fault) => return Ok(Step::Again(fault.to_string())),
@@ -150,16 +155,28 @@ impl OnShard<'_> {
     }
 
     /// Begins a transaction and holds the shard until its end, so a fence waits or is noticed. False: the shard is not
-    /// served here.
+    /// served here. Rows that a policy hides from the role are an error, so that none is left out without a word.
     async fn hold(&self, client: &Connection) -> Result<bool, tokio_postgres::Error> {
         let sql = format!(
             "BEGIN; SET LOCAL lock_timeout = '{}ms'; SET LOCAL statement_timeout = '{}ms';
+             SET LOCAL row_security = off;
              SELECT true FROM pgshard.shard WHERE shard_id = {} AND state = 'serving' FOR SHARE",
             self.lock_timeout.as_millis().max(1),
             self.statement_timeout.as_millis().max(1),
             self.shard
         );
         Ok(client.simple_query(&sql).await?.iter().any(|answer| matches!(answer, SimpleQueryMessage::Row(_))))
+    }
+
+    /// Whether it can be run in the shard.
+    async fn look(&self, client: &Connection) -> Answer {
+        if !self.hold(client).await? {
+            return Ok(Step::Elsewhere);
+        }
+        match self.key(client).await? {
+            Ok(key) => client.batch_execute("COMMIT").await.map(|()| Step::Started(key)),
+            Err(words) => Ok(Step::Failed(BackfillFault::Unfit { words })),
+        }
     }
 
     async fn begin_record(&self, client: &Connection) -> Answer {
@@ -206,7 +223,7 @@ impl OnShard<'_> {
                 EXISTS (SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
                         JOIN pg_catalog.pg_am m ON m.oid = x.relam
                         WHERE i.indrelid = c.oid AND i.indkey[0] = a.attnum AND i.indisvalid AND i.indpred IS NULL
-                            AND m.amname = 'btree')
+                            AND m.amname = 'btree'), pg_catalog.row_security_active(c.oid), current_user::text
             FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
             LEFT JOIN pg_catalog.pg_index p ON p.indrelid = c.oid AND p.indisprimary
             LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -229,6 +246,13 @@ impl OnShard<'_> {
             return Ok(Err(format!(
                 "its table {table} has no B-tree index that begins with {name}: each range would read \
                                    all of it"
+            )));
+        }
+        if row.try_get::<_, bool>(4)? {
+            let role: String = row.try_get(5)?;
+            return Ok(Err(format!(
+                "its table {table} has row-level security for the role {role} too, and rows that a policy hides would \
+                 be left out: give {role} BYPASSRLS, or take FORCE ROW LEVEL SECURITY from the table"
             )));
         }
         Ok(Ok(Key { column: name, kind: row.try_get(1)? }))

@@ -132,6 +132,32 @@ on_each_version! {
         }
     }
 
+    /// Rows that a policy hides from the role are not left out without a word: the shards fail, and are done once the
+    /// role sees all rows.
+    async fn rows_that_a_policy_hides(version) {
+        let world = world(version, 2, 20).await;
+        let file = world.count_file();
+        for (host, client) in world.all().await.iter().enumerate() {
+            let hide = format!(
+                "ALTER TABLE shard_{host:04}.photos ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+                CREATE POLICY half ON shard_{host:04}.photos USING (id % 2 = 0)"
+            );
+            client.batch_execute(&hide).await.unwrap();
+        }
+        let before = world.everything().await;
+        let ran = world.run(&World::counting(&file, &[])).await;
+        assert!(ran.ended(1).stderr.contains("row-level security"), "{}", ran.stderr);
+        // What cannot be done leaves nothing behind.
+        world.run(&["migrate", "backfill", &file, "--table", "fotos"]).await.ended(1);
+        assert_eq!(world.everything().await, before);
+        for (host, client) in world.all().await.iter().enumerate() {
+            let show = format!("ALTER TABLE shard_{host:04}.photos NO FORCE ROW LEVEL SECURITY");
+            client.batch_execute(&show).await.unwrap();
+        }
+        world.run(&World::counting(&file, &[])).await.ended(0);
+        assert_eq!(world.counted().await, once(2, 20));
+    }
+
     /// It is killed at any moment, interrupted, and run by two operators at once: each row is touched once. A further
     /// run has nothing to do; an edited statement is refused.
     async fn each_row_once(version) {
