@@ -52,21 +52,18 @@ impl Bed {
             connect: host.connect.clone(),
             shards: map.iter().filter(|(_, on, _)| **on == host.name).map(|(shard, _, epoch)| (shard, epoch)).collect(),
         };
-        let cluster = &self.config.cluster;
         let hosts = self.config.hosts.values().map(host).collect();
-        let migrations = Migrations::read(cluster.migrations.as_ref().expect("a folder")).expect("good migrations");
-        let request = bootstrap::Request::new(
-            schema::Cluster {
-                shards: cluster.shards,
-                epoch: cluster.epoch,
-                schema_prefix: cluster.prefix.clone(),
-                key: cluster.key,
-            },
-            hosts,
-            migrations,
-        );
+        let migrations =
+            Migrations::read(self.config.cluster.migrations.as_ref().expect("a folder")).expect("good migrations");
+        let request = bootstrap::Request::new(self.cluster(), hosts, migrations);
         let report = bootstrap::bootstrap(&request, &|_| ()).await;
         assert!(report.is_complete(), "{report:?}");
+    }
+
+    fn cluster(&self) -> schema::Cluster {
+        let cluster = &self.config.cluster;
+        let (shards, epoch, schema_prefix) = (cluster.shards, cluster.epoch, cluster.prefix.clone());
+        schema::Cluster { shards, epoch, schema_prefix, key: cluster.key }
     }
 
     pub(crate) async fn router(&self) -> pgshard::Router {
@@ -77,7 +74,7 @@ impl Bed {
         let hosts = Hosts::new(self.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
         let options = Options::default().jobs(self.jobs.unwrap_or(Options::default().jobs));
         let store = Arc::new(self.config.map_store());
-        Mover::new(hosts, self.config.cluster.prefix.clone(), store, options, observer)
+        Mover::new(hosts, self.cluster(), store, options, observer)
     }
 
     /// Plans a move of shards, as the command does it.

@@ -32,8 +32,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use crate::map::HostName;
-use crate::schema::{DefinitionSurvey, Finding};
-use crate::shard::{SchemaPrefix, ShardId};
+use crate::schema::{Cluster, DefinitionSurvey, Finding};
+use crate::shard::ShardId;
 use crate::store::MapStore;
 
 pub use command::cleanup::CleanupReport;
@@ -90,15 +90,16 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// A mover for these hosts that publishes to this store.
+    /// A mover for these hosts that publishes to this store. It uses no host that has recorded another cluster.
     pub fn new(
         hosts: Hosts,
-        prefix: SchemaPrefix,
+        cluster: Cluster,
         store: Arc<dyn MapStore>,
         options: Options,
         observer: Observer,
     ) -> Mover {
         let (stop, throttle) = (watch::Sender::new(false), Throttle::of(options.rate_max));
+        let (prefix, hosts) = (cluster.schema_prefix.clone(), hosts.of_cluster(cluster));
         Mover { context: Context { hosts, prefix, store, options: Arc::new(options), observer, stop, throttle } }
     }
 

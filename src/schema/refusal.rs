@@ -4,7 +4,7 @@
 //! Invariant: a host that recorded another N, epoch, prefix or name is never written to.
 
 use super::cluster::Cluster;
-use super::facts::{ControlFacts, HostFacts};
+use super::facts::{ControlFacts, HostFacts, RecordedCluster};
 use super::steps::{STEPS, VERSION, checksum};
 use crate::id::Epoch;
 use crate::map::{HostName, print_shards};
@@ -163,6 +163,26 @@ impl Refusal {
         }
     }
 
+    /// Whether the host is another than the config says, or of another cluster.
+    pub fn is_of_another_host(&self) -> bool {
+        match self {
+            Refusal::Shards { .. }
+            | Refusal::Epoch { .. }
+            | Refusal::Prefix { .. }
+            | Refusal::Key { .. }
+            | Refusal::HostName { .. } => true,
+            Refusal::ServerTooOld { .. }
+            | Refusal::Standby
+            | Refusal::MayNotCreate { .. }
+            | Refusal::OtherSchema
+            | Refusal::Newer { .. }
+            | Refusal::Changed { .. }
+            | Refusal::Lost
+            | Refusal::HostMigrations { .. }
+            | Refusal::Emptied { .. } => false,
+        }
+    }
+
     /// A name for programs.
     pub fn code(&self) -> &'static str {
         match self {
@@ -184,6 +204,27 @@ impl Refusal {
     }
 }
 
+impl RecordedCluster {
+    /// Everything in which the cluster is another one than the config's.
+    pub(crate) fn differences(&self, cluster: &Cluster) -> Vec<Refusal> {
+        let mut refusals = Vec::new();
+        if self.shards != i32::from(cluster.shards.get()) {
+            refusals.push(Refusal::Shards { recorded: self.shards, config: cluster.shards });
+        }
+        if self.epoch_ms != cluster.epoch.unix_ms() {
+            refusals.push(Refusal::Epoch { recorded_ms: self.epoch_ms, config: cluster.epoch });
+        }
+        if self.schema_prefix != cluster.schema_prefix.as_str() {
+            let (recorded, config) = (self.schema_prefix.clone(), cluster.schema_prefix.clone());
+            refusals.push(Refusal::Prefix { recorded, config });
+        }
+        if self.key_kind != cluster.key.as_str() {
+            refusals.push(Refusal::Key { recorded: self.key_kind.clone(), config: cluster.key });
+        }
+        refusals
+    }
+}
+
 /// Everything in which a host's record differs from the config.
 pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -> Vec<Refusal> {
     let mut refusals = Vec::new();
@@ -191,19 +232,7 @@ pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -
         // The row is written together with the first migration.
         None => refusals.push(Refusal::Lost),
         Some(recorded) => {
-            if recorded.shards != i32::from(cluster.shards.get()) {
-                refusals.push(Refusal::Shards { recorded: recorded.shards, config: cluster.shards });
-            }
-            if recorded.epoch_ms != cluster.epoch.unix_ms() {
-                refusals.push(Refusal::Epoch { recorded_ms: recorded.epoch_ms, config: cluster.epoch });
-            }
-            if recorded.schema_prefix != cluster.schema_prefix.as_str() {
-                let (recorded, config) = (recorded.schema_prefix.clone(), cluster.schema_prefix.clone());
-                refusals.push(Refusal::Prefix { recorded, config });
-            }
-            if recorded.key_kind != cluster.key.as_str() {
-                refusals.push(Refusal::Key { recorded: recorded.key_kind.clone(), config: cluster.key });
-            }
+            refusals.extend(recorded.differences(cluster));
             if recorded.host_name != host.as_str() {
                 let (recorded, config) = (recorded.host_name.clone(), host.clone());
                 refusals.push(Refusal::HostName { recorded, config });
@@ -261,7 +290,7 @@ pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> 
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::facts::{RecordedCluster, RecordedControl, ServerFacts};
+    use super::super::facts::{RecordedControl, ServerFacts};
     use super::*;
 
     pub(in crate::schema) fn cluster() -> Cluster {

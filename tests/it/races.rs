@@ -18,6 +18,11 @@ async fn moved(world: &World, shard: &str, target: &str) -> Report {
     report
 }
 
+/// The text of a config up to its map.
+fn upto_map(text: &str) -> &str {
+    &text[..text.find("[map]").expect("the config keeps its map")]
+}
+
 on_each_version!(
     /// A target that can never be opened must not keep the shard closed for ever: the mover gives up, and the source
     /// serves.
@@ -56,11 +61,57 @@ on_each_version!(
         let options: Vec<_> = world.config.hosts.values().map(|host| host.connect.clone()).rev().collect();
         let hosts = Hosts::new(world.config.hosts.keys().cloned().zip(options));
         let store = std::sync::Arc::new(world.config.map_store());
-        let prefix = world.config.cluster.prefix.clone();
-        let mover = Mover::new(hosts, prefix, store, Options::default(), Observer::silent());
+        let mover = Mover::new(hosts, world.cluster(), store, Options::default(), Observer::silent());
         assert!(mover.plan(&world.request("1", "db2")).await.is_err());
         let report = mover.gc().await;
         assert_eq!(report.failed.len(), 2, "{report:?}");
+    }
+
+    /// With a config of another cluster nothing is moved, dropped or published. Under another prefix the schemas of all
+    /// shards and old copies would seem to be gone.
+    async fn a_config_of_another_cluster(version) {
+        let world = World::new(&[version, version], 4).await;
+        let id = world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0).id();
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        let before = world.everything().await;
+        let prefix = text.replace("[hosts.db1]", "schema_prefix = \"x_\"\n\n[hosts.db1]");
+        let fewer = text.replace("shards = 4", "shards = 2");
+        let fewer = format!("{}[map]\nversion = 9\n[map.placement]\ndb1 = \"0\"\ndb2 = \"1\"\n", upto_map(&fewer));
+        let epoch = text.replace("2026-01-01", "2025-01-01");
+        assert!(epoch != text && fewer.contains("shards = 2"), "{text}");
+        for (name, config) in [("prefix.toml", &prefix), ("fewer.toml", &fewer), ("epoch.toml", &epoch)] {
+            let path = world.write(name, config);
+            let path = path.to_str().unwrap();
+            for (args, code) in [
+                (&["moves", "complete", id.as_str(), "--yes"][..], 2),
+                (&["moves", "rollback", id.as_str(), "--yes"], 2),
+                (&["moves", "gc"], 1),
+                (&["move", "0", "--to", "db2", "--yes"], 2),
+                (&["moves", "repair", "1", "--yes"], 2),
+                (&["drain", "db2", "--by", "count", "--yes"], 1),
+                (&["map", "rebuild", "--yes"], 4),
+            ] {
+                let ran = world.run(&[&["--config", path], args].concat()).await;
+                assert_eq!(ran.code(), code, "{name} {args:?}: {}", ran.stderr);
+                assert!(ran.stderr.contains("the config says"), "{name} {args:?}: {}", ran.stderr);
+                assert_eq!(std::fs::read_to_string(path).unwrap(), *config, "{name} {args:?}");
+            }
+        }
+        assert_eq!(world.everything().await, before);
+        world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
+    }
+
+    /// A map is not made from hosts whose names are exchanged.
+    async fn no_map_of_exchanged_names(version) {
+        let world = World::new(&[version, version], 4).await;
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        let exchanged = text.replace("[hosts.db1]", "[hosts.x]").replace("[hosts.db2]", "[hosts.db1]");
+        world.write("pgshard.toml", &exchanged.replace("[hosts.x]", "[hosts.db2]"));
+        let ran = world.run(&["map", "rebuild", "--yes"]).await;
+        assert!(ran.ended(4).stderr.contains("it recorded that it is the host db2"), "{}", ran.stderr);
+        world.run(&["map", "diff"]).await.ended(4);
+        world.run(&["host", "accept", "db1", "--yes"]).await.ended(4);
+        assert_eq!(world.published(), world.config.map.clone().unwrap());
     }
 
     /// What a database's administrator has set must not matter.

@@ -11,6 +11,7 @@ use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::pg::state::chain;
 use pgshard::pg::{ConnectOptions, OptionsError, Password};
 use pgshard::router::{HostOptions, Options, Router};
+use pgshard::schema::control::Refusal;
 use pgshard::schema::{self, Cluster, Identities, Migrations, MigrationsError, Severity, Survey};
 use pgshard::store::{MapStore, StoreError};
 
@@ -151,6 +152,23 @@ pub(crate) async fn survey_with_clocks(config: &Config) -> Survey {
 /// The hosts of the config by name.
 pub(crate) fn all_hosts(config: &Config) -> Vec<(HostName, ConnectOptions)> {
     config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect()
+}
+
+/// Checks that the hosts are those of the config, for what would be wrong for everybody else if it had exchanged the
+/// names of two, or were of another cluster.
+///
+/// # Errors
+/// With [`Exit::Refused`] and every difference.
+pub(crate) fn of_this_cluster(config: &Config, survey: &Survey) -> Result<(), Failure> {
+    let cluster = cluster(config);
+    let controls = survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.control.as_ref()?)));
+    let refusals = controls.flat_map(|(host, control)| {
+        let refusals = schema::control::differences(control, &cluster, host).into_iter();
+        refusals.filter(Refusal::is_of_another_host).map(move |refusal| (host, refusal))
+    });
+    let refusals: Vec<String> =
+        refusals.map(|(host, refusal)| format!("{host}: {refusal}\n  remedy: {}", refusal.remedy())).collect();
+    if refusals.is_empty() { Ok(()) } else { Err(Failure::several(Exit::Refused, refusals)) }
 }
 
 /// Checks that every host is the server that belongs under its name, before anything is written. All addresses are

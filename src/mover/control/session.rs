@@ -11,7 +11,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection, Lookout, state};
-use crate::schema::control;
+use crate::schema::{Cluster, RecordedCluster, control};
 use crate::shard::ShardId;
 
 use crate::mover::control::row::{AnsweredRow, Question};
@@ -24,6 +24,8 @@ use crate::mover::protocol::error::Error;
 pub struct Hosts {
     reached: Arc<BTreeMap<HostName, Reached>>,
     spares: Arc<Spares>,
+    /// What every host must have recorded of the cluster.
+    cluster: Option<Arc<Cluster>>,
 }
 
 #[derive(Debug)]
@@ -39,7 +41,13 @@ impl Hosts {
             let lookout = Arc::new(Lookout::new(name.clone(), connect.clone(), "pgshard mover".to_owned()));
             (name, Reached { connect, lookout })
         };
-        Hosts { reached: Arc::new(hosts.into_iter().map(reached).collect()), spares: Arc::default() }
+        let reached = Arc::new(hosts.into_iter().map(reached).collect());
+        Hosts { reached, spares: Arc::default(), cluster: None }
+    }
+
+    /// The same, as hosts of this cluster: one that has recorded another is not used.
+    pub(crate) fn of_cluster(self, cluster: Cluster) -> Hosts {
+        Hosts { cluster: Some(Arc::new(cluster)), ..self }
     }
 
     /// Their names, sorted.
@@ -59,7 +67,8 @@ impl Hosts {
     /// A session of this host: one that was [given back](Hosts::give_back), or a new one.
     pub(crate) async fn open(&self, host: &HostName) -> Result<Session, Error> {
         if let Some(mut spare) = self.spares.take(host)
-            && let Ok(Ok(reads_tokens)) = tokio::time::timeout(SPARE_ANSWERS_WITHIN, spare.check()).await
+            && let Ok(Ok(reads_tokens)) =
+                tokio::time::timeout(SPARE_ANSWERS_WITHIN, spare.check(self.cluster.as_deref())).await
         {
             spare.reads_tokens = reads_tokens;
             spare.uses += 1;
@@ -81,7 +90,7 @@ impl Hosts {
             let (opened, uses) = (Instant::now(), 1);
             let mut session = Session { host: host.clone(), shard: None, reads_tokens: true, opened, uses, client };
             session.batch("the mover's settings", SETTINGS).await?;
-            session.reads_tokens = session.check().await?;
+            session.reads_tokens = session.check(self.cluster.as_deref()).await?;
             Ok(session)
         })
     }
@@ -156,10 +165,12 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Checks that the host is the one that bootstrap gave this name, and has a control schema that a mover can work
-    /// with. If two names were exchanged, the journal of one host would be read as that of the other, and what a move
-    /// has just built would look like the remains of a dead one. Gives [`Session::reads_tokens`].
-    async fn check(&self) -> Result<bool, Error> {
+    /// Checks that the host is the one that bootstrap gave this name, belongs to the cluster, and has a control schema
+    /// that a mover can work with. If two names were exchanged, the journal of one host would be read as that of the
+    /// other, and what a move has just built would look like the remains of a dead one. With another prefix the schemas
+    /// of all shards and old copies would seem to be gone, and with another N some shards. Gives
+    /// [`Session::reads_tokens`].
+    async fn check(&self, cluster: Option<&Cluster>) -> Result<bool, Error> {
         let what = "asking the host for its name";
         let present = self.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
         if !present.get::<_, bool>(0)? {
@@ -167,13 +178,20 @@ impl Session {
         }
         let sql = "SELECT host_name, (SELECT max(version) FROM pgshard.control_migration),
                 coalesce((SELECT pg_catalog.has_column_privilege(c.oid, 'open_token', 'SELECT')
-                    FROM pg_catalog.pg_class c WHERE c.oid = to_regclass('pgshard.move')), true)
+                    FROM pg_catalog.pg_class c WHERE c.oid = to_regclass('pgshard.move')), true),
+                shards, epoch_ms, schema_prefix, key_kind
             FROM pgshard.cluster";
         let rows = self.rows(what, sql, &[]).await?;
         let Some(row) = rows.first() else { return Ok(true) };
         let (name, version): (String, Option<i32>) = (row.get(0)?, row.get(1)?);
         if name != self.host.as_str() {
             return Err(Error::OtherHost { host: self.host.clone(), name });
+        }
+        let (shards, epoch_ms) = (row.get(3)?, row.get(4)?);
+        let (schema_prefix, key_kind) = (row.get(5)?, row.get(6)?);
+        let recorded = RecordedCluster { shards, epoch_ms, schema_prefix, host_name: name, key_kind };
+        if let Some(source) = cluster.and_then(|cluster| recorded.differences(cluster).into_iter().next()) {
+            return Err(Error::OtherCluster { host: self.host.clone(), source: Box::new(source) });
         }
         match version {
             Some(version) if version < control::VERSION => Err(Error::ControlOld { host: self.host.clone(), version }),

@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::map::HostName;
 use crate::pg::ConnectError;
-use crate::schema::control::VERSION;
+use crate::schema::control::{self, VERSION};
 use crate::shard::ShardId;
 use crate::store::{PublishError, StoreError};
 
@@ -53,6 +53,14 @@ pub enum Error {
         host: HostName,
         /// The name that bootstrap gave it.
         name: String,
+    },
+    /// A host has recorded another cluster than the config's. Nothing was changed there.
+    #[error("host {host} belongs to another cluster, or the config was changed where it cannot be")]
+    OtherCluster {
+        /// The host.
+        host: HostName,
+        /// In what they differ.
+        source: Box<control::Refusal>,
     },
     /// A host's control schema is older than what this pgshard works with. Nothing was changed there.
     #[error(
@@ -503,6 +511,7 @@ impl Error {
                 | Error::Claimed { .. }
                 | Error::UnknownHost { .. }
                 | Error::OtherHost { .. }
+                | Error::OtherCluster { .. }
                 | Error::NoSuchMove { .. }
                 | Error::TooLate { .. }
                 | Error::Unaudited { .. }

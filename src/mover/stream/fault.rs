@@ -70,6 +70,7 @@ impl From<Error> for Failure {
             | Error::Malformed { .. }
             | Error::UnknownHost { .. }
             | Error::OtherHost { .. }
+            | Error::OtherCluster { .. }
             | Error::Failpoint { .. } => Failure::Final(Box::new(error)),
             error if is_unpublished(&error) => Failure::Final(Box::new(error)),
             error => Failure::Passing(Box::new(error)),

@@ -135,17 +135,17 @@ impl World {
             connect: host.connect.clone(),
             shards: map.iter().filter(|(_, on, _)| **on == host.name).map(|(s, _, e)| (s, e)).collect(),
         };
-        let cluster = &config.cluster;
-        let migrations = Migrations::read(cluster.migrations.as_ref().unwrap()).unwrap();
-        let cluster = Cluster {
-            shards: cluster.shards,
-            epoch: cluster.epoch,
-            schema_prefix: cluster.prefix.clone(),
-            key: cluster.key,
-        };
-        let request = bootstrap::Request::new(cluster, config.hosts.values().map(host).collect(), migrations);
+        let migrations = Migrations::read(config.cluster.migrations.as_ref().unwrap()).unwrap();
+        let request = bootstrap::Request::new(self.cluster(), config.hosts.values().map(host).collect(), migrations);
         let report = bootstrap::bootstrap(&request, &|_| ()).await;
         assert!(report.is_complete(), "{report:?}");
+    }
+
+    /// What the hosts record of the cluster.
+    pub(crate) fn cluster(&self) -> Cluster {
+        let cluster = &self.config.cluster;
+        let (shards, epoch, schema_prefix) = (cluster.shards, cluster.epoch, cluster.prefix.clone());
+        Cluster { shards, epoch, schema_prefix, key: cluster.key }
     }
 
     pub(crate) fn mover(&self) -> Mover {
@@ -157,7 +157,7 @@ impl World {
         let observer = Observer::new(|event| eprintln!("{event:?}"));
         let store = Arc::new(self.config.map_store());
         let options = options.snapshot_max(SNAPSHOT_MAX);
-        Mover::new(hosts, self.config.cluster.prefix.clone(), store, options, observer)
+        Mover::new(hosts, self.cluster(), store, options, observer)
     }
 
     pub(crate) fn request(&self, shards: &str, target: &str) -> Request {

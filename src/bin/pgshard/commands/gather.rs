@@ -243,6 +243,6 @@ pub(super) fn mover(
     config: &Config,
     hosts: impl IntoIterator<Item = (HostName, pgshard::pg::ConnectOptions)>,
 ) -> Mover {
-    let (prefix, store) = (config.cluster.prefix.clone(), Arc::new(config.map_store()));
-    Mover::new(Hosts::new(hosts), prefix, store, Options::default(), Observer::silent())
+    let (cluster, store) = (context::cluster(config), Arc::new(config.map_store()));
+    Mover::new(Hosts::new(hosts), cluster, store, Options::default(), Observer::silent())
 }

@@ -180,6 +180,7 @@ pub(crate) struct OneChange {
     shard: ShardId,
     from: Place,
     to: Place,
+    context::of_this_cluster(config, &survey)?;
 }
 
 #[derive(JsonSchema, Serialize)]

@@ -78,7 +78,7 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
 pub(crate) fn mover(config: &Config, options: Options, observer: Observer) -> Mover {
     let hosts = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()));
     let hosts = pgshard::mover::Hosts::new(hosts);
-    Mover::new(hosts, config.cluster.prefix.clone(), Arc::new(context::store(config)), options, observer)
+    Mover::new(hosts, context::cluster(config), Arc::new(context::store(config)), options, observer)
 }
 
 /// Shards such as `17` or `0-255,300`.

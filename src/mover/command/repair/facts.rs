@@ -128,7 +128,12 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
     for (host, answer) in join_all(asked).await {
         let answer = match answer {
             Ok(answer) => answer,
-            Err(error @ (Error::ControlOld { .. } | Error::ControlNewer { .. })) => return Err(error),
+            Err(
+                error @ (Error::ControlOld { .. }
+                | Error::ControlNewer { .. }
+                | Error::OtherHost { .. }
+                | Error::OtherCluster { .. }),
+            ) => return Err(error),
             Err(error) => Answer::Silent(chain(&error)),
         };
         all.push(Said { host, answer });

@@ -34,6 +34,8 @@ pub(crate) async fn accept(
     let config = context::config(config)?;
     let host = context::host(&config, name)?;
     let hosts = context::all_hosts(&config);
+    let itself = hosts.iter().filter(|(name, _)| *name == host).cloned();
+    context::of_this_cluster(&config, &schema::survey(itself.collect::<Vec<_>>()).await)?;
     let identities = schema::identities(hosts.clone()).await;
     let accepted = identities.accepted(&host).map_err(|error| Failure::new(Exit::Refused, error))?;
     let Some(schema::Accepted { former, record, .. }) = accepted else {

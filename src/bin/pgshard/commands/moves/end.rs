@@ -414,7 +414,7 @@ pub(crate) fn code(error: &Error) -> Exit {
         }
         Error::Interrupted { .. } | Error::Stopped { .. } => Exit::Interrupted,
         Error::Aborted { .. } => Exit::Failed,
-        Error::OtherHost { .. } => Exit::Usage,
+        Error::OtherHost { .. } | Error::OtherCluster { .. } => Exit::Usage,
         Error::ControlOld { .. } | Error::ControlNewer { .. } => Exit::Failed,
         Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => {
             Exit::Failed
