@@ -6,7 +6,8 @@ use pgshard::ShardId;
 use pgshard::dev::StopMode;
 use pgshard::map::{Changes, HostName, Placement, ShardEpoch};
 use pgshard::mover::{Error, Hosts, Mover, Observer, Options, Phase, Report};
-use pgshard::store::publish_merged;
+use pgshard::store::{MemoryStore, publish_merged};
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::support::World;
 
@@ -112,6 +113,31 @@ on_each_version!(
         world.run(&["map", "diff"]).await.ended(4);
         world.run(&["host", "accept", "db1", "--yes"]).await.ended(4);
         assert_eq!(world.published(), world.config.map.clone().unwrap());
+    }
+
+    /// A shard that moves away after the look of `map rebuild`, by a mover that cannot tell the map, is in the map that
+    /// is published.
+    async fn a_rebuild_from_a_look_of_before(version) {
+        let world = World::new(&[version, version], 4).await;
+        let hosts = Hosts::new(world.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
+        let elsewhere = std::sync::Arc::new(MemoryStore::new(world.published()));
+        let mover = Mover::new(hosts, world.cluster(), elsewhere, Options::default(), Observer::silent());
+        let go = async |shard: &str| {
+            let plan = mover.plan(&world.request(shard, "db2")).await.unwrap();
+            assert!(mover.run(&plan).await.failed.is_empty());
+        };
+        go("0").await;
+        let file = std::fs::File::open(&world.config.path).unwrap();
+        file.lock().unwrap();
+        let mut rebuild = world.command(&["map", "rebuild", "--yes"], &[]).spawn().unwrap();
+        // It has looked when it says what it has seen.
+        let mut said = BufReader::new(rebuild.stdout.take().unwrap()).lines();
+        assert!(said.next_line().await.unwrap().unwrap().contains("changes"));
+        go("1").await;
+        file.unlock().unwrap();
+        drop(file);
+        crate::support::Ran::of(rebuild).await.ended(0);
+        assert_eq!((world.host_of(0), world.host_of(1)), (1, 1));
     }
 
     /// What a database's administrator has set must not matter.

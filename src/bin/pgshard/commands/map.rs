@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use pgshard::ShardId;
 use pgshard::config::{Config, ConfigStore};
-use pgshard::map::{Change, HostName, Placement, ShardMap, print_shards};
+use pgshard::map::{self, Change, HostName, Placement, ShardMap, print_shards};
 use pgshard::schema;
 use pgshard::store::whole::{self, Overwrite};
-use pgshard::store::{MapStore, PublishError, StoreError};
+use pgshard::store::{MapStore, PublishError, StoreError, publish_merged};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -128,6 +128,7 @@ pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Ou
         }
         let mended = store.mend(&rebuilt).await?;
         output.note(format_args!("published map version {}", mended.version()));
+        catch_up(&config, output).await?;
         return Ok(Exit::Done);
     }
     context::store(&config).publish(map.version(), &rebuilt).await.map_err(|error| match error {
@@ -137,7 +138,25 @@ pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Ou
         error => error.into(),
     })?;
     output.note(format_args!("published map version {}", rebuilt.version()));
+    catch_up(&config, output).await?;
     Ok(Exit::Done)
+}
+
+/// Publishes where shards have gone since the look that a rebuilt map was made from. Their mover does not do it if it
+/// has died, or if it found the map that could not be read. One that comes later finds the rebuilt map.
+async fn catch_up(config: &Config, output: &Output) -> Result<(), Failure> {
+    let store = context::store(config);
+    let kept = store.load().await?;
+    let changes = schema::rebuild_map(&kept, &context::survey(config).await).changes;
+    let gone = changes.into_iter().filter(|change| change.to.epoch > change.from.epoch);
+    let gone: map::Changes = gone.map(|change| (change.shard, change.to)).collect();
+    if !gone.is_empty() {
+        let shards = print_shards(gone.iter().map(|(shard, _)| shard));
+        let published = publish_merged(&store, &gone).await?;
+        let version = published.version();
+        output.note(format_args!("published map version {version}: shards {shards} have moved meanwhile"));
+    }
+    Ok(())
 }
 
 /// `db1 16 shards, db2 32 shards`.
@@ -161,6 +180,7 @@ async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> Result<Sha
         let host = note.host.as_ref().map(|host| format!("{host}: ")).unwrap_or_default();
         output.warning(format_args!("{host}{}", note.message));
     }
+    context::of_this_cluster(config, &survey)?;
     if survey.values().all(Result::is_err) {
         return Err(Failure::new(Exit::Failed, "no host can be asked, so nothing is known of where the shards are"));
     }
@@ -180,7 +200,6 @@ pub(crate) struct OneChange {
     shard: ShardId,
     from: Place,
     to: Place,
-    context::of_this_cluster(config, &survey)?;
 }
 
 #[derive(JsonSchema, Serialize)]
