@@ -15,6 +15,10 @@ use super::catalog::{Address, Column, Facts, Grantee, Persistence, Policy, Relat
 
 mod view_text;
 
+/// Which properties a fingerprint is made of, and how: one that was recorded under another number cannot be compared
+/// with ours. It changes whenever a definition gets another fingerprint than before.
+pub(crate) const VERSION: u32 = 1;
+
 /// The SHA-256 of a schema's definition, as 64 hexadecimal digits.
 ///
 /// It is the same for the same definition under another name, on another host and, as far as the versions deparse
@@ -24,11 +28,39 @@ mod view_text;
 pub(crate) struct Fingerprint(String);
 
 impl Fingerprint {
-    /// The 64 hexadecimal digits.
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
+    /// The text to record: [`VERSION`], a colon and the digits. The first version had the digits only.
+    pub(crate) fn record(&self) -> String {
+        if VERSION == 1 { self.0.clone() } else { format!("{VERSION}:{}", self.0) }
+    }
+
+    /// Whether the definition is the one that was recorded.
+    pub(crate) fn compare(&self, recorded: Option<&str>) -> Recorded {
+        let (version, digits) = match recorded.map(|text| text.split_once(':').unwrap_or(("1", text))) {
+            Some(both) => both,
+            None => return Recorded::Other,
+        };
+        match version.parse() {
+            Ok(VERSION) if digits == self.0 => Recorded::Same,
+            Ok(VERSION) => Recorded::Other,
+            _ => Recorded::Unknown,
+        }
     }
 }
+
+/// How a definition compares with what was recorded of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    /// It is the same.
+    Same,
+    /// It is another, or nothing was recorded.
+    Other,
+    /// It was recorded by a pgshard that makes other fingerprints.
+    Unknown,
+}
+
+/// What is said where a comparison is not possible.
+pub(crate) const OTHER_VERSION: &str =
+    "another version of pgshard has recorded its definition, in a way that this one does not know";
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -462,4 +494,25 @@ fn type_text(type_: &Type) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_version_has_recorded_is_not_compared() {
+        let ours = Fingerprint("0a".repeat(32));
+        let (same, marked) = (ours.record(), format!("{VERSION}:{}", ours.0));
+        for (recorded, is) in [
+            (Some(same.as_str()), Recorded::Same),
+            (Some(&marked), Recorded::Same),
+            (Some("ff"), Recorded::Other),
+            (None, Recorded::Other),
+            (Some(&format!("99:{}", ours.0)), Recorded::Unknown),
+            (Some("x:"), Recorded::Unknown),
+        ] {
+            assert_eq!(ours.compare(recorded), is, "{recorded:?}");
+        }
+    }
 }

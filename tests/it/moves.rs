@@ -7,6 +7,7 @@ mod crowd;
 mod dead;
 mod failover;
 mod faults;
+mod fingerprints;
 mod holes;
 mod identity;
 mod inheritance;

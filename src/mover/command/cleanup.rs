@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
-use crate::schema::fingerprint::fingerprint;
+use crate::schema::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, fingerprint};
 use crate::shard::ShardId;
 
 use crate::mover::command::resume::lost;
@@ -198,14 +198,30 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
         let mut kept = facts::of_schema(&source, &Namespace::Oid(oid)).await?;
         row_index::leave_out(&mut kept);
         let kept = fingerprint(&kept);
-        if old_copy::fingerprint_of(&source, entry).await?.as_deref() != Some(kept.as_str()) {
-            return Err(not_now(format!(
-                "{left} on host {} is not what was copied: somebody altered it since, or while it was fenced. Compare \
-                 its functions, types and grants with those of {} on host {}, drop {left} by hand, then complete the \
-                 move",
-                entry.source, names.schema, entry.target
-            )));
-        }
+        let (recorded, is_fed) = old_copy::recorded_of(&source, entry).await?;
+        let compared = kept.compare(recorded.as_deref());
+        let why = match compared {
+            Recorded::Same => return Ok(()),
+/// What the shard has today: where the old copy has the same, nothing is in that only, whatever was recorded. Of an old
+/// copy that takes changes, without what was removed for that.
+async fn fingerprint_at(target: &Session, schema: &str, is_fed: bool) -> Result<Option<Fingerprint>, Error> {
+    let Some(oid) = facts::schema_oid(target, schema).await? else { return Ok(None) };
+    let mut there = facts::of_schema(target, &Namespace::Oid(oid)).await?;
+    if is_fed {
+        old_copy::take_off(&mut there, schema);
+    }
+    Ok(Some(fingerprint(&there)))
+}
+
+            _ if fingerprint_at(&target, &names.schema, is_fed).await? == Some(kept) => return Ok(()),
+            Recorded::Other => "is not what was copied: somebody altered it since, or while it was fenced".to_owned(),
+            Recorded::Unknown => format!("may not be what was copied: {OTHER_VERSION}"),
+        };
+        return Err(not_now(format!(
+            "{left} on host {} {why}. Compare its functions, types and grants with those of {} on host {}, drop \
+             {left} by hand, then complete the move",
+            entry.source, names.schema, entry.target
+        )));
     }
     Ok(())
 }

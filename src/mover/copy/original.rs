@@ -10,7 +10,7 @@ use crate::mover::copy::snapshot::Snapshot;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::schema::catalog::{self, Facts, Namespace, Stamp};
-use crate::schema::fingerprint::fingerprint;
+use crate::schema::fingerprint::{Fingerprint, fingerprint};
 
 /// A shard of the source as it was when its target was built.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Original {
     /// too, but alter nothing.
     stamp: Stamp,
     layout: String,
-    fingerprint: String,
+    fingerprint: Fingerprint,
 }
 
 /// A look at a schema before its definition is read: what is altered meanwhile makes a later one differ.
@@ -65,12 +65,12 @@ impl Glance {
     /// With the definition that was read since.
     pub(crate) fn with(self, facts: &Facts) -> Original {
         let Glance { stamp, layout } = self;
-        Original { stamp, layout, fingerprint: fingerprint(facts).to_string() }
+        Original { stamp, layout, fingerprint: fingerprint(facts) }
     }
 }
 
 impl Original {
-    pub(crate) fn fingerprint(&self) -> &str {
+    pub(crate) fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
     }
 

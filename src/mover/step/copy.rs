@@ -28,7 +28,7 @@ use crate::mover::protocol::throttle::Throttle;
 use crate::mover::step::{Blueprint, ShardMove, Swapped};
 use crate::pg::quote_literal;
 use crate::schema::catalog::{Namespace, preamble};
-use crate::schema::fingerprint::fingerprint;
+use crate::schema::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 
 /// What the target knows about the token by which it may be opened: its hash.
 pub(crate) fn token_hash(token: Uuid) -> String {
@@ -99,8 +99,12 @@ impl ShardMove<'_> {
             return Ok(Ok(Cow::Borrowed(&built.creation)));
         }
         let facts = self.facts_at_source(&Namespace::Oid(left)).await?;
-        if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
-            let what = "its tables, functions or grants are not what they were when the target was built";
+        let altered = match fingerprint(&facts).compare(entry.fingerprint.as_deref()) {
+            Recorded::Same => None,
+            Recorded::Other => Some("its tables, functions or grants are not what they were when the target was built"),
+            Recorded::Unknown => Some(OTHER_VERSION),
+        };
+        if let Some(what) = altered {
             return Ok(Err(what.to_owned()));
         }
         Ok(Ok(Cow::Owned(self.creation(&facts).await?)))

@@ -23,7 +23,7 @@ use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace, Relation};
-use crate::schema::fingerprint::fingerprint;
+use crate::schema::fingerprint::{Fingerprint, OTHER_VERSION, Recorded, fingerprint};
 use crate::shard::ShardId;
 
 /// What the journal says of a shard of a move that was taken back.
@@ -82,7 +82,7 @@ impl ShardMove<'_> {
     ///
     /// Locks: rows of the control tables (a feed has them for a transaction at a time), and the tuple
     /// of pg_namespace, for one transaction.
-    pub(crate) async fn adopt(&self, taken_back: MoveId, fingerprint: &str) -> Result<(), Error> {
+    pub(crate) async fn adopt(&self, taken_back: MoveId, fingerprint: &Fingerprint) -> Result<(), Error> {
         let what = "taking the old copy for the reverse replication";
         let (shard, id, lease) = (self.hold.shard.as_i32(), *self.hold.id.uuid(), self.hold.lease);
         self.target.batch(what, "BEGIN").await?;
@@ -97,7 +97,7 @@ impl ShardMove<'_> {
         adopted
     }
 
-    async fn adopt_in_transaction(&self, taken_back: MoveId, fingerprint: &str) -> Result<(), Error> {
+    async fn adopt_in_transaction(&self, taken_back: MoveId, fingerprint: &Fingerprint) -> Result<(), Error> {
         let what = "taking the old copy for the reverse replication";
         let (shard, id, lease) = (self.hold.shard.as_i32(), *self.hold.id.uuid(), self.hold.lease);
         let host = &self.target.host;
@@ -118,10 +118,17 @@ impl ShardMove<'_> {
         let at_open = at_open.ok_or_else(|| refuse("the old copy was not made ready to take changes".to_owned()))?;
         let epoch = ShardEpoch::from_i32(row.get(0)?).filter(|epoch| epoch.next() == self.epoch);
         let epoch = epoch.ok_or_else(|| refuse("the shard has moved on since".to_owned()))?;
-        if row.get::<_, Option<String>>(1)?.as_deref() != Some(fingerprint) {
-            let reason = "the shard's tables were altered since, or one of its foreign keys was not validated, because \
-                          rows break it (`pgshard check --ddl` says which)";
-            return Err(refuse(reason.to_owned()));
+        match fingerprint.compare(row.get::<_, Option<String>>(1)?.as_deref()) {
+            Recorded::Same => {}
+            Recorded::Other => {
+                let reason = "the shard's tables were altered since, or one of its foreign keys was not validated, \
+                              because rows break it (`pgshard check --ddl` says which)";
+                return Err(refuse(reason.to_owned()));
+            }
+            Recorded::Unknown => {
+                let reason = format!("{OTHER_VERSION}; that one can take the shard back");
+                return Err(refuse(reason));
+            }
         }
         let (left, incoming) = (self.names.left(epoch), self.names.incoming());
         let sql = "UPDATE pgshard.progress SET move_id = $3, lease = $4 WHERE move_id = $1 AND shard_id = $2";
@@ -208,8 +215,10 @@ pub(crate) async fn drop_constraints(
     };
     let mut facts = facts::of_schema(source, &Namespace::Oid(oid)).await?;
     let tables = table::shapes(source, oid).await?;
-    if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
-        return lose(source, entry.id, entry.shard, ALTERED).await;
+    match fingerprint(&facts).compare(entry.fingerprint.as_deref()) {
+        Recorded::Same => {}
+        Recorded::Other => return lose(source, entry.id, entry.shard, ALTERED).await,
+        Recorded::Unknown => return lose(source, entry.id, entry.shard, OTHER_VERSION).await,
     }
     let version = facts::version(source).await?;
     let target = Target { schema: &names.incoming(), final_schema: &names.schema, version };
@@ -232,7 +241,7 @@ pub(crate) async fn drop_constraints(
     let dropped = async {
         let sql = "UPDATE pgshard.back SET at_open = $3, fingerprint = $4
             WHERE move_id = $1 AND shard_id = $2 AND at_open IS NULL AND lost IS NULL AND taken_by IS NULL";
-        if source.execute(what, sql, &[&id, &shard, &text_at_open(&creation), &fingerprint(&facts).as_str()]).await?
+        if source.execute(what, sql, &[&id, &shard, &text_at_open(&creation), &fingerprint(&facts).record()]).await?
             == 0
         {
             return Ok(true);
@@ -266,7 +275,7 @@ async fn has_triggers(source: &Session, tables: &[u32]) -> Result<bool, Error> {
 
 /// Removes foreign keys, triggers and rules from the facts, and the privileges by which others make some. Gives the
 /// statements that remove them in this schema.
-fn take_off(facts: &mut Facts, schema: &str) -> String {
+pub(crate) fn take_off(facts: &mut Facts, schema: &str) -> String {
     let mut drops = String::new();
     let mut gone = Vec::new();
     let table = |oid: u32| format!("{}.{}", quote_ident(schema), quote_ident(facts.relation_name(oid)));
@@ -323,12 +332,14 @@ pub(crate) async fn lose_all(source: &Session, target: &HostName, id: MoveId, wh
     source.execute("giving up the reverse replications", sql, &[id.uuid(), &target.as_str(), &why]).await
 }
 
-/// The fingerprint that `complete` compares an old copy with: what it was made from, without what was removed.
-pub(crate) async fn fingerprint_of(source: &Session, entry: &Entry) -> Result<Option<String>, Error> {
+/// What was recorded of an old copy's definition, and whether it was made ready to take changes: then it is recorded
+/// without what was removed for that.
+pub(crate) async fn recorded_of(source: &Session, entry: &Entry) -> Result<(Option<String>, bool), Error> {
     let sql = "SELECT fingerprint FROM pgshard.back WHERE move_id = $1 AND shard_id = $2 AND at_open IS NOT NULL";
     let rows = source.rows("reading the reverse replication", sql, &[entry.id.uuid(), &entry.shard.as_i32()]).await?;
     let fed: Option<Option<String>> = rows.first().map(|row| row.get(0)).transpose()?;
-    Ok(fed.flatten().or_else(|| entry.fingerprint.clone()))
+    let is_fed = fed.is_some();
+    Ok((fed.flatten().or_else(|| entry.fingerprint.clone()), is_fed))
 }
 
 /// Puts this hold's lease on a shard's progress, for whoever feeds it next. Returns false if there is no such row.

@@ -29,7 +29,7 @@ use crate::mover::step::{Blueprint, ShardMove};
 use crate::mover::stream::follower::Follower;
 use crate::mover::stream::slot;
 use crate::schema::catalog::{Namespace, preamble};
-use crate::schema::fingerprint::fingerprint;
+use crate::schema::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 
 impl ShardMove<'_> {
     /// What the target is to be built from, as it is at the source now.
@@ -43,8 +43,10 @@ impl ShardMove<'_> {
             let schema = schema.ok_or_else(|| altered("its schema is gone"))?;
             let glance = Glance::at(&self.source, schema).await?;
             let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
-            if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
-                return Err(altered(Alteration::Definition.words()));
+            match fingerprint(&facts).compare(entry.fingerprint.as_deref()) {
+                Recorded::Same => {}
+                Recorded::Other => return Err(altered(Alteration::Definition.words())),
+                Recorded::Unknown => return Err(altered(OTHER_VERSION)),
             }
             self.refuse_unnamed(schema).await?;
             // A rollback finds rows that it has not copied.

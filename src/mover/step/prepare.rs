@@ -63,7 +63,7 @@ impl ShardMove<'_> {
                 self.refuse_unnamed(schema).await?;
             }
             let built = Blueprint::of(glance, &facts, self.creation(&facts).await?);
-            let fingerprint = built.original.fingerprint().to_owned();
+            let fingerprint = built.original.fingerprint().clone();
             // The old copy has its rows already: the stream brings what it lacks.
             let reached = match self.back_of {
                 None => {
@@ -80,7 +80,7 @@ impl ShardMove<'_> {
             };
             self.build_signpost().await?;
             self.at("after signpost")?;
-            let note = Note { fingerprint: Some(fingerprint), ..Note::default() };
+            let note = Note { fingerprint: Some(fingerprint.record()), ..Note::default() };
             self.source.advance(self.hold, reached, &note).await?;
             self.reached(reached);
             self.at("after prepare")?;

@@ -254,6 +254,12 @@ on_each_version! {
         let mut client = cluster.app(0).await;
         run(&client, RICH).await;
         let before = facts(&mut client, "shard_0007").await;
+        // Moves that are kept have recorded such ones. If the definition is the same as ever, and its fingerprint is
+        // not, `fingerprint::VERSION` has to be another, too.
+        let digits: String = fingerprint(&before).record().chars().take(16).collect();
+        if [15, 18].contains(&version) {
+            assert_eq!(digits, "4e6a625f17443035");
+        }
         run(&client, "ALTER SCHEMA shard_0007 RENAME TO shard_0007__left_e3").await;
         let renamed = facts(&mut client, before.oid).await;
         assert_eq!(report(&before, &renamed), "");

@@ -209,8 +209,8 @@ impl Work<'_> {
         let mut kept = kept.map_err(|source| Error::Catalog { host: at.host.clone(), source })?;
         row_index::leave_out(&mut kept);
         let sql = "UPDATE pgshard.move SET fingerprint = $3 WHERE move_id = $1 AND shard_id = $2";
-        let (shard, kept) = (self.shard.as_i32(), fingerprint(&kept));
-        at.execute("writing what the old copy is", sql, &[id.uuid(), &shard, &kept.as_str()]).await.map(drop)
+        let (shard, kept) = (self.shard.as_i32(), fingerprint(&kept).record());
+        at.execute("writing what the old copy is", sql, &[id.uuid(), &shard, &kept]).await.map(drop)
     }
 
     /// Ends the move that a rollback took back, as at the rollback's own end.

@@ -20,7 +20,7 @@ use crate::mover::protocol::verdict::{Audit, AuditDifference, LeftOut, RowDiffer
 use crate::pg::quote_ident;
 use crate::pg::state::chain;
 use crate::schema::catalog::Namespace;
-use crate::schema::fingerprint::fingerprint;
+use crate::schema::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 
 use crate::mover::runner::audit::rows::Comparison;
 use crate::mover::runner::audit::side::{Side, Stored};
@@ -112,11 +112,14 @@ async fn rest(
         left_out.push(LeftOut { what, why: "now its value is not the old copy's".to_owned() });
     }
     let now = fingerprint(&facts::of_schema(target, &Namespace::Oid(schema)).await?);
-    if entry.fingerprint.as_deref() != Some(now.as_str()) {
-        let why =
-            "now they are not what the target was built from: somebody altered them since, or they were not carried";
-        left_out.push(LeftOut { what: "definitions".to_owned(), why: why.to_owned() });
-    }
+    let why = match now.compare(entry.fingerprint.as_deref()) {
+        Recorded::Same => return Ok(left_out),
+        Recorded::Other => {
+            "now they are not what the target was built from: somebody altered them since, or they were not carried"
+        }
+        Recorded::Unknown => OTHER_VERSION,
+    };
+    left_out.push(LeftOut { what: "definitions".to_owned(), why: why.to_owned() });
     Ok(left_out)
 }
 
