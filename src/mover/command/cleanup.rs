@@ -5,8 +5,7 @@
 
 use crate::mover::runner::reverse;
 use crate::mover::step::{identity, old_copy};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
@@ -60,8 +59,7 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
     }
     let taken = entries.iter().find_map(|entry| Some((entry, entry.reverse.as_ref()?.taken_by?)));
     if let Some((entry, by)) = taken.filter(|(entry, _)| entry.phase == Phase::Kept) {
-        let reason = format!("the move {by} is taking it back: `pgshard moves resume {by}` or abort it");
-        return Err(Error::NotNow { shard: entry.shard, phase: entry.phase, reason });
+        return Err(taken_back(entry, by));
     }
     if context.options.unaudited == Unaudited::Kept {
         let kept = entries.iter().filter(|entry| entry.phase == Phase::Kept);
@@ -87,16 +85,10 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
             Ok(()) => whole.push(entry),
         }
     }
-    // A stop before this leaves the ways back, too.
-    let mut failed = match context.is_stopped() {
-        true => BTreeMap::new(),
-        false => give_up_ways_back(context, &whole).await,
-    };
     for entry in &whole {
-        let ended = match failed.remove(&entry.shard) {
-            Some(error) => Err(Error::Group { shard: entry.shard, source: error }),
-            None if is_left(context, entry) => Err(Error::Interrupted { shard: entry.shard }),
-            None => drop_old_copy(context, entry).await,
+        let ended = match is_left(context, entry) {
+            true => Err(Error::Interrupted { shard: entry.shard }),
+            false => end_old_copy(context, entry).await,
         };
         match ended {
             Ok(()) => report.done.push(completed(entry)),
@@ -109,6 +101,11 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
     report.failed.sort_by_key(|(shard, _)| *shard);
     take_identities_back(context, &whole).await;
     Ok(report)
+}
+
+fn taken_back(entry: &Entry, by: MoveId) -> Error {
+    let reason = format!("the move {by} is taking it back: `pgshard moves resume {by}` or abort it");
+    Error::NotNow { shard: entry.shard, phase: entry.phase, reason }
 }
 
 /// Whether the mover was told to stop before it has dropped this old copy.
@@ -143,28 +140,18 @@ async fn take_identities_back(context: &Context, entries: &[Entry]) {
     }
 }
 
-/// Gives up the reverse replications first, and of these the slots, because they keep WAL. Gives the shards whose
-/// reverse replication could not be given up, and why: if a host of one route does not answer, the others are still
-/// given up.
-async fn give_up_ways_back(context: &Context, entries: &[Entry]) -> BTreeMap<ShardId, Arc<Error>> {
-    let mut routes: BTreeMap<(MoveId, &HostName, &HostName), Vec<ShardId>> = BTreeMap::new();
-    for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept && entry.reverse.is_some()) {
-        routes.entry((entry.id, &entry.source, &entry.target)).or_default().push(entry.shard);
-    }
-    let mut failed = BTreeMap::new();
-    for ((id, source, target), shards) in routes {
-        let given_up = async {
-            let (source, target) = (context.hosts.open(source).await?, context.hosts.open(target).await?);
-            old_copy::lose_these(&source, id, &shards, "the move was completed").await?;
-            reverse::stream::tidy_up(context, &source, &target, id).await?;
-            context.options.at("after back drop")
-        };
-        if let Err(error) = given_up.await {
-            let error = Arc::new(error);
-            failed.extend(shards.into_iter().map(|shard| (shard, error.clone())));
+/// Gives up the way back of a shard, and drops its old copy. The shards that come later, and may be left, keep theirs;
+/// with the last one the slot goes, which keeps WAL.
+async fn end_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
+    if entry.phase == Phase::Kept && entry.reverse.is_some() {
+        let (source, target) = (context.hosts.open(&entry.source).await?, context.hosts.open(&entry.target).await?);
+        if let Some(by) = old_copy::lose_unless_taken(&source, entry.id, entry.shard, "the move was completed").await? {
+            return Err(taken_back(entry, by));
         }
+        reverse::stream::tidy_up(context, &source, &target, entry.id).await?;
+        context.options.at("after back drop")?;
     }
-    failed
+    drop_old_copy(context, entry).await
 }
 
 /// Whether the target has the shard, and the old copy is what was copied, with nothing that depends on it.
@@ -202,17 +189,6 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
         let compared = kept.compare(recorded.as_deref());
         let why = match compared {
             Recorded::Same => return Ok(()),
-/// What the shard has today: where the old copy has the same, nothing is in that only, whatever was recorded. Of an old
-/// copy that takes changes, without what was removed for that.
-async fn fingerprint_at(target: &Session, schema: &str, is_fed: bool) -> Result<Option<Fingerprint>, Error> {
-    let Some(oid) = facts::schema_oid(target, schema).await? else { return Ok(None) };
-    let mut there = facts::of_schema(target, &Namespace::Oid(oid)).await?;
-    if is_fed {
-        old_copy::take_off(&mut there, schema);
-    }
-    Ok(Some(fingerprint(&there)))
-}
-
             _ if fingerprint_at(&target, &names.schema, is_fed).await? == Some(kept) => return Ok(()),
             Recorded::Other => "is not what was copied: somebody altered it since, or while it was fenced".to_owned(),
             Recorded::Unknown => format!("may not be what was copied: {OTHER_VERSION}"),
@@ -224,6 +200,17 @@ async fn fingerprint_at(target: &Session, schema: &str, is_fed: bool) -> Result<
         )));
     }
     Ok(())
+}
+
+/// What the shard has today: where the old copy has the same, nothing is in that only, whatever was recorded. Of an old
+/// copy that takes changes, without what was removed for that.
+async fn fingerprint_at(target: &Session, schema: &str, is_fed: bool) -> Result<Option<Fingerprint>, Error> {
+    let Some(oid) = facts::schema_oid(target, schema).await? else { return Ok(None) };
+    let mut there = facts::of_schema(target, &Namespace::Oid(oid)).await?;
+    if is_fed {
+        old_copy::take_off(&mut there, schema);
+    }
+    Ok(Some(fingerprint(&there)))
 }
 
 /// Drops what is kept of the shard, after it has looked once more: the shards before it may have taken long, and

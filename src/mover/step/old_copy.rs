@@ -312,13 +312,21 @@ pub(crate) async fn lose(source: &Session, id: MoveId, shard: ShardId, why: &str
     source.execute("giving up the reverse replication", sql, &[id.uuid(), &shard.as_i32(), &why]).await.map(drop)
 }
 
-/// Gives up the reverse replications of these shards of a move.
+/// Gives up the reverse replication of one shard, unless a rollback has taken its old copy. Gives that rollback. Of a
+/// rollback that takes it at the same moment, one comes first, and the other sees it.
 ///
-/// Locks: their rows, for one statement.
-pub(crate) async fn lose_these(source: &Session, id: MoveId, shards: &[ShardId], why: &str) -> Result<(), Error> {
-    let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
-    let sql = "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = ANY ($2) AND lost IS NULL";
-    source.execute("giving up the reverse replications", sql, &[id.uuid(), &shards, &why]).await.map(drop)
+/// Locks: its row, for one statement.
+pub(crate) async fn lose_unless_taken(
+    source: &Session,
+    id: MoveId,
+    shard: ShardId,
+    why: &str,
+) -> Result<Option<MoveId>, Error> {
+    let sql = "UPDATE pgshard.back SET lost = coalesce(lost, CASE WHEN taken_by IS NULL THEN $3 END)
+        WHERE move_id = $1 AND shard_id = $2 RETURNING taken_by";
+    let rows = source.rows("giving up the reverse replication", sql, &[id.uuid(), &shard.as_i32(), &why]).await?;
+    let by = rows.first().map(|row| row.get::<_, Option<uuid::Uuid>>(0)).transpose()?;
+    Ok(by.flatten().map(MoveId::from))
 }
 
 /// Gives up the reverse replications of all shards of a move that went from this host to that one. Gives how many there

@@ -119,6 +119,24 @@ on_each_version! {
         world.audit_places().await;
     }
 
+    /// The shards that it has not come to can be taken back, also while it is at work, and then it leaves them alone.
+    async fn complete_leaves_the_ways_back_that_it_has_not_come_to(version) {
+        let world = World::new(&[version, other(version)], 8).await;
+        let db1 = world.servers.app(0).await;
+        let id = world.run(&["move", "0-3", "--to", "db2", "--yes", "--mode", "online"]).await.ended(0).id();
+        let complete = ["moves", "complete", "--yes"];
+        let child = world.command(&complete, &[("PGSHARD_FAILPOINT", "after old copy=stop")]).spawn().unwrap();
+        crate::support::stopped(&child).await;
+        assert_eq!(kept(&db1).await, "1,2,3");
+        world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+        crate::support::never_stopped(child).await;
+        assert_eq!([0, 1, 2, 3].map(|shard| world.host_of(shard)), [1, 0, 0, 0]);
+        world.run(&["moves", "complete", "--all", "--yes"]).await.ended(0);
+        world.run(&["moves", "gc"]).await.ended(0);
+        world.run(&["check"]).await.ended(0);
+        world.audit_places().await;
+    }
+
     /// Of several moves, those that were not begun are left; a second Ctrl-C waits for nobody.
     async fn complete_all_ends_between_two_moves(version) {
         let world = World::new(&[version, other(version)], 8).await;
