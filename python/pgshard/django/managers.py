@@ -23,7 +23,7 @@ from .sharded import (
     key_fields,
     key_names,
     placed_names,
-    reference_conditions,
+    reference_condition,
     says_the_shard,
     shard_conditions,
     shard_names,
@@ -568,11 +568,11 @@ def _of_fields(query: Any, pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, 
 
 def _place_by_references(model: Any, pairs: Iterable[tuple[str, Any]]) -> str | None:
     """The shard of the rows of other models that these conditions name, or `_SEVERAL`; None if they name none."""
-    known = reference_conditions(model)
-    for name, value in pairs if known else ():
-        if name not in known:
+    for name, value in pairs:
+        condition = reference_condition(model, name)
+        if condition is None:
             continue
-        key, is_list = known[name]
+        key, is_list = condition
         try:
             where = _common_place(key, value) if is_list else _place_of_rows(key, value)
         except (WrongId, WrongKey, TypeError, ValueError):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db.models import ForeignKey
+from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields.reverse_related import ForeignObjectRel
 from django.db.models.signals import class_prepared
 
@@ -91,25 +92,38 @@ def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
     return found
 
 
-def reference_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
-    """The conditions of a query that say the shard by a row of another model, which is on the same shard, such as `album`,
-    `tags__in` or `album__user`: for each what `shard_conditions` has."""
-    found: dict[str, tuple[Any, bool]] | None = model.__dict__.get("_pgshard_related")
-    if found is None:
-        found = {}
-        ready = model._meta.apps.models_ready
-        # Before all models are known Django cannot say which refer to this one.
-        for field in model._meta.get_fields() if ready else (*model._meta.fields, *model._meta.many_to_many):
-            target = field.related_model
-            if not isinstance(target, type) or not is_sharded(target) or not says_where_it_is(field):
-                continue
-            for name in {field.name, getattr(field, "attname", field.name)}:
-                if has_shard_id(target):
-                    found.update({name: (None, False), f"{name}__exact": (None, False), f"{name}__in": (None, True)})
-            found.update((f"{field.name}__{name}", how) for name, how in shard_conditions(target).items())
-        if ready:
-            model._pgshard_related = found
-    return found
+def reference_condition(model: Any, name: str) -> tuple[Any, bool] | None:
+    """What a condition says that names the shard by a row of another model, which is on the same shard, such as `album`,
+    `tags__in` or `album__owner__user`: what `shard_conditions` has; None if it says nothing."""
+    conditions, targets = _references(model)
+    found = conditions.get(name)
+    first, _, rest = name.partition(LOOKUP_SEP)
+    if found is not None or not rest or first not in targets:
+        return found
+    return reference_condition(targets[first], rest)
+
+
+def _references(model: Any) -> tuple[dict[str, tuple[Any, bool]], dict[str, Any]]:
+    """The conditions of one step, and by name the models to which a step leads."""
+    known: tuple[dict[str, tuple[Any, bool]], dict[str, Any]] | None = model.__dict__.get("_pgshard_related")
+    if known is not None:
+        return known
+    found: dict[str, tuple[Any, bool]] = {}
+    targets: dict[str, Any] = {}
+    ready = model._meta.apps.models_ready
+    # Before all models are known Django cannot say which refer to this one.
+    for field in model._meta.get_fields() if ready else (*model._meta.fields, *model._meta.many_to_many):
+        target = field.related_model
+        if not isinstance(target, type) or not is_sharded(target) or not says_where_it_is(field):
+            continue
+        for name in {field.name, getattr(field, "attname", field.name)}:
+            if has_shard_id(target):
+                found.update({name: (None, False), f"{name}__exact": (None, False), f"{name}__in": (None, True)})
+        found.update((f"{field.name}__{name}", how) for name, how in shard_conditions(target).items())
+        targets[field.name] = target
+    if ready:
+        model._pgshard_related = found, targets
+    return found, targets
 
 
 def says_where_it_is(relation: Any) -> bool:

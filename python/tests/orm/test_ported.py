@@ -140,6 +140,8 @@ def test_a_key_that_is_an_expression_is_refused(m, p, threads, forum):
 
 
 def test_what_a_row_belongs_to_names_its_shard(m, p, forum, threads):
+    from django.db.models import Q
+
     ours, theirs = threads
     for thread in threads:
         forum.Post.objects.create(thread=thread, text="a")
@@ -164,6 +166,14 @@ def test_what_a_row_belongs_to_names_its_shard(m, p, forum, threads):
             (forum.Label.objects.filter(threads__in=[theirs]), 1),
             (forum.Thread.labels.through.objects.filter(thread=theirs), 1),
             (forum.Thread.labels.through.objects.filter(label_id=label.pk), 1),
+            # Further away.
+            (forum.Post.objects.filter(thread__labels=label), 5),
+            (forum.Post.objects.filter(thread__labels__in=[label.pk], text="a"), 1),
+            (forum.Post.objects.filter(thread__labels__user_id=V), 5),
+            (forum.Label.objects.filter(threads__posts=post), 1),
+            (forum.Label.objects.filter(Q(threads__posts=post) | Q(threads__posts__thread__user=V)).distinct(), 1),
+            (forum.Label.objects.filter(threads__posts__in=forum.Post.objects.filter(thread=theirs, text="b")), 1),
+            (forum.Thread.labels.through.objects.filter(thread__posts__thread_id=theirs.pk, thread__posts=post), 1),
         ):
             assert (rows.count(), rows.db) == (count, "shard-12")
         with pytest.raises(p.NoShard, match="of several shards"):
