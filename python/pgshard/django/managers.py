@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from django.db import models
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.expressions import Col
+from django.db.models.functions import Cast
 
 from ..errors import WrongId, WrongKey
 from .batch import fetch
@@ -36,7 +37,10 @@ _NOWHERE = "shard-0"
 """The shard of a query that cannot have a result. It is never sent there."""
 
 _SEVERAL = "several shards"
-"""In the place of a shard, where a list names more than one."""
+"""In the place of a shard, where a list names more than one, or a value only the server knows."""
+
+_COMPUTED = object()
+"""In the place of a value that the server computes."""
 
 
 class ShardedQuerySet(models.QuerySet):
@@ -434,14 +438,37 @@ def _place_of_rows(key: Any, value: Any) -> str | None:
     if type(value) is not int:
         if _is_query(value):
             return _place_of_query(key, value)
-        if isinstance(value, models.Value):
-            value = value.value
+        value = _constant(value)
+        if value is _COMPUTED:
+            return _SEVERAL
     try:
         return _place(key, value)
     except WrongKey:
         if isinstance(value, models.Model) or not isinstance(key.to_python(value), int):
             raise
         raise WrongId("no row has so large a key") from None
+
+
+def _constant(value: Any) -> Any:
+    """The value of an expression that is one, also of another type; `_COMPUTED` if the server computes it from nothing but such
+    values. Anything else as it is."""
+    inner = value
+    while isinstance(inner, (Cast, models.ExpressionWrapper)) and _is_integer(inner):
+        inner = inner.get_source_expressions()[0]
+    if isinstance(inner, models.Value) and (inner is value or type(inner.value) is int):
+        return inner.value
+    if not isinstance(value, models.Expression):
+        return value
+    leaves = (one for one in value.flatten() if one is not None and not _parts_of(one))
+    return _COMPUTED if all(isinstance(one, models.Value) for one in leaves) else value
+
+
+def _is_integer(expression: Any) -> bool:
+    return isinstance(getattr(expression, "_output_field_or_none", None), models.IntegerField)
+
+
+def _parts_of(expression: Any) -> list[Any]:
+    return expression.get_source_expressions() if hasattr(expression, "get_source_expressions") else []
 
 
 def _common_place(key: Any, values: Any) -> str | None:

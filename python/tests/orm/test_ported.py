@@ -663,6 +663,39 @@ def test_a_single_value_that_is_a_query_is_as_a_list_that_is_one(m, forum, threa
 
 
 def test_the_next_row_is_looked_for_by_key(m, p):
+def test_a_value_that_the_server_computes_is_of_any_shard(m, forum, threads, p):
+    from django.db.models import BigIntegerField, ExpressionWrapper, F, Q, Value
+    from django.db.models.functions import Abs, Cast, Coalesce
+
+    kind = BigIntegerField()
+    rows, theirs = forum.Thread.objects, threads[1]
+
+    def check():
+        for right in (
+            rows.filter(user=Cast(Value(V), kind)),
+            m.Photo.objects.filter(user_id__in=[Cast(Value(V), kind)]),
+            rows.filter(pk=ExpressionWrapper(Value(theirs.pk), kind)),
+            rows.filter(votes__thread=Cast(Cast(Value(theirs.pk), kind), kind)),
+        ):
+            assert right.db == "shard-12"
+        assert rows.get(user_id=Cast(Value(V), kind)) == theirs
+        for wrong in (
+            rows.filter(user=Value(V - 1) + Value(1)),
+            rows.filter(user_id=Abs(Value(-V))),
+            m.Photo.objects.filter(user_id__in=[V, Cast(Value(V - 0.4), kind)]),
+            rows.filter(Q(pk=Coalesce(Value(None), Value(theirs.pk), output_field=kind)) | Q(title="x")),
+        ):
+            for refused in (wrong.count, wrong.delete):
+                with pytest.raises(p.NoShard, match="of several shards"):
+                    refused()
+
+    check()
+    with p.shard_of(U):
+        check()
+        # A column names no shard.
+        assert rows.filter(user_id=Coalesce(F("user_id"), Value(V))).get() == threads[0]
+
+
     from datetime import datetime, timezone
 
     def made(user, day):
