@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from django.db.models.expressions import Exists
 from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import Join
 
 from .cluster import shard_of_alias
 from .errors import NoShard
+from .parts import check_part, parts_of
+from .routing import chosen
 from .sharded import is_sharded
 
 _JOIN_AS_SQL = Join.as_sql
@@ -34,12 +37,19 @@ def _split_exclude(self: Any, filter_expr: Any, can_reuse: Any, names_with_path:
         for one in path:
             if is_sharded(one.to_opts.model) and not is_sharded(one.from_opts.model):
                 _refuse_to_join(one.from_opts.model, name, one.to_opts.model)
-    return _SPLIT_EXCLUDE(self, filter_expr, can_reuse, names_with_path)
+    condition, needed = _SPLIT_EXCLUDE(self, filter_expr, can_reuse, names_with_path)
+    for part in parts_of(condition):
+        if isinstance(part, Exists):
+            # It has what a join would have.
+            part.query.pgshard_joined = True
+    return condition, needed
 
 
 def _query_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
-    """Refuses a query of rows of shards as a part of one of another database."""
+    """Refuses a query of rows of shards as a part of one of another database, and on a shard one that is for all."""
     _refuse_part(self, connection)
+    if shard_of_alias(connection.alias) is not None:
+        check_part(self, compiler.query, connection.alias, chosen())
     return _QUERY_AS_SQL(self, compiler, connection)
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from django.db import models
 from django.db.models.constants import LOOKUP_SEP
-from django.db.models.expressions import Col
 from django.db.models.functions import Cast
 
 from ..errors import WrongId, WrongKey
@@ -17,15 +16,14 @@ from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
 from .merge import by_pk, check_any, check_rows, merge, order, ranks_on
+from .parts import gives_its_own
 from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
 from .sharded import (
-    KEYS,
     is_sharded,
     key_fields,
     key_names,
     placed_names,
     reference_condition,
-    says_the_shard,
     shard_conditions,
     shard_names,
     sharded_references,
@@ -496,19 +494,12 @@ def _place_of_query(key: Any, values: Any) -> str | None:
     query = values.query
     if not is_sharded(query.model):
         return None
-    if not query.is_empty() and not all(_gives_its_own(key, one) for one in query.combined_queries or (query,)):
+    if not query.is_empty() and not all(
+        gives_its_own(key is not None, one) for one in query.combined_queries or (query,)
+    ):
         return _SEVERAL
     where = values._db if isinstance(values, models.QuerySet) else getattr(query, "pgshard_alias", None)
     return where if shard_of_alias(where) is not None else None
-
-
-def _gives_its_own(key: Any, query: Any) -> bool:
-    if query.default_cols:
-        field = query.model._meta.pk
-    else:
-        selected = (*query.select, *query.annotation_select.values())
-        field = selected[0].target if len(selected) == 1 and isinstance(selected[0], Col) else None
-    return says_the_shard(field) and isinstance(field, KEYS) == (key is not None)
 
 
 class _Named(NamedTuple):

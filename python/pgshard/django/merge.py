@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,6 +21,7 @@ from django.db.models.query import FlatValuesListIterable, ModelIterable, Values
 from django.db.models.sql.constants import LOUTER
 
 from ..template import quote_name
+from .parts import parts_of
 from .sharded import has_shard_id, says_the_shard
 
 _COMPARED = (int, float, Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
@@ -92,16 +93,9 @@ def _check_rows(query: Any, distinct: bool) -> None:
         alike = distinct and not query.default_cols and not _say_the_shard(query, selected)
     if alike:
         raise ValueError(f"each shard compares its own rows only: select {names} too, or take .run()")
-    for window in (part for one in (*columns, query.where) for part in _parts(one) if isinstance(part, Window)):
+    for window in (part for one in (*columns, query.where) for part in parts_of(one) if isinstance(part, Window)):
         if window.partition_by is None or not _say_the_shard(query, window.partition_by.get_source_expressions()):
             raise ValueError(f"a window has the rows of one shard only: partition it by {names}, or take .run()")
-
-
-def _parts(expression: Any) -> Iterator[Any]:
-    """An expression and what it is made of, except for queries."""
-    yield expression
-    for part in expression.get_source_expressions() if hasattr(expression, "get_source_expressions") else ():
-        yield from _parts(part)
 
 
 def _say_the_shard(query: Any, expressions: Iterable[Any]) -> bool:

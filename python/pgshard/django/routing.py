@@ -254,6 +254,11 @@ def shard_of(key: Any) -> Iterator[str]:
         yield where
 
 
+def chosen() -> str | None:
+    """The alias of the shard to which `shard_of` and its kin have what names none go; None outside of them."""
+    return _chosen.get()
+
+
 @contextmanager
 def within(where: str) -> Iterator[str]:
     """Within it, queries and writes of sharded models that name no shard go to the one with this alias."""
@@ -326,5 +331,5 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
 
 __all__ = [
     "ShardRouter", "WrongId", "alias_of_id", "alias_of_instance", "alias_of_key", "alias_of_owner", "check_instance",
-    "check_parents", "following", "refuse", "release", "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
+    "check_parents", "chosen", "following", "refuse", "release", "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
 ]  # fmt: skip
