@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,12 +17,14 @@ from django.db import connections
 from django.db.models import Window
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.expressions import Col, Ref
+from django.db.models.lookups import IsNull
 from django.db.models.query import FlatValuesListIterable, ModelIterable, ValuesIterable
 from django.db.models.sql.constants import LOUTER
+from django.db.models.sql.where import AND, WhereNode
 
 from ..template import quote_name
 from .parts import parts_of
-from .sharded import has_shard_id, says_the_shard
+from .sharded import KEYS, has_shard_id, says_the_shard
 
 _COMPARED = (int, float, Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
 """The types whose values compare in Python as in PostgreSQL."""
@@ -68,14 +70,41 @@ def _check(query: Any, distinct: bool) -> None:
     distinct = bool(distinct or query.distinct or (query.combinator is not None and not query.combinator_all))
     if not query.combinator:
         _check_rows(query, distinct)
-    for part in query.combined_queries:
+    for part in _parts_of_union(query):
         if part.is_sliced:
             raise ValueError("each shard has a slice of its own: slice the whole, or take .run()")
+        _check(part, distinct)
+    if query.combinator and distinct and _columns_of_shard(query) == set():
+        raise ValueError(
+            "each shard compares its own rows only: select what says the shard in the same column of each part, or take .run()"
+        )
+
+
+def _parts_of_union(query: Any) -> Iterator[Any]:
+    """The parts of a `union` and its kin, with what Django selects of each."""
+    for part in query.combined_queries:
         if query.selected is not None and part.selected is None:
             # Django does this before it compiles the part.
             part = part.clone()
             part.set_values(query.selected)
-        _check(part, distinct)
+        yield part
+
+
+def _columns_of_shard(query: Any) -> set[tuple[int, bool]] | None:
+    """The columns that say the shard in each row, counted from 0, each with whether it is a key; None for whole rows, which have
+    their ID where others of their kind have it."""
+    if query.combinator:
+        known = [columns for columns in map(_columns_of_shard, _parts_of_union(query)) if columns is not None]
+        return set.intersection(*known) if known else None
+    if query.selected is None:
+        return None
+    found = set()
+    for at, one in enumerate(query.selected.values()):
+        if isinstance(one, (int, str)):
+            one = query.select[one] if isinstance(one, int) else query.annotations[one]
+        if _say_the_shard(query, [one]):
+            found.add((at, isinstance((one.source if isinstance(one, Ref) else one).target, KEYS)))
+    return found
 
 
 def _check_rows(query: Any, distinct: bool) -> None:
@@ -103,10 +132,22 @@ def _say_the_shard(query: Any, expressions: Iterable[Any]) -> bool:
     found = (one.source if isinstance(one, Ref) else one for one in expressions)
     return any(
         isinstance(one, Col)
-        and _places_each_row(one.target)
+        and says_the_shard(one.target)
         and getattr(query.alias_map.get(one.alias), "join_type", None) != LOUTER
+        and (not one.target.null or _is_asked_for(one, query.where))
         for one in found
     )
+
+
+def _is_asked_for(column: Any, node: Any, negated: bool = False) -> bool:
+    """Whether a condition holds only where this column is not null: `album__isnull=False`."""
+    if isinstance(node, WhereNode):
+        if (node.negated and len(node.children) > 1) or node.connector != AND:
+            return False
+        return any(_is_asked_for(column, child, negated != node.negated) for child in node.children)
+    if not isinstance(node, IsNull) or not isinstance(node.lhs, Col) or bool(node.rhs) != negated:
+        return False
+    return node.lhs.alias == column.alias and node.lhs.target == column.target
 
 
 def _places_each_row(field: Any) -> bool:
@@ -202,6 +243,8 @@ def _getter(queryset: Any, given: str, names: set[str]) -> Callable[[Any], Any] 
     query, kind = queryset.query, queryset._iterable_class
     if issubclass(kind, ModelIterable):
         name = given.lstrip("-")
+        if name in query.annotations and name not in query.annotation_select:
+            return None
         if name not in query.annotations and name != "pk":
             name = queryset.model._meta.get_field(name).attname
         return lambda row: getattr(row, name)

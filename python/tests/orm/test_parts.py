@@ -131,3 +131,63 @@ def test_a_part_may_name_the_shard_otherwise(m, p, rows):
         lambda photos: photos.filter(Exists(albums.using(photos.db).filter(name="a19"))).count()
     )
     assert sum(whole.all().values()) == 4
+
+
+def test_the_parts_of_a_union_say_the_shard_in_the_same_column(m, rows):
+    from django.db.models import F
+
+    photos, albums = m.Photo.objects.order_by(), m.Album.objects.order_by()
+    one, other = photos.values_list("user_id", "likes"), photos.values_list("likes", "user_id")
+    for wrong in (
+        one.union(other),
+        one.difference(other),
+        one.union(one.union(other), all=True).union(one),
+        photos.values_list("user_id", "pk").union(photos.values_list("pk", "user_id")),
+        photos.values_list("title", F("user_id")).union(photos.values_list("user_id", F("title"))),
+    ):
+        for refused in (wrong.across_shards().count, lambda wrong=wrong: wrong.across_shards().list(limit=10)):
+            with pytest.raises(ValueError, match="in the same column of each part"):
+                refused()
+    for right, count in (
+        (one.union(one), 3),
+        (one.union(other, all=True), 12),
+        (photos.values_list("title", "user_id").union(albums.values_list("name", "user_id")), 9),
+        (photos.values_list("title", F("user_id")).union(albums.values_list("name", F("user_id"))), 9),
+        (photos.filter(album__isnull=False).values_list("album").union(albums.values_list("pk")), 3),
+        (photos.filter(title="same").union(photos.filter(likes=U)), 4),
+    ):
+        assert right.across_shards().count() == count
+
+
+def test_a_reference_that_is_asked_for_does_in_place_of_the_key(m, rows):
+    from django.db.models import Count, Q
+
+    m.Photo.objects.create(user_id=U, title="alone")
+    photos = m.Photo.objects.order_by()
+    for given in (
+        photos.filter(album__isnull=False),
+        photos.exclude(album=None),
+        photos.exclude(album__isnull=True).filter(likes__gt=0),
+        photos.filter(Q(Q(album__isnull=False), likes__gt=0)),
+    ):
+        assert given.values("album").distinct().across_shards().count() == 3
+        groups = given.values_list("album").annotate(n=Count("pk")).order_by("album_id").across_shards().list(limit=10)
+        assert [count for _, count in groups] == [2, 2, 2]
+    for given in (
+        photos.filter(album__isnull=True),
+        photos.exclude(album__isnull=False),
+        photos.filter(Q(album__isnull=False) | Q(likes=0)),
+        photos.exclude(album=None, likes=0),
+        photos.filter(Q(album__isnull=False) ^ Q(likes=0)),
+    ):
+        with pytest.raises(ValueError, match="compares its own rows only"):
+            given.values("album").distinct().across_shards().count()
+
+
+def test_an_order_that_was_not_selected_is_refused(m, rows):
+    from django.db.models import F
+
+    with pytest.raises(ValueError, match="cannot be merged"):
+        m.Photo.objects.alias(n=F("likes") + 1).order_by("n").across_shards().list(limit=10)
+    found = m.Photo.objects.annotate(n=F("likes") + 1).order_by("-n", "title").across_shards().list(limit=3)
+    assert [photo.title for photo in found] == ["19", "same", "12"]
