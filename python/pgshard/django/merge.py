@@ -231,6 +231,10 @@ def _by(queryset: Any, given: Any) -> By:
         ):
             # Django would order by what the related model is ordered by.
             _refuse(given)
+    kind = field or query.annotations[name].output_field
+    if hasattr(kind, "from_db_value"):
+        # The server sorts what it has, and Python has something else: null and true of JSON are no numbers there.
+        _refuse(given)
     descending = given.startswith("-") == query.standard_ordering
     get = _getter(queryset, given, {name, *((field.name, field.attname) if field else ())})
     if get is None:

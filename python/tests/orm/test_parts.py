@@ -191,3 +191,24 @@ def test_an_order_that_was_not_selected_is_refused(m, rows):
         m.Photo.objects.alias(n=F("likes") + 1).order_by("n").across_shards().list(limit=10)
     found = m.Photo.objects.annotate(n=F("likes") + 1).order_by("-n", "title").across_shards().list(limit=3)
     assert [photo.title for photo in found] == ["19", "same", "12"]
+
+
+def test_an_order_by_what_python_has_otherwise_is_refused(m, world):
+    """JSON's null comes before its numbers, its true after them, and a missing one is null."""
+    from django.db.models import F, IntegerField
+    from django.db.models.functions import Cast
+    from shop.models import Product
+
+    goods = [
+        Product.objects.create(user_id=user, label=str(user), words={"n": n}) for user, n in ((U, 2), (V, 1), (W, 3))
+    ]
+    try:
+        rows = Product.objects.annotate(n=F("words__n"))
+        for wrong in (rows.order_by("n"), rows.order_by("-n").values("n"), rows.order_by("words")):
+            with pytest.raises(ValueError, match="cannot be merged"):
+                wrong.across_shards().list(limit=5)
+        sure = Product.objects.annotate(n=Cast("words__n", IntegerField())).order_by("-n")
+        assert [one.label for one in sure.across_shards().list(limit=2)] == [str(W), str(U)]
+    finally:
+        for one in goods:
+            one.delete()
