@@ -74,3 +74,28 @@ def test_models_are_made_of_a_shards_tables(manage):
 def test_what_is_no_database_or_not_for_a_shard_is_refused(manage):
     assert "invalid choice: 'shard-16'" in manage("dumpdata", "--database", "shard-16")
     assert "shards makesql" in manage("migrate", *AT)
+
+
+def test_rows_of_shards_in_a_migration_are_refused_with_the_remedy(manage, tmp_path, monkeypatch):
+    import shutil
+    from pathlib import Path
+
+    import photos
+    from django.test import override_settings
+
+    folder = tmp_path / "later_migrations"
+    shutil.copytree(Path(photos.__file__).parent / "migrations", folder)
+    last = max(path.stem for path in folder.glob("0*.py"))
+    (folder / "0999_fill.py").write_text(
+        "from django.db import migrations\n"
+        "def fill(apps, editor):\n"
+        "    apps.get_model('photos', 'Photo').objects.update(likes=1)\n"
+        "class Migration(migrations.Migration):\n"
+        f"    dependencies = [('photos', {last!r})]\n"
+        "    operations = [migrations.RunPython(fill)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with override_settings(MIGRATION_MODULES={"photos": "later_migrations"}):
+        said = manage("migrate", "photos")
+    assert "CommandError: Photo is sharded and the write names no shard" in said
+    assert "take it out, and do that work in each shard with `manage.py shards run myapp.jobs.fill`" in said

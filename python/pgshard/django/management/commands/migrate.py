@@ -13,6 +13,7 @@ from django.core.management.commands.migrate import Command as Migrate
 from django.db import NotSupportedError
 
 from ...cluster import cluster, shard_of_alias, state
+from ...errors import NoShard
 from ...migrations import CannotMake, Project, unwritten
 from ..database import AnyDatabase
 
@@ -28,6 +29,11 @@ class Command(AnyDatabase, Migrate):
             if shard_of_alias(options.get("database")) is None:
                 raise
             raise CommandError(str(error)) from None
+        except NoShard as error:
+            raise CommandError(
+                f"{error}. In a migration's RunPython, which runs once: take it out, and do that work in each shard with "
+                f"`manage.py shards run myapp.jobs.fill`"
+            ) from error
         if (
             options.get("verbosity", 1) < 1
             or state.cluster is None
