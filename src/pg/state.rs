@@ -1,7 +1,5 @@
-//! What errors say: the SQLSTATEs that a move can make an application see (the rest is
-//! `tokio_postgres::error::SqlState`), and an error with its causes as text.
-
-use std::error::Error;
+//! The SQLSTATEs that a move can make an application see, and those that say what became of a statement or its
+//! connection. The rest is `tokio_postgres::error::SqlState`.
 
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
@@ -39,48 +37,6 @@ pub fn is_read_only(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
 
-/// The server's own words of an error with its DETAIL and HINT, on one line.
-pub fn words(error: &DbError) -> String {
-    let mut words = format!("{} ({})", error.message(), error.code().code());
-    for (what, text) in [("detail", error.detail()), ("hint", error.hint())] {
-        if let Some(text) = text {
-            words.push_str(&format!("; {what}: {}", text.replace('\n', " ")));
-        }
-    }
-    words
-}
-
-/// What an error says and what its causes say, each once. Where a server has answered, its own words are the last.
-pub fn causes(error: &(dyn Error + 'static)) -> Vec<String> {
-    let mut told: Vec<String> = Vec::new();
-    for words in std::iter::successors(Some(error), |error| cause(*error)).map(words_of) {
-        // Some errors say their cause themselves.
-        if !told.last().is_some_and(|last| last.ends_with(&words)) {
-            told.push(words);
-        }
-    }
-    told
-}
-
-/// The same on one line.
-pub fn chain(error: &(dyn Error + 'static)) -> String {
-    causes(error).join(": ")
-}
-
-fn words_of(error: &(dyn Error + 'static)) -> String {
-    answer(error).map_or_else(|| error.to_string(), words)
-}
-
-/// The server's own answer, where the driver says only "db error".
-fn answer<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DbError> {
-    error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::as_db_error)
-}
-
-/// The cause that [`words_of`] has not told yet.
-fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
-    if answer(error).is_some() { None } else { error.source() }
-}
-
 /// Whether the sender of the error has ended the connection with it: what was on its way then may have taken effect.
 ///
 /// A server says so twice, once in words of its own language. A pooler, PgBouncer for one, says it once, in English.
@@ -88,25 +44,5 @@ pub(crate) fn ends_the_connection(error: &DbError) -> bool {
     match error.parsed_severity() {
         Some(severity) => matches!(severity, Severity::Fatal | Severity::Panic),
         None => matches!(error.severity(), "FATAL" | "PANIC"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("{what}")]
-    struct Layer {
-        what: &'static str,
-        source: Option<Box<Layer>>,
-    }
-
-    #[test]
-    fn a_cause_is_told_once() {
-        let layer = |what, source: Option<Layer>| Layer { what, source: source.map(Box::new) };
-        let error = layer("no answer: closed", Some(layer("closed", Some(layer("os error 104", None)))));
-        assert_eq!(causes(&error), ["no answer: closed", "os error 104"]);
-        assert_eq!(chain(&error), "no answer: closed: os error 104");
     }
 }

@@ -18,7 +18,7 @@ use super::migrations::{Migrations, Pending};
 use super::own::OWN;
 use super::session::{RESET, settle};
 use crate::map::ShardEpoch;
-use crate::pg::{quote_ident, quote_literal, state};
+use crate::pg::{cause, quote_ident, quote_literal, state};
 use crate::shard::ShardId;
 
 /// How often a shard is tried when it fails for a temporary reason, such as a deadlock over something that shards
@@ -264,7 +264,7 @@ async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Re
 }
 
 pub(super) fn words(error: &tokio_postgres::Error) -> String {
-    error.as_db_error().map_or_else(|| state::chain(error), state::words)
+    error.as_db_error().map_or_else(|| cause::chain(error), cause::words)
 }
 
 /// The line of the migration that the server points at.

@@ -32,7 +32,7 @@ use super::rights::{self, Roles};
 use super::session;
 use super::survey::host_facts;
 use crate::map::{HostName, ShardEpoch, print_ranges};
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 

@@ -4,7 +4,7 @@ use super::facts::{FactsError, OpenMove, ShardState};
 use super::migrations::Drift;
 use super::refusal::{Refusal, restore};
 use crate::map::{HostName, ShardEpoch, print_shards};
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
 /// Why a shard was left as it was.

@@ -12,7 +12,7 @@ use super::known::{self, Known};
 use super::refusal::pending;
 use super::session;
 use crate::map::HostName;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 

@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 
 use super::finding::{Finding, Severity};
 use crate::map::HostName;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{self, ConnectError, ConnectOptions, Connection, Impostor, Record, Server, state};
 
 const NAME: &str = "pgshard identity";

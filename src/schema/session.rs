@@ -5,7 +5,7 @@
 
 use super::facts::FactsError;
 use super::fault::HostFault;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 
 /// Transactions have the properties that the code relies on, and the texts of values mean the same everywhere. No limit

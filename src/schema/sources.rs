@@ -12,7 +12,7 @@ use crate::idgen::lease::{self, LeaseStatus, WORKERS};
 use crate::idgen::tickets::{self, NameStatus, TicketHost, TicketName};
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 
 /// If this many of [`WORKERS`] numbers are held, a finding says that they will soon be used up.
 const HELD_MANY: usize = WORKERS as usize * 9 / 10;

@@ -8,7 +8,7 @@ use pgshard::ShardId;
 use pgshard::config::{Config, ConfigError, ConfigStore, HostConfig};
 use pgshard::id::Epoch;
 use pgshard::map::{HostName, ShardMap, print_shards};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::pg::{ConnectOptions, OptionsError, Password};
 use pgshard::router::{HostOptions, Options, Router};
 use pgshard::schema::control::Refusal;

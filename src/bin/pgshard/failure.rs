@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use pgshard::pg::state::causes;
+use pgshard::pg::cause::causes;
 
 use crate::exit::Exit;
 

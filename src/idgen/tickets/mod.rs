@@ -27,7 +27,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::map::HostName;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectError, ConnectOptions};
 
 pub use setup::{Create, Created, Refusal, Role, create};

@@ -27,7 +27,7 @@ use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::Unaudited;
 use crate::mover::stream::{row_index, slot};
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 
 /// What [`Mover::gc`](crate::mover::Mover::gc) did and could not do.
 #[derive(Debug, Default)]

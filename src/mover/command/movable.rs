@@ -6,7 +6,7 @@ use crate::mover::control::context::Context;
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::schema::{DefinitionSurvey, Finding, Findings, Severity, made_alike};
 use crate::shard::ShardId;
 

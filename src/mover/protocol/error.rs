@@ -578,5 +578,5 @@ fn of_shard(shard: &Option<ShardId>) -> String {
 
 /// The server's words: they tell an operator more than the driver's "db error".
 fn words(source: &tokio_postgres::Error) -> String {
-    source.as_db_error().map_or_else(|| source.to_string(), crate::pg::state::words)
+    source.as_db_error().map_or_else(|| source.to_string(), crate::pg::cause::words)
 }

@@ -6,7 +6,7 @@ use crate::mover::runner::part::Shared;
 use crate::mover::runner::reverse;
 use crate::mover::step::identity;
 use crate::mover::stream::slot;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 
 /// Drops publications and slots that no shard needs any longer: those of the move once every shard that came from its
 /// source has ended, and those of reverse replications that nobody can use.

@@ -17,7 +17,7 @@ use crate::mover::control::journal::Signed;
 use crate::mover::control::session::{Hosts, Session};
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 
 /// How long a fence is put off for pieces that have begun. A piece may be the index of a large table.
 const PIECES_WITHIN: Duration = Duration::from_millis(100);

@@ -19,7 +19,7 @@ use crate::mover::protocol::state::{Goal, Phase, Step, Until};
 use crate::mover::runner::driver::Driver;
 use crate::mover::runner::part::{Part, Start};
 use crate::mover::step::{ShardMove, Timings, undo};
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 
 /// Works on a shard that needs no shared stream: a blocking move, or the abort of any.
 pub(in crate::mover) fn to_end<'a>(

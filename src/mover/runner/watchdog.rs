@@ -20,7 +20,7 @@ use crate::mover::control::session::{Hosts, Session};
 use crate::mover::protocol::error::Error;
 use crate::mover::step::Blueprint;
 use crate::mover::stream::slot;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 
 /// The pause between two checks.
 const EVERY: Duration = Duration::from_secs(2);

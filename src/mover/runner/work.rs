@@ -23,7 +23,7 @@ use crate::mover::runner::group;
 use crate::mover::runner::leftovers::drop_shared_or_warn;
 use crate::mover::runner::part::{End, Part, Scope, Shared, Start};
 use crate::mover::runner::single;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
 /// Works on the parts, which belong to one move, and gives each one's end in the order of the shards. One mover works

@@ -18,8 +18,8 @@ use crate::mover::preflight::identity::{self, LentIdentity};
 use crate::mover::preflight::table::{self, Identity, TableShape};
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
+use crate::pg::cause::chain;
 use crate::pg::quote_ident;
-use crate::pg::state::chain;
 use crate::shard::ShardId;
 
 /// How long an ALTER TABLE waits for the table's lock, and with it everybody who queues behind it.

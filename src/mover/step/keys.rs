@@ -11,8 +11,8 @@ use tokio_postgres::error::SqlState;
 use crate::mover::definition::ddl::{Creation, Online, Stage};
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
+use crate::pg::cause::chain;
 use crate::pg::quote_ident;
-use crate::pg::state::chain;
 use crate::schema::catalog::preamble;
 
 /// How long a partitioned table's foreign key waits for its locks, and with it everybody who queues behind it.

@@ -22,7 +22,7 @@ use tokio_postgres::types::{Format, IsNull, ToSql, Type, to_sql_checked};
 
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
-use crate::pg::state;
+use crate::pg::cause;
 use crate::shard::ShardId;
 
 use crate::mover::stream::fault::{Failure, Fault};
@@ -480,7 +480,7 @@ impl Applier {
                 .iter()
                 .any(|class| refused.code().code().starts_with(class))
         {
-            let what = format!("{} failed: {}", purpose.words(), state::words(refused));
+            let what = format!("{} failed: {}", purpose.words(), cause::words(refused));
             return diverged(layout.shard, layout, what);
         }
         self.session.failed("applying changes", error).into()

@@ -28,7 +28,7 @@ use crate::mover::stream::row_index;
 use crate::mover::stream::run::Run;
 use crate::mover::stream::slot::{drop_slot, free_slot, slot_state};
 use crate::mover::stream::transport::{Source, Transport};
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 
 /// The pause before the first new attempt; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

@@ -17,7 +17,7 @@ use super::shard::{Key, OnShard, Step};
 use super::throttle::{Held, Size, Throttle};
 use super::{APPLICATION, BackfillFault, Event, Observer, Report, Request};
 use crate::map::HostName;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::schema::fault::HostFault;
 use crate::schema::migrate::NO_PANIC;

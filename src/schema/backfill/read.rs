@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::APPLICATION;
 use super::shard::TABLE;
 use crate::map::HostName;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, quote_ident, state};
 use crate::schema::cluster::Cluster;
 use crate::schema::fault::HostFault;

@@ -2,8 +2,8 @@
 
 use super::view::Hosts;
 use crate::map::HostName;
+use crate::pg::cause::chain;
 use crate::pg::quote_ident;
-use crate::pg::state::chain;
 use crate::schema::cluster::Cluster;
 use crate::schema::damage::damages;
 use crate::schema::facts::{ControlFacts, FactsError, HostFacts};

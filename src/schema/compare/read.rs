@@ -9,7 +9,7 @@ use super::super::session;
 use super::classes::unsure;
 use super::{DefinitionSurvey, Definitions, Property, Subject, Wanted};
 use crate::map::HostName;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 

@@ -11,7 +11,7 @@ use tokio_postgres::types::Type;
 use super::super::facts::FactsError;
 use super::super::session;
 use super::{Column, FilledBy, Shelf, Unread};
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{Connection, quote_ident};
 use crate::shard::ShardId;
 

@@ -19,7 +19,7 @@ use super::steps::{Step, record, steps, together};
 use super::transaction::{self, Outcome};
 use super::{NO_PANIC, Pace, run_once};
 use crate::map::HostName;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, quote_literal, shown};
 use crate::schema::bootstrap::{Event, HostReport, Observer};
 use crate::schema::cluster::Cluster;

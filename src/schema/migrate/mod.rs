@@ -32,7 +32,7 @@ use super::migrations::Migrations;
 use super::rights::{self, Roles};
 use super::session;
 use crate::map::HostName;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 

@@ -15,7 +15,7 @@ use super::steps::{Step, record};
 use super::transaction::{self, Outcome};
 use super::{Held, Request, hold};
 use crate::map::{HostName, print_shards};
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::pg::{ConnectOptions, Connection, quote_literal};
 use crate::schema::bootstrap::{HostReport, Report, flush};
 use crate::schema::facts::{ControlFacts, RecordedMigration, Survey};

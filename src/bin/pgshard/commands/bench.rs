@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pgshard::ShardId;
 use pgshard::pg::ConnectOptions;
-use pgshard::pg::state::causes;
+use pgshard::pg::cause::causes;
 use schemars::JsonSchema;
 use serde::Serialize;
 

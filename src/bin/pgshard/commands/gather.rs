@@ -12,7 +12,7 @@ use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap};
 use pgshard::mover::{Entry, Hosts, Mover, Observer, Options};
 use pgshard::pg::ConnectError;
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{
     self, ClockFacts, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations, Sizes, Streams, Survey,
 };

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, print_shards};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{self, Measure, Sizes};
 use tokio_postgres::error::SqlState;
 

@@ -6,7 +6,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, ShardMap};
 use pgshard::pg::LibpqEnvironment;
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{self, HostFacts, ShardFault};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};

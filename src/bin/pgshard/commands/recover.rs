@@ -8,7 +8,7 @@ use pgshard::config::Config;
 use pgshard::idgen::tickets::{self, TicketHost};
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Observer, Options, RecoveryPlan, Repair, RepairWay};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 

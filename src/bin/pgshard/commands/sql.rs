@@ -14,7 +14,7 @@ use std::time::Instant;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::pg::state::causes;
+use pgshard::pg::cause::causes;
 use pgshard::router::{Error, Router};
 use schemars::JsonSchema;
 use serde::Serialize;

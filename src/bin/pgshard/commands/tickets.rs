@@ -7,7 +7,7 @@ use pgshard::config::Config;
 use pgshard::idgen::tickets::{self, Create, Options, Role, TicketHost, TicketName};
 use pgshard::idgen::{BATCH_MAX, IdSource, Tickets};
 use pgshard::map::HostName;
-use pgshard::pg::state::causes;
+use pgshard::pg::cause::causes;
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;

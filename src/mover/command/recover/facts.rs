@@ -13,8 +13,8 @@ use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
+use crate::pg::cause::chain;
 use crate::pg::quote_ident;
-use crate::pg::state::chain;
 use crate::schema::{self, HostFacts, Survey};
 use crate::shard::ShardId;
 

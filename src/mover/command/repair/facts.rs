@@ -15,7 +15,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::worker::Worker;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
 /// A host, and what it says.

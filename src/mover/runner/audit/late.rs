@@ -17,8 +17,8 @@ use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::verdict::{Audit, AuditDifference, LeftOut, RowDifference};
+use crate::pg::cause::chain;
 use crate::pg::quote_ident;
-use crate::pg::state::chain;
 use crate::schema::catalog::Namespace;
 use crate::schema::fingerprint::{OTHER_VERSION, Recorded, fingerprint};
 

@@ -40,7 +40,7 @@ use crate::mover::protocol::options::Event;
 use crate::mover::protocol::verdict::{Audit, AuditDifference, AuditState, LeftOut};
 use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::step::ShardMove;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 
 use crate::mover::runner::audit::rows::Comparison;
 pub(in crate::mover) use crate::mover::runner::audit::side::Side;

@@ -13,7 +13,7 @@ use crate::mover::protocol::verdict::Audit;
 use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Copying, Driver};
 use crate::mover::runner::permit::Piece;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::store::MapStore;
 
 /// How long deciding and opening are tried. After that, a shard that is not decided is served by its source again; one

@@ -12,7 +12,7 @@ use crate::mover::runner::part::{End, Part, Start};
 use crate::mover::runner::single;
 use crate::mover::runner::watchdog::TooMuch;
 use crate::mover::stream::slot;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 
 impl Group<'_> {
     /// While the group is worked on, passes on what its mover is asked for, and watches the slot. Returns when the slot

@@ -13,7 +13,7 @@ use crate::mover::runner::part::{End, Part};
 use crate::mover::runner::single::{self, acquire, before_claim, connect};
 use crate::mover::step::ShardMove;
 use crate::mover::stream::slot;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
 impl Group<'_> {

@@ -35,7 +35,7 @@ use crate::mover::runner::reverse;
 use crate::mover::runner::watchdog::Watchdog;
 use crate::mover::step::Blueprint;
 use crate::mover::stream::slot;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
 pub(in crate::mover) use stream::applied;

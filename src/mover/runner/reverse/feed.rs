@@ -27,7 +27,7 @@ use crate::mover::runner::group::applied;
 use crate::mover::stream::fault::Fault;
 use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use crate::mover::stream::slot;
-use crate::pg::state::chain;
+use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
 use crate::mover::runner::reverse::needs_slot;

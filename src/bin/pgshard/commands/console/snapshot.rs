@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::map::{HostName, ShardMap};
 use pgshard::mover::{Entry, MoveId, Progress, StreamProgress};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{Finding, HostFacts, Severity};
 use pgshard::store::postgres::Publication;
 

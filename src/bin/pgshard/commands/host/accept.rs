@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pgshard::pg::Record;
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema;
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -6,7 +6,7 @@ use std::path::Path;
 use pgshard::config::{Config, HostConfig, NewHost};
 use pgshard::map::HostName;
 use pgshard::pg::ConnectOptions;
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{self, HostFault, Surroundings, bootstrap};
 use schemars::JsonSchema;
 use serde::Serialize;

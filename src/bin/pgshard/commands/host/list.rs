@@ -5,7 +5,7 @@ use std::path::Path;
 
 use futures_util::future::join_all;
 use pgshard::config::HostConfig;
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{self, HostStatus};
 use schemars::JsonSchema;
 use serde::Serialize;

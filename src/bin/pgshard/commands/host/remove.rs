@@ -6,7 +6,7 @@ use std::path::Path;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Entry, Heard, Observer, Options, Phase};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{self, HostFacts, HostFault, ShardState};
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use pgshard::config::{Config, HostSettings, Settings, render};
 use pgshard::id::Epoch;
 use pgshard::map::{HostName, print_shards};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{self, HostFacts, RecordedCluster, Survey};
 use pgshard::{KeyKind, SchemaPrefix, ShardCount};
 

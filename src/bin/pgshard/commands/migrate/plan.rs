@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::migrate::{HostPlan, Pace, Plan, Which};
 use pgshard::schema::{self, Migration, Migrations, Survey};
 use schemars::JsonSchema;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema;
 use pgshard::schema::migrate::{HostResolving, Pace, Request, Resolution, ResolveError, Which};
 use schemars::JsonSchema;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, ShardMap, print_shards};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{Attempt, ControlFacts, Migration, Migrations, RecordedMigration, Survey};
 use schemars::JsonSchema;
 use serde::Serialize;

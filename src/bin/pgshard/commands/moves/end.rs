@@ -6,7 +6,7 @@ use std::time::Duration;
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{AuditState, Error, MoveId, Phase, Plan, Report, Rival};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 

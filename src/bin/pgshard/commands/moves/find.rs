@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pgshard::map::HostName;
 use pgshard::mover::{Entry, Heard, MoveId, Mover, Phase};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 
 use crate::exit::Exit;
 use crate::failure::Failure;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Asked, Error, Mover, Observer, Options, Phase};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -11,7 +11,7 @@ use pgshard::ShardId;
 use pgshard::mover::{
     DesiredState, Mode, MoveId, Mover, Observer, Options, Phase, Progress, ShardProgress, StreamProgress,
 };
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 

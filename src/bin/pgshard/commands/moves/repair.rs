@@ -8,7 +8,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::HostName;
 use pgshard::mover::{Observer, Options, Repair, RepairPlan, RepairWay};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::schema::{self, Severity};
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use pgshard::ShardId;
 use pgshard::map::print_shards;
 use pgshard::mover::{AuditState, Error, Mode, MoveId, Mover, Report, Request};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::rebalance::{Constraint, Group, Pace, Problem, Wave, plan, waves};
 use schemars::JsonSchema;
 use serde::Serialize;

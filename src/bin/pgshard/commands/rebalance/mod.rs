@@ -16,7 +16,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{DesiredState, Entry, Heard, MoveId, Mover, Phase};
-use pgshard::pg::state::chain;
+use pgshard::pg::cause::chain;
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
 use self::execute::{Run, Told};

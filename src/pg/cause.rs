@@ -1,0 +1,67 @@
+//! An error as text, with its causes.
+
+use std::error::Error;
+
+use tokio_postgres::error::DbError;
+
+/// The server's own words of an error with its DETAIL and HINT, on one line.
+pub fn words(error: &DbError) -> String {
+    let mut words = format!("{} ({})", error.message(), error.code().code());
+    for (what, text) in [("detail", error.detail()), ("hint", error.hint())] {
+        if let Some(text) = text {
+            words.push_str(&format!("; {what}: {}", text.replace('\n', " ")));
+        }
+    }
+    words
+}
+
+/// What an error says and what its causes say, each once. Where a server has answered, its own words are the last.
+pub fn causes(error: &(dyn Error + 'static)) -> Vec<String> {
+    let mut told: Vec<String> = Vec::new();
+    for words in std::iter::successors(Some(error), |error| cause(*error)).map(words_of) {
+        // Some errors say their cause themselves.
+        if !told.last().is_some_and(|last| last.ends_with(&words)) {
+            told.push(words);
+        }
+    }
+    told
+}
+
+/// The same on one line.
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    causes(error).join(": ")
+}
+
+fn words_of(error: &(dyn Error + 'static)) -> String {
+    answer(error).map_or_else(|| error.to_string(), words)
+}
+
+/// The server's own answer, where the driver says only "db error".
+fn answer<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DbError> {
+    error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::as_db_error)
+}
+
+/// The cause that [`words_of`] has not told yet.
+fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    if answer(error).is_some() { None } else { error.source() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{what}")]
+    struct Layer {
+        what: &'static str,
+        source: Option<Box<Layer>>,
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let layer = |what, source: Option<Layer>| Layer { what, source: source.map(Box::new) };
+        let error = layer("no answer: closed", Some(layer("closed", Some(layer("os error 104", None)))));
+        assert_eq!(causes(&error), ["no answer: closed", "os error 104"]);
+        assert_eq!(chain(&error), "no answer: closed: os error 104");
+    }
+}
