@@ -45,6 +45,8 @@ enum Key {
     Full,
     /// A primary key, with REPLICA IDENTITY FULL.
     PrimaryAndFull,
+    /// A primary key, with REPLICA IDENTITY USING INDEX of another.
+    PrimaryAndIndex,
     NextId,
     Always,
     ByDefault,
@@ -248,6 +250,11 @@ impl Maker<'_> {
             parts.push(format!("second {} NOT NULL", second.sql()));
             columns.push(Column { nullable: false, ..column("second", second, Fill::Plain) });
         }
+        if key_kind == Key::PrimaryAndIndex {
+            let kind = [Kind::Integer, Kind::TextC, Kind::Uuid][self.rng.usize(0..3)];
+            parts.push(format!("named {} NOT NULL", kind.sql()));
+            columns.push(Column { nullable: false, ..column("named", kind, Fill::Plain) });
+        }
         let wide = if self.many { self.rng.usize(1..4) } else { self.rng.usize(2..12) };
         let start = self.rng.usize(0..Kind::ALL.len());
         for at in 0..wide {
@@ -297,10 +304,11 @@ impl Maker<'_> {
         writeln!(self.sql, "CREATE TABLE {{shard}}.{name} ({}){by};", parts.join(", ")).unwrap();
         self.sql += &made.replace("{table}", &name);
         match key_kind {
-            Key::Index => {
+            Key::Index | Key::PrimaryAndIndex => {
                 let unique = quote_ident(&format!("Uq {}", self.number));
+                let list = if key_kind == Key::Index { list.as_str() } else { "named" };
                 writeln!(self.sql, "CREATE UNIQUE INDEX {unique} ON {{shard}}.{name} ({list});").unwrap();
-                if self.rng.bool() {
+                if key_kind == Key::PrimaryAndIndex || self.rng.bool() {
                     writeln!(self.sql, "ALTER TABLE {{shard}}.{name} REPLICA IDENTITY USING INDEX {unique};").unwrap();
                 }
             }
@@ -336,7 +344,11 @@ impl Maker<'_> {
         let mut rng = Rng::with_seed(self.rng.clone().u64(..));
         let alone = columns.iter().all(|column| !["\"position\"", "\"during\""].contains(&column.name.as_str()));
         let plain = |name: &String| !columns.iter().any(|column| column.name == *name && column.nullable);
-        if !self.has("partitions") || !alone || key_kind == Key::Deferrable || rng.u8(0..4) > 0 {
+        if !self.has("partitions")
+            || !alone
+            || matches!(key_kind, Key::Deferrable | Key::PrimaryAndIndex)
+            || rng.u8(0..4) > 0
+        {
             return None;
         }
         let column = &columns[key[rng.usize(0..key.len())]];
@@ -402,7 +414,7 @@ impl Maker<'_> {
             16 => Key::Always,
             17 => Key::ByDefault,
             18 => Key::Serial,
-            _ => Key::NextId,
+            _ => Key::PrimaryAndIndex,
         }
     }
 
@@ -500,7 +512,13 @@ impl Maker<'_> {
         }
         let referable = matches!(
             key_kind,
-            Key::Primary | Key::PrimaryAndFull | Key::NextId | Key::Always | Key::ByDefault | Key::Serial
+            Key::Primary
+                | Key::PrimaryAndFull
+                | Key::PrimaryAndIndex
+                | Key::NextId
+                | Key::Always
+                | Key::ByDefault
+                | Key::Serial
         );
         let mut add = |column: &str, kind: Kind, fill: Fill, sql: String| {
             parts.push(format!("{} {sql}", quote_ident(column)));
