@@ -142,7 +142,11 @@ async fn take_identities_back(context: &Context, entries: &[Entry]) {
 
 /// Gives up the way back of a shard, and drops its old copy. The shards that come later, and may be left, keep theirs;
 /// with the last one the slot goes, which keeps WAL.
+///
+/// Before, it looks once more: the shards before it may have taken long, and whatever somebody has made depend on the
+/// old copy meanwhile would be dropped with it. If it may not be dropped any longer, the way back stays, too.
 async fn end_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
+    may_be_dropped(context, entry).await?;
     if entry.phase == Phase::Kept && entry.reverse.is_some() {
         let (source, target) = (context.hosts.open(&entry.source).await?, context.hosts.open(&entry.target).await?);
         if let Some(by) = old_copy::lose_unless_taken(&source, entry.id, entry.shard, "the move was completed").await? {
@@ -213,16 +217,16 @@ async fn fingerprint_at(target: &Session, schema: &str, is_fed: bool) -> Result<
     Ok(Some(fingerprint(&there)))
 }
 
-/// Drops what is kept of the shard, after it has looked once more: the shards before it may have taken long, and
-/// whatever somebody has made depend on the old copy meanwhile would be dropped with it.
+/// Drops what is kept of the shard.
 async fn drop_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
     if entry.phase == Phase::Completed {
         return Ok(());
     }
-    may_be_dropped(context, entry).await?;
     let (shard, names) = (entry.shard, Names { schema: context.prefix.schema(entry.shard) });
     let (source, target) = (context.hosts.open(&entry.source).await?, context.hosts.open(&entry.target).await?);
     let (source, target, left) = (source.for_shard(shard), target.for_shard(shard), names.left(entry.epoch));
+    // To give up the way back may have taken seconds.
+    alone(context, &source, &left).await?;
     let what = "dropping the old copy";
     // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody else uses, for one transaction. If a reader is
     // still at work there, it gives up after two seconds.

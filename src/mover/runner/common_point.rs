@@ -109,7 +109,7 @@ async fn common_point(
     while tries < TRIES {
         let paused = follower.pause().await?;
         let snapshot = match read_from(source, copy, &tables, &first).await {
-            Err(error) if error.is_lock() => {
+            Err(error) if error.is_lock() && Instant::now() < until => {
                 // Other shards need the stream meanwhile.
                 drop(paused);
                 until_free(source, copy, &tables, until).await?;

@@ -265,14 +265,15 @@ pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patie
 pub(crate) async fn wait_for_writers(source: &Session, schemas: &[u32], patience: Duration) -> Result<(), Error> {
     let what = "waiting for transactions that are older than the stream";
     let until = Instant::now() + patience;
-    // A transaction keeps the lock on a table that it has changed to its end; a prepared one has no process.
+    // A transaction keeps the lock on a table that it has changed to its end; a prepared one has no process. What takes
+    // SHARE UPDATE EXCLUSIVE alone changes no row, and may take hours: VACUUM, ANALYZE, CREATE INDEX CONCURRENTLY.
     let sql = format!(
         "SELECT l.virtualtransaction, min(format('%s on %s: %s', coalesce('backend ' || l.pid,
                 'a prepared transaction'),
                 c.oid::regclass, coalesce({query}, '?')))
             FROM pg_locks l JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON a.pid = l.pid
             WHERE l.locktype = 'relation' AND l.granted AND l.mode NOT IN ('AccessShareLock', 'RowShareLock',
-                'SIReadLock')
+                'ShareUpdateExclusiveLock', 'SIReadLock')
                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
                 AND c.relnamespace = ANY ($1) AND c.relkind = 'r' AND l.pid IS DISTINCT FROM pg_backend_pid()
             GROUP BY 1 ORDER BY 1",

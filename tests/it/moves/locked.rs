@@ -1,9 +1,9 @@
-//! Transactions that keep a table of the source locked for longer than a session waits for a lock: they empty it and
-//! fill it again, or rewrite it.
+//! Who keeps a table of the source locked for long: transactions that empty it and fill it again, or rewrite it, and
+//! VACUUM.
 
 use std::time::Duration;
 
-use crate::support::{Ran, World, go_on, lines, stopped};
+use crate::support::{Ran, World, go_on, lines, stopped, until};
 
 on_each_version! {
     /// While the shard is copied, and while it is compared. It is waited for, and comes before the fence.
@@ -34,5 +34,22 @@ on_each_version! {
             assert_eq!(lines(&world.servers.app(1).await, &rows).await, "(5,new)\n(6,new)\n(7,new)\n");
         }
         world.audit_places().await;
+    }
+    /// A VACUUM of a large table takes hours, and changes no row: nobody waits for it before the rows are copied.
+    async fn by_vacuum(version) {
+        let world = World::new(&[version, version], 2).await;
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after publication=stop")]).spawn().unwrap();
+        let pid = stopped(&child).await;
+        let vacuum = world.servers.superuser(0).await;
+        let locked = "BEGIN; LOCK TABLE ONLY shard_0000.users IN SHARE UPDATE EXCLUSIVE MODE";
+        vacuum.batch_execute(locked).await.unwrap();
+        go_on(pid);
+        let db1 = world.servers.superuser(0).await;
+        until(&db1, "SELECT phase = 'ready' FROM pgshard.move").await;
+        vacuum.batch_execute("COMMIT").await.unwrap();
+        let id = lines(&db1, "SELECT move_id::text FROM pgshard.move").await;
+        world.run(&["moves", "continue", id.trim()]).await.ended(0);
+        Ran::of(child).await.ended(0);
     }
 }
