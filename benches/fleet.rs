@@ -1,8 +1,9 @@
-//! How long a new map takes from the publication to every router of a fleet: 100 routers in one process, each with a
-//! connection of its own to the control database, told by LISTEN; and for comparison the same fleet that only polls.
+//! How long a new map takes from the publication to every router of a fleet: 100 routers in one
+//! process, each with a connection of its own to the control database, told by LISTEN; and for
+//! comparison the same fleet that only polls.
 //!
-//! `cargo bench --bench fleet`. The time counts from before the publication connects until a router routes by the new
-//! map.
+//! `cargo bench --bench fleet`. The time counts from before the publication connects until a router
+//! routes by the new map.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,14 +32,24 @@ async fn main() -> Outcome<()> {
     let cluster = tokio::task::block_in_place(|| Cluster::start(&options))?;
     let connect = ConnectOptions::parse(&cluster.servers()[0].url())?;
     let shards = ShardCount::new(SHARDS).ok_or("a number of shards")?;
-    let first = ShardMap::new(MapVersion::FIRST, shards, shards.iter().map(|shard| (shard, place(0, 1))))
-        .map_err(|_| "a map")?;
+    let first = ShardMap::new(
+        MapVersion::FIRST,
+        shards,
+        shards.iter().map(|shard| (shard, place(0, 1))),
+    )
+    .map_err(|_| "a map")?;
     let store = PostgresStore::new(connect.clone(), shards);
     store.install(&first).await?;
 
     told(&store, &connect, "told by LISTEN", TOLD_ROUNDS).await?;
     let polling = store.clone().with_follow(Follow::Polling);
-    told(&polling, &connect, "polling alone, every 5 s", POLLED_ROUNDS).await
+    told(
+        &polling,
+        &connect,
+        "polling alone, every 5 s",
+        POLLED_ROUNDS,
+    )
+    .await
 }
 
 fn place(host: usize, epoch: u32) -> Placement {
@@ -50,18 +61,33 @@ fn place(host: usize, epoch: u32) -> Placement {
 }
 
 /// Publishes so many maps, and prints the median and the longest time over all routers and rounds.
-async fn told(store: &PostgresStore, connect: &ConnectOptions, what: &str, rounds: u32) -> Outcome<()> {
+async fn told(
+    store: &PostgresStore,
+    connect: &ConnectOptions,
+    what: &str,
+    rounds: u32,
+) -> Outcome<()> {
     let routers = try_join_all((0..ROUTERS).map(|_| router(store, connect))).await?;
     let mut times = Vec::new();
     for _ in 0..rounds {
         let kept = store.load().await?;
         let shard = ShardId::new(fastrand::u16(..SHARDS as u16)).ok_or("a shard")?;
         let epoch = kept.epoch(shard).ok_or("an epoch")?.get() + 1;
-        let newer = kept.merged(&Changes::from_iter([(shard, place(epoch as usize % 4, epoch))]));
+        let newer = kept.merged(&Changes::from_iter([(
+            shard,
+            place(epoch as usize % 4, epoch),
+        )]));
         let began = Instant::now();
         let waiting: Vec<_> = routers
             .iter()
-            .map(|(router, watch)| tokio::spawn(arrived(router.clone(), watch.clone(), kept.version().next(), began)))
+            .map(|(router, watch)| {
+                tokio::spawn(arrived(
+                    router.clone(),
+                    watch.clone(),
+                    kept.version().next(),
+                    began,
+                ))
+            })
             .collect();
         store.publish(kept.version(), &newer).await?;
         for one in waiting {
@@ -70,8 +96,17 @@ async fn told(store: &PostgresStore, connect: &ConnectOptions, what: &str, round
     }
     times.sort_unstable();
     let ms = |time: Duration| time.as_secs_f64() * 1000.0;
-    let (median, slow, longest) = (times[times.len() / 2], times[times.len() * 99 / 100], times[times.len() - 1]);
-    println!("{what:26} median {:8.1} ms   99 % {:8.1} ms   longest {:8.1} ms", ms(median), ms(slow), ms(longest));
+    let (median, slow, longest) = (
+        times[times.len() / 2],
+        times[times.len() * 99 / 100],
+        times[times.len() - 1],
+    );
+    println!(
+        "{what:26} median {:8.1} ms   99 % {:8.1} ms   longest {:8.1} ms",
+        ms(median),
+        ms(slow),
+        ms(longest)
+    );
     Ok(())
 }
 
@@ -85,7 +120,12 @@ async fn router(store: &PostgresStore, connect: &ConnectOptions) -> Outcome<(Rou
 }
 
 /// How long after `began` the router has this version.
-async fn arrived(router: Router, mut watch: MapWatch, version: MapVersion, began: Instant) -> Duration {
+async fn arrived(
+    router: Router,
+    mut watch: MapWatch,
+    version: MapVersion,
+    began: Instant,
+) -> Duration {
     while watch.current().version() < version {
         let _: Option<Arc<ShardMap>> = watch.changed().await;
     }

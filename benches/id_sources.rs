@@ -1,11 +1,14 @@
-//! What an ID costs that does not come from a shard: tickets against one row that is counted up, and sources in this
-//! process against the look at the clock that each of them takes. Medians of five rounds in turn, and ratios.
+//! What an ID costs that does not come from a shard: tickets against one row that is counted up,
+//! and sources in this process against the look at the clock that each of them takes. Medians of
+//! five rounds in turn, and ratios.
 //!
-//! A snowflake ends at 4096 a millisecond, so a millisecond in which the machine had other work for its core is lost:
-//! printed beside the rate are the milliseconds in which it made any, and how many in each of those.
+//! A snowflake ends at 4096 a millisecond, so a millisecond in which the machine had other work for
+//! its core is lost: printed beside the rate are the milliseconds in which it made any, and how
+//! many in each of those.
 //!
-//! `cargo bench --bench id_sources -- [--in-process] [--major N]`; `--in-process` leaves the tickets out. The servers
-//! are throwaway ones that fsync, as a real one does: a ticket that is not on disk may come again.
+//! `cargo bench --bench id_sources -- [--in-process] [--major N]`; `--in-process` leaves the
+//! tickets out. The servers are throwaway ones that fsync, as a real one does: a ticket that is not
+//! on disk may come again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
@@ -16,7 +19,8 @@ use pgshard::id::Epoch;
 use pgshard::idgen::lease::Elsewhere;
 use pgshard::idgen::tickets::{Create, Options, TicketHost, TicketName, create};
 use pgshard::idgen::{
-    Flake, IdSource, LeaseStore, Simpleflake, Snowflake, Tickets, Uuid7, WorkerLeases, flake, snowflake,
+    Flake, IdSource, LeaseStore, Simpleflake, Snowflake, Tickets, Uuid7, WorkerLeases, flake,
+    snowflake,
 };
 use pgshard::map::HostName;
 use pgshard::pg::ConnectOptions;
@@ -31,21 +35,33 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Outcome<()> {
-    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let mut arguments = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench");
     let (mut in_process_only, mut binaries) = (false, Binaries::first()?);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--in-process" => in_process_only = true,
-            "--major" => binaries = Binaries::of_major(arguments.next().unwrap_or_default().parse()?)?,
+            "--major" => {
+                binaries = Binaries::of_major(arguments.next().unwrap_or_default().parse()?)?
+            }
             other => return Err(format!("unknown argument {other}").into()),
         }
     }
-    println!("{}, {CLIENTS} clients, medians of {ROUNDS} rounds of {ROUND:?}", binaries.version());
+    println!(
+        "{}, {CLIENTS} clients, medians of {ROUNDS} rounds of {ROUND:?}",
+        binaries.version()
+    );
     let server = ServerOptions::default().durability(pgshard::dev::Durability::Durable);
-    let cluster = tokio::task::block_in_place(|| Cluster::start(&ClusterOptions::new(2, binaries).server(server)))?;
+    let cluster = tokio::task::block_in_place(|| {
+        Cluster::start(&ClusterOptions::new(2, binaries).server(server))
+    })?;
     let mut hosts = Vec::new();
     for server in cluster.servers() {
-        hosts.push(TicketHost { name: server.name().clone(), connect: ConnectOptions::parse(&server.url())? });
+        hosts.push(TicketHost {
+            name: server.name().clone(),
+            connect: ConnectOptions::parse(&server.url())?,
+        });
     }
     if !in_process_only {
         from_servers(&hosts).await?;
@@ -55,7 +71,8 @@ async fn main() -> Outcome<()> {
 
 async fn from_servers(hosts: &[TicketHost]) -> Outcome<()> {
     let name = TicketName::new("users")?;
-    let names: std::collections::BTreeSet<HostName> = hosts.iter().map(|host| host.name.clone()).collect();
+    let names: std::collections::BTreeSet<HostName> =
+        hosts.iter().map(|host| host.name.clone()).collect();
     let request = Create {
         name: name.clone(),
         hosts: names,
@@ -67,7 +84,9 @@ async fn from_servers(hosts: &[TicketHost]) -> Outcome<()> {
     };
     create(hosts, &request, Uuid::new_v4()).await?;
     let setup = hosts[0].connect.connect("bench").await?;
-    setup.batch_execute("CREATE TABLE counter (n bigint NOT NULL); INSERT INTO counter VALUES (0)").await?;
+    setup
+        .batch_execute("CREATE TABLE counter (n bigint NOT NULL); INSERT INTO counter VALUES (0)")
+        .await?;
 
     let mut rates = Rates::new();
     for _ in 0..ROUNDS {
@@ -75,7 +94,9 @@ async fn from_servers(hosts: &[TicketHost]) -> Outcome<()> {
             let host = hosts[0].clone();
             async move {
                 let connection = host.connect.connect("bench").await?;
-                let statement = connection.prepare("UPDATE counter SET n = n + 1 RETURNING n").await?;
+                let statement = connection
+                    .prepare("UPDATE counter SET n = n + 1 RETURNING n")
+                    .await?;
                 let (begun, mut done) = (Instant::now(), 0_u64);
                 while begun.elapsed() < ROUND {
                     connection.query_one(&statement, &[]).await?;
@@ -84,7 +105,10 @@ async fn from_servers(hosts: &[TicketHost]) -> Outcome<()> {
                 Ok(done as f64 / begun.elapsed().as_secs_f64())
             }
         });
-        rates.entry("baseline: UPDATE of one row").or_default().push(row.await?);
+        rates
+            .entry("baseline: UPDATE of one row")
+            .or_default()
+            .push(row.await?);
         for (label, on, block) in [
             ("tickets, one host, no blocks", 1, 1),
             ("tickets, two hosts, no blocks", 2, 1),
@@ -92,7 +116,8 @@ async fn from_servers(hosts: &[TicketHost]) -> Outcome<()> {
             ("tickets, two hosts, blocks of 1000", 2, 1000),
         ] {
             let taken = clients(|| {
-                let source = Tickets::new(Options::new(name.clone(), hosts[..on].to_vec()).block(block));
+                let source =
+                    Tickets::new(Options::new(name.clone(), hosts[..on].to_vec()).block(block));
                 async move {
                     source.next().await?;
                     let (begun, mut done) = (Instant::now(), 0_u64);
@@ -146,7 +171,10 @@ async fn in_process(hosts: &[TicketHost]) -> Outcome<()> {
     let mut milliseconds = Vec::new();
     let mut note = |label, rate| rates.entry(label).or_default().push(rate);
     for _ in 0..ROUNDS {
-        note("baseline: the clock", spin(|| Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis()))?);
+        note(
+            "baseline: the clock",
+            spin(|| Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis()))?,
+        );
         note("snowflake, one by one", one_by_one(&snowflake).await?);
         milliseconds.push(of_milliseconds(&snowflake).await?);
         note("snowflake, 1000 at once", by_thousands(&snowflake).await?);
@@ -162,7 +190,8 @@ async fn in_process(hosts: &[TicketHost]) -> Outcome<()> {
         "baseline: the clock",
         &rates,
     );
-    let column = |which: fn(&(f64, f64)) -> f64| median(&milliseconds.iter().map(which).collect::<Vec<_>>());
+    let column =
+        |which: fn(&(f64, f64)) -> f64| median(&milliseconds.iter().map(which).collect::<Vec<_>>());
     println!(
         "  snowflake: IDs in {:.2} % of the milliseconds, {:.1} in each of those, of 4096",
         column(|round| round.0) * 100.0,
@@ -171,7 +200,8 @@ async fn in_process(hosts: &[TicketHost]) -> Outcome<()> {
     Ok(())
 }
 
-/// The share of the milliseconds in which there was an ID, and how many there were in each of those.
+/// The share of the milliseconds in which there was an ID, and how many there were in each of
+/// those.
 async fn of_milliseconds<S: LeaseStore>(snowflake: &Snowflake<S>) -> Outcome<(f64, f64)> {
     let (begun, mut made, mut seen, mut last, mut first) = (Instant::now(), 0_u64, 0_u64, 0, None);
     while begun.elapsed() < ROUND {

@@ -1,5 +1,6 @@
-//! Loading a map of 8192 shards (goal: 1 ms), routing keys with it and decoding IDs (goals: 20 ns), each beside what it
-//! costs at least. That the latter two allocate nothing, `tests/no_allocation.rs` shows.
+//! Loading a map of 8192 shards (goal: 1 ms), routing keys with it and decoding IDs (goals: 20 ns),
+//! each beside what it costs at least. That the latter two allocate nothing,
+//! `tests/no_allocation.rs` shows.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -13,12 +14,25 @@ use pgshard::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 /// The text of a config of 8192 shards on four hosts; which shard is where, `host_of` says.
 fn text(host_of: impl Fn(u16) -> u16) -> String {
     let name = |host: u16| HostName::new(&format!("db{host}")).expect("a plain name");
-    let place = |shard: u16| Placement { host: name(host_of(shard)), epoch: ShardEpoch::FIRST };
+    let place = |shard: u16| Placement {
+        host: name(host_of(shard)),
+        epoch: ShardEpoch::FIRST,
+    };
     let shards = ShardCount::MAX;
-    let map = ShardMap::new(MapVersion::FIRST, shards, shards.iter().map(|shard| (shard, place(shard.get()))));
+    let map = ShardMap::new(
+        MapVersion::FIRST,
+        shards,
+        shards.iter().map(|shard| (shard, place(shard.get()))),
+    );
     let epoch = Epoch::from_unix_ms(1_767_225_600_000).expect("a year of this century");
-    let hosts = (0..4).map(|n| HostSettings::new(name(n), format!("postgres://app@10.0.0.{n}/app"))).collect();
-    render(&Settings::new(epoch, hosts, map.expect("every shard is placed once")))
+    let hosts = (0..4)
+        .map(|n| HostSettings::new(name(n), format!("postgres://app@10.0.0.{n}/app")))
+        .collect();
+    render(&Settings::new(
+        epoch,
+        hosts,
+        map.expect("every shard is placed once"),
+    ))
 }
 
 fn load(text: &str) -> Config {
@@ -30,7 +44,9 @@ fn loading(c: &mut Criterion) {
     let ranges = text(|shard| shard / 2048);
     group.bench_function("in four ranges", |b| b.iter(|| load(black_box(&ranges))));
     let scattered = text(|shard| shard % 4);
-    group.bench_function("each a range of its own", |b| b.iter(|| load(black_box(&scattered))));
+    group.bench_function("each a range of its own", |b| {
+        b.iter(|| load(black_box(&scattered)))
+    });
     group.bench_function("baseline: the TOML parser alone", |b| {
         b.iter(|| toml::de::DeTable::parse(black_box(&scattered)).expect("the text is TOML"))
     });
@@ -39,7 +55,9 @@ fn loading(c: &mut Criterion) {
 
 fn routing(c: &mut Criterion) {
     let mut group = c.benchmark_group("route a key to its host");
-    let map = load(&text(|shard| shard % 4)).map.expect("the config keeps its map");
+    let map = load(&text(|shard| shard % 4))
+        .map
+        .expect("the config keeps its map");
     let shards = map.shards();
     let mut key = 0i64;
     let mut next_key = move || {
@@ -48,7 +66,12 @@ fn routing(c: &mut Criterion) {
         key
     };
     group.bench_function("map", |b| {
-        b.iter(|| map.host(shards.shard_of_key(black_box(next_key()))).expect("every shard has a host").as_str().len())
+        b.iter(|| {
+            map.host(shards.shard_of_key(black_box(next_key())))
+                .expect("every shard has a host")
+                .as_str()
+                .len()
+        })
     });
     let table: Vec<usize> = map.iter().map(|(_, host, _)| host.as_str().len()).collect();
     group.bench_function("baseline: remainder and one table", |b| {

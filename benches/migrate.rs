@@ -1,11 +1,13 @@
-//! A column more in every table of every shard: `pgshard migrate up`, beside psql with one transaction a shard (one
-//! psql a host), and one psql process a shard, as tools do that know one schema at a time; of those a sample, for their
-//! time. The same servers, the same run. Then `check --ddl` over all of it. Prints times, medians and ratios, and the
-//! processor time of servers and client.
+//! A column more in every table of every shard: `pgshard migrate up`, beside psql with one
+//! transaction a shard (one psql a host), and one psql process a shard, as tools do that know one
+//! schema at a time; of those a sample, for their time. The same servers, the same run. Then
+//! `check --ddl` over all of it. Prints times, medians and ratios, and the processor time of
+//! servers and client.
 //!
 //! `cargo bench --bench migrate -- [--shards N] [--runs N] [--hosts N] [--sample N] [--major N] [--throwaway]`
 //!
-//! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off.
+//! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that
+//! off.
 
 #[path = "support/processor.rs"]
 mod processor;
@@ -32,7 +34,8 @@ CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), nam
 CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
     user_id bigint NOT NULL REFERENCES {shard}.users);
 CREATE INDEX photos_user ON {shard}.photos (user_id);
-CREATE TABLE {shard}.likes (photo_id bigint NOT NULL REFERENCES {shard}.photos, user_id bigint, PRIMARY KEY (photo_id,
+CREATE TABLE {shard}.likes (photo_id bigint NOT NULL REFERENCES {shard}.photos, user_id bigint, \
+PRIMARY KEY (photo_id,
     user_id));";
 
 fn add(column: &str) -> String {
@@ -41,9 +44,12 @@ fn add(column: &str) -> String {
 }
 
 fn main() {
-    let arguments = Arguments::read(&[("shards", 4096), ("runs", 3), ("hosts", 2), ("sample", 128)]);
+    let arguments =
+        Arguments::read(&[("shards", 4096), ("runs", 3), ("hosts", 2), ("sample", 128)]);
     let binaries = arguments.binaries();
-    let server = ServerOptions::default().durability(arguments.durability).shared_buffers_mib(128);
+    let server = ServerOptions::default()
+        .durability(arguments.durability)
+        .shared_buffers_mib(128);
     let options = ClusterOptions::new(arguments.number("hosts"), binaries.clone()).server(server);
     let cluster = Cluster::start(&options).expect("the servers start");
     let shards = ShardCount::new(arguments.number("shards") as u32).expect("1 to 8192 shards");
@@ -54,13 +60,22 @@ fn main() {
         arguments.durability
     );
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let mut bench = Bench { cluster: &cluster, binaries: &binaries, shards, runtime, files: BTreeMap::new() };
+    let mut bench = Bench {
+        cluster: &cluster,
+        binaries: &binaries,
+        shards,
+        runtime,
+        files: BTreeMap::new(),
+    };
     bench.bootstrap();
     let mut times: BTreeMap<&str, Vec<Taken>> = BTreeMap::new();
     let count = f64::from(shards.get());
     for run in 1..=arguments.number("runs") {
         let mut timed = vec![("pgshard", bench.pgshard(run)), ("psql", bench.psql(run))];
-        timed.push(("psql a shard", bench.psql_a_shard(run, arguments.number("sample"))));
+        timed.push((
+            "psql a shard",
+            bench.psql_a_shard(run, arguments.number("sample")),
+        ));
         timed.push(("check --ddl", bench.check_ddl()));
         for (name, taken) in timed {
             println!("run {run}: {name:<14} {}", taken.line(count));
@@ -70,11 +85,15 @@ fn main() {
     for (name, taken) in &times {
         println!("median: {name:<14} {}", Taken::medians(taken).line(count));
     }
-    println!("psql a shard was timed on {} shards a host and is scaled to all", arguments.number("sample"));
+    println!(
+        "psql a shard was timed on {} shards a host and is scaled to all",
+        arguments.number("sample")
+    );
     let median = |name: &str| Taken::medians(&times[name]);
     let (ours, psql) = (median("pgshard"), median("psql"));
     println!(
-        "psql / pgshard: {:.2}, {:.2} of the servers' processors, {:.2} of the client's; psql a shard / pgshard: {:.2}",
+        "psql / pgshard: {:.2}, {:.2} of the servers' processors, {:.2} of the client's; psql a \
+            shard / pgshard: {:.2}",
         psql.seconds / ours.seconds,
         psql.servers / ours.servers,
         psql.client / ours.client,
@@ -105,13 +124,23 @@ impl Bench<'_> {
     }
 
     fn bootstrap(&mut self) {
-        self.files.insert("0001_tables.sql".to_owned(), TABLES.to_owned());
+        self.files
+            .insert("0001_tables.sql".to_owned(), TABLES.to_owned());
         let host = |(at, server): (usize, &Server)| Host {
             name: server.name().clone(),
             connect: Bench::connect(server),
-            shards: self.shards_on(at).map(|shard| (shard, ShardEpoch::FIRST)).collect(),
+            shards: self
+                .shards_on(at)
+                .map(|shard| (shard, ShardEpoch::FIRST))
+                .collect(),
         };
-        let hosts = self.cluster.servers().iter().enumerate().map(host).collect();
+        let hosts = self
+            .cluster
+            .servers()
+            .iter()
+            .enumerate()
+            .map(host)
+            .collect();
         let migrations = Migrations::from_texts(&self.files).expect("good migrations");
         let request = bootstrap::Request::new(self.definition(), hosts, migrations);
         let report = self.runtime.block_on(schema::bootstrap(&request, &|_| {}));
@@ -119,15 +148,21 @@ impl Bench<'_> {
     }
 
     fn pgshard(&mut self, run: usize) -> Taken {
-        self.files.insert(format!("{:04}_run.sql", run + 1), add(&format!("a{run}")));
+        self.files
+            .insert(format!("{:04}_run.sql", run + 1), add(&format!("a{run}")));
         let servers = self.cluster.servers().iter();
-        let hosts = servers.map(|server| (server.name().clone(), Bench::connect(server))).collect();
+        let hosts = servers
+            .map(|server| (server.name().clone(), Bench::connect(server)))
+            .collect();
         let migrations = Migrations::from_texts(&self.files).expect("good migrations");
         let request = Request::new(self.definition(), hosts, migrations);
         taken(self.cluster, || {
             let report = self.runtime.block_on(schema::migrate(&request, &|_| {}));
             let migrated: usize = report.hosts.values().map(|host| host.migrated.len()).sum();
-            assert!(report.is_complete() && migrated == usize::from(self.shards.get()), "{report:?}");
+            assert!(
+                report.is_complete() && migrated == usize::from(self.shards.get()),
+                "{report:?}"
+            );
         })
     }
 
@@ -136,7 +171,8 @@ impl Bench<'_> {
         let files = (0..self.cluster.servers().len()).map(|host| {
             let mut sql = String::new();
             for shard in self.shards_on(host) {
-                let ddl = add(&format!("b{run}")).replace("{shard}", &SchemaPrefix::default().schema(shard));
+                let ddl = add(&format!("b{run}"))
+                    .replace("{shard}", &SchemaPrefix::default().schema(shard));
                 writeln!(sql, "BEGIN;\n{ddl}COMMIT;").expect("a string takes all");
             }
             let file = tempfile::NamedTempFile::new().expect("a temporary file");
@@ -146,19 +182,27 @@ impl Bench<'_> {
         let files: Vec<_> = files.collect();
         taken(self.cluster, || {
             let servers = self.cluster.servers().iter().zip(&files);
-            let running: Vec<_> =
-                servers.map(|(server, file)| self.psql_on(server).arg("-f").arg(file.path()).spawn()).collect();
+            let running: Vec<_> = servers
+                .map(|(server, file)| self.psql_on(server).arg("-f").arg(file.path()).spawn())
+                .collect();
             for psql in running {
-                assert!(psql.expect("psql starts").wait().expect("psql ends").success());
+                assert!(
+                    psql.expect("psql starts")
+                        .wait()
+                        .expect("psql ends")
+                        .success()
+                );
             }
         })
     }
 
-    /// One psql process a shard, one after the other on each host; the time of the sample, scaled to all shards.
+    /// One psql process a shard, one after the other on each host; the time of the sample, scaled
+    /// to all shards.
     fn psql_a_shard(&self, run: usize, sample: usize) -> Taken {
         let each = &|at: usize, server: &Server| {
             for shard in self.shards_on(at).take(sample) {
-                let ddl = add(&format!("c{run}")).replace("{shard}", &SchemaPrefix::default().schema(shard));
+                let ddl = add(&format!("c{run}"))
+                    .replace("{shard}", &SchemaPrefix::default().schema(shard));
                 let done = self.psql_on(server).arg("-1").arg("-c").arg(ddl).status();
                 assert!(done.expect("psql runs").success());
             }
@@ -170,17 +214,27 @@ impl Bench<'_> {
                 }
             })
         });
-        let most = (0..self.cluster.servers().len()).map(|host| self.shards_on(host).count()).max().unwrap_or(0);
+        let most = (0..self.cluster.servers().len())
+            .map(|host| self.shards_on(host).count())
+            .max()
+            .unwrap_or(0);
         of_sample.scaled(most as f64 / sample.clamp(1, most.max(1)) as f64)
     }
 
     fn check_ddl(&self) -> Taken {
         taken(self.cluster, || {
-            let hosts = self.cluster.servers().iter().map(|server| (server.name().clone(), Bench::connect(server)));
+            let hosts = self
+                .cluster
+                .servers()
+                .iter()
+                .map(|server| (server.name().clone(), Bench::connect(server)));
             let survey = self.runtime.block_on(schema::definitions(hosts));
             let findings = schema::compare(&survey);
             // Of the sample of each run, which has a column more.
-            assert!(findings.iter().all(|finding| finding.code == "ddl_differs"), "{findings:?}");
+            assert!(
+                findings.iter().all(|finding| finding.code == "ddl_differs"),
+                "{findings:?}"
+            );
         })
     }
 
@@ -188,12 +242,17 @@ impl Bench<'_> {
         let hosts = self.cluster.servers().len();
         let count = usize::from(self.shards.get());
         let bound = move |at: usize| at * count / hosts;
-        self.shards.iter().skip(bound(host)).take(bound(host + 1) - bound(host))
+        self.shards
+            .iter()
+            .skip(bound(host))
+            .take(bound(host + 1) - bound(host))
     }
 
     fn psql_on(&self, server: &Server) -> Command {
         let mut psql = Command::new(self.binaries.program("psql"));
-        psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d"]).arg(server.url()).stdout(Stdio::null());
+        psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d"])
+            .arg(server.url())
+            .stdout(Stdio::null());
         psql
     }
 }

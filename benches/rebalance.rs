@@ -1,6 +1,6 @@
-//! Planner time for 8192 shards on 64 hosts, beside sorting them onto empty hosts, which knows nothing of where they
-//! are. Prints what the plans are worth, too: the spread left, and the bytes moved beside the fewest that any plan
-//! must.
+//! Planner time for 8192 shards on 64 hosts, beside sorting them onto empty hosts, which knows
+//! nothing of where they are. Prints what the plans are worth, too: the spread left, and the bytes
+//! moved beside the fewest that any plan must.
 
 use std::hint::black_box;
 
@@ -22,33 +22,66 @@ fn log_normal(random: &mut fastrand::Rng) -> u64 {
     ((1.2 * (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()).exp() * 1e8) as u64 + 1
 }
 
-fn problem(weight: impl Fn(u64, &mut fastrand::Rng) -> u64, host: impl Fn(u16, &mut fastrand::Rng) -> u16) -> Problem {
+fn problem(
+    weight: impl Fn(u64, &mut fastrand::Rng) -> u64,
+    host: impl Fn(u16, &mut fastrand::Rng) -> u16,
+) -> Problem {
     let mut random = fastrand::Rng::with_seed(7);
     let shard = |number: u16| {
         let bytes = log_normal(&mut random);
         let weight = weight(bytes, &mut random);
         let shard = ShardId::new(number).expect("below 8192");
-        Shard { shard, host: name(host(number, &mut random)), weight, bytes, constraint: Constraint::Free }
+        Shard {
+            shard,
+            host: name(host(number, &mut random)),
+            weight,
+            bytes,
+            constraint: Constraint::Free,
+        }
     };
     let shards = (0..SHARDS).map(shard).collect();
     let host = |number: u16| {
         let weight = [1.0, 2.0, 1.5, 3.0][usize::from(number % 4)];
-        Host { name: name(number), limits: HostLimits { weight, ..HostLimits::default() } }
+        Host {
+            name: name(number),
+            limits: HostLimits {
+                weight,
+                ..HostLimits::default()
+            },
+        }
     };
     let options = Options::default().threshold(0.0);
-    Problem { hosts: (0..HOSTS).map(host).collect(), shards, options, ..Problem::default() }
+    Problem {
+        hosts: (0..HOSTS).map(host).collect(),
+        shards,
+        options,
+        ..Problem::default()
+    }
 }
 
 /// What a plan is worth, on one line.
 fn worth(what: &str, by_bytes: bool, plan: &Plan) {
     let total: u64 = plan.hosts.iter().map(|host| host.before.weight).sum();
     let moved: u64 = plan.moves.iter().map(|one| one.bytes).sum();
-    let peak = plan.hosts.iter().map(|host| host.after.part / host.share).fold(0.0, f64::max);
-    let over = |host: &pgshard::rebalance::HostLoad| (host.before.part - peak * host.share).max(0.0) * total as f64;
+    let peak = plan
+        .hosts
+        .iter()
+        .map(|host| host.after.part / host.share)
+        .fold(0.0, f64::max);
+    let over = |host: &pgshard::rebalance::HostLoad| {
+        (host.before.part - peak * host.share).max(0.0) * total as f64
+    };
     let least: f64 = plan.hosts.iter().map(over).sum();
-    let beside = if by_bytes { format!(", {:.4} of the fewest", moved as f64 / least) } else { String::new() };
+    let beside = if by_bytes {
+        format!(", {:.4} of the fewest", moved as f64 / least)
+    } else {
+        String::new()
+    };
     let (before, after) = (plan.spread_before * 100.0, plan.spread_after * 100.0);
-    println!("{what}: spread {before:.1} % -> {after:.3} %, {} moves, {moved} bytes{beside}", plan.moves.len());
+    println!(
+        "{what}: spread {before:.1} % -> {after:.3} %, {} moves, {moved} bytes{beside}",
+        plan.moves.len()
+    );
 }
 
 fn planning(c: &mut Criterion) {
@@ -63,23 +96,42 @@ fn planning(c: &mut Criterion) {
         ("by bytes, half of the hosts new", true, problem(same, half)),
         ("by bytes, all on one host", true, problem(same, |_, _| 0)),
         ("by writes, scattered", false, problem(writes, anywhere)),
-        ("by count, half of the hosts new", false, problem(|_, _| 1, half)),
+        (
+            "by count, half of the hosts new",
+            false,
+            problem(|_, _| 1, half),
+        ),
     ] {
         worth(what, by_bytes, &plan(&problem).expect("a sound problem"));
-        group.bench_function(what, |b| b.iter(|| plan(black_box(&problem)).expect("a sound problem").moves.len()));
+        group.bench_function(what, |b| {
+            b.iter(|| {
+                plan(black_box(&problem))
+                    .expect("a sound problem")
+                    .moves
+                    .len()
+            })
+        });
     }
     let drained = problem(same, anywhere).draining(&name(3));
-    group.bench_function("drain one host", |b| b.iter(|| plan(black_box(&drained)).expect("sound").moves.len()));
+    group.bench_function("drain one host", |b| {
+        b.iter(|| plan(black_box(&drained)).expect("sound").moves.len())
+    });
     let problem = problem(same, anywhere);
     group.bench_function("baseline: sorted onto empty hosts", |b| {
         b.iter(|| {
-            let mut weights: Vec<u64> = black_box(&problem).shards.iter().map(|shard| shard.weight).collect();
+            let mut weights: Vec<u64> = black_box(&problem)
+                .shards
+                .iter()
+                .map(|shard| shard.weight)
+                .collect();
             weights.sort_unstable_by(|a, b| b.cmp(a));
             let mut load = vec![0.0f64; problem.hosts.len()];
             for weight in weights {
                 let share = |host: usize| problem.hosts[host].limits.weight;
                 let then = |host: usize| (load[host] + weight as f64) / share(host);
-                let least = (0..load.len()).min_by(|a, b| then(*a).total_cmp(&then(*b))).expect("there are hosts");
+                let least = (0..load.len())
+                    .min_by(|a, b| then(*a).total_cmp(&then(*b)))
+                    .expect("there are hosts");
                 load[least] += weight as f64;
             }
             load

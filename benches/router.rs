@@ -1,20 +1,21 @@
-//! What the router costs and saves, each beside the same by hand with tokio-postgres, on the same servers in the same
-//! run:
+//! What the router costs and saves, each beside the same by hand with tokio-postgres, on the same
+//! servers in the same run:
 //!
-//! - point reads by a prepared statement over 1000 schemas: the median of one at a time, and the rate with 32 in
-//!   flight, where every connection has every statement (the same room for statements as by hand) and with the router's
-//!   own bound;
-//! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, beside loops that take one ID after the other; also with servers
-//!   that are half a millisecond away, as they are in a data centre (a proxy in this process delays every packet by
-//!   0.25 ms);
-//! - what it costs to bound the connections to both hosts together to the number of callers (`max_connections`);
-//! - what it costs to end at the server what a caller gives up: with the next call on the only connection, beside the
-//!   same by hand (cancel, connect anew); and the rate of all calls while one in a hundred is given up, beside one in
-//!   a hundred that takes as long and is waited for;
-//! - what it costs to clean every session between two callers, and what a transaction costs beside BEGIN and COMMIT by
-//!   hand;
-//! - a server process's memory after 20 statements on each of 4096 shards, with the bound on prepared statements and
-//!   without.
+//! - point reads by a prepared statement over 1000 schemas: the median of one at a time, and the
+//!   rate with 32 in flight, where every connection has every statement (the same room for
+//!   statements as by hand) and with the router's own bound;
+//! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, beside loops that take one ID after the other;
+//!   also with servers that are half a millisecond away, as they are in a data centre (a proxy in
+//!   this process delays every packet by 0.25 ms);
+//! - what it costs to bound the connections to both hosts together to the number of callers
+//!   (`max_connections`);
+//! - what it costs to end at the server what a caller gives up: with the next call on the only
+//!   connection, beside the same by hand (cancel, connect anew); and the rate of all calls while
+//!   one in a hundred is given up, beside one in a hundred that takes as long and is waited for;
+//! - what it costs to clean every session between two callers, and what a transaction costs beside
+//!   BEGIN and COMMIT by hand;
+//! - a server process's memory after 20 statements on each of 4096 shards, with the bound on
+//!   prepared statements and without.
 //!
 //! `cargo bench --bench router -- [points] [limit] [cancelling] [ids] [sessions] [memory] [--seconds N] [--rounds N]`;
 //! without a name, all of them.
@@ -60,14 +61,20 @@ struct Arguments {
 
 impl Arguments {
     fn read() -> Outcome<Arguments> {
-        let mut read = Arguments { parts: Vec::new(), seconds: 2, rounds: 7 };
+        let mut read = Arguments {
+            parts: Vec::new(),
+            seconds: 2,
+            rounds: 7,
+        };
         let mut list = std::env::args().skip(1);
         while let Some(name) = list.next() {
             let mut number = || list.next().unwrap_or_default().parse::<u64>();
             match name.as_str() {
                 "--seconds" => read.seconds = number()?,
                 "--rounds" => read.rounds = number()? as usize,
-                "points" | "limit" | "cancelling" | "ids" | "sessions" | "memory" => read.parts.push(name),
+                "points" | "limit" | "cancelling" | "ids" | "sessions" | "memory" => {
+                    read.parts.push(name)
+                }
                 // What `cargo bench` says to every bench.
                 "--bench" => {}
                 other => return Err(format!("unknown argument {other}").into()),
@@ -86,10 +93,19 @@ async fn main() -> Outcome<()> {
     let arguments = Arguments::read()?;
     let binaries = Binaries::first()?;
     println!("PostgreSQL {}, throwaway", binaries.version());
-    let server = ServerOptions::default().durability(Durability::Throwaway).shared_buffers_mib(256);
+    let server = ServerOptions::default()
+        .durability(Durability::Throwaway)
+        .shared_buffers_mib(256);
     let options = ClusterOptions::new(2, binaries).server(server);
     let cluster = tokio::task::block_in_place(|| Cluster::start(&options))?;
-    let bench = Bench { urls: cluster.servers().iter().map(|server| server.url()).collect(), arguments };
+    let bench = Bench {
+        urls: cluster
+            .servers()
+            .iter()
+            .map(|server| server.url())
+            .collect(),
+        arguments,
+    };
     bench.prepare().await?;
     if bench.arguments.wants("points") {
         bench.points().await?;
@@ -131,7 +147,8 @@ impl Bench {
             let client = connect(url).await?;
             client
                 .batch_execute(&format!(
-                    "CREATE SCHEMA pgshard; CREATE TABLE pgshard.cluster (shards integer, key_kind text);
+                    "CREATE SCHEMA pgshard; CREATE TABLE pgshard.cluster (shards integer, key_kind \
+                        text);
                      INSERT INTO pgshard.cluster VALUES ({SHARDS}, 'integer');"
                 ))
                 .await?;
@@ -145,21 +162,33 @@ impl Bench {
                 let make = |shard: &u16| {
                     let (schema, id) = (schema(*shard), id(*shard));
                     format!(
-                        "CREATE SCHEMA {schema}; CREATE TABLE {schema}.photos (id bigint PRIMARY KEY,
+                        "CREATE SCHEMA {schema}; CREATE TABLE {schema}.photos (id bigint PRIMARY \
+                            KEY,
                          title text NOT NULL);
                          INSERT INTO {schema}.photos VALUES ({id}, 'Prague');"
                     )
                 };
-                client.batch_execute(&some.iter().map(make).collect::<String>()).await?;
+                client
+                    .batch_execute(&some.iter().map(make).collect::<String>())
+                    .await?;
             }
         }
         Ok(())
     }
 
-    fn router(&self, urls: &[String], pool_size: usize, statements: Option<usize>) -> Outcome<Router> {
+    fn router(
+        &self,
+        urls: &[String],
+        pool_size: usize,
+        statements: Option<usize>,
+    ) -> Outcome<Router> {
         self.router_with(urls, |options| {
-            options.hosts.iter_mut().for_each(|host| host.pool_size = pool_size);
-            options.statements_per_connection = statements.unwrap_or(options.statements_per_connection);
+            options
+                .hosts
+                .iter_mut()
+                .for_each(|host| host.pool_size = pool_size);
+            options.statements_per_connection =
+                statements.unwrap_or(options.statements_per_connection);
         })
     }
 
@@ -167,10 +196,16 @@ impl Bench {
     fn router_with(&self, urls: &[String], change: impl Fn(&mut Options)) -> Outcome<Router> {
         let mut hosts = Vec::new();
         for (at, url) in urls.iter().enumerate() {
-            hosts.push(HostOptions::new(place(at).host, ConnectOptions::parse(url)?, 1));
+            hosts.push(HostOptions::new(
+                place(at).host,
+                ConnectOptions::parse(url)?,
+                1,
+            ));
         }
         let shards = ShardCount::new(SHARDS.into()).ok_or("a number of shards")?;
-        let placements = shards.iter().map(|shard| (shard, place(usize::from(shard.get() >= SHARDS / 2))));
+        let placements = shards
+            .iter()
+            .map(|shard| (shard, place(usize::from(shard.get() >= SHARDS / 2))));
         let map = ShardMap::new(MapVersion::FIRST, shards, placements).map_err(|_| "a map")?;
         let mut options = Options::new(hosts, Arc::new(map));
         change(&mut options);
@@ -179,38 +214,84 @@ impl Bench {
 
     async fn points(&self) -> Outcome<()> {
         println!("\npoint reads over {SCHEMAS} schemas, a prepared statement for each");
-        // As from a statement's sixth execution on, without having to wait for six of 64,000 statements.
-        let urls: Vec<String> =
-            self.urls.iter().map(|url| with_option(url, "plan_cache_mode=force_generic_plan")).collect();
-        let hands = futures_util::future::try_join_all((0..IN_FLIGHT).map(|_| Hand::new(&urls[0], SCHEMAS))).await?;
+        // As from a statement's sixth execution on, without having to wait for six of 64,000
+        // statements.
+        let urls: Vec<String> = self
+            .urls
+            .iter()
+            .map(|url| with_option(url, "plan_cache_mode=force_generic_plan"))
+            .collect();
+        let hands = futures_util::future::try_join_all(
+            (0..IN_FLIGHT).map(|_| Hand::new(&urls[0], SCHEMAS)),
+        )
+        .await?;
         let hands: Vec<Arc<Hand>> = hands.into_iter().map(Arc::new).collect();
         let room = usize::from(SCHEMAS) + STATEMENTS;
-        let (one, all) = (self.router(&urls, 1, Some(room))?, self.router(&urls, IN_FLIGHT, Some(room))?);
+        let (one, all) = (
+            self.router(&urls, 1, Some(room))?,
+            self.router(&urls, IN_FLIGHT, Some(room))?,
+        );
         warm(&one, 1).await?;
         warm(&all, IN_FLIGHT).await?;
-        self.compare("room for every statement on every connection", &hands, &one, &all).await?;
+        self.compare(
+            "room for every statement on every connection",
+            &hands,
+            &one,
+            &all,
+        )
+        .await?;
         drop(all);
         let few = self.router(&urls, IN_FLIGHT / 4, Some(room))?;
         warm(&few, IN_FLIGHT / 4).await?;
-        self.compare("the same with a quarter of the connections", &hands[..IN_FLIGHT / 4], &one, &few).await?;
+        self.compare(
+            "the same with a quarter of the connections",
+            &hands[..IN_FLIGHT / 4],
+            &one,
+            &few,
+        )
+        .await?;
         drop((one, few));
-        let (one, all) = (self.router(&urls, 1, None)?, self.router(&urls, IN_FLIGHT, None)?);
+        let (one, all) = (
+            self.router(&urls, 1, None)?,
+            self.router(&urls, IN_FLIGHT, None)?,
+        );
         warm(&one, 1).await?;
         warm(&all, IN_FLIGHT).await?;
-        self.compare("the router with its own bound on statements", &hands, &one, &all).await?;
-        // With fewer calls in flight most find their shard's favourite idle. It takes some seconds until what the
-        // connections keep is of use for that; those are not what is measured.
+        self.compare(
+            "the router with its own bound on statements",
+            &hands,
+            &one,
+            &all,
+        )
+        .await?;
+        // With fewer calls in flight most find their shard's favourite idle. It takes some seconds
+        // until what the connections keep is of use for that; those are not what is measured.
         let length = Duration::from_secs(self.arguments.seconds);
         for part in 1..=SETTLING {
             let (hand, ours) = rates_of(&hands[..IN_FLIGHT / 4], &all, length).await?;
-            println!("  fewer calls in flight, part {part} of {SETTLING}: rate {:.3} ×", ours / hand);
+            println!(
+                "  fewer calls in flight, part {part} of {SETTLING}: rate {:.3} ×",
+                ours / hand
+            );
         }
-        self.compare("the same, a quarter of the connections busy", &hands[..IN_FLIGHT / 4], &one, &all).await
+        self.compare(
+            "the same, a quarter of the connections busy",
+            &hands[..IN_FLIGHT / 4],
+            &one,
+            &all,
+        )
+        .await
     }
 
-    /// The router beside the hands, so many calls in flight as there are of them: `one` has one connection, `all` one
-    /// for each.
-    async fn compare(&self, what: &str, hands: &[Arc<Hand>], one: &Router, all: &Router) -> Outcome<()> {
+    /// The router beside the hands, so many calls in flight as there are of them: `one` has one
+    /// connection, `all` one for each.
+    async fn compare(
+        &self,
+        what: &str,
+        hands: &[Arc<Hand>],
+        one: &Router,
+        all: &Router,
+    ) -> Outcome<()> {
         println!("  {what}");
         let (mut medians, mut rates) = (Vec::new(), Vec::new());
         let length = Duration::from_secs(self.arguments.seconds);
@@ -234,22 +315,35 @@ impl Bench {
             medians.push(ours / hand);
             rates.push(router_rate / hand_rate);
             println!(
-                "  one at a time: by hand {hand:6.1} µs, router {ours:6.1} µs, {:.3} ×   {} in flight: by hand \
+                "  one at a time: by hand {hand:6.1} µs, router {ours:6.1} µs, {:.3} ×   {} in \
+                    flight: by hand \
                  {hand_rate:6.0}/s, router {router_rate:6.0}/s, {:.3} ×",
                 ours / hand,
                 hands.len(),
                 router_rate / hand_rate
             );
         }
-        println!("  median of rounds: latency {:.3} ×, rate {:.3} ×", median(&mut medians), median(&mut rates));
+        println!(
+            "  median of rounds: latency {:.3} ×, rate {:.3} ×",
+            median(&mut medians),
+            median(&mut rates)
+        );
         Ok(())
     }
 
     /// As many callers as connections, on shards of both hosts: with the limit on all, and without.
     async fn limit(&self) -> Outcome<()> {
-        println!("\npoint reads on both hosts by {CALLERS} callers, with max_connections = {CALLERS} and without");
+        println!(
+            "\npoint reads on both hosts by {CALLERS} callers, with max_connections = {CALLERS} \
+                and without"
+        );
         let slice = Duration::from_millis(500);
-        let pools = |options: &mut Options| options.hosts.iter_mut().for_each(|host| host.pool_size = CALLERS);
+        let pools = |options: &mut Options| {
+            options
+                .hosts
+                .iter_mut()
+                .for_each(|host| host.pool_size = CALLERS)
+        };
         let free = self.router_with(&self.urls, pools)?;
         let bound = self.router_with(&self.urls, |options| {
             pools(options);
@@ -272,7 +366,10 @@ impl Bench {
             // The first round is not counted.
             if round > 0 {
                 let [free, bound] = done.map(|done| done as f64 / (2.0 * slice.as_secs_f64()));
-                println!("  without {free:6.0}/s, with {bound:6.0}/s, {:.3} ×", bound / free);
+                println!(
+                    "  without {free:6.0}/s, with {bound:6.0}/s, {:.3} ×",
+                    bound / free
+                );
                 ratios.push(bound / free);
             }
         }
@@ -280,10 +377,13 @@ impl Bench {
         Ok(())
     }
 
-    /// A call is given up, and the next needs its connection: by hand the statement is cancelled, and a connection
-    /// opened.
+    /// A call is given up, and the next needs its connection: by hand the statement is cancelled,
+    /// and a connection opened.
     async fn next_after_giving_up(&self) -> Outcome<()> {
-        println!("\na call that is given up after 2 ms, and a point read on the only connection of its host");
+        println!(
+            "\na call that is given up after 2 ms, and a point read on the only connection of its \
+                host"
+        );
         let one = self.router(&self.urls, 1, None)?;
         let mut client = connect(&self.urls[0]).await?;
         let (mut hand, mut ours) = (Vec::new(), Vec::new());
@@ -299,19 +399,30 @@ impl Bench {
             );
         }
         let (hand, ours) = (median(&mut hand), median(&mut ours));
-        println!("  by hand {hand:6.0} µs, router {ours:6.0} µs, {:.3} ×", ours / hand);
+        println!(
+            "  by hand {hand:6.0} µs, router {ours:6.0} µs, {:.3} ×",
+            ours / hand
+        );
         Ok(())
     }
 
     /// The same number of slow calls among many short ones: waited for, and given up.
     async fn others_while_giving_up(&self) -> Outcome<()> {
-        println!("\npoint reads by {CALLERS} callers, one call in a hundred of 2 ms: waited for, or given up by then");
+        println!(
+            "\npoint reads by {CALLERS} callers, one call in a hundred of 2 ms: waited for, or \
+                given up by then"
+        );
         let slice = Duration::from_millis(500);
         let router = self.router(&self.urls, CALLERS, None)?;
         let mut ratios = Vec::new();
         for round in 0..=self.arguments.rounds {
             let mut done = [0, 0];
-            for how in [Slow::WaitedFor, Slow::GivenUp, Slow::GivenUp, Slow::WaitedFor] {
+            for how in [
+                Slow::WaitedFor,
+                Slow::GivenUp,
+                Slow::GivenUp,
+                Slow::WaitedFor,
+            ] {
                 let calling = in_flight(CALLERS, slice, |_| {
                     let router = router.clone();
                     move |shard| {
@@ -328,8 +439,12 @@ impl Bench {
             }
             // The first round is not counted.
             if round > 0 {
-                let [waited_for, given_up] = done.map(|done| done as f64 / (2.0 * slice.as_secs_f64()));
-                println!("  waited for {waited_for:6.0}/s, given up {given_up:6.0}/s, {:.3} ×", given_up / waited_for);
+                let [waited_for, given_up] =
+                    done.map(|done| done as f64 / (2.0 * slice.as_secs_f64()));
+                println!(
+                    "  waited for {waited_for:6.0}/s, given up {given_up:6.0}/s, {:.3} ×",
+                    given_up / waited_for
+                );
                 ratios.push(given_up / waited_for);
             }
         }
@@ -339,10 +454,14 @@ impl Bench {
 
     async fn sessions(&self) -> Outcome<()> {
         println!("\nsessions between two callers, point reads on one shard");
-        let (fast, length) = (self.router(&self.urls, 1, None)?, Duration::from_secs(self.arguments.seconds));
+        let (fast, length) = (
+            self.router(&self.urls, 1, None)?,
+            Duration::from_secs(self.arguments.seconds),
+        );
         let clean = self.router_with(&self.urls, |options| options.recycle = Recycle::Clean)?;
         let hand = Hand::new(&self.urls[0], 1).await?;
-        let (mut ours, mut cleaned, mut by_hand, mut transactions) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut cleaned, mut by_hand, mut transactions) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let began = Instant::now();
         while began.elapsed() < length * 4 {
             ours.push(timed(read(&fast, 0)).await?);
@@ -359,7 +478,8 @@ impl Bench {
         }
         let (ours, cleaned) = (median(&mut ours), median(&mut cleaned));
         println!(
-            "  one after the other: as needed {ours:6.1} µs, always cleaned {cleaned:6.1} µs, {:.2} ×",
+            "  one after the other: as needed {ours:6.1} µs, always cleaned {cleaned:6.1} µs, \
+                {:.2} ×",
             cleaned / ours
         );
         let (by_hand, transactions) = (median(&mut by_hand), median(&mut transactions));
@@ -372,7 +492,9 @@ impl Bench {
 
     async fn ids(&self, what: &str, urls: &[String]) -> Outcome<()> {
         println!("\n1000 IDs on 1000 shards of 2 hosts, {what}");
-        let shards: Vec<u16> = (0..500).flat_map(|shard| [shard, shard + SHARDS / 2]).collect();
+        let shards: Vec<u16> = (0..500)
+            .flat_map(|shard| [shard, shard + SHARDS / 2])
+            .collect();
         let ids: Vec<i64> = shards.iter().map(|shard| id(*shard)).collect();
         let mut clients = Vec::new();
         let mut prepared = HashMap::new();
@@ -407,25 +529,45 @@ impl Bench {
             }
         }
         let (plain, ready, ours) = (median(&mut plain), median(&mut ready), median(&mut ours));
-        println!("  by_ids                                      {:8.1} ms", ours * 1e3);
-        println!("  loop by hand, a text each                   {:8.1} ms, {:5.1} ×", plain * 1e3, plain / ours);
-        println!("  loop by hand, a statement prepared a schema {:8.1} ms, {:5.1} ×", ready * 1e3, ready / ours);
+        println!(
+            "  by_ids                                      {:8.1} ms",
+            ours * 1e3
+        );
+        println!(
+            "  loop by hand, a text each                   {:8.1} ms, {:5.1} ×",
+            plain * 1e3,
+            plain / ours
+        );
+        println!(
+            "  loop by hand, a statement prepared a schema {:8.1} ms, {:5.1} ×",
+            ready * 1e3,
+            ready / ours
+        );
         Ok(())
     }
 
     async fn memory(&self) -> Outcome<()> {
         println!("\na server process after {STATEMENTS} statements on each of 4096 shards");
-        for (what, statements) in [("none kept", 0), ("256 kept, the default", 256), ("all kept", 4096 * STATEMENTS)] {
+        for (what, statements) in [
+            ("none kept", 0),
+            ("256 kept, the default", 256),
+            ("all kept", 4096 * STATEMENTS),
+        ] {
             let router = self.router(&self.urls, 1, Some(statements))?;
             let texts: Vec<Sql> = (0..STATEMENTS)
                 .map(|number| {
                     Sql::new(&format!(
-                        "SELECT id, title, {number} AS n FROM {{shard}}.photos WHERE id > $1 ORDER BY id LIMIT 10"
+                        "SELECT id, title, {number} AS n FROM {{shard}}.photos WHERE id > $1 ORDER \
+                            BY id LIMIT 10"
                     ))
                 })
                 .collect();
             let first = ShardId::new(0).ok_or("a shard")?;
-            let pid: i32 = router.shard(first)?.query_one("SELECT pg_catalog.pg_backend_pid()", &[]).await?.get(0);
+            let pid: i32 = router
+                .shard(first)?
+                .query_one("SELECT pg_catalog.pg_backend_pid()", &[])
+                .await?
+                .get(0);
             let before = private_kib(pid)?;
             let began = Instant::now();
             for shard in MADE[0].clone() {
@@ -466,7 +608,9 @@ impl Hand {
     }
 
     async fn read(&self, shard: u16) -> Outcome<()> {
-        self.client.query_one(&self.statements[usize::from(shard)], &[&id(shard)]).await?;
+        self.client
+            .query_one(&self.statements[usize::from(shard)], &[&id(shard)])
+            .await?;
         Ok(())
     }
 }
@@ -487,19 +631,33 @@ enum Slow {
 async fn slow(router: &Router, shard: u16, how: Slow) -> Outcome<()> {
     let shard = router.by_id(id(shard))?;
     match how {
-        Slow::WaitedFor => drop(shard.query("SELECT pg_catalog.pg_sleep(0.002)", &[]).await?),
+        Slow::WaitedFor => drop(
+            shard
+                .query("SELECT pg_catalog.pg_sleep(0.002)", &[])
+                .await?,
+        ),
         Slow::GivenUp => {
-            let said = shard.within(GIVEN_UP_AFTER).query("SELECT pg_catalog.pg_sleep(60)", &[]).await;
-            assert!(said.is_err_and(|error| error.is_timeout()), "it is given up");
+            let said = shard
+                .within(GIVEN_UP_AFTER)
+                .query("SELECT pg_catalog.pg_sleep(60)", &[])
+                .await;
+            assert!(
+                said.is_err_and(|error| error.is_timeout()),
+                "it is given up"
+            );
         }
     }
     Ok(())
 }
 
-/// What a careful application does without the router: a request to cancel may come late, so the connection is not used
-/// again.
+/// What a careful application does without the router: a request to cancel may come late, so the
+/// connection is not used again.
 async fn give_up_by_hand(url: &str, client: &mut Client) -> Outcome<()> {
-    let slow = tokio::time::timeout(GIVEN_UP_AFTER, client.query("SELECT pg_catalog.pg_sleep(60)", &[])).await;
+    let slow = tokio::time::timeout(
+        GIVEN_UP_AFTER,
+        client.query("SELECT pg_catalog.pg_sleep(60)", &[]),
+    )
+    .await;
     assert!(slow.is_err(), "it is given up");
     client.cancel_token().cancel_query(NoTls).await?;
     *client = connect(url).await?;
@@ -514,8 +672,9 @@ async fn read_in_transaction(router: &Router, shard: u16) -> Outcome<()> {
     Ok(())
 }
 
-/// Opens every connection of the pool, and has every schema's statement prepared on each, as the hands have, as far as
-/// there is room. Transactions that wait for each other are on a connection each.
+/// Opens every connection of the pool, and has every schema's statement prepared on each, as the
+/// hands have, as far as there is room. Transactions that wait for each other are on a connection
+/// each.
 async fn warm(router: &Router, connections: usize) -> Outcome<()> {
     for shard in 0..SCHEMAS {
         let together = tokio::sync::Barrier::new(connections);
@@ -533,8 +692,8 @@ async fn warm(router: &Router, connections: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Reads a second with a task for each hand: by hand with a connection each, and by the router; half a second each in
-/// turn.
+/// Reads a second with a task for each hand: by hand with a connection each, and by the router;
+/// half a second each in turn.
 async fn rates_of(hands: &[Arc<Hand>], router: &Router, length: Duration) -> Outcome<(f64, f64)> {
     let slice = Duration::from_millis(500);
     let (mut by_hand, mut routed, mut slices) = (0, 0, 0);
@@ -601,7 +760,10 @@ fn median(samples: &mut [f64]) -> f64 {
 /// What only this process has in memory.
 fn private_kib(pid: i32) -> Outcome<i64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:")).ok_or("a line Private_Dirty")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Private_Dirty:"))
+        .ok_or("a line Private_Dirty")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
@@ -619,7 +781,10 @@ async fn connect(url: &str) -> Outcome<Client> {
 
 fn place(host: usize) -> Placement {
     let name = format!("db{}", host + 1);
-    Placement { host: HostName::new(&name).expect("db and a number is a host name"), epoch: ShardEpoch::FIRST }
+    Placement {
+        host: HostName::new(&name).expect("db and a number is a host name"),
+        epoch: ShardEpoch::FIRST,
+    }
 }
 
 fn schema(shard: u16) -> String {
@@ -627,11 +792,16 @@ fn schema(shard: u16) -> String {
 }
 
 fn id(shard: u16) -> i64 {
-    Id::new(1_000_000, ShardId::new(shard).expect("less than 8192"), 1).expect("a time within 69 years").encode()
+    Id::new(1_000_000, ShardId::new(shard).expect("less than 8192"), 1)
+        .expect("a time within 69 years")
+        .encode()
 }
 
 fn by_hand(shard: u16) -> String {
-    format!("SELECT id, title FROM {}.photos WHERE id = $1", schema(shard))
+    format!(
+        "SELECT id, title FROM {}.photos WHERE id = $1",
+        schema(shard)
+    )
 }
 
 /// A port that leads to another one, each way later by `delay`.
@@ -640,9 +810,12 @@ async fn away(port: u16, delay: Duration) -> Outcome<u16> {
     let near = listener.local_addr()?.port();
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
-            let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else { return };
+            let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else {
+                return;
+            };
             let _ = (client.set_nodelay(true), server.set_nodelay(true));
-            let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+            let ((from_client, to_client), (from_server, to_server)) =
+                (client.into_split(), server.into_split());
             tokio::spawn(delayed(from_client, to_server, delay));
             tokio::spawn(delayed(from_server, to_client, delay));
         }
@@ -650,7 +823,11 @@ async fn away(port: u16, delay: Duration) -> Outcome<u16> {
     Ok(near)
 }
 
-async fn delayed(mut from: tokio::net::tcp::OwnedReadHalf, mut to: tokio::net::tcp::OwnedWriteHalf, delay: Duration) {
+async fn delayed(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    delay: Duration,
+) {
     let (sender, mut packets) = tokio::sync::mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     tokio::spawn(async move {
         while let Some((at, packet)) = packets.recv().await {
@@ -665,7 +842,10 @@ async fn delayed(mut from: tokio::net::tcp::OwnedReadHalf, mut to: tokio::net::t
     });
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        if sender.send((Instant::now(), buffer[..length].to_vec())).is_err() {
+        if sender
+            .send((Instant::now(), buffer[..length].to_vec()))
+            .is_err()
+        {
             return;
         }
     }

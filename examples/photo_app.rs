@@ -1,4 +1,5 @@
-//! A photo service on a sharded database: users, photos, likes, the feed of those whom one follows, health and metrics.
+//! A photo service on a sharded database: users, photos, likes, the feed of those whom one follows,
+//! health and metrics.
 //!
 //! ```text
 //! pgshard dev up --hosts 2 --shards 256 --dir photo_dev
@@ -19,8 +20,8 @@
 //! curl         localhost:3000/metrics                               # docs/metrics.md
 //! ```
 //!
-//! Nothing in it knows of hosts, and `pgshard move` may run meanwhile: `examples/photo_app/load.sh` does that, under
-//! load. `PHOTO_APP_LISTEN` is the address to listen on.
+//! Nothing in it knows of hosts, and `pgshard move` may run meanwhile: `examples/photo_app/load.sh`
+//! does that, under load. `PHOTO_APP_LISTEN` is the address to listen on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,9 +62,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // PGSHARD_CONFIG, or ./pgshard.toml. A host that is down keeps nobody from starting.
     let path = Config::find(None);
     let config = Config::load(&path)?;
-    let hosts = config.hosts.values().map(|host| TicketHost { name: host.name.clone(), connect: host.connect.clone() });
-    let users = Tickets::new(tickets::Options::new(TicketName::new("users")?, hosts.collect()));
-    let app = App { router: pgshard::connect(&path).await?, users, epoch: config.cluster.epoch, metrics };
+    let hosts = config.hosts.values().map(|host| TicketHost {
+        name: host.name.clone(),
+        connect: host.connect.clone(),
+    });
+    let users = Tickets::new(tickets::Options::new(
+        TicketName::new("users")?,
+        hosts.collect(),
+    ));
+    let app = App {
+        router: pgshard::connect(&path).await?,
+        users,
+        epoch: config.cluster.epoch,
+        metrics,
+    };
 
     let routes = Routes::new()
         .route("/users", post(post_user))
@@ -126,18 +138,34 @@ struct User {
     id: String,
 }
 
-/// A ticket, and then the key picks the shard. Where the insert fails the ticket is lost, which is no harm.
-async fn post_user(State(app): Shared, Json(new): Json<NewUser>) -> Result<(StatusCode, Json<User>), Failure> {
+/// A ticket, and then the key picks the shard. Where the insert fails the ticket is lost, which is
+/// no harm.
+async fn post_user(
+    State(app): Shared,
+    Json(new): Json<NewUser>,
+) -> Result<(StatusCode, Json<User>), Failure> {
     let id = app.users.next().await?;
     let sql = "INSERT INTO {shard}.users (id, name) VALUES ($1, $2)";
-    app.router.by_key(id).execute(sql, &[&id, &new.name]).await?;
+    app.router
+        .by_key(id)
+        .execute(sql, &[&id, &new.name])
+        .await?;
     Ok((StatusCode::CREATED, Json(User { id: id.to_string() })))
 }
 
 /// Another name for a user who is there.
-async fn put_user(State(app): Shared, Path(user): Path<i64>, Json(new): Json<NewUser>) -> Result<StatusCode, Failure> {
+async fn put_user(
+    State(app): Shared,
+    Path(user): Path<i64>,
+    Json(new): Json<NewUser>,
+) -> Result<StatusCode, Failure> {
     let sql = "UPDATE {shard}.users SET name = $2 WHERE id = $1";
-    match app.router.by_key(user).execute(sql, &[&user, &new.name]).await? {
+    match app
+        .router
+        .by_key(user)
+        .execute(sql, &[&user, &new.name])
+        .await?
+    {
         0 => Err(Failure::not_found(format!("there is no user {user}"))),
         _ => Ok(StatusCode::NO_CONTENT),
     }
@@ -149,27 +177,43 @@ async fn post_photo(
     Path(user): Path<i64>,
     Json(new): Json<NewPhoto>,
 ) -> Result<(StatusCode, Json<Photo>), Failure> {
-    let sql = format!("INSERT INTO {{shard}}.photos (user_id, title) VALUES ($1, $2) RETURNING {COLUMNS}");
-    let row = app.router.by_key(user).query_one(&sql, &[&user, &new.title]).await?;
+    let sql = format!(
+        "INSERT INTO {{shard}}.photos (user_id, title) VALUES ($1, $2) RETURNING {COLUMNS}"
+    );
+    let row = app
+        .router
+        .by_key(user)
+        .query_one(&sql, &[&user, &new.title])
+        .await?;
     Ok((StatusCode::CREATED, Json(app.photo(&row))))
 }
 
 /// The ID knows its shard.
 async fn photo(State(app): Shared, Path(id): Path<i64>) -> Result<Json<Photo>, Failure> {
     // It only reads: if its connection is lost, nothing has happened, and the client may try again.
-    let sql = Sql::reading(&format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = $1"));
+    let sql = Sql::reading(&format!(
+        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = $1"
+    ));
     let row = app.router.by_id(id)?.query_opt(&sql, &[&id]).await?;
     let row = row.ok_or_else(|| Failure::not_found(format!("there is no photo {id}")))?;
     Ok(Json(app.photo(&row)))
 }
 
 /// Two changes on one shard: a transaction. It may be run twice, so it does nothing but SQL.
-async fn like(State(app): Shared, Path((id, user)): Path<(i64, i64)>) -> Result<StatusCode, Failure> {
+async fn like(
+    State(app): Shared,
+    Path((id, user)): Path<(i64, i64)>,
+) -> Result<StatusCode, Failure> {
     let liked = async |tx: pgshard::router::Transaction| {
-        let sql = "INSERT INTO {shard}.likes (photo_id, user_id) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+        let sql =
+            "INSERT INTO {shard}.likes (photo_id, user_id) VALUES ($1, $2) ON CONFLICT DO NOTHING";
         let new = tx.execute(sql, &[&id, &user]).await?;
         if new == 1 {
-            tx.execute("UPDATE {shard}.photos SET likes = likes + 1 WHERE id = $1", &[&id]).await?;
+            tx.execute(
+                "UPDATE {shard}.photos SET likes = likes + 1 WHERE id = $1",
+                &[&id],
+            )
+            .await?;
         }
         Ok::<_, Error>(())
     };
@@ -183,8 +227,8 @@ struct Since {
     since: Option<String>,
 }
 
-/// The newest hundred, by a range of the index: IDs order by time. What is some seconds old will do, so a standby may
-/// answer, where the config names one (`replica_url`).
+/// The newest hundred, by a range of the index: IDs order by time. What is some seconds old will
+/// do, so a standby may answer, where the config names one (`replica_url`).
 async fn photos_of_user(
     State(app): Shared,
     Path(user): Path<i64>,
@@ -193,15 +237,26 @@ async fn photos_of_user(
     let oldest = match since {
         None => IdRange::min_at(0),
         Some(since) => {
-            let span: Span = since.parse().map_err(|error| Failure::bad_request(format!("since: {error}")))?;
+            let span: Span = since
+                .parse()
+                .map_err(|error| Failure::bad_request(format!("since: {error}")))?;
             let from = Timestamp::now().to_zoned(TimeZone::UTC).checked_sub(span);
-            let from = from.map_err(|error| Failure::bad_request(format!("since: {error}")))?.timestamp();
+            let from = from
+                .map_err(|error| Failure::bad_request(format!("since: {error}")))?
+                .timestamp();
             IdRange::min_at(app.epoch.ms(from).unwrap_or(0))
         }
     };
-    let sql =
-        format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = $1 AND id >= $2 ORDER BY id DESC LIMIT 100");
-    let rows = app.router.by_key(user).reads().query(&sql, &[&user, &oldest]).await?;
+    let sql = format!(
+        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = $1 AND id >= $2 ORDER BY id DESC \
+            LIMIT 100"
+    );
+    let rows = app
+        .router
+        .by_key(user)
+        .reads()
+        .query(&sql, &[&user, &oldest])
+        .await?;
     Ok(Json(rows.iter().map(|row| app.photo(row)).collect()))
 }
 
@@ -212,17 +267,33 @@ struct Wanted {
 }
 
 /// Photos from anywhere, at once, in the order in which they were asked for.
-async fn photos(State(app): Shared, Query(Wanted { ids }): Query<Wanted>) -> Result<Json<Vec<Photo>>, Failure> {
+async fn photos(
+    State(app): Shared,
+    Query(Wanted { ids }): Query<Wanted>,
+) -> Result<Json<Vec<Photo>>, Failure> {
     let ids: Result<Vec<i64>, _> = ids.split(',').map(|id| id.trim().parse()).collect();
     let ids = ids.map_err(|error| Failure::bad_request(format!("ids: {error}")))?;
     if ids.len() > 1000 {
         return Err(Failure::bad_request("ids: at most 1000".to_owned()));
     }
-    let sql = Sql::reading(&format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = ANY($1)"));
-    let rows = match app.router.by_ids(&ids).deadline(PATIENCE).query_in_order(&sql).await {
+    let sql = Sql::reading(&format!(
+        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = ANY($1)"
+    ));
+    let rows = match app
+        .router
+        .by_ids(&ids)
+        .deadline(PATIENCE)
+        .query_in_order(&sql)
+        .await
+    {
         Ok(rows) => rows,
         // A number that is no ID is a photo that is not there.
-        Err(partial) if partial.failed.iter().all(|failed| matches!(failed.error, Error::NoSuchId { .. })) => {
+        Err(partial)
+            if partial
+                .failed
+                .iter()
+                .all(|failed| matches!(failed.error, Error::NoSuchId { .. })) =>
+        {
             partial.done
         }
         Err(partial) => return Err(Error::from(partial).into()),
@@ -253,27 +324,43 @@ struct Feed {
 
 /// The newest photos of many users, wherever they are. Half a feed is better than none.
 async fn feed(State(app): Shared, Query(of): Query<FeedOf>) -> Result<Json<Feed>, Failure> {
-    let users: Result<Vec<i64>, _> = of.users.split(',').map(|user| user.trim().parse()).collect();
+    let users: Result<Vec<i64>, _> = of
+        .users
+        .split(',')
+        .map(|user| user.trim().parse())
+        .collect();
     let users = users.map_err(|error| Failure::bad_request(format!("users: {error}")))?;
     let limit = of.limit.unwrap_or(50);
     if users.len() > 5000 || limit > 500 {
-        return Err(Failure::bad_request("at most 5000 users and 500 photos".to_owned()));
+        return Err(Failure::bad_request(
+            "at most 5000 users and 500 photos".to_owned(),
+        ));
     }
     let sql = Sql::reading(&format!(
-        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = ANY($1) AND id > $2 AND id < $3 ORDER BY id DESC \
+        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = ANY($1) AND id > $2 AND id < $3 \
+            ORDER BY id DESC \
          LIMIT $4"
     ));
-    let newest = app.router.by_keys(&users)?.deadline(PATIENCE).newest(&sql, of.before.unwrap_or(i64::MAX), limit);
+    let newest = app.router.by_keys(&users)?.deadline(PATIENCE).newest(
+        &sql,
+        of.before.unwrap_or(i64::MAX),
+        limit,
+    );
     let (page, incomplete) = match newest.await {
         Ok(page) => (page, false),
         Err(partial) if partial.failed.len() < partial.shards => (partial.done, true),
         Err(partial) => return Err(Error::from(partial).into()),
     };
     let photos = page.rows.iter().map(|(_, row)| app.photo(row)).collect();
-    Ok(Json(Feed { photos, next: page.next.map(|id| id.to_string()), incomplete }))
+    Ok(Json(Feed {
+        photos,
+        next: page.next.map(|id| id.to_string()),
+        incomplete,
+    }))
 }
 
-/// Whether this process works. A host that is down is no reason to restart it: the others' shards are served.
+/// Whether this process works. A host that is down is no reason to restart it: the others' shards
+/// are served.
 async fn health(State(app): Shared) -> Json<serde_json::Value> {
     let hosts: Vec<String> = app.router.hosts().iter().map(ToString::to_string).collect();
     Json(serde_json::json!({ "map_version": app.router.map().version().get(), "hosts": hosts }))
@@ -301,18 +388,27 @@ struct Failure {
 
 impl Failure {
     fn not_found(message: String) -> Failure {
-        Failure { status: StatusCode::NOT_FOUND, message }
+        Failure {
+            status: StatusCode::NOT_FOUND,
+            message,
+        }
     }
 
     fn bad_request(message: String) -> Failure {
-        Failure { status: StatusCode::BAD_REQUEST, message }
+        Failure {
+            status: StatusCode::BAD_REQUEST,
+            message,
+        }
     }
 }
 
 impl From<tickets::Error> for Failure {
     fn from(error: tickets::Error) -> Failure {
         eprintln!("{}", with_causes(&error));
-        Failure { status: StatusCode::SERVICE_UNAVAILABLE, message: "try again".to_owned() }
+        Failure {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            message: "try again".to_owned(),
+        }
     }
 }
 
@@ -320,26 +416,41 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let (status, message) = match &error {
             Error::NoSuchId { .. } => (StatusCode::NOT_FOUND, error.to_string()),
-            _ if error.is_not_found() => (StatusCode::NOT_FOUND, "there is no such thing".to_owned()),
-            // A photo of a user, or a like of a photo, that is not there.
-            _ if error.code().is_some_and(|code| code.code() == "23503") => {
-                (StatusCode::NOT_FOUND, "there is no such user or photo".to_owned())
+            _ if error.is_not_found() => {
+                (StatusCode::NOT_FOUND, "there is no such thing".to_owned())
             }
-            _ if error.is_unique_violation() => (StatusCode::CONFLICT, "it is there already".to_owned()),
+            // A photo of a user, or a like of a photo, that is not there.
+            _ if error.code().is_some_and(|code| code.code() == "23503") => (
+                StatusCode::NOT_FOUND,
+                "there is no such user or photo".to_owned(),
+            ),
+            _ if error.is_unique_violation() => {
+                (StatusCode::CONFLICT, "it is there already".to_owned())
+            }
             // Another constraint: what the client has sent is not what we take.
             _ if error.is_constraint_violation() => {
                 let constraint = error.constraint().unwrap_or("a column that must be there");
-                (StatusCode::UNPROCESSABLE_ENTITY, format!("refused by {constraint}"))
+                (
+                    StatusCode::UNPROCESSABLE_ENTITY,
+                    format!("refused by {constraint}"),
+                )
             }
             // Nothing has happened, and soon it can: clients and proxies know what to do with that.
             _ if error.is_retryable() => (StatusCode::SERVICE_UNAVAILABLE, "try again".to_owned()),
             // It may have happened, so that neither client nor proxy may try again by themselves.
-            _ if error.may_have_run() => {
-                (StatusCode::INTERNAL_SERVER_ERROR, "it is not known whether that worked".to_owned())
-            }
+            _ if error.may_have_run() => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "it is not known whether that worked".to_owned(),
+            ),
             // The cluster cannot, and will not soon; or this program is wrong.
-            _ if error.is_cluster() => (StatusCode::BAD_GATEWAY, "the database does not answer".to_owned()),
-            _ => (StatusCode::INTERNAL_SERVER_ERROR, "that did not work".to_owned()),
+            _ if error.is_cluster() => (
+                StatusCode::BAD_GATEWAY,
+                "the database does not answer".to_owned(),
+            ),
+            _ => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "that did not work".to_owned(),
+            ),
         };
         if status.is_server_error() {
             // The error's own words are for us, not for the client.

@@ -1,7 +1,11 @@
-//! What reads texts and bytes from elsewhere, each as a function of any bytes that panics where a promise is broken.
-//! For `cargo fuzz` (`fuzz/`, which sets `cfg(fuzzing)`), and for the tests below, which run the same functions on what
-//! is in `fuzz/corpus` and on what comes of changing it. No part of the library: no other build has it.
-#![allow(missing_docs, reason = "nobody can use it but fuzz/ and the tests below")]
+//! What reads texts and bytes from elsewhere, each as a function of any bytes that panics where a
+//! promise is broken. For `cargo fuzz` (`fuzz/`, which sets `cfg(fuzzing)`), and for the tests
+//! below, which run the same functions on what is in `fuzz/corpus` and on what comes of changing
+//! it. No part of the library: no other build has it.
+#![allow(
+    missing_docs,
+    reason = "nobody can use it but fuzz/ and the tests below"
+)]
 
 use std::path::Path;
 
@@ -37,7 +41,10 @@ pub const TARGETS: [(&str, Target); 12] = [
 
 /// Calls a function by its name: what a target of `fuzz/` does.
 pub fn run(name: &str, data: &[u8]) {
-    let (_, target) = TARGETS.iter().find(|(known, _)| *known == name).expect("a target of this name");
+    let (_, target) = TARGETS
+        .iter()
+        .find(|(known, _)| *known == name)
+        .expect("a target of this name");
     target(data);
 }
 
@@ -52,9 +59,18 @@ pub fn config(data: &[u8]) {
     match Config::parse_at(text, Path::new("pgshard.toml"), Timestamp::UNIX_EPOCH) {
         Ok(config) => {
             if let Some(map) = &config.map {
-                let placed: usize = map.hosts().iter().map(|host| map.shards_on(host).count()).sum();
-                assert_eq!(placed, usize::from(config.cluster.shards.get()), "every shard is on one host");
-                let again = parse_ranges(&map.ranges(&map.hosts()[0]), map.shards()).expect("a map prints ranges");
+                let placed: usize = map
+                    .hosts()
+                    .iter()
+                    .map(|host| map.shards_on(host).count())
+                    .sum();
+                assert_eq!(
+                    placed,
+                    usize::from(config.cluster.shards.get()),
+                    "every shard is on one host"
+                );
+                let again = parse_ranges(&map.ranges(&map.hosts()[0]), map.shards())
+                    .expect("a map prints ranges");
                 assert_eq!(
                     again.iter().map(|item| item.shards().len()).sum::<usize>(),
                     map.shards_on(&map.hosts()[0]).count()
@@ -67,17 +83,23 @@ pub fn config(data: &[u8]) {
 
 /// The notation of maps: what was read is printed as what it means.
 pub fn map(data: &[u8]) {
-    let Some(text) = text(data).filter(|text| text.len() < 4096) else { return };
+    let Some(text) = text(data).filter(|text| text.len() < 4096) else {
+        return;
+    };
     for shards in [1, 256, 8192] {
         let shards = ShardCount::new(shards).expect("these are counts");
         match parse_shards(text, shards) {
             Ok(list) => {
                 let printed = print_shards(list.iter().copied());
-                assert_eq!(parse_shards(&printed, shards).expect("what is printed is read"), list);
+                assert_eq!(
+                    parse_shards(&printed, shards).expect("what is printed is read"),
+                    list
+                );
             }
             Err(errors) => {
                 for error in errors {
-                    // A message shows the place by slicing the text there; one at its end has no letter.
+                    // A message shows the place by slicing the text there; one at its end has no
+                    // letter.
                     assert!(error.at.start <= text.len() && !error.to_string().is_empty());
                 }
             }
@@ -85,15 +107,23 @@ pub fn map(data: &[u8]) {
     }
 }
 
-/// A connection string is refused or names a host. Neither what is shown of it nor an error has the password.
+/// A connection string is refused or names a host. Neither what is shown of it nor an error has the
+/// password.
 pub fn connection_string(data: &[u8]) {
     const SECRET: &str = "hunter2hunter2";
-    let Some(text) = text(data).filter(|text| !text.contains("service") && !text.contains('\0')) else { return };
+    let Some(text) = text(data).filter(|text| !text.contains("service") && !text.contains('\0'))
+    else {
+        return;
+    };
     let shown = match ConnectOptions::parse(text) {
         Ok(options) => {
             assert!(!options.addresses().is_empty() && !options.user().is_empty());
             // Of an address or a name the word is no secret.
-            let places = [options.addresses().join(" "), options.user().to_owned(), options.database().to_owned()];
+            let places = [
+                options.addresses().join(" "),
+                options.user().to_owned(),
+                options.database().to_owned(),
+            ];
             if places.iter().any(|place| place.contains(SECRET)) {
                 return;
             }
@@ -101,7 +131,8 @@ pub fn connection_string(data: &[u8]) {
         }
         Err(error) => error.to_string(),
     };
-    // Where a key has a word that it cannot have, the message repeats that; no password stands there.
+    // Where a key has a word that it cannot have, the message repeats that; no password stands
+    // there.
     let after = text.split(SECRET).next().unwrap_or_default();
     if after.ends_with("password=") || after.ends_with(':') {
         assert!(!shown.contains(SECRET), "{shown}");
@@ -121,7 +152,8 @@ pub fn template(data: &[u8]) {
     let _ = (Sql::new(text), Sql::reading(text));
 }
 
-/// Each number is an ID, and is the same after it was taken apart; other schemes refuse what is none of theirs.
+/// Each number is an ID, and is the same after it was taken apart; other schemes refuse what is
+/// none of theirs.
 pub fn ids(data: &[u8]) {
     if let Some(number) = data.first_chunk::<8>() {
         let number = i64::from_le_bytes(*number);
@@ -131,9 +163,14 @@ pub fn ids(data: &[u8]) {
     }
     let Some(text) = text(data) else { return };
     let ticket = tickets::Layout::default();
-    for scheme in
-        [Scheme::Shard, Scheme::Snowflake, Scheme::Flake, Scheme::Simpleflake, Scheme::Uuid7, Scheme::Ticket(ticket)]
-    {
+    for scheme in [
+        Scheme::Shard,
+        Scheme::Snowflake,
+        Scheme::Flake,
+        Scheme::Simpleflake,
+        Scheme::Uuid7,
+        Scheme::Ticket(ticket),
+    ] {
         match scheme.decode(text, None) {
             Ok(decoded) => {
                 for (_, field) in decoded.fields {
@@ -153,12 +190,18 @@ mod tests {
 
     /// The files of a target's corpus. There is one at least.
     fn corpus(target: &str) -> Vec<Vec<u8>> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
-        let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("fuzz/corpus")
+            .join(target);
+        let entries = std::fs::read_dir(&folder)
+            .unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
         paths.sort();
         assert!(!paths.is_empty(), "{} has something", folder.display());
-        paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+        paths
+            .iter()
+            .map(|path| std::fs::read(path).unwrap())
+            .collect()
     }
 
     /// What may be between two parts of an input.
@@ -204,20 +247,28 @@ mod tests {
                     data.truncate(at);
                     data.extend_from_slice(&other[from..]);
                 }
-                _ => drop(data.splice(at..at, rng.choice(PIECES).expect("there are some").iter().copied())),
+                _ => drop(data.splice(
+                    at..at,
+                    rng.choice(PIECES).expect("there are some").iter().copied(),
+                )),
             }
         }
         data
     }
 
-    /// What is kept, and what comes of it: the same inputs each time, many more with `PGSHARD_TEST_LONG`.
+    /// What is kept, and what comes of it: the same inputs each time, many more with
+    /// `PGSHARD_TEST_LONG`.
     fn holds(target: &str) {
         let corpus = corpus(target);
         for data in &corpus {
             run(target, data);
         }
         let mut rng = Rng::with_seed(1);
-        let count = if std::env::var_os("PGSHARD_TEST_LONG").is_some() { 1_000_000 } else { 3000 };
+        let count = if std::env::var_os("PGSHARD_TEST_LONG").is_some() {
+            1_000_000
+        } else {
+            3000
+        };
         for _ in 0..count {
             let data = changed(&corpus, &mut rng);
             if std::panic::catch_unwind(|| run(target, &data)).is_err() {
@@ -234,10 +285,21 @@ mod tests {
         for (name, _) in TARGETS {
             let path = format!("fuzz_targets/{name}.rs");
             let program = std::fs::read_to_string(folder.join(&path)).unwrap();
-            assert!(program.contains(&format!("pgshard::fuzzing::run(\"{name}\", data)")), "{path}");
-            assert!(manifest.contains(&format!("name = \"{name}\"\npath = \"{path}\"")), "{name}");
+            assert!(
+                program.contains(&format!("pgshard::fuzzing::run(\"{name}\", data)")),
+                "{path}"
+            );
+            assert!(
+                manifest.contains(&format!("name = \"{name}\"\npath = \"{path}\"")),
+                "{name}"
+            );
         }
-        assert_eq!(std::fs::read_dir(folder.join("fuzz_targets")).unwrap().count(), TARGETS.len());
+        assert_eq!(
+            std::fs::read_dir(folder.join("fuzz_targets"))
+                .unwrap()
+                .count(),
+            TARGETS.len()
+        );
     }
 
     macro_rules! targets {

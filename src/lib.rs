@@ -1,18 +1,21 @@
-//! PostgreSQL sharded the way Instagram did it in 2012: thousands of logical shards, each a schema, on a few servers;
-//! IDs that carry their shard, made in the database; and shards that move between servers while the application runs.
+//! PostgreSQL sharded the way Instagram did it in 2012: thousands of logical shards, each a schema,
+//! on a few servers; IDs that carry their shard, made in the database; and shards that move between
+//! servers while the application runs.
 //!
 //! # Words
 //!
-//! - A **shard** ([`ShardId`]) is one logical shard: one schema, `shard_0007`. There are N of them ([`ShardCount`], at
-//!   most 8192), and N never changes.
+//! - A **shard** ([`ShardId`]) is one logical shard: one schema, `shard_0007`. There are N of them
+//!   ([`ShardCount`], at most 8192), and N never changes.
 //! - A **host** is one PostgreSQL database that holds shards, by the name that the config gives it
 //!   ([`map::HostName`]).
-//! - The **key**, normally the user's ID, picks the shard: key mod N (texts and UUIDs by a hash, [`KeyKind`]).
+//! - The **key**, normally the user's ID, picks the shard: key mod N (texts and UUIDs by a hash,
+//!   [`KeyKind`]).
 //! - An **ID** ([`id::Id`]) is 64 bits: 41 of milliseconds, 13 of shard, 10 of sequence.
-//! - The **map** ([`map::ShardMap`]) says which host serves which shard. It has a version; each shard in it has an
-//!   epoch, which grows with every move.
-//! - A **move** ([`mover`]) takes shards from their source to a target. Its **fence** makes the source refuse a shard,
-//!   and leaves a **signpost** there: a schema of the same name that answers "moved, ask there".
+//! - The **map** ([`map::ShardMap`]) says which host serves which shard. It has a version; each
+//!   shard in it has an epoch, which grows with every move.
+//! - A **move** ([`mover`]) takes shards from their source to a target. Its **fence** makes the
+//!   source refuse a shard, and leaves a **signpost** there: a schema of the same name that answers
+//!   "moved, ask there".
 //!
 //! `docs/glossary.md` has the others.
 //!
@@ -51,17 +54,20 @@
 //! # Guarantees
 //!
 //! 1. A key's shard never changes, nor the layout of an ID.
-//! 2. At most one host serves a shard; while a move hands it over, none. The databases see to it, not the map: a router
-//!    with an old map is refused by the signpost, and goes on to the right host.
+//! 2. At most one host serves a shard; while a move hands it over, none. The databases see to it,
+//!    not the map: a router with an old map is refused by the signpost, and goes on to the right
+//!    host.
 //! 3. Every write that was acknowledged is on the host that serves the shard.
-//! 4. A move that dies is undone until the source has decided, and can only be finished after that. No shard stays
-//!    closed for longer than a fence's deadline (ten seconds) because of a dead mover.
-//! 5. What the router may run again, it runs again: statements, and transactions given as closures. What may have
-//!    committed in part it never does ([`router::Error::NotRepeated`], [`router::Error::InDoubt`]).
+//! 4. A move that dies is undone until the source has decided, and can only be finished after that.
+//!    No shard stays closed for longer than a fence's deadline (ten seconds) because of a dead
+//!    mover.
+//! 5. What the router may run again, it runs again: statements, and transactions given as closures.
+//!    What may have committed in part it never does ([`router::Error::NotRepeated`],
+//!    [`router::Error::InDoubt`]).
 //! 6. No password is in an error, in `Debug` or in a log line.
 //!
-//! The second and third have one condition: a fail-over to a standby that has not received the last commits can take a
-//! fence back. `docs/trouble.md` says what then.
+//! The second and third have one condition: a fail-over to a standby that has not received the last
+//! commits can take a fence back. `docs/trouble.md` says what then.
 //!
 //! # What it does not do
 //!
@@ -72,8 +78,8 @@
 //!
 //! # Modules
 //!
-//! In this order; each uses only those before it, and `router` and `fanout` have nothing to do with `mover`.
-//! `ARCHITECTURE.md` has the reasons.
+//! In this order; each uses only those before it, and `router` and `fanout` have nothing to do with
+//! `mover`. `ARCHITECTURE.md` has the reasons.
 //!
 //! | module | what it is |
 //! | --- | --- |
@@ -94,7 +100,8 @@
 //!
 //! # Features
 //!
-//! Without any (`default-features = false`) the library has what an application needs to route: all modules but these.
+//! Without any (`default-features = false`) the library has what an application needs to route: all
+//! modules but these.
 //!
 //! | feature | adds |
 //! | --- | --- |
@@ -105,8 +112,9 @@
 //! | `console` (on by default) | its pages for a browser, `pgshard console` |
 //! | `failpoints` | for pgshard's own tests: a release build's moves can be made to die, as a debug build's can |
 
-/// Methods that set one field of options each, under the field's name: `Options::default().jobs(4)`. Options get new
-/// fields with new versions, so that nobody outside can write one down in full.
+/// Methods that set one field of options each, under the field's name:
+/// `Options::default().jobs(4)`. Options get new fields with new versions, so that nobody outside
+/// can write one down in full.
 macro_rules! setters {
     ($options:ident: $($field:ident: $kind:ty),+ $(,)?) => {
         impl $options {$(
@@ -165,7 +173,9 @@ pub mod fuzzing;
 pub use config::connect;
 pub use router::Router;
 pub use shard::NoSuchShard;
-pub use shard::{Key, KeyKind, KeyKindError, KeyTextError, PrefixError, SchemaPrefix, ShardCount, ShardId};
+pub use shard::{
+    Key, KeyKind, KeyKindError, KeyTextError, PrefixError, SchemaPrefix, ShardCount, ShardId,
+};
 /// The driver, whose rows, types and errors calls take and give: the version that this crate uses.
 pub use tokio_postgres;
 

@@ -1,7 +1,8 @@
-//! The vocabulary of sharding: [`ShardId`], [`ShardCount`] (the N of `key mod N`) and the schema a shard lives in.
+//! The vocabulary of sharding: [`ShardId`], [`ShardCount`] (the N of `key mod N`) and the schema a
+//! shard lives in.
 //!
-//! Pure values, no I/O. Invariant: [`ShardCount::shard_of_key`] never changes. Another result for one key would send a
-//! user's rows to a shard where nobody looks for them.
+//! Pure values, no I/O. Invariant: [`ShardCount::shard_of_key`] never changes. Another result for
+//! one key would send a user's rows to a shard where nobody looks for them.
 
 mod key;
 
@@ -13,7 +14,8 @@ pub use key::{Key, KeyKind, KeyKindError, KeyTextError};
 
 /// The number of one logical shard: `0 ≤ id < N ≤ 8192`.
 ///
-/// A `ShardId` alone does not know N; ask [`ShardCount::shard`] to make one that is certain to exist.
+/// A `ShardId` alone does not know N; ask [`ShardCount::shard`] to make one that is certain to
+/// exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ShardId(u16);
@@ -31,7 +33,11 @@ impl ShardId {
     /// assert!(ShardId::new(8192).is_none());
     /// ```
     pub const fn new(number: u16) -> Option<ShardId> {
-        if number <= Self::MAX.0 { Some(ShardId(number)) } else { None }
+        if number <= Self::MAX.0 {
+            Some(ShardId(number))
+        } else {
+            None
+        }
     }
 
     /// The number itself.
@@ -55,7 +61,10 @@ impl TryFrom<i32> for ShardId {
     type Error = NoSuchShard;
 
     fn try_from(number: i32) -> Result<ShardId, NoSuchShard> {
-        u16::try_from(number).ok().and_then(ShardId::new).ok_or(NoSuchShard { number })
+        u16::try_from(number)
+            .ok()
+            .and_then(ShardId::new)
+            .ok_or(NoSuchShard { number })
     }
 }
 
@@ -90,7 +99,11 @@ impl ShardCount {
     /// assert!(ShardCount::new(8193).is_none());
     /// ```
     pub const fn new(count: u32) -> Option<ShardCount> {
-        if count >= 1 && count <= Self::MAX.0 as u32 { Some(ShardCount(count as u16)) } else { None }
+        if count >= 1 && count <= Self::MAX.0 as u32 {
+            Some(ShardCount(count as u16))
+        } else {
+            None
+        }
     }
 
     /// N itself.
@@ -98,8 +111,8 @@ impl ShardCount {
         self.0
     }
 
-    /// The shard of a sharding key. For an integer it is `key mod N`, Euclidean, so that it is never negative; for
-    /// texts and UUIDs see [`KeyKind`].
+    /// The shard of a sharding key. For an integer it is `key mod N`, Euclidean, so that it is
+    /// never negative; for texts and UUIDs see [`KeyKind`].
     ///
     /// ```
     /// use pgshard::ShardCount;
@@ -113,7 +126,11 @@ impl ShardCount {
 
     /// Shard `number` of this cluster, or `None` when `number ≥ N`.
     pub const fn shard(self, number: u16) -> Option<ShardId> {
-        if number < self.0 { Some(ShardId(number)) } else { None }
+        if number < self.0 {
+            Some(ShardId(number))
+        } else {
+            None
+        }
     }
 
     /// Whether the shard exists in a cluster of N shards.
@@ -133,17 +150,20 @@ impl fmt::Display for ShardCount {
     }
 }
 
-/// What stands before the shard's number in the name of its schema: `shard_` makes shard 7 the schema `shard_0007`.
+/// What stands before the shard's number in the name of its schema: `shard_` makes shard 7 the
+/// schema `shard_0007`.
 ///
-/// A prefix is a plain lower-case name, so that the names of schemas are readable in `psql` without quotes, and short
-/// enough that the longest name a move makes of it fits into PostgreSQL's 63 bytes.
+/// A prefix is a plain lower-case name, so that the names of schemas are readable in `psql` without
+/// quotes, and short enough that the longest name a move makes of it fits into PostgreSQL's 63
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SchemaPrefix(String);
 
 /// Why a text is no [`SchemaPrefix`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "schema prefix {prefix:?} must be 1 to {max} of a-z, 0-9 and _, starting with a letter, and not pg_",
+    "schema prefix {prefix:?} must be 1 to {max} of a-z, 0-9 and _, starting with a letter, and \
+        not pg_",
     max = SchemaPrefix::LENGTH_MAX
 )]
 pub struct PrefixError {
@@ -152,22 +172,34 @@ pub struct PrefixError {
 }
 
 impl SchemaPrefix {
-    /// The longest prefix, in bytes. 63 (PostgreSQL's limit) less four digits and the longest suffix of a move,
-    /// `__signpost_e` with the ten digits of a shard's epoch.
+    /// The longest prefix, in bytes. 63 (PostgreSQL's limit) less four digits and the longest
+    /// suffix of a move, `__signpost_e` with the ten digits of a shard's epoch.
     pub const LENGTH_MAX: usize = 63 - 4 - "__signpost_e".len() - 10;
 
     /// Checks the text.
     ///
     /// # Errors
-    /// When it is empty, longer than [`SchemaPrefix::LENGTH_MAX`], starts with anything but a letter or with `pg_`
-    /// (PostgreSQL's own), or has a character outside `a-z`, `0-9` and `_`.
+    /// When it is empty, longer than [`SchemaPrefix::LENGTH_MAX`], starts with anything but a
+    /// letter or with `pg_` (PostgreSQL's own), or has a character outside `a-z`, `0-9` and `_`.
     pub fn new(prefix: &str) -> Result<SchemaPrefix, PrefixError> {
-        let plain = prefix.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-        let starts = prefix.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
-        if plain && starts && prefix.len() <= Self::LENGTH_MAX && !prefix.starts_with("pg_") && prefix != "pgshard" {
+        let plain = prefix
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+        let starts = prefix
+            .bytes()
+            .next()
+            .is_some_and(|b| b.is_ascii_lowercase());
+        if plain
+            && starts
+            && prefix.len() <= Self::LENGTH_MAX
+            && !prefix.starts_with("pg_")
+            && prefix != "pgshard"
+        {
             Ok(SchemaPrefix(prefix.to_owned()))
         } else {
-            Err(PrefixError { prefix: prefix.to_owned() })
+            Err(PrefixError {
+                prefix: prefix.to_owned(),
+            })
         }
     }
 
@@ -176,16 +208,20 @@ impl SchemaPrefix {
         &self.0
     }
 
-    /// The schema of a shard, as a name that is not quoted: `shard_0007`. Four digits, so that names sort as numbers.
+    /// The schema of a shard, as a name that is not quoted: `shard_0007`. Four digits, so that
+    /// names sort as numbers.
     pub fn schema(&self, shard: ShardId) -> String {
         format!("{}{:04}", self.0, shard.0)
     }
 
-    /// The shard whose schema has this name, the inverse of [`SchemaPrefix::schema`]; `None` for any other name.
+    /// The shard whose schema has this name, the inverse of [`SchemaPrefix::schema`]; `None` for
+    /// any other name.
     pub fn shard(&self, schema: &str) -> Option<ShardId> {
         let digits = schema.strip_prefix(&self.0)?;
         let plain = digits.len() == 4 && digits.bytes().all(|b| b.is_ascii_digit());
-        plain.then(|| digits.parse().ok().and_then(ShardId::new)).flatten()
+        plain
+            .then(|| digits.parse().ok().and_then(ShardId::new))
+            .flatten()
     }
 }
 
@@ -208,11 +244,18 @@ mod tests {
 
     #[test]
     fn prefixes() {
-        for good in ["shard_", "s", "app1_", &"a".repeat(SchemaPrefix::LENGTH_MAX)] {
+        for good in [
+            "shard_",
+            "s",
+            "app1_",
+            &"a".repeat(SchemaPrefix::LENGTH_MAX),
+        ] {
             assert!(SchemaPrefix::new(good).is_ok(), "{good}");
         }
         let long = "a".repeat(SchemaPrefix::LENGTH_MAX + 1);
-        for bad in ["", "1s", "_s", "Shard_", "sh-ard", "pg_shard", "pgshard", "shärd", &long] {
+        for bad in [
+            "", "1s", "_s", "Shard_", "sh-ard", "pg_shard", "pgshard", "shärd", &long,
+        ] {
             assert!(SchemaPrefix::new(bad).is_err(), "{bad}");
         }
     }

@@ -1,4 +1,5 @@
-//! Routing a key and decoding an ID allocate nothing. This is a binary of its own because its allocator counts.
+//! Routing a key and decoding an ID allocate nothing. This is a binary of its own because its
+//! allocator counts.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,8 +12,21 @@ use pgshard::{Router, ShardCount};
 #[test]
 fn routing_and_decoding() {
     let host = HostName::new("db1").unwrap();
-    let placement = |shard| (shard, Placement { host: host.clone(), epoch: ShardEpoch::FIRST });
-    let map = ShardMap::new(MapVersion::FIRST, ShardCount::MAX, ShardCount::MAX.iter().map(placement)).unwrap();
+    let placement = |shard| {
+        (
+            shard,
+            Placement {
+                host: host.clone(),
+                epoch: ShardEpoch::FIRST,
+            },
+        )
+    };
+    let map = ShardMap::new(
+        MapVersion::FIRST,
+        ShardCount::MAX,
+        ShardCount::MAX.iter().map(placement),
+    )
+    .unwrap();
     let map = Arc::new(map);
     let router = Router::new(Options::new(Vec::new(), map.clone()));
     let counted = allocation_counter::measure(|| {
@@ -21,7 +35,12 @@ fn routing_and_decoding() {
             black_box(map.host(shard));
             let id = Id::decode(black_box(key << 10));
             black_box((id.ms(), id.shard(), id.seq(), id.encode()));
-            black_box(router.by_id(black_box(key << 10)).map(|shard| shard.id()).is_ok());
+            black_box(
+                router
+                    .by_id(black_box(key << 10))
+                    .map(|shard| shard.id())
+                    .is_ok(),
+            );
         }
     });
     assert_eq!(counted.count_total, 0);

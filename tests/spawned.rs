@@ -1,6 +1,7 @@
-//! Whoever calls the library may be on a runtime of several threads, in a task or in a handler: its futures are `Send`,
-//! whatever is around them. The compiler is the test. It sees a future of an `async fn` through to its innermost
-//! closure, and one there that works for a single lifetime only makes all callers fail.
+//! Whoever calls the library may be on a runtime of several threads, in a task or in a handler: its
+//! futures are `Send`, whatever is around them. The compiler is the test. It sees a future of an
+//! `async fn` through to its innermost closure, and one there that works for a single lifetime only
+//! makes all callers fail.
 
 use std::time::Duration;
 
@@ -24,7 +25,11 @@ fn of_the_router(router: &Router, keys: ByKeys<i64>) {
     spawned(router.by_key(1_i64).query(sql, &[]));
     spawned(router.by_key(1_i64).execute(sql, &[]));
     spawned(router.by_key(1_i64).next_ids(3));
-    spawned(router.by_key(1_i64).transaction(async |tx| tx.execute(sql, &[]).await));
+    spawned(
+        router
+            .by_key(1_i64)
+            .transaction(async |tx| tx.execute(sql, &[]).await),
+    );
     spawned(keys.query(sql));
     spawned(router.by_ids(&[1, 2]).query(sql));
     spawned(router.by_ids(&[1, 2]).query_in_order(sql));

@@ -1,4 +1,5 @@
-//! Two servers with a bootstrapped cluster, and a mover on its config: what every part of the bench begins with.
+//! Two servers with a bootstrapped cluster, and a mover on its config: what every part of the bench
+//! begins with.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,24 +24,41 @@ pub(crate) struct Bed {
 
 impl Bed {
     /// Two hosts with half of so many shards each; the SQL makes each shard's tables.
-    pub(crate) async fn new(arguments: &Arguments, shards: u32, tables: &str, shared_buffers_mib: u32) -> Bed {
+    pub(crate) async fn new(
+        arguments: &Arguments,
+        shards: u32,
+        tables: &str,
+        shared_buffers_mib: u32,
+    ) -> Bed {
         // Checkpoints in the midst of a bench would be those of whichever part is unlucky.
-        let settings = [("max_wal_size", "8GB"), ("min_wal_size", "4GB"), ("checkpoint_timeout", "30min")]
-            .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let settings = [
+            ("max_wal_size", "8GB"),
+            ("min_wal_size", "4GB"),
+            ("checkpoint_timeout", "30min"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
         let server = ServerOptions::default()
             .durability(arguments.durability)
             .shared_buffers_mib(shared_buffers_mib)
             .settings(settings.to_vec());
         let options = ClusterOptions::new(2, arguments.binaries.clone()).server(server);
-        let cluster = tokio::task::block_in_place(|| Cluster::start(&options)).expect("the servers start");
+        let cluster =
+            tokio::task::block_in_place(|| Cluster::start(&options)).expect("the servers start");
         let count = ShardCount::new(shards).expect("1 to 8192 shards");
         let files = cluster.directory().join("files");
         std::fs::create_dir_all(files.join("migrations")).expect("the cluster's directory is ours");
-        std::fs::write(files.join("migrations/0001_tables.sql"), tables).expect("a file is written");
+        std::fs::write(files.join("migrations/0001_tables.sql"), tables)
+            .expect("a file is written");
         let path = files.join("pgshard.toml");
-        std::fs::write(&path, cluster.config_text(count, Some("migrations"))).expect("a file is written");
+        std::fs::write(&path, cluster.config_text(count, Some("migrations")))
+            .expect("a file is written");
         let config = Config::load(&path).expect("a good config");
-        let bed = Bed { cluster, config, path, jobs: arguments.jobs };
+        let bed = Bed {
+            cluster,
+            config,
+            path,
+            jobs: arguments.jobs,
+        };
         bed.bootstrap().await;
         bed
     }
@@ -50,11 +68,16 @@ impl Bed {
         let host = |host: &HostConfig| bootstrap::Host {
             name: host.name.clone(),
             connect: host.connect.clone(),
-            shards: map.iter().filter(|(_, on, _)| **on == host.name).map(|(shard, _, epoch)| (shard, epoch)).collect(),
+            shards: map
+                .iter()
+                .filter(|(_, on, _)| **on == host.name)
+                .map(|(shard, _, epoch)| (shard, epoch))
+                .collect(),
         };
         let hosts = self.config.hosts.values().map(host).collect();
         let migrations =
-            Migrations::read(self.config.cluster.migrations.as_ref().expect("a folder")).expect("good migrations");
+            Migrations::read(self.config.cluster.migrations.as_ref().expect("a folder"))
+                .expect("good migrations");
         let request = bootstrap::Request::new(self.cluster(), hosts, migrations);
         let report = bootstrap::bootstrap(&request, &|_| ()).await;
         assert!(report.is_complete(), "{report:?}");
@@ -62,8 +85,14 @@ impl Bed {
 
     fn cluster(&self) -> schema::Cluster {
         let cluster = &self.config.cluster;
-        let (shards, epoch, schema_prefix) = (cluster.shards, cluster.epoch, cluster.prefix.clone());
-        schema::Cluster { shards, epoch, schema_prefix, key: cluster.key }
+        let (shards, epoch, schema_prefix) =
+            (cluster.shards, cluster.epoch, cluster.prefix.clone());
+        schema::Cluster {
+            shards,
+            epoch,
+            schema_prefix,
+            key: cluster.key,
+        }
     }
 
     pub(crate) async fn router(&self) -> pgshard::Router {
@@ -71,7 +100,12 @@ impl Bed {
     }
 
     fn mover(&self, observer: Observer) -> Mover {
-        let hosts = Hosts::new(self.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
+        let hosts = Hosts::new(
+            self.config
+                .hosts
+                .values()
+                .map(|host| (host.name.clone(), host.connect.clone())),
+        );
         let options = Options::default().jobs(self.jobs.unwrap_or(Options::default().jobs));
         let store = Arc::new(self.config.map_store());
         Mover::new(hosts, self.cluster(), store, options, observer)
@@ -80,10 +114,14 @@ impl Bed {
     /// Plans a move of shards, as the command does it.
     pub(crate) async fn plan(&self, shards: Vec<ShardId>, target: usize) {
         let request = Request::new(shards, self.host(target)).mode(Some(Mode::Online));
-        self.mover(Observer::silent()).plan(&request).await.unwrap_or_else(|error| panic!("a plan: {error}"));
+        self.mover(Observer::silent())
+            .plan(&request)
+            .await
+            .unwrap_or_else(|error| panic!("a plan: {error}"));
     }
 
-    /// Moves shards while they are open, as the command does it. Gives what was reported, and the journal of it.
+    /// Moves shards while they are open, as the command does it. Gives what was reported, and the
+    /// journal of it.
     pub(crate) async fn go(&self, shards: Vec<ShardId>, target: usize) -> (Report, Vec<Entry>) {
         self.go_observed(shards, target, Observer::silent()).await
     }
@@ -97,7 +135,10 @@ impl Bed {
     ) -> (Report, Vec<Entry>) {
         let mover = self.mover(observer);
         let request = Request::new(shards, self.host(target)).mode(Some(Mode::Online));
-        let plan = mover.plan(&request).await.unwrap_or_else(|error| panic!("a plan: {error}"));
+        let plan = mover
+            .plan(&request)
+            .await
+            .unwrap_or_else(|error| panic!("a plan: {error}"));
         let report = mover.run(&plan).await;
         let entries = mover.list(Some(report.id)).await.found;
         (report, entries)
@@ -105,8 +146,11 @@ impl Bed {
 
     /// Drops the old copies of a move.
     pub(crate) async fn complete(&self, id: MoveId) {
-        let report =
-            self.mover(Observer::silent()).complete(id).await.unwrap_or_else(|error| panic!("complete: {error}"));
+        let report = self
+            .mover(Observer::silent())
+            .complete(id)
+            .await
+            .unwrap_or_else(|error| panic!("complete: {error}"));
         assert!(report.failed.is_empty(), "{:?}", report.failed);
     }
 
@@ -115,8 +159,14 @@ impl Bed {
         for host in 0..self.cluster.servers().len() {
             let client = self.superuser(host).await;
             // In a message each: a VACUUM wants no transaction around it.
-            client.batch_execute("VACUUM (ANALYZE)").await.expect("a vacuum");
-            client.batch_execute("CHECKPOINT").await.expect("a checkpoint");
+            client
+                .batch_execute("VACUUM (ANALYZE)")
+                .await
+                .expect("a vacuum");
+            client
+                .batch_execute("CHECKPOINT")
+                .await
+                .expect("a checkpoint");
         }
     }
 
@@ -135,7 +185,9 @@ impl Bed {
 }
 
 pub(crate) async fn connect(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("the server takes connections");
+    let (client, connection) = tokio_postgres::connect(url, NoTls)
+        .await
+        .expect("the server takes connections");
     tokio::spawn(connection);
     client
 }
@@ -145,12 +197,16 @@ pub(crate) fn shard(number: u16) -> ShardId {
     ShardId::new(number).expect("a shard's number")
 }
 
-/// What a pause is made of, in order, and itself. `check` goes on beside `drain` and `open`; `barrier` is apart from
-/// `marker` only where somebody held a lock.
-pub(crate) const PAUSE: [&str; 9] =
-    ["swap", "barrier", "marker", "drain", "check", "open", "decide", "commit", "pause"];
+/// What a pause is made of, in order, and itself. `check` goes on beside `drain` and `open`;
+/// `barrier` is apart from `marker` only where somebody held a lock.
+pub(crate) const PAUSE: [&str; 9] = [
+    "swap", "barrier", "marker", "drain", "check", "open", "decide", "commit", "pause",
+];
 
 /// What a phase took, in the journal of a move.
 pub(crate) fn phase(entry: &Entry, name: &str) -> Option<f64> {
-    entry.timings.get(format!("{name}_ms")).and_then(|ms| ms.as_f64())
+    entry
+        .timings
+        .get(format!("{name}_ms"))
+        .and_then(|ms| ms.as_f64())
 }

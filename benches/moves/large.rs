@@ -28,36 +28,51 @@ CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
     title text NOT NULL, place text, made_at timestamptz NOT NULL DEFAULT now());
 CREATE INDEX ON {shard}.photos (user_id, id);
 CREATE INDEX ON {shard}.photos (made_at);
-CREATE TABLE {shard}.comments (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), photo_id bigint NOT NULL,
+CREATE TABLE {shard}.comments (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), photo_id bigint \
+NOT NULL,
     user_id bigint NOT NULL,
     body text NOT NULL);
 CREATE INDEX ON {shard}.comments (photo_id);
-CREATE TABLE {shard}.likes (photo_id bigint, user_id bigint, made_at timestamptz NOT NULL DEFAULT now(),
+CREATE TABLE {shard}.likes (photo_id bigint, user_id bigint, made_at timestamptz NOT NULL DEFAULT \
+now(),
     PRIMARY KEY (photo_id, user_id));
-CREATE TABLE {shard}.events (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), made_at timestamptz NOT NULL,
+CREATE TABLE {shard}.events (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), made_at timestamptz \
+NOT NULL,
     data jsonb NOT NULL);
 CREATE INDEX ON {shard}.events (made_at);";
 
 /// Rows by table for a megabyte, and how to make them of `g`.
 const FILL: [(&str, f64, &str); 5] = [
-    ("users", 390.0, "(id, name, email) SELECT g << 10, 'user number ' || g, md5(g::text) || '@example.org'"),
+    (
+        "users",
+        390.0,
+        "(id, name, email) SELECT g << 10, 'user number ' || g, md5(g::text) || \
+        '@example.org'",
+    ),
     (
         "photos",
         780.0,
-        "(id, user_id, title, place, made_at) SELECT g << 10, (1 + g % USERS) << 10, repeat(md5(g::text), 5),
+        "(id, user_id, title, place, made_at) SELECT g << 10, (1 + g % USERS) << 10, \
+            repeat(md5(g::text), 5),
             md5((g / 7)::text), '2025-01-01'::timestamptz + g * interval '13 s'",
     ),
     (
         "comments",
         1000.0,
-        "(id, photo_id, user_id, body) SELECT g << 10, (g * 7919 % 100000) << 10, g % 1000, repeat(md5(g::text), 4)",
+        "(id, photo_id, user_id, body) SELECT g << 10, (g * 7919 % 100000) << 10, g % 1000, \
+            repeat(md5(g::text), 4)",
     ),
-    ("likes", 1500.0, "(photo_id, user_id) SELECT (g * 31 % 500000) << 10, g"),
+    (
+        "likes",
+        1500.0,
+        "(photo_id, user_id) SELECT (g * 31 % 500000) << 10, g",
+    ),
     (
         "events",
         480.0,
         "(id, made_at, data) SELECT g << 10, '2025-01-01'::timestamptz + g * interval '17 s',
-            jsonb_build_object('kind', 'view', 'path', '/photos/' || md5(g::text), 'agent', repeat('x', 100), 'n', g)",
+            jsonb_build_object('kind', 'view', 'path', '/photos/' || md5(g::text), 'agent', \
+            repeat('x', 100), 'n', g)",
     ),
 ];
 
@@ -89,11 +104,17 @@ struct Began {
 
 impl Began {
     fn now() -> Began {
-        Began { at: Instant::now(), busy: busy_seconds() }
+        Began {
+            at: Instant::now(),
+            busy: busy_seconds(),
+        }
     }
 
     fn until(self, end: Began) -> Taken {
-        Taken { seconds: (end.at - self.at).as_secs_f64(), busy: end.busy - self.busy }
+        Taken {
+            seconds: (end.at - self.at).as_secs_f64(),
+            busy: end.busy - self.busy,
+        }
     }
 }
 
@@ -117,8 +138,11 @@ pub(crate) async fn run(arguments: &Arguments) {
     for run in 1..=arguments.runs {
         let source = (run as usize - 1) % 2;
         if run <= 2 {
-            // The first to fill a server pays for WAL files and pages of the file system that the others find there.
-            dump_pipe(&bed, arguments, source).await.unwrap_or_else(|error| panic!("pg_dump | pg_restore: {error}"));
+            // The first to fill a server pays for WAL files and pages of the file system that the
+            // others find there.
+            dump_pipe(&bed, arguments, source)
+                .await
+                .unwrap_or_else(|error| panic!("pg_dump | pg_restore: {error}"));
         }
         let mut note = |name, taken: Result<Taken, String>| match taken {
             Ok(taken) => {
@@ -127,11 +151,18 @@ pub(crate) async fn run(arguments: &Arguments) {
             }
             Err(why) => println!("  run {run}: {name:<30} left out: {why}"),
         };
-        note("pg_dump -Fd -j, pg_restore -j", dump_folder(&bed, arguments, source).await);
-        note("pg_dump -Fc | pg_restore", dump_pipe(&bed, arguments, source).await);
+        note(
+            "pg_dump -Fd -j, pg_restore -j",
+            dump_folder(&bed, arguments, source).await,
+        );
+        note(
+            "pg_dump -Fc | pg_restore",
+            dump_pipe(&bed, arguments, source).await,
+        );
         note("pgcopydb clone", copydb(&bed, arguments, source).await);
-        let (copied, hashed) =
-            by_hand(&bed, arguments, source).await.unwrap_or_else(|error| panic!("by hand: {error}"));
+        let (copied, hashed) = by_hand(&bed, arguments, source)
+            .await
+            .unwrap_or_else(|error| panic!("by hand: {error}"));
         note("by hand: rows, keys, indexes", Ok(copied));
         note("by hand: each row hashed twice", Ok(hashed));
         let (taken, audit) = pgshard(&bed, source, &mut parts).await;
@@ -143,21 +174,44 @@ pub(crate) async fn run(arguments: &Arguments) {
         .into_iter()
         .map(|(name, takens)| {
             let seconds = middle(takens.iter().map(|taken| taken.seconds).collect());
-            (name, Taken { seconds, busy: middle(takens.iter().map(|taken| taken.busy).collect()) })
+            (
+                name,
+                Taken {
+                    seconds,
+                    busy: middle(takens.iter().map(|taken| taken.busy).collect()),
+                },
+            )
         })
         .collect();
-    let Taken { seconds: ours, busy } = medians[MOVE];
+    let Taken {
+        seconds: ours,
+        busy,
+    } = medians[MOVE];
     for (name, median) in &medians {
         let ratios = (ours / median.seconds, busy / median.busy);
-        println!("  median: {name:<30} {median}   {MOVE} / it: {:.2}, its processors {:.2}", ratios.0, ratios.1);
+        println!(
+            "  median: {name:<30} {median}   {MOVE} / it: {:.2}, its processors {:.2}",
+            ratios.0, ratios.1
+        );
     }
-    let split: BTreeMap<&str, f64> =
-        parts.into_iter().map(|(name, times)| (name, Times::of(times).median() / 1e3)).collect();
+    let split: BTreeMap<&str, f64> = parts
+        .into_iter()
+        .map(|(name, times)| (name, Times::of(times).median() / 1e3))
+        .collect();
     let named = |name: &str| split.get(name).copied().unwrap_or(0.0);
-    let words: Vec<String> = PHASES.iter().map(|name| format!("{name} {:.1}", named(name))).collect();
+    let words: Vec<String> = PHASES
+        .iter()
+        .map(|name| format!("{name} {:.1}", named(name)))
+        .collect();
     let rest = ours - split.values().sum::<f64>();
-    println!("  seconds of the move, median: {}, all else {rest:.1}", words.join(", "));
-    println!("  without the verification, which no other has: {:.1} s", ours - named("verify"));
+    println!(
+        "  seconds of the move, median: {}, all else {rest:.1}",
+        words.join(", ")
+    );
+    println!(
+        "  without the verification, which no other has: {:.1} s",
+        ours - named("verify")
+    );
 }
 
 async fn fill(bed: &Bed, size: u32) {
@@ -171,9 +225,13 @@ async fn fill(bed: &Bed, size: u32) {
             // Every user that a photo refers to is there: nobody need look.
             let sql = format!(
                 "SET session_replication_role = replica;
-                 INSERT INTO shard_0000.{table} {values} FROM generate_series(1::bigint, {rows}) AS g"
+                 INSERT INTO shard_0000.{table} {values} FROM generate_series(1::bigint, {rows}) \
+                 AS g"
             );
-            client.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{table}: {error}"));
+            client
+                .batch_execute(&sql)
+                .await
+                .unwrap_or_else(|error| panic!("{table}: {error}"));
         });
         futures_util::future::join_all(filled).await;
     }
@@ -184,17 +242,30 @@ async fn fill(bed: &Bed, size: u32) {
 async fn size(bed: &Bed) -> f64 {
     let sql = "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class WHERE relkind = 'r' \
                AND relnamespace = 'shard_0000'::regnamespace";
-    let bytes: i64 = bed.superuser(0).await.query_one(sql, &[]).await.expect("a size").get(0);
+    let bytes: i64 = bed
+        .superuser(0)
+        .await
+        .query_one(sql, &[])
+        .await
+        .expect("a size")
+        .get(0);
     bytes as f64 / f64::from(1 << 30)
 }
 
 /// Until the shard is kept, and of the audit, which the application need not wait for.
-async fn pgshard(bed: &Bed, source: usize, parts: &mut BTreeMap<&'static str, Vec<f64>>) -> (Taken, Taken) {
+async fn pgshard(
+    bed: &Bed,
+    source: usize,
+    parts: &mut BTreeMap<&'static str, Vec<f64>>,
+) -> (Taken, Taken) {
     bed.settle().await;
     let kept = Arc::new(OnceLock::new());
     let note = Arc::clone(&kept);
     let observer = Observer::new(move |event| {
-        if let Event::Reached { phase: Phase::Kept, .. } = event {
+        if let Event::Reached {
+            phase: Phase::Kept, ..
+        } = event
+        {
             note.get_or_init(Began::now);
         }
     });
@@ -206,8 +277,15 @@ async fn pgshard(bed: &Bed, source: usize, parts: &mut BTreeMap<&'static str, Ve
     for entry in &entries {
         for name in PHASES {
             // The time of the verification has that of the indexes in it.
-            let within = if name == "verify" { phase(entry, "indexes").unwrap_or(0.0) } else { 0.0 };
-            parts.entry(name).or_default().extend(phase(entry, name).map(|ms| ms - within));
+            let within = if name == "verify" {
+                phase(entry, "indexes").unwrap_or(0.0)
+            } else {
+                0.0
+            };
+            parts
+                .entry(name)
+                .or_default()
+                .extend(phase(entry, name).map(|ms| ms - within));
         }
     }
     bed.complete(report.id).await;
@@ -218,8 +296,14 @@ async fn pgshard(bed: &Bed, source: usize, parts: &mut BTreeMap<&'static str, Ve
 async fn database(bed: &Bed, source: usize) -> (String, String) {
     bed.settle().await;
     let client = bed.superuser(1 - source).await;
-    client.batch_execute("DROP DATABASE IF EXISTS copy").await.expect("a database is dropped");
-    client.batch_execute("CREATE DATABASE copy TEMPLATE template0").await.expect("a database is made");
+    client
+        .batch_execute("DROP DATABASE IF EXISTS copy")
+        .await
+        .expect("a database is dropped");
+    client
+        .batch_execute("CREATE DATABASE copy TEMPLATE template0")
+        .await
+        .expect("a database is made");
     let servers = bed.cluster.servers();
     let url = servers[1 - source].superuser_url();
     let (server, _) = url.rsplit_once('/').expect("a URL ends with a database");
@@ -228,7 +312,10 @@ async fn database(bed: &Bed, source: usize) -> (String, String) {
 
 async fn drop_database(bed: &Bed, source: usize) {
     let client = bed.superuser(1 - source).await;
-    client.batch_execute("DROP DATABASE copy").await.expect("a database is dropped");
+    client
+        .batch_execute("DROP DATABASE copy")
+        .await
+        .expect("a database is dropped");
 }
 
 async fn dump_folder(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Taken, String> {
@@ -237,7 +324,19 @@ async fn dump_folder(bed: &Bed, arguments: &Arguments, source: usize) -> Result<
     let dump = folder.path().join("dump");
     let began = Began::now();
     let mut command = Command::new(arguments.binaries.program("pg_dump"));
-    command.args(["-Fd", "-j", JOBS, "-Z0", "-n", "shard_0000", "-d", &from, "-f"]).arg(&dump);
+    command
+        .args([
+            "-Fd",
+            "-j",
+            JOBS,
+            "-Z0",
+            "-n",
+            "shard_0000",
+            "-d",
+            &from,
+            "-f",
+        ])
+        .arg(&dump);
     finish(command)?;
     let mut command = Command::new(arguments.binaries.program("pg_restore"));
     command.args(["-j", JOBS, "-d", &to]).arg(&dump);
@@ -256,7 +355,9 @@ async fn dump_pipe(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Ta
         .spawn()
         .map_err(|error| error.to_string())?;
     let mut restore = Command::new(arguments.binaries.program("pg_restore"));
-    restore.args(["-d", &to]).stdin(dump.stdout.take().expect("it was asked for"));
+    restore
+        .args(["-d", &to])
+        .stdin(dump.stdout.take().expect("it was asked for"));
     finish(restore)?;
     let dumped = tokio::task::block_in_place(|| dump.wait()).map_err(|error| error.to_string())?;
     assert!(dumped.success(), "pg_dump: {dumped}");
@@ -265,10 +366,15 @@ async fn dump_pipe(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Ta
     Ok(took)
 }
 
-/// What no tool can do without that copies by statements and compares: the rows of each table by a binary COPY from
-/// server to server, its keys and indexes, and then a hash of each row on both sides, by the statement that is the
-/// shortest. There is no stream, no snapshot that others share, and no statistics.
-async fn by_hand(bed: &Bed, arguments: &Arguments, source: usize) -> Result<(Taken, Taken), String> {
+/// What no tool can do without that copies by statements and compares: the rows of each table by a
+/// binary COPY from server to server, its keys and indexes, and then a hash of each row on both
+/// sides, by the statement that is the shortest. There is no stream, no snapshot that others share,
+/// and no statistics.
+async fn by_hand(
+    bed: &Bed,
+    arguments: &Arguments,
+    source: usize,
+) -> Result<(Taken, Taken), String> {
     let (from, to) = database(bed, source).await;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let schema = folder.path().join("schema");
@@ -279,16 +385,24 @@ async fn by_hand(bed: &Bed, arguments: &Arguments, source: usize) -> Result<(Tak
     };
     let began = Began::now();
     let mut command = Command::new(arguments.binaries.program("pg_dump"));
-    command.args(["-Fc", "-s", "-n", "shard_0000", "-d", &from, "-f"]).arg(&schema);
+    command
+        .args(["-Fc", "-s", "-n", "shard_0000", "-d", &from, "-f"])
+        .arg(&schema);
     finish(command)?;
     restore("--section=pre-data")?;
-    try_join_all(FILL.map(|(table, ..)| copy(&from, &to, table))).await.map_err(|error| error.to_string())?;
+    try_join_all(FILL.map(|(table, ..)| copy(&from, &to, table)))
+        .await
+        .map_err(|error| error.to_string())?;
     restore("--section=post-data")?;
     let copied = began.until(Began::now());
     let began = Began::now();
     let sides = [&from, &to];
-    let hashes = FILL.iter().flat_map(|(table, ..)| sides.map(|url| hash(url, table)));
-    try_join_all(hashes).await.map_err(|error| error.to_string())?;
+    let hashes = FILL
+        .iter()
+        .flat_map(|(table, ..)| sides.map(|url| hash(url, table)));
+    try_join_all(hashes)
+        .await
+        .map_err(|error| error.to_string())?;
     let hashed = began.until(Began::now());
     drop_database(bed, source).await;
     Ok((copied, hashed))
@@ -297,8 +411,16 @@ async fn by_hand(bed: &Bed, arguments: &Arguments, source: usize) -> Result<(Tak
 /// Copies a table as the mover does, a few messages at a time.
 async fn copy(from: &str, to: &str, table: &str) -> Result<(), tokio_postgres::Error> {
     let (from, to) = tokio::join!(connect(from), connect(to));
-    let rows = from.copy_out(&format!("COPY shard_0000.{table} TO STDOUT (FORMAT binary)")).await?;
-    let sink = to.copy_in(&format!("COPY shard_0000.{table} FROM STDIN (FORMAT binary)")).await?;
+    let rows = from
+        .copy_out(&format!(
+            "COPY shard_0000.{table} TO STDOUT (FORMAT binary)"
+        ))
+        .await?;
+    let sink = to
+        .copy_in(&format!(
+            "COPY shard_0000.{table} FROM STDIN (FORMAT binary)"
+        ))
+        .await?;
     let (mut rows, mut sink) = (std::pin::pin!(rows), std::pin::pin!(sink));
     let mut block = BytesMut::new();
     while let Some(row) = rows.try_next().await? {
@@ -311,7 +433,8 @@ async fn copy(from: &str, to: &str, table: &str) -> Result<(), tokio_postgres::E
     sink.finish().await.map(drop)
 }
 
-/// Adds up hashes of the rows of a table. The mover's own hash is stricter: this one calls 1.0 and 1.00 the same.
+/// Adds up hashes of the rows of a table. The mover's own hash is stricter: this one calls 1.0 and
+/// 1.00 the same.
 async fn hash(url: &str, table: &str) -> Result<(), tokio_postgres::Error> {
     let sql = format!("SELECT sum(hash_record_extended(r, 0)) FROM shard_0000.{table} AS r");
     connect(url).await.query_one(&sql, &[]).await.map(drop)
@@ -324,21 +447,51 @@ async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Taken
     let (from, to) = database(bed, source).await;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let filters = folder.path().join("filters.ini");
-    let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname ~ '^(pgshard|shard_)' AND nspname <> 'shard_0000'";
-    let others = bed.superuser(source).await.query(sql, &[]).await.map_err(|error| error.to_string())?;
-    let others: Vec<String> = others.iter().map(|row| row.get(0)).collect();
-    std::fs::write(&filters, format!("[exclude-schema]\n{}\n", others.join("\n")))
+    let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname ~ '^(pgshard|shard_)' AND \
+        nspname <> 'shard_0000'";
+    let others = bed
+        .superuser(source)
+        .await
+        .query(sql, &[])
+        .await
         .map_err(|error| error.to_string())?;
+    let others: Vec<String> = others.iter().map(|row| row.get(0)).collect();
+    std::fs::write(
+        &filters,
+        format!("[exclude-schema]\n{}\n", others.join("\n")),
+    )
+    .map_err(|error| error.to_string())?;
     let mut command = Command::new("pgcopydb");
-    command.args(["clone", "--table-jobs", JOBS, "--index-jobs", JOBS, "--skip-large-objects", "--skip-extensions"]);
+    command.args([
+        "clone",
+        "--table-jobs",
+        JOBS,
+        "--index-jobs",
+        JOBS,
+        "--skip-large-objects",
+        "--skip-extensions",
+    ]);
     // It restores the rights on schemas that it leaves out.
     command.args(["--no-acl", "--no-owner"]);
-    command.args(["--source", &from, "--target", &to, "--filters"]).arg(&filters);
+    command
+        .args(["--source", &from, "--target", &to, "--filters"])
+        .arg(&filters);
     command.arg("--dir").arg(folder.path().join("work"));
     // It runs pg_dump and pg_restore, which may not be older than the server.
-    let folder_of = |program: &Path| program.parent().map(|folder| folder.display().to_string()).unwrap_or_default();
+    let folder_of = |program: &Path| {
+        program
+            .parent()
+            .map(|folder| folder.display().to_string())
+            .unwrap_or_default()
+    };
     let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{}:{path}", folder_of(&arguments.binaries.program("pg_dump"))));
+    command.env(
+        "PATH",
+        format!(
+            "{}:{path}",
+            folder_of(&arguments.binaries.program("pg_dump"))
+        ),
+    );
     let began = Began::now();
     let outcome = finish(command);
     let took = began.until(Began::now());
@@ -350,13 +503,21 @@ fn finish(mut command: Command) -> Result<(), String> {
     // When it fails, pgcopydb ends all processes of its group.
     command.process_group(0);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
-    let done = tokio::task::block_in_place(|| command.output()).map_err(|error| error.to_string())?;
+    let done =
+        tokio::task::block_in_place(|| command.output()).map_err(|error| error.to_string())?;
     if done.status.success() {
         return Ok(());
     }
     // What went wrong first; what comes after it only says that something did.
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    let errors = || said.lines().filter(|line| line.to_lowercase().contains("error"));
-    let first = if errors().next().is_some() { errors().take(4).collect() } else { said.lines().collect::<Vec<_>>() };
+    let errors = || {
+        said.lines()
+            .filter(|line| line.to_lowercase().contains("error"))
+    };
+    let first = if errors().next().is_some() {
+        errors().take(4).collect()
+    } else {
+        said.lines().collect::<Vec<_>>()
+    };
     Err(format!("{}: {}", done.status, first.join(" / ")))
 }

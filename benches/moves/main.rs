@@ -1,21 +1,22 @@
 //! What moves cost, each beside a baseline in the same run:
 //!
-//! * `large`: a shard of 1 GB in five tables, moved while it is open, beside `pg_dump | pg_restore` and
-//!   `pgcopydb clone` of the same schema (a tool that is not there is left out, and named); the time, and how long the
-//!   machine's processors worked: that is what counts where each has as many cores as it can use. The audit, which goes
-//!   on while the target serves, is told apart.
-//! * `pause`: 200 moves while an application writes 2000 times a second through a router: how long nobody could use a
-//!   shard, by phase, beside the same round trips and flushes by hand; how long a writer waited at most; what writers
-//!   of other shards of the source noticed; whether every write is there.
-//! * `many`: a shard with 500 tables and 2000 partitions: its plan beside `pg_dump --schema-only`, its pause beside
-//!   that of a shard with one table.
-//! * `wave`: 500 small shards in one move, which share a slot, beside a move for each (a sample, for its time).
+//! * `large`: a shard of 1 GB in five tables, moved while it is open, beside `pg_dump | pg_restore`
+//!   and `pgcopydb clone` of the same schema (a tool that is not there is left out, and named); the
+//!   time, and how long the machine's processors worked: that is what counts where each has as many
+//!   cores as it can use. The audit, which goes on while the target serves, is told apart.
+//! * `pause`: 200 moves while an application writes 2000 times a second through a router: how long
+//!   nobody could use a shard, by phase, beside the same round trips and flushes by hand; how long
+//!   a writer waited at most; what writers of other shards of the source noticed; whether every
+//!   write is there.
+//! * `many`: a shard with 500 tables and 2000 partitions: its plan beside `pg_dump --schema-only`,
+//!   its pause beside that of a shard with one table.
+//! * `wave`: 500 small shards in one move, which share a slot, beside a move for each (a sample,
+//!   for its time).
 //!
-//! `cargo bench --bench moves -- [large] [pause] [many] [wave] [--size MB] [--runs N] [--moves N] [--rate N] [--rows N]
-//! [--jobs N] [--shards N] [--sample N] [--major N] [--throwaway] [--phases]`
+//! `cargo bench --bench moves -- [large] [pause] [many] [wave] [--size MB] [--runs N] [--moves N] [--rate N] [--rows N] [--jobs N] [--shards N] [--sample N] [--major N] [--throwaway] [--phases]`
 //!
-//! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off. Writers, mover
-//! and both servers share this machine.
+//! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that
+//! off. Writers, mover and both servers share this machine.
 
 mod bed;
 mod busy;
@@ -64,7 +65,9 @@ impl Arguments {
             jobs: None,
             shards: 500,
             sample: 20,
-            binaries: Binaries::of_major(15).or_else(|_| Binaries::first()).expect("there is a PostgreSQL here"),
+            binaries: Binaries::of_major(15)
+                .or_else(|_| Binaries::first())
+                .expect("there is a PostgreSQL here"),
             durability: Durability::Durable,
             phases: false,
         };
@@ -72,7 +75,9 @@ impl Arguments {
         while let Some(name) = list.next() {
             let mut number = || -> u32 {
                 let value = list.next().unwrap_or_default();
-                value.parse().unwrap_or_else(|_| panic!("{name} takes a number, not {value:?}"))
+                value
+                    .parse()
+                    .unwrap_or_else(|_| panic!("{name} takes a number, not {value:?}"))
             };
             match name.as_str() {
                 "large" | "pause" | "many" | "wave" => read.parts.push(name),
@@ -84,7 +89,9 @@ impl Arguments {
                 "--jobs" => read.jobs = Some(number() as usize),
                 "--shards" => read.shards = number().clamp(1, 4096),
                 "--sample" => read.sample = number().max(1),
-                "--major" => read.binaries = Binaries::of_major(number()).expect("that PostgreSQL is here"),
+                "--major" => {
+                    read.binaries = Binaries::of_major(number()).expect("that PostgreSQL is here")
+                }
                 "--throwaway" => read.durability = Durability::Throwaway,
                 "--phases" => read.phases = true,
                 // What `cargo bench` says to every bench.

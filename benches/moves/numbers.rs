@@ -13,7 +13,12 @@ impl Times {
     }
 
     pub(crate) fn of_durations(durations: impl IntoIterator<Item = Duration>) -> Times {
-        Times::of(durations.into_iter().map(|duration| duration.as_secs_f64() * 1e3).collect())
+        Times::of(
+            durations
+                .into_iter()
+                .map(|duration| duration.as_secs_f64() * 1e3)
+                .collect(),
+        )
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -41,9 +46,15 @@ impl Times {
         let mut text = String::new();
         let mut below = 0.0;
         for bound in bounds.iter().copied().chain([f64::INFINITY]) {
-            let count = self.0.iter().filter(|ms| **ms >= below && **ms < bound).count();
+            let count = self
+                .0
+                .iter()
+                .filter(|ms| **ms >= below && **ms < bound)
+                .count();
             let bar = "#".repeat((count * 60).div_ceil(self.0.len().max(1)));
-            text.push_str(&format!("    {below:5.0} to {bound:5.0} ms {count:6} {bar}\n"));
+            text.push_str(&format!(
+                "    {below:5.0} to {bound:5.0} ms {count:6} {bar}\n"
+            ));
             below = bound;
         }
         text

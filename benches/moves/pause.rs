@@ -1,4 +1,5 @@
-//! The pause of a move under writers, as the mover measures it and as writers see it, and what the others notice.
+//! The pause of a move under writers, as the mover measures it and as writers see it, and what the
+//! others notice.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,8 @@ pub(crate) async fn run(arguments: &Arguments) {
     fill(&bed, 0, moving.iter().copied(), arguments.rows).await;
     bed.settle().await;
     println!(
-        "\npause: {} moves of shards with 2 tables of {} rows, {MOVING} at a go, under {} writes/s on {SHARDS} shards",
+        "\npause: {} moves of shards with 2 tables of {} rows, {MOVING} at a go, under {} writes/s \
+            on {SHARDS} shards",
         arguments.moves, arguments.rows, arguments.rate
     );
     let writers = Writers::start(&bed, arguments.rate).await;
@@ -56,11 +58,28 @@ pub(crate) async fn run(arguments: &Arguments) {
         let calm = Instant::now();
         tokio::time::sleep(REST).await;
         let start = Instant::now();
-        windows.push(Window { source, moving: false, began: calm, ended: start });
+        windows.push(Window {
+            source,
+            moving: false,
+            began: calm,
+            ended: start,
+        });
         let left = arguments.moves as usize - entries.len() - failed.len();
-        let (report, journal) = bed.go(moving.iter().copied().take(left).collect(), 1 - source).await;
-        windows.push(Window { source, moving: true, began: start, ended: Instant::now() });
-        failed.extend(report.failed.iter().map(|(shard, error)| format!("shard {shard}: {error}")));
+        let (report, journal) = bed
+            .go(moving.iter().copied().take(left).collect(), 1 - source)
+            .await;
+        windows.push(Window {
+            source,
+            moving: true,
+            began: start,
+            ended: Instant::now(),
+        });
+        failed.extend(
+            report
+                .failed
+                .iter()
+                .map(|(shard, error)| format!("shard {shard}: {error}")),
+        );
         entries.extend(journal);
         bed.complete(report.id).await;
         source = 1 - source;
@@ -76,10 +95,15 @@ pub(crate) async fn run(arguments: &Arguments) {
     report(&entries, &failed, arguments);
     by_hand(&entries, &windows, &chains);
     waits(&bed, &entries, &windows, &notes.calls);
-    let calls = notes.calls.iter().filter(|call| call.began >= began).count();
+    let calls = notes
+        .calls
+        .iter()
+        .filter(|call| call.began >= began)
+        .count();
     let (inserts, updates) = count(&bed).await;
     println!(
-        "  {calls} writes in {:.0} s ({:.0}/s), {} errors; lost: {} of {} inserts, {} of {} updates",
+        "  {calls} writes in {:.0} s ({:.0}/s), {} errors; lost: {} of {} inserts, {} of {} \
+            updates",
         lasted.as_secs_f64(),
         calls as f64 / lasted.as_secs_f64(),
         notes.errors.len(),
@@ -99,18 +123,30 @@ pub(crate) async fn run(arguments: &Arguments) {
 /// What the mover says.
 fn report(entries: &[Entry], failed: &[String], arguments: &Arguments) {
     let again = entries.iter().filter(|entry| entry.attempt > 1).count();
-    println!("  {} moves, {} failed, {again} of them fenced more than once", entries.len(), failed.len());
+    println!(
+        "  {} moves, {} failed, {again} of them fenced more than once",
+        entries.len(),
+        failed.len()
+    );
     for failed in failed {
         println!("    {failed}");
     }
     for name in PAUSE {
-        let times: Vec<f64> = entries.iter().filter_map(|entry| phase(entry, name)).collect();
+        let times: Vec<f64> = entries
+            .iter()
+            .filter_map(|entry| phase(entry, name))
+            .collect();
         match times.len() {
             0 => println!("  {name:<10} in no move"),
             _ => println!("  {name:<10} {}", Times::of(times).line()),
         }
     }
-    let pauses = Times::of(entries.iter().filter_map(|entry| phase(entry, "pause")).collect());
+    let pauses = Times::of(
+        entries
+            .iter()
+            .filter_map(|entry| phase(entry, "pause"))
+            .collect(),
+    );
     print!("{}", pauses.histogram(&BOUNDS));
     if arguments.phases {
         for entry in entries {
@@ -121,13 +157,28 @@ fn report(entries: &[Entry], failed: &[String], arguments: &Arguments) {
 
 /// The pause beside its round trips and flushes by hand.
 fn by_hand(entries: &[Entry], windows: &[Window], chains: &[Chain]) {
-    let pause = Times::of(entries.iter().filter_map(|entry| phase(entry, "pause")).collect()).median();
+    let pause = Times::of(
+        entries
+            .iter()
+            .filter_map(|entry| phase(entry, "pause"))
+            .collect(),
+    )
+    .median();
     println!("  its round trips and flushes by hand, at the same time and while nothing moved");
     for (what, moving) in [("with", true), ("without", false)] {
         let of = windows.iter().filter(|window| window.moving == moving);
-        let took = of.flat_map(|window| chains.iter().filter(|one| window.has(one.began)).map(|one| one.took));
+        let took = of.flat_map(|window| {
+            chains
+                .iter()
+                .filter(|one| window.has(one.began))
+                .map(|one| one.took)
+        });
         let took = Times::of_durations(took);
-        println!("  {what:<10} {}   the pause is {:.1} × p50", took.line(), pause / took.median());
+        println!(
+            "  {what:<10} {}   the pause is {:.1} × p50",
+            took.line(),
+            pause / took.median()
+        );
     }
 }
 
@@ -142,7 +193,9 @@ fn waits(bed: &Bed, entries: &[Entry], windows: &[Window], calls: &[Call]) {
     let mut longest = Vec::new();
     for window in windows.iter().filter(|window| window.moving) {
         for shard in &moved {
-            let of_it = calls.iter().filter(|call| call.shard == *shard && window.has(call.began));
+            let of_it = calls
+                .iter()
+                .filter(|call| call.shard == *shard && window.has(call.began));
             longest.extend(of_it.map(|call| call.took).max());
         }
     }
@@ -151,20 +204,29 @@ fn waits(bed: &Bed, entries: &[Entry], windows: &[Window], calls: &[Call]) {
     // Shards that stay, on the host that the others leave.
     let map = bed.config.map.as_ref().expect("the config keeps its map");
     let calls_of = |moving: bool| {
-        let took = windows.iter().filter(|window| window.moving == moving).flat_map(|window| {
-            let source = bed.host(window.source);
-            calls
-                .iter()
-                .filter(|call| {
-                    window.has(call.began) && !moved.contains(&call.shard) && map.host(call.shard) == Some(&source)
-                })
-                .map(|call| call.took)
-                .collect::<Vec<_>>()
-        });
+        let took = windows
+            .iter()
+            .filter(|window| window.moving == moving)
+            .flat_map(|window| {
+                let source = bed.host(window.source);
+                calls
+                    .iter()
+                    .filter(|call| {
+                        window.has(call.began)
+                            && !moved.contains(&call.shard)
+                            && map.host(call.shard) == Some(&source)
+                    })
+                    .map(|call| call.took)
+                    .collect::<Vec<_>>()
+            });
         Times::of_durations(took)
     };
     let (without, with) = (calls_of(false), calls_of(true));
-    println!("  writers of other shards of the source ({} and {} writes)", without.len(), with.len());
+    println!(
+        "  writers of other shards of the source ({} and {} writes)",
+        without.len(),
+        with.len()
+    );
     println!("  {:<10} {}", "without", without.line());
     println!("  {:<10} {}", "with", with.line());
     println!(

@@ -40,22 +40,36 @@ pub(crate) async fn run(arguments: &Arguments) {
     for (shard, error) in report.failed.iter().take(3) {
         println!("    shard {shard}: {error}");
     }
-    let pauses = Times::of(entries.iter().filter_map(|entry| phase(entry, "pause")).collect());
+    let pauses = Times::of(
+        entries
+            .iter()
+            .filter_map(|entry| phase(entry, "pause"))
+            .collect(),
+    );
     println!("  pause         {}", pauses.line());
-    let sample: Vec<ShardId> = all.iter().copied().take(arguments.sample as usize).collect();
+    let sample: Vec<ShardId> = all
+        .iter()
+        .copied()
+        .take(arguments.sample as usize)
+        .collect();
     let began = Instant::now();
     for shard in &sample {
         let (report, _) = bed.go(vec![*shard], 0).await;
         assert!(report.failed.is_empty(), "{:?}", report.failed);
     }
-    let apart = began.elapsed().mul_f64(f64::from(shards) / sample.len() as f64);
+    let apart = began
+        .elapsed()
+        .mul_f64(f64::from(shards) / sample.len() as f64);
     println!(
         "  one by one:   {:8.1} s (of {}, scaled), {:6.0} ms a shard",
         apart.as_secs_f64(),
         sample.len(),
         apart.as_secs_f64() * 1e3 / f64::from(shards)
     );
-    println!("  one by one / in one move: {:.2}", apart.as_secs_f64() / together.as_secs_f64());
+    println!(
+        "  one by one / in one move: {:.2}",
+        apart.as_secs_f64() / together.as_secs_f64()
+    );
     let notes = writers.stop().await;
     let (inserts, updates) = count(&bed).await;
     println!(
@@ -83,7 +97,10 @@ impl Slots {
         let most = Arc::new(AtomicI64::new(0));
         let seen = most.clone();
         let task = tokio::spawn(async move {
-            while let Ok(row) = client.query_one("SELECT count(*) FROM pg_replication_slots", &[]).await {
+            while let Ok(row) = client
+                .query_one("SELECT count(*) FROM pg_replication_slots", &[])
+                .await
+            {
                 seen.fetch_max(row.get(0), Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

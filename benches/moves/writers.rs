@@ -1,5 +1,6 @@
-//! An application at work: inserts and updates through a router, each a statement of its own, so many a second. It
-//! notes how long each took and how many were acknowledged, which [`count`] compares with what is there.
+//! An application at work: inserts and updates through a router, each a statement of its own, so
+//! many a second. It notes how long each took and how many were acknowledged, which [`count`]
+//! compares with what is there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,8 +86,11 @@ async fn write(router: Router, writer: u32, every: Duration, stop: Arc<AtomicBoo
             break;
         }
         let began = Instant::now();
-        // Inserts and updates in turn; a row that is updated was inserted by this writer, wherever it is by now.
-        let old = fastrand::choice(&ids).copied().filter(|_| number.is_multiple_of(2));
+        // Inserts and updates in turn; a row that is updated was inserted by this writer, wherever
+        // it is by now.
+        let old = fastrand::choice(&ids)
+            .copied()
+            .filter(|_| number.is_multiple_of(2));
         let outcome = match old {
             Some(id) => update(&router, id).await,
             None => insert(&router, &format!("w{writer}-{number}")).await,
@@ -120,8 +124,18 @@ async fn insert(router: &Router, name: &str) -> Result<(ShardId, i64), String> {
 async fn update(router: &Router, id: i64) -> Result<(ShardId, i64), String> {
     let shard = router.by_id(id).map_err(words)?;
     let number = shard.id();
-    let rows = shard.execute("UPDATE {shard}.users SET seen = seen + 1 WHERE id = $1", &[&id]).await.map_err(words)?;
-    if rows == 1 { Ok((number, id)) } else { Err(format!("an update of {id} hit {rows} rows")) }
+    let rows = shard
+        .execute(
+            "UPDATE {shard}.users SET seen = seen + 1 WHERE id = $1",
+            &[&id],
+        )
+        .await
+        .map_err(words)?;
+    if rows == 1 {
+        Ok((number, id))
+    } else {
+        Err(format!("an update of {id} hit {rows} rows"))
+    }
 }
 
 fn words(error: Error) -> String {
@@ -134,7 +148,8 @@ fn words(error: Error) -> String {
     text
 }
 
-/// How many of the writers' rows there are where they are served, and how many updates these have had.
+/// How many of the writers' rows there are where they are served, and how many updates these have
+/// had.
 pub(crate) async fn count(bed: &Bed) -> (u64, u64) {
     let (mut inserts, mut updates) = (0, 0);
     for host in 0..bed.cluster.servers().len() {
@@ -142,8 +157,10 @@ pub(crate) async fn count(bed: &Bed) -> (u64, u64) {
         let sql = "SELECT schema_name FROM pgshard.shard WHERE state = 'serving'";
         for row in client.query(sql, &[]).await.expect("the shards") {
             let schema: String = row.get(0);
-            let sql =
-                format!("SELECT count(*), coalesce(sum(seen), 0) FROM {schema}.users WHERE starts_with(name, 'w')");
+            let sql = format!(
+                "SELECT count(*), coalesce(sum(seen), 0) FROM {schema}.users WHERE \
+                    starts_with(name, 'w')"
+            );
             let row = client.query_one(&sql, &[]).await.expect("a count");
             inserts += u64::try_from(row.get::<_, i64>(0)).unwrap_or(0);
             updates += u64::try_from(row.get::<_, i64>(1)).unwrap_or(0);
@@ -158,8 +175,10 @@ pub(crate) async fn fill(bed: &Bed, host: usize, shards: impl Iterator<Item = Sh
     for shard in shards {
         let schema = bed.config.cluster.prefix.schema(shard);
         let sql = format!(
-            "INSERT INTO {schema}.users (name) SELECT 'old ' || g FROM generate_series(1, {rows}) AS g;
-             INSERT INTO {schema}.photos (user_id, title) SELECT id, repeat(name, 5) FROM {schema}.users;"
+            "INSERT INTO {schema}.users (name) SELECT 'old ' || g FROM generate_series(1, {rows}) \
+                AS g;
+             INSERT INTO {schema}.photos (user_id, title) SELECT id, repeat(name, 5) FROM \
+             {schema}.users;"
         );
         client.batch_execute(&sql).await.expect("rows are inserted");
     }

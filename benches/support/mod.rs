@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use pgshard::dev::{Binaries, Durability};
 
-/// Arguments: numbers such as `--shards 4096`, `--major 18` for PostgreSQL's version, and `--throwaway` for servers
-/// that do not force commits to disk.
+/// Arguments: numbers such as `--shards 4096`, `--major 18` for PostgreSQL's version, and
+/// `--throwaway` for servers that do not force commits to disk.
 pub(crate) struct Arguments {
     numbers: BTreeMap<&'static str, u32>,
     major: Option<u32>,
@@ -14,18 +14,25 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Reads what the command line has of these numbers, which are as they stand here where it says nothing.
+    /// Reads what the command line has of these numbers, which are as they stand here where it says
+    /// nothing.
     ///
     /// # Panics
     /// On an argument that is not one of them, or has no number.
     pub(crate) fn read(defaults: &[(&'static str, u32)]) -> Arguments {
         let numbers = defaults.iter().copied().collect();
-        let mut read = Arguments { numbers, major: None, durability: Durability::Durable };
+        let mut read = Arguments {
+            numbers,
+            major: None,
+            durability: Durability::Durable,
+        };
         let mut list = std::env::args().skip(1);
         while let Some(argument) = list.next() {
             let mut number = || -> u32 {
                 let value = list.next().unwrap_or_default();
-                value.parse().unwrap_or_else(|_| panic!("{argument} takes a number, not {value:?}"))
+                value
+                    .parse()
+                    .unwrap_or_else(|_| panic!("{argument} takes a number, not {value:?}"))
             };
             match argument.strip_prefix("--").unwrap_or(&argument) {
                 "throwaway" => read.durability = Durability::Throwaway,
@@ -48,6 +55,8 @@ impl Arguments {
 
     /// The programs of the version that was asked for, else the first that this machine has.
     pub(crate) fn binaries(&self) -> Binaries {
-        self.major.map_or_else(Binaries::first, Binaries::of_major).expect("there is such a PostgreSQL on this machine")
+        self.major
+            .map_or_else(Binaries::first, Binaries::of_major)
+            .expect("there is such a PostgreSQL on this machine")
     }
 }

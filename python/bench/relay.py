@@ -1,5 +1,5 @@
-"""A port that leads to another one and delays both directions by a quarter of a millisecond, as if the server were elsewhere in
-a data centre.
+"""A port that leads to another one and delays both directions by a quarter of a millisecond, as if
+the server were elsewhere in a data centre.
 
 python relay.py PORT        prints its own port, and runs until it is killed
 """
@@ -15,8 +15,8 @@ DELAY = 0.000_25
 
 
 def _carry(source: socket.socket, sink: socket.socket) -> None:
-    """What comes in at one end goes out at the other, later. Data that comes meanwhile goes out with it: packets do not wait
-    for each other on a network either."""
+    """What comes in at one end goes out at the other, later. Data that comes meanwhile goes out
+    with it: packets do not wait for each other on a network either."""
     try:
         while data := source.recv(1 << 20):
             # A sleep would take a fifth of a millisecond too long.

@@ -1,7 +1,7 @@
 """pgshard: thousands of logical shards in PostgreSQL, for Python.
 
-The core depends on no framework: `Directory` says where a shard is, and `Recovery` says what to do when a statement ran into a
-move. `pgshard.django` builds on both.
+The core depends on no framework: `Directory` says where a shard is, and `Recovery` says what to do
+when a statement ran into a move. `pgshard.django` builds on both.
 """
 
 from .config import Config
@@ -31,7 +31,28 @@ from .stale import Met, met
 __version__ = "0.1.0"
 
 __all__ = [
-    "Asking", "Config", "ConfigError", "Directory", "Host", "HostDiffers", "HostUnreachable", "Id", "KeyKind",
-    "LookUpFailed", "Met", "NotHere", "PgshardError", "Placement", "Recovery", "ShardMap", "ShardUnavailable",
-    "TooManyWaiting", "UnknownHost", "WrongId", "WrongKey", "WrongServer", "connect", "met",
-]  # fmt: skip
+    "Asking",
+    "Config",
+    "ConfigError",
+    "Directory",
+    "Host",
+    "HostDiffers",
+    "HostUnreachable",
+    "Id",
+    "KeyKind",
+    "LookUpFailed",
+    "Met",
+    "NotHere",
+    "PgshardError",
+    "Placement",
+    "Recovery",
+    "ShardMap",
+    "ShardUnavailable",
+    "TooManyWaiting",
+    "UnknownHost",
+    "WrongId",
+    "WrongKey",
+    "WrongServer",
+    "connect",
+    "met",
+]

@@ -1,11 +1,13 @@
-"""Whether a host can be reached: this keeps calls from waiting for a host that cannot. The rules are those of
-src/router/circuit.rs.
+"""Whether a host can be reached: this keeps calls from waiting for a host that cannot. The rules
+are those of src/router/circuit.rs.
 
-While the circuit is closed, calls connect by themselves. The first connection that fails opens it: from then on calls fail at
-once, and a thread of the circuit's own tries again, at growing intervals. All calls use what the thread finds out.
+While the circuit is closed, calls connect by themselves. The first connection that fails opens it:
+from then on calls fail at once, and a thread of the circuit's own tries again, at growing
+intervals. All calls use what the thread finds out.
 
-Invariant: a host that answers again is used again, within `PAUSE_MAX` and the time of one try; nothing is tried while nobody
-calls; and an error that the server itself sent opens nothing, because the server was reached.
+Invariant: a host that answers again is used again, within `PAUSE_MAX` and the time of one try;
+nothing is tried while nobody calls; and an error that the server itself sent opens nothing, because
+the server was reached.
 """
 
 from __future__ import annotations
@@ -30,16 +32,17 @@ PAUSE_MIN = 0.1
 PAUSE_MAX = 2.0
 """The longest such pause, in seconds."""
 TRY_WAIT = 0.2
-"""For how many seconds after a try has begun calls wait for its result, if the last try got an answer. A host that is there
-answers within a few milliseconds."""
+"""For how many seconds after a try has begun calls wait for its result, if the last try got an
+answer. A host that is there answers within a few milliseconds."""
 
-# A message of a server begins with its severity, in whatever language, and two spaces. libpq's own messages have one space.
+# A message of a server begins with its severity, in whatever language, and two spaces. libpq's own
+# messages have one space.
 _SERVERS_WORD = re.compile(r"(?:^|failed: )\S+:  ", re.MULTILINE)
 
 
 def is_unreachable(error: psycopg.Error) -> bool:
-    """Whether no server could be reached, or the one that answered is not the host. False if the server answered with an
-    error."""
+    """Whether no server could be reached, or the one that answered is not the host. False if the
+    server answered with an error."""
     if isinstance(error, WrongServer):
         return True
     own = error.sqlstate is None and not _SERVERS_WORD.search(str(error))
@@ -56,7 +59,8 @@ class _Open:
     """The length of this pause."""
     cause: psycopg.Error
     silent: bool
-    """Whether the host gave no answer at all: then no call waits for a try, because the host may be silent again."""
+    """Whether the host gave no answer at all: then no call waits for a try, because the host may be
+    silent again."""
     trying: float | None = None
     """When the try that is running began; None if none is running."""
 
@@ -66,7 +70,8 @@ class Circuit:
 
     def __init__(self) -> None:
         self.generation = 0
-        """A connection of an earlier generation is closed instead of used: the host went silent, so it only looks alive."""
+        """A connection of an earlier generation is closed instead of used: the host went silent, so
+        it only looks alive."""
         self._forget()
 
     def _forget(self) -> None:
@@ -76,7 +81,8 @@ class Circuit:
 
     def _mine(self) -> threading.Condition:
         if self._pid != os.getpid():
-            # In the child of a fork: the thread that tries the host, or holds the lock, exists only in the parent.
+            # In the child of a fork: the thread that tries the host, or holds the lock, exists only
+            # in the parent.
             self._forget()
         return self._changed
 
@@ -86,8 +92,9 @@ class Circuit:
         return self._pid == os.getpid() and self._open is not None
 
     def check(self, name: str, start_try: Callable[[], None]) -> None:
-        """Returns when a call may go on to the host of this name. When it is time for a try it calls `start_try`, which tries
-        in a thread of its own and calls `failed` or `answered` at the end.
+        """Returns when a call may go on to the host of this name. When it is time for a try it
+        calls `start_try`, which tries in a thread of its own and calls `failed` or `answered` at
+        the end.
 
         Raises `HostUnreachable`, or `WrongServer`.
         """
@@ -96,7 +103,9 @@ class Circuit:
         changed = self._mine()
         with changed:
             now = time.monotonic()
-            begins = self._open is not None and self._open.trying is None and self._open.until <= now
+            begins = (
+                self._open is not None and self._open.trying is None and self._open.until <= now
+            )
             if begins and self._open is not None:
                 self._open.trying = now
         if begins:
@@ -109,7 +118,9 @@ class Circuit:
             left = TRY_WAIT
             if self._open is not None and self._open.trying is not None and not self._open.silent:
                 left -= time.monotonic() - self._open.trying
-                changed.wait_for(lambda: self._open is None or self._open.trying is None, max(left, 0))
+                changed.wait_for(
+                    lambda: self._open is None or self._open.trying is None, max(left, 0)
+                )
             down = self._open
         if down is not None:
             raise told(name, down.cause, max(down.until - time.monotonic(), 0))

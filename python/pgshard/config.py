@@ -1,6 +1,8 @@
-"""The config file `pgshard.toml`, read and checked by the command's rules; only the messages name no line.
+"""The config file `pgshard.toml`, read and checked by the command's rules; only the messages name
+no line.
 
-Invariant: a config that loads can be used (every shard is placed once, every name is known), and no message shows a password.
+Invariant: a config that loads can be used (every shard is placed once, every name is known), and no
+message shows a password.
 """
 
 from __future__ import annotations
@@ -39,13 +41,29 @@ _TIME = re.compile(
     re.ASCII,
 )
 _HOST_KEYS = (
-    "url", "password_env", "password_file", "pool_size", "router_url", "prepare", "reads", "replica_url",
-    "weight", "max_shards", "max_bytes",
-)  # fmt: skip
+    "url",
+    "password_env",
+    "password_file",
+    "pool_size",
+    "router_url",
+    "prepare",
+    "reads",
+    "replica_url",
+    "weight",
+    "max_shards",
+    "max_bytes",
+)
 _ROUTER_KEYS = (
-    "max_connections", "statement_timeout_ms", "prepare", "recycle", "selects", "idle_timeout_ms",
-    "max_lifetime_ms", "max_replica_lag_ms", "replica_wait_ms",
-)  # fmt: skip
+    "max_connections",
+    "statement_timeout_ms",
+    "prepare",
+    "recycle",
+    "selects",
+    "idle_timeout_ms",
+    "max_lifetime_ms",
+    "max_replica_lag_ms",
+    "replica_wait_ms",
+)
 _PREPARE = ("named", "unnamed")
 
 
@@ -88,7 +106,8 @@ class Config:
 
     @staticmethod
     def find(explicit: str | os.PathLike[str] | None = None) -> Path:
-        """Where the config is: the given file, or the one that PGSHARD_CONFIG names, or `./pgshard.toml`."""
+        """Where the config is: the given file, or the one that PGSHARD_CONFIG names, or
+        `./pgshard.toml`."""
         return Path(explicit or os.environ.get(ENVIRONMENT) or FILE_NAME)
 
     @staticmethod
@@ -107,7 +126,8 @@ class Config:
 
     @staticmethod
     def parse(text: str, path: str | os.PathLike[str]) -> Config:
-        """Checks the text of a config, which is in the file `path`: relative paths start at that file's folder.
+        """Checks the text of a config, which is in the file `path`: relative paths start at that
+        file's folder.
 
         Raises `ConfigError` with everything that is wrong.
         """
@@ -137,11 +157,15 @@ class _Section:
         self.problems.append(f"[{self.name}] {key}: {problem}")
 
     def get(self, key: str, kind: type, wanted: str, remedy: str | None = None) -> Any:
-        """The value. None if it is missing (which is a problem if `remedy` is given), or has another type (which is always a
-        problem)."""
+        """The value. None if it is missing (which is a problem if `remedy` is given), or has
+        another type (which is always a problem)."""
         if key not in self.table:
             if remedy is not None:
-                missing = f"[{self.name}] has no {key}" if self.name else f"the section [{key}] is missing"
+                missing = (
+                    f"[{self.name}] has no {key}"
+                    if self.name
+                    else f"the section [{key}] is missing"
+                )
                 self.problems.append(f"{missing}: {remedy}")
             return None
         value = self.table[key]
@@ -183,7 +207,14 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _type_name(value: object) -> str:
-    names = {bool: "a boolean", str: "a string", int: "an integer", float: "a float", list: "an array", dict: "a table"}
+    names = {
+        bool: "a boolean",
+        str: "a string",
+        int: "an integer",
+        float: "a float",
+        list: "an array",
+        dict: "a table",
+    }
     return names.get(type(value), "a datetime")
 
 
@@ -196,27 +227,41 @@ class _Reader:
     def read(self, table: Mapping[str, Any]) -> Config:
         root = _Section("", table, self.problems)
         root.only(["cluster", "hosts", "router", "rebalance", "map"])
-        cluster = root.section("cluster", "add [cluster] with shards and epoch; `pgshard init` writes a whole config")
+        cluster = root.section(
+            "cluster", "add [cluster] with shards and epoch; `pgshard init` writes a whole config"
+        )
         shards = epoch_ms = None
         prefix, key, migrations = "shard_", KeyKind.INTEGER, None
         if cluster is not None:
             cluster.only(["shards", "epoch", "schema_prefix", "key", "migrations"])
             shards, epoch_ms = self.shards(cluster), self.epoch(cluster)
-            prefix, key, migrations = self.prefix(cluster), self.key(cluster), self.migrations(cluster)
+            prefix, key, migrations = (
+                self.prefix(cluster),
+                self.key(cluster),
+                self.migrations(cluster),
+            )
         router = root.section("router") or _Section("router", {}, self.problems)
         router.only(_ROUTER_KEYS)
         prepare = router.word("prepare", _PREPARE, "named")
-        section = root.section("hosts", 'add a section for each host: [hosts.db1] with url = "postgres://…"')
+        section = root.section(
+            "hosts", 'add a section for each host: [hosts.db1] with url = "postgres://…"'
+        )
         hosts = self.hosts(section, prepare) if section is not None else {}
         names = list(section.table) if section is not None else None
-        map_section = root.section("map", "add [map] with version = 1, and [map.placement] with a line for each host")
-        found, store = self.map(map_section, shards, names) if map_section is not None else (None, None)
+        map_section = root.section(
+            "map", "add [map] with version = 1, and [map.placement] with a line for each host"
+        )
+        found, store = (
+            self.map(map_section, shards, names) if map_section is not None else (None, None)
+        )
         if self.problems or shards is None or epoch_ms is None:
             raise ConfigError(str(self.path), self.problems or ["the config is not complete"])
         return Config(self.path, shards, epoch_ms, prefix, key, migrations, hosts, found, store)
 
     def shards(self, cluster: _Section) -> int | None:
-        number = cluster.number("shards", "add shards = 4096: many more than you will ever have servers")
+        number = cluster.number(
+            "shards", "add shards = 4096: many more than you will ever have servers"
+        )
         if number is not None and not 1 <= number <= SHARDS_MAX:
             cluster.add("shards", f"shards must be 1 to {SHARDS_MAX}, not {number}")
             return None
@@ -239,13 +284,18 @@ class _Reader:
             zone = "+00:00" if zone in "Zz" else zone
             time = datetime.datetime.fromisoformat(f"{day}T{minutes}{seconds or ':00'}{zone}")
         except ValueError:
-            problem = f'the epoch "{text}" is not a time with its zone: write it like "2026-01-01T00:00:00Z"'
+            problem = (
+                f'the epoch "{text}" is not a time with its zone: write it like'
+                ' "2026-01-01T00:00:00Z"'
+            )
             cluster.add("epoch", problem)
             return None
         ns = int((fraction or "").ljust(9, "0"))
         unix = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
         ms = (time - unix) // datetime.timedelta(milliseconds=1) + ns // 1_000_000
-        now = (datetime.datetime.now(datetime.timezone.utc) - unix) // datetime.timedelta(milliseconds=1)
+        now = (datetime.datetime.now(datetime.timezone.utc) - unix) // datetime.timedelta(
+            milliseconds=1
+        )
         problem = ""
         if ns % 1_000_000:
             problem = "is finer than a millisecond: IDs count whole milliseconds"
@@ -266,7 +316,9 @@ class _Reader:
             return "shard_"
         if len(prefix) > _PREFIX_MAX or prefix == "pgshard" or not _PREFIX.fullmatch(prefix):
             rule = f"1 to {_PREFIX_MAX} of a-z, 0-9 and _, starting with a letter, and not pg_"
-            cluster.add("schema_prefix", f'schema prefix "{prefix}" must be {rule}: the default is "shard_"')
+            cluster.add(
+                "schema_prefix", f'schema prefix "{prefix}" must be {rule}: the default is "shard_"'
+            )
         return prefix
 
     def key(self, cluster: _Section) -> KeyKind:
@@ -281,7 +333,8 @@ class _Reader:
             return KeyKind.INTEGER
 
     def migrations(self, cluster: _Section) -> Path | None:
-        # Only what runs migrations looks into the folder: applications have the config and not the folder.
+        # Only what runs migrations looks into the folder: applications have the config and not the
+        # folder.
         name = cluster.text("migrations")
         return None if name is None else self.folder / name
 
@@ -290,7 +343,9 @@ class _Reader:
         databases: dict[tuple[str | None, ...], str] = {}
         for name in section.table:
             if not is_host_name(name):
-                self.problems.append(f'host name "{name}" must be 1 to 63 of A-Z, a-z, 0-9, _ and -')
+                self.problems.append(
+                    f'host name "{name}" must be 1 to 63 of A-Z, a-z, 0-9, _ and -'
+                )
             entry = section.section(name)
             host = None if entry is None else self.host(name, entry, prepare)
             if host is None:
@@ -300,9 +355,13 @@ class _Reader:
                 first = databases.setdefault(address, name)
                 if first != name:
                     same = f'"{name}" is the same database as "{first}"'
-                    self.problems.append(f"{same}: each host must be a database of its own, a shard would be on both")
+                    self.problems.append(
+                        f"{same}: each host must be a database of its own, a shard would be on both"
+                    )
         if not section.table:
-            self.problems.append('there are no hosts: add [hosts.db1] with url = "postgres://user@address/database"')
+            self.problems.append(
+                'there are no hosts: add [hosts.db1] with url = "postgres://user@address/database"'
+            )
         return hosts
 
     def host(self, name: str, entry: _Section, prepare: str) -> Host | None:
@@ -319,7 +378,9 @@ class _Reader:
         pooler = server if router_url is None else self.conninfo(entry, "router_url", router_url)
         if server is None or pooler is None:
             return None
-        return Host(name, pooler, server, env, file, 16 if size is None else size, own_prepare == "named")
+        return Host(
+            name, pooler, server, env, file, 16 if size is None else size, own_prepare == "named"
+        )
 
     def conninfo(self, entry: _Section, key: str, text: str) -> Mapping[str, str] | None:
         found = read_conninfo(text, self.folder)
@@ -334,7 +395,10 @@ class _Reader:
             if value == "":
                 entry.add(key, f"{key} is empty: leave it out")
         if env is not None and file is not None:
-            entry.add("password_file", "it stands beside password_env: a password has one source, take out one")
+            entry.add(
+                "password_file",
+                "it stands beside password_env: a password has one source, take out one",
+            )
         return env, None if file is None else self.folder / file
 
     def map(
@@ -346,14 +410,19 @@ class _Reader:
         section.only(["version", "placement", "store"])
         version = section.number("version", "add version = 1")
         if version is not None and not 1 <= version <= _VERSION_MAX:
-            section.add("version", f"the map's version cannot be {version}: the first is 1, each change adds 1")
+            section.add(
+                "version",
+                f"the map's version cannot be {version}: the first is 1, each change adds 1",
+            )
         placement = section.section("placement", "add [map.placement] with a line for each host")
         if placement is None:
             return None, None
         lists: dict[str, str] = {}
         for host in placement.table:
             if hosts is not None and host not in hosts:
-                self.problems.append(f'unknown host "{host}" in [map.placement]: {_similar(host, hosts)}')
+                self.problems.append(
+                    f'unknown host "{host}" in [map.placement]: {_similar(host, hosts)}'
+                )
             text = placement.text(host)
             if text is not None:
                 lists[host] = text
@@ -368,8 +437,13 @@ class _Reader:
     def store(self, section: _Section) -> MapStore | None:
         for key in ("version", "placement"):
             if key in section.table:
-                section.add(key, 'it stands beside store = "postgres": the map is in the database, take it out')
-        section.only(["store", "url", "password_env", "password_file", "cache", "version", "placement"])
+                section.add(
+                    key,
+                    'it stands beside store = "postgres": the map is in the database, take it out',
+                )
+        section.only(
+            ["store", "url", "password_env", "password_file", "cache", "version", "placement"]
+        )
         url = section.text("url", "add the url of the database that keeps the map")
         env, file = self.password(section)
         cache = section.text("cache")

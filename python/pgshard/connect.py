@@ -19,33 +19,40 @@ from .reach import Linked, NoAnswer, own_records, reach
 log = logging.getLogger("pgshard")
 
 OTHERS_MAX = 2.0
-"""When a process meets a host: how many seconds the other addresses have to answer, once one has answered."""
+"""When a process meets a host: how many seconds the other addresses have to answer, once one has
+answered."""
 
 
 # A silent server is noticed after the same time as in the Rust router.
 _KEEPALIVE = {
-    "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3", "tcp_user_timeout": "60000",
-}  # fmt: skip
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
 
 
 def connect(host: Host, **options: Any) -> Linked:
-    """A connection to a host, in autocommit. `options`: arguments for `psycopg.connect` besides the host's own.
+    """A connection to a host, in autocommit. `options`: arguments for `psycopg.connect` besides the
+    host's own.
 
-    The addresses are tried one after the other, beginning with the one that answered last. For the first connection of a
-    process all addresses are asked, and the primary with the latest timeline is taken. The server is asked who it is, which
-    takes one round trip. When a later timeline of the host becomes known, connections to an earlier one are cut. While the host
-    is out of reach this function fails at once (`pgshard.circuit`).
-    (`pgshard.circuit`).
+    The addresses are tried one after the other, beginning with the one that answered last. For the
+    first connection of a process all addresses are asked, and the primary with the latest timeline
+    is taken. The server is asked who it is, which takes one round trip. When a later timeline of
+    the host becomes known, connections to an earlier one are cut. While the host is out of reach
+    this function fails at once (`pgshard.circuit`). (`pgshard.circuit`).
 
-    Raises `HostUnreachable` if no server answers, or none did a moment ago; `WrongServer` if the server that answers is not the
-    host, or no longer; another `psycopg.Error` if it refuses; `ConfigError` if the password cannot be read.
+    Raises `HostUnreachable` if no server answers, or none did a moment ago; `WrongServer` if the
+    server that answers is not the host, or no longer; another `psycopg.Error` if it refuses;
+    `ConfigError` if the password cannot be read.
     """
     host.circuit.check(host.name, lambda: _start_try(host))
     return _noting(host, options, tried=False)
 
 
 def _start_try(host: Host) -> None:
-    """Finds out whether a host is reachable again. No call does this itself, because it takes long if an address is silent."""
+    """Finds out whether a host is reachable again. No call does this itself, because it takes long
+    if an address is silent."""
     threading.Thread(target=_try, args=(host,), name="pgshard try", daemon=True).start()
 
 
@@ -104,17 +111,20 @@ def _newest(host: Host, attempts: list[dict[str, Any]]) -> Linked:
     fitting, errors = _ask_all(attempts)
     fitting.sort(
         key=lambda pair: (
-            host.known.refusal(pair[1].server) is not None, -(pair[1].server.timeline or 0), pair[0],
+            host.known.refusal(pair[1].server) is not None,
+            -(pair[1].server.timeline or 0),
+            pair[0],
         )
-    )  # fmt: skip
+    )
     left = [connection for _, connection in fitting]
     try:
         if len(fitting) > 1:
             (one, first), (other, second) = fitting[:2]
             if host.known.refusal(second.server) is None and first.server.rivals(second.server):
                 raise WrongServer(
-                    f"host {host.name}: both {host.place(one)} and {host.place(other)} take writes, and neither is known to be "
-                    "the later: stop the one that is not the host (docs/high-availability.md)"
+                    f"host {host.name}: both {host.place(one)} and {host.place(other)} take writes,"
+                    " and neither is known to be the later: stop the one that is not the host"
+                    " (docs/high-availability.md)"
                 )
         for index, connection in fitting:
             left.remove(connection)
@@ -131,7 +141,9 @@ def _newest(host: Host, attempts: list[dict[str, Any]]) -> Linked:
     raise _told(host, errors)
 
 
-def _ask_all(attempts: list[dict[str, Any]]) -> tuple[list[tuple[int, Linked]], list[psycopg.Error]]:
+def _ask_all(
+    attempts: list[dict[str, Any]],
+) -> tuple[list[tuple[int, Linked]], list[psycopg.Error]]:
     answers: queue.SimpleQueue[tuple[int, Linked | psycopg.Error]] = queue.SimpleQueue()
     over = threading.Event()
 
@@ -152,7 +164,9 @@ def _ask_all(attempts: list[dict[str, Any]]) -> tuple[list[tuple[int, Linked]], 
     until: float | None = None
     for _ in attempts:
         try:
-            index, answer = answers.get(timeout=None if until is None else max(until - time.monotonic(), 0))
+            index, answer = answers.get(
+                timeout=None if until is None else max(until - time.monotonic(), 0)
+            )
         except queue.Empty:
             break
         if isinstance(answer, psycopg.Error):
@@ -192,8 +206,11 @@ def _admitted(host: Host, index: int, connection: Linked) -> Linked:
 def _told(host: Host, errors: list[psycopg.Error]) -> psycopg.Error:
     if len(errors) == 1:
         return errors[0]
-    # An address that was reached and refused says more about the host than one that was not reached.
-    kind: type[psycopg.Error] = NoAnswer if any(_is_silent(error) for error in errors) else psycopg.OperationalError
+    # An address that was reached and refused says more about the host than one that was not
+    # reached.
+    kind: type[psycopg.Error] = (
+        NoAnswer if any(_is_silent(error) for error in errors) else psycopg.OperationalError
+    )
     if any(isinstance(error, WrongServer) for error in errors):
         kind = WrongServer
     words = "; ".join(str(error).strip() for error in errors)

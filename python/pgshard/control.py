@@ -1,5 +1,5 @@
-"""Connections for look-ups at one host. Two are kept at most, apart from the application's own, so that a look-up never waits
-for those."""
+"""Connections for look-ups at one host. Two are kept at most, apart from the application's own, so
+that a look-up never waits for those."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .reach import Linked
 T = TypeVar("T")
 
 ANSWER_MAX = 5.0
-"""How many seconds one question may take. Connecting has a limit of its own, 5 s for each address."""
+"""How many seconds one question may take. Connecting has a limit of its own, 5 s for each
+address."""
 _KEPT = 2
 
 Meet = Callable[[psycopg.Connection[Any], Host], None]
@@ -29,21 +30,26 @@ Meet = Callable[[psycopg.Connection[Any], Host], None]
 def verify(connection: psycopg.Connection[Any], host: Host, shards: int, key: KeyKind) -> None:
     """Compares what the host recorded at bootstrap with the config.
 
-    Raises `HostDiffers` if they disagree, because then keys would go to other shards. A host that has recorded nothing passes,
-    because it cannot hold any shard.
+    Raises `HostDiffers` if they disagree, because then keys would go to other shards. A host that
+    has recorded nothing passes, because it cannot hold any shard.
     """
     try:
-        row = connection.execute("SELECT shards, key_kind FROM pgshard.cluster", prepare=False).fetchone()
+        row = connection.execute(
+            "SELECT shards, key_kind FROM pgshard.cluster", prepare=False
+        ).fetchone()
     except psycopg.errors.UndefinedTable:
         return
     if row is None:
         return
     if row[0] != shards:
         raise HostDiffers(
-            f"host {host.name} recorded {row[0]} shards, the config says {shards}: one is another cluster's"
+            f"host {host.name} recorded {row[0]} shards, the config says {shards}: one is another"
+            " cluster's"
         )
     if row[1] != key.value:
-        raise HostDiffers(f"host {host.name} recorded that keys are {row[1]}, the config says {key.value}")
+        raise HostDiffers(
+            f"host {host.name} recorded that keys are {row[1]}, the config says {key.value}"
+        )
 
 
 class Control:
@@ -58,7 +64,8 @@ class Control:
         self._met = False
 
     def run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """Runs `work` with a connection in autocommit; runs it again if an idle connection turns out to be dead.
+        """Runs `work` with a connection in autocommit; runs it again if an idle connection turns
+        out to be dead.
 
         Raises what `work` or connecting raises, `HostDiffers` among them.
         """
@@ -88,7 +95,8 @@ class Control:
 
     def _take(self) -> tuple[Linked, bool]:
         if self._pid != os.getpid():
-            # The sockets belong to the parent, so they are not closed here; psycopg does not touch them either.
+            # The sockets belong to the parent, so they are not closed here; psycopg does not touch
+            # them either.
             self._lock, self._idle, self._pid = threading.Lock(), [], os.getpid()
         with self._lock:
             while self._idle:

@@ -1,7 +1,8 @@
-"""Which host a shard is on, as far as this process knows: from the map, and from what hosts have said since.
+"""Which host a shard is on, as far as this process knows: from the map, and from what hosts have
+said since.
 
-Invariant: a shard is never looked for at an older epoch than before. One lock guards the exchange of an immutable snapshot, and
-nothing is called while it is held.
+Invariant: a shard is never looked for at an older epoch than before. One lock guards the exchange
+of an immutable snapshot, and nothing is called while it is held.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _ASK_AGAIN = 0.1
 
 
 class _Snapshot(NamedTuple):
-    """A map, and the placements learned since, which are newer. A try uses one snapshot, never a mixture of two."""
+    """A map, and the placements learned since, which are newer. A try uses one snapshot, never a
+    mixture of two."""
 
     map: ShardMap
     learned: Mapping[int, Placement]
@@ -43,16 +45,19 @@ class _Snapshot(NamedTuple):
         return self.learned.get(shard) or self.map.placements[shard]
 
     def with_map(self, map: ShardMap) -> _Snapshot:
-        kept = {shard: place for shard, place in self.learned.items() if map.epochs[shard] < place.epoch}
+        kept = {
+            shard: place for shard, place in self.learned.items() if map.epochs[shard] < place.epoch
+        }
         return _Snapshot(map, kept)
 
 
 class Directory:
-    """What a process knows of a cluster. All its threads may use it, and so may the children of a fork."""
+    """What a process knows of a cluster. All its threads may use it, and so may the children of a
+    fork."""
 
     def __init__(self, config: Config) -> None:
-        """A directory for the cluster of this config. If the map is kept in a database, it is read from there, or from the
-        copy.
+        """A directory for the cluster of this config. If the map is kept in a database, it is read
+        from there, or from the copy.
 
         Raises `ConfigError` if there is no map.
         """
@@ -72,7 +77,8 @@ class Directory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None = None) -> Directory:
-        """The directory for a config file; if no file is given, for the one that `Config.find` finds."""
+        """The directory for a config file; if no file is given, for the one that `Config.find`
+        finds."""
         return cls(Config.load(Config.find(path)))
 
     @property
@@ -107,15 +113,16 @@ class Directory:
         return shard_of_id(id, self.config.shards)
 
     def place(self, shard: int) -> Placement:
-        """Where the next try of a statement goes. Takes no lock, and does no I/O but to ask for the file's modification
-        time."""
+        """Where the next try of a statement goes. Takes no lock, and does no I/O but to ask for the
+        file's modification time."""
         self._follower.glance()
         snapshot = self._snapshot
         # The same as `placement`: this runs for each statement.
         return snapshot.learned.get(shard) or snapshot.map.placements[shard]
 
     def epoch(self, shard: int) -> int:
-        """The epoch at which the shard is where it is, as far as this process knows. Asks no host and no file."""
+        """The epoch at which the shard is where it is, as far as this process knows. Asks no host
+        and no file."""
         return self._snapshot.placement(shard).epoch
 
     def host(self, name: str) -> Host:
@@ -134,15 +141,17 @@ class Directory:
                 self._unknown_at = time.monotonic()
         if host is None:
             raise UnknownHost(
-                f"{self.config.path}: there is no [hosts.{name}], and a shard is said to be there: add it"
+                f"{self.config.path}: there is no [hosts.{name}], and a shard is said to be there:"
+                " add it"
             )
         return host
 
     def meet(self, connection: psycopg.Connection[Any], host: Host) -> None:
-        """What is done with the first connection to a host: compares what the host recorded with the config, and takes over
-        what it knows about which server each host is.
+        """What is done with the first connection to a host: compares what the host recorded with
+        the config, and takes over what it knows about which server each host is.
 
-        Raises `HostDiffers`, and `WrongServer` if the records show that this server is not the host.
+        Raises `HostDiffers`, and `WrongServer` if the records show that this server is not the
+        host.
         """
         verify(connection, host, self.config.shards, self.config.key)
         said = records(connection)
@@ -172,7 +181,10 @@ class Directory:
     def take(self, map: ShardMap) -> None:
         """Takes over a map, unless it is older than the present one."""
         if map.shards != self.config.shards:
-            raise ConfigError(str(self.config.path), [f"a map of {map.shards} shards, this cluster has {self.shards}"])
+            raise ConfigError(
+                str(self.config.path),
+                [f"a map of {map.shards} shards, this cluster has {self.shards}"],
+            )
         with self._lock:
             if map.version >= self._snapshot.map.version:
                 self._snapshot = self._snapshot.with_map(map)
@@ -182,11 +194,15 @@ class Directory:
         self._follower.look()
 
     def take_config(self, config: Config) -> None:
-        """Takes over the map and the new hosts of a changed file. Raises `ConfigError` if the file is of another cluster."""
+        """Takes over the map and the new hosts of a changed file. Raises `ConfigError` if the file
+        is of another cluster."""
         fixed = ("shards", "epoch_ms", "prefix", "key")
         wrong = [name for name in fixed if getattr(config, name) != getattr(self.config, name)]
         if wrong:
-            raise ConfigError(str(config.path), [f"[cluster] {name} has changed, and it never may" for name in wrong])
+            raise ConfigError(
+                str(config.path),
+                [f"[cluster] {name} has changed, and it never may" for name in wrong],
+            )
         self._meet(config)
         if config.map is not None:
             self.take(config.map)

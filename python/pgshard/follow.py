@@ -1,4 +1,5 @@
-"""Following the map: in the config file, or in a database table whose changes are announced by NOTIFY.
+"""Following the map: in the config file, or in a database table whose changes are announced by
+NOTIFY.
 
 Invariant: a map that cannot be read never replaces the last good one; the log says why.
 """
@@ -40,13 +41,15 @@ _FORMAT = 1
 
 
 class FileFollower:
-    """Looks at the file when somebody asks for a place. It has no thread, so a fork loses nothing."""
+    """Looks at the file when somebody asks for a place. It has no thread, so a fork loses
+    nothing."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = weakref.ref(directory)
         self._path = directory.config.path
         self._looked = time.monotonic()
-        # What was loaded may be older than what the file holds by now, so the first look reads it again.
+        # What was loaded may be older than what the file holds by now, so the first look reads it
+        # again.
         self._seen: tuple[int, int, int] | None = None
         self._turn = threading.Lock()
         self._complained = False
@@ -72,7 +75,11 @@ class FileFollower:
                 self._seen, self._complained = stamp, False
             except (OSError, ConfigError) as error:
                 if not self._complained:
-                    log.warning("the map stays at version %s: %s", directory and directory.map.version, error)
+                    log.warning(
+                        "the map stays at version %s: %s",
+                        directory and directory.map.version,
+                        error,
+                    )
                 self._complained = True
         finally:
             self._turn.release()
@@ -117,12 +124,15 @@ class DatabaseFollower:
         while self._directory() is not None:
             try:
                 with psycopg.connect(**_connect_args(self._store)) as connection:
-                    # This comes before the map is read, so that a map that is published in between is not missed.
+                    # This comes before the map is read, so that a map that is published in between
+                    # is not missed.
                     connection.execute("LISTEN pgshard_map")
                     while True:
                         self._take(_fetch(connection, self._store, self._shards))
                         if failures:
-                            log.info("the map is followed again in %s", self._store.database.address)
+                            log.info(
+                                "the map is followed again in %s", self._store.database.address
+                            )
                         failures = 0
                         if not self._wait(connection):
                             return
@@ -140,7 +150,8 @@ class DatabaseFollower:
             _keep_copy(self._store, map)
 
     def _wait(self, connection: psycopg.Connection[Any]) -> bool:
-        """Waits until there is news or it is time to ask again. False if nobody needs the map any more."""
+        """Waits until there is news or it is time to ask again. False if nobody needs the map any
+        more."""
         until = time.monotonic() + DATABASE_INTERVAL
         while time.monotonic() < until:
             for _ in connection.notifies(timeout=1.0, stop_after=1):
@@ -151,7 +162,8 @@ class DatabaseFollower:
 
 
 def load_map(config: Config) -> ShardMap:
-    """The map of a config that keeps it in a database, or the copy while the database cannot be asked. Raises `ConfigError`."""
+    """The map of a config that keeps it in a database, or the copy while the database cannot be
+    asked. Raises `ConfigError`."""
     store = config.store
     assert store is not None, "a config has its map in the file or in a store"
     try:
@@ -161,7 +173,9 @@ def load_map(config: Config) -> ShardMap:
         copied = _copied(store.cache, config.shards)
         if copied is None:
             raise ConfigError(str(config.path), [problem]) from None
-        log.warning("%s: version %s is taken from the copy %s", problem, copied.version, store.cache)
+        log.warning(
+            "%s: version %s is taken from the copy %s", problem, copied.version, store.cache
+        )
         return copied
     _keep_copy(store, map)
     return map
@@ -177,14 +191,19 @@ def _from_database(store: MapStore, shards: int) -> ShardMap:
 
 
 def _fetch(connection: psycopg.Connection[Any], store: MapStore, shards: int) -> ShardMap:
-    sql = "SELECT m.version, m.shards, m.placement, f.version FROM pgshard_map.map m, pgshard_map.format f"
+    sql = (
+        "SELECT m.version, m.shards, m.placement, f.version FROM pgshard_map.map m,"
+        " pgshard_map.format f"
+    )
     row = connection.execute(sql, prepare=False).fetchone()
     place = f"the map in {store.database.address}"
     if row is None:
         raise ConfigError(place, ["there is no map: `pgshard map import` writes one"])
     version, count, lists, format = row
     if format != _FORMAT:
-        raise ConfigError(place, [f"tables of format {format}, this package knows {_FORMAT}: take a newer one"])
+        raise ConfigError(
+            place, [f"tables of format {format}, this package knows {_FORMAT}: take a newer one"]
+        )
     if count != shards:
         raise ConfigError(place, [f"it is of {count} shards, this cluster has {shards}"])
     wrong = [f'"{host}" is not a valid host name' for host in lists if not is_host_name(host)]
@@ -206,13 +225,15 @@ def _copied(path: Path | None, shards: int) -> ShardMap | None:
 
 
 def _keep_copy(store: MapStore, map: ShardMap) -> None:
-    """Writes the copy, unless it is already there: the file is whole or absent, even if the power fails."""
+    """Writes the copy, unless it is already there: the file is whole or absent, even if the power
+    fails."""
     path = store.cache
     if path is None:
         return
     lists = "".join(f'{host} = "{map.ranges(host)}"\n' for host in sorted(set(map.hosts)))
     head = (
-        f"# The map as {store.database.address} had it, for when that cannot be asked. Every new map replaces it.\n\n"
+        f"# The map as {store.database.address} had it, for when that cannot be asked. Every new"
+        " map replaces it.\n\n"
     )
     text = f"{head}[map]\nversion = {map.version}\n\n[map.placement]\n{lists}"
     try:

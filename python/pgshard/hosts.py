@@ -1,4 +1,5 @@
-"""How to reach a host: its connection string, and the source of its password. Nothing in this module shows a password."""
+"""How to reach a host: its connection string, and the source of its password. Nothing in this
+module shows a password."""
 
 from __future__ import annotations
 
@@ -26,15 +27,19 @@ class Host:
     name: str
     """Its name in the config."""
     params: Mapping[str, str] = field(repr=False)
-    """How applications connect: libpq's keywords, with absolute file names. It may hold a password."""
+    """How applications connect: libpq's keywords, with absolute file names. It may hold a
+    password."""
     server: Mapping[str, str] = field(repr=False)
-    """How to connect to the server itself, past a pooler. It is the same if the config has no `router_url`."""
+    """How to connect to the server itself, past a pooler. It is the same if the config has no
+    `router_url`."""
     password_env: str | None = None
     password_file: Path | None = None
     pool_size: int = 16
-    """How many connections an application's process opens to it at most, besides those for look-ups."""
+    """How many connections an application's process opens to it at most, besides those for
+    look-ups."""
     named: bool = True
-    """Whether statements may be prepared by name, which PgBouncer in transaction mode does not allow."""
+    """Whether statements may be prepared by name, which PgBouncer in transaction mode does not
+    allow."""
     known: Known = field(default_factory=Known, compare=False, repr=False)
     """Which server it is, as far as this process knows."""
     circuit: Circuit = field(default_factory=Circuit, compare=False, repr=False)
@@ -47,11 +52,17 @@ class Host:
         if "service" in params:
             return f"service={params['service']}"
         host = params.get("host") or params.get("hostaddr", "")
-        return f"{params.get('user', '')}@{host}:{params.get('port', '5432')}/{params.get('dbname', '')}"
+        user, port, dbname = (
+            params.get("user", ""),
+            params.get("port", "5432"),
+            params.get("dbname", ""),
+        )
+        return f"{user}@{host}:{port}/{dbname}"
 
     @property
     def addresses(self) -> list[tuple[str | None, ...]]:
-        """What distinguishes its database from others: address, port and name, for each address of the server."""
+        """What distinguishes its database from others: address, port and name, for each address of
+        the server."""
         params = self.server
         if "service" in params:
             return []
@@ -62,8 +73,9 @@ class Host:
         return [(host, port or "5432", params.get("dbname")) for host, port in zip(plain, ports)]
 
     def connect_args(self) -> dict[str, Any]:
-        """Arguments for `psycopg.connect`. The password is read each time, so that a new one needs no restart. Use them through
-        `pgshard.connect`: a connection that is made from them alone may lead to a former primary.
+        """Arguments for `psycopg.connect`. The password is read each time, so that a new one needs
+        no restart. Use them through `pgshard.connect`: a connection that is made from them alone
+        may lead to a former primary.
 
         Raises `ConfigError` if the password is not where the config says.
         """
@@ -77,7 +89,10 @@ class Host:
         lists = {key: args[key].split(",") for key in ("host", "hostaddr", "port") if key in args}
         count = max(len(lists.get(key, ())) for key in ("host", "hostaddr"))
         return [
-            {**args, **{key: values[index if len(values) > 1 else 0] for key, values in lists.items()}}
+            {
+                **args,
+                **{key: values[index if len(values) > 1 else 0] for key, values in lists.items()},
+            }
             for index in range(count)
         ]
 
@@ -91,11 +106,18 @@ class Host:
     @property
     def is_for_primary(self) -> bool:
         """Whether connections must lead to the server that takes writes, or may lead to any."""
-        return self.params.get("target_session_attrs") not in ("read-only", "standby", "prefer-standby")
+        return self.params.get("target_session_attrs") not in (
+            "read-only",
+            "standby",
+            "prefer-standby",
+        )
 
     def server_conninfo(self) -> str:
-        """A connection string to the server itself, for programs such as psql, without a password from a file or variable."""
-        return make_conninfo("", **{key: value for key, value in self.server.items() if key != "password"})
+        """A connection string to the server itself, for programs such as psql, without a password
+        from a file or variable."""
+        return make_conninfo(
+            "", **{key: value for key, value in self.server.items() if key != "password"}
+        )
 
     def password(self) -> str | None:
         """The password, if the config has one. Otherwise libpq looks for one by itself."""
@@ -106,13 +128,18 @@ class Host:
         if self.password_env is not None:
             password = os.environ.get(self.password_env)
             if password is None:
-                raise ConfigError(place, [f"the environment variable {self.password_env} for the password is not set"])
+                raise ConfigError(
+                    place,
+                    [f"the environment variable {self.password_env} for the password is not set"],
+                )
             return {"password": password}
         if self.password_file is not None:
             try:
                 lines = self.password_file.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError):
-                raise ConfigError(place, [f"cannot read the password file {self.password_file}"]) from None
+                raise ConfigError(
+                    place, [f"cannot read the password file {self.password_file}"]
+                ) from None
             return {"password": lines[0]} if lines else {}
         return {}
 
@@ -120,8 +147,8 @@ class Host:
 def read_conninfo(text: str, folder: Path) -> Mapping[str, str] | str:
     """Reads a libpq URL or key=value string, or returns what is wrong with it.
 
-    The text may hold a password, and if it is mistyped, the parser may take a part of the password for something else. So no
-    part of the text is ever shown.
+    The text may hold a password, and if it is mistyped, the parser may take a part of the password
+    for something else. So no part of the text is ever shown.
     """
     try:
         found = conninfo_to_dict(text)
@@ -129,7 +156,11 @@ def read_conninfo(text: str, folder: Path) -> Mapping[str, str] | str:
         return f"the url cannot be read: {_FORM}"
     params = {key: str(value) for key, value in found.items() if value not in (None, "")}
     if "service" not in params:
-        for missing, keys in (("host", ("host", "hostaddr")), ("user", ("user",)), ("database", ("dbname",))):
+        for missing, keys in (
+            ("host", ("host", "hostaddr")),
+            ("user", ("user",)),
+            ("database", ("dbname",)),
+        ):
             if not any(key in params for key in keys):
                 return f"the url names no {missing}: {_FORM}"
     for key in _FILES:

@@ -1,10 +1,12 @@
-"""Which server answers under a host's name, and whether it is still the host. The rules are those of src/pg/identity.rs.
+"""Which server answers under a host's name, and whether it is still the host. The rules are those
+of src/pg/identity.rs.
 
-After a fail-over the former primary may come back as it was: it takes writes that the promoted server never gets. The two
-differ in their timeline, which a promotion raises; a server of another cluster differs in its system identifier.
+After a fail-over the former primary may come back as it was: it takes writes that the promoted
+server never gets. The two differ in their timeline, which a promotion raises; a server of another
+cluster differs in its system identifier.
 
-Invariant: once a process has seen a host at a timeline, it uses no connection to an older one: new ones are refused, and open
-ones are cut, whatever they are doing.
+Invariant: once a process has seen a host at a timeline, it uses no connection to an older one: new
+ones are refused, and open ones are cut, whatever they are doing.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Identity:
     """Which server it is, by its own account."""
 
     system: int
-    """The system identifier. A server shares it with its standbys, and with every other copy of its files."""
+    """The system identifier. A server shares it with its standbys, and with every other copy of its
+    files."""
     timeline: int | None
     """The timeline that it writes; None for a standby."""
 
@@ -38,7 +41,8 @@ class Server:
     identity: Identity | None = None
     """None if it does not say: some services have removed the functions."""
     started: float = 0.0
-    """When it was started, in seconds since 1970. If two addresses lead to one server, this is the same for both."""
+    """When it was started, in seconds since 1970. If two addresses lead to one server, this is the
+    same for both."""
 
     @property
     def timeline(self) -> int | None:
@@ -48,7 +52,13 @@ class Server:
     def rivals(self, other: Server) -> bool:
         """Whether both servers take writes and neither timeline is the later."""
         one, two = self.identity, other.identity
-        if one is None or two is None or one.timeline is None or two.timeline is None or self == other:
+        if (
+            one is None
+            or two is None
+            or one.timeline is None
+            or two.timeline is None
+            or self == other
+        ):
             return False
         return one.timeline == two.timeline or one.system != two.system
 
@@ -61,11 +71,12 @@ def timeline_of(file: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a host: how often an operator has accepted a server for it, and which server it is."""
+    """What is known of a host: how often an operator has accepted a server for it, and which server
+    it is."""
 
     generation: int
-    """1 when the host was bootstrapped, and one more each time an operator accepted another server. 0: only seen, not
-    recorded."""
+    """1 when the host was bootstrapped, and one more each time an operator accepted another server.
+    0: only seen, not recorded."""
     system: int
     """The system identifier."""
     timeline: int
@@ -75,31 +86,36 @@ class Record:
         """Why the server with this identity is not the host; None if it is the host."""
         if identity.system != self.system:
             return (
-                f"it is another server: its system identifier is {identity.system}, the host's is {self.system}. Nothing is "
-                "written there: correct the url; if the host was upgraded or restored by a dump, `pgshard host accept` says so"
+                f"it is another server: its system identifier is {identity.system}, the host's is"
+                f" {self.system}. Nothing is written there: correct the url; if the host was"
+                " upgraded or restored by a dump, `pgshard host accept` says so"
             )
         if identity.timeline is not None and identity.timeline < self.timeline:
             return (
-                f"it is a former primary: it writes timeline {identity.timeline}, and the host was seen at timeline "
-                f"{self.timeline}. Nothing is written there: fence it (docs/high-availability.md); if it is what was restored "
-                "on purpose, `pgshard host accept` says so"
+                f"it is a former primary: it writes timeline {identity.timeline}, and the host was"
+                f" seen at timeline {self.timeline}. Nothing is written there: fence it"
+                " (docs/high-availability.md); if it is what was restored on purpose, `pgshard"
+                " host accept` says so"
             )
         return None
 
     def joined(self, other: Record) -> Record:
-        """What is known when both are taken together. A record that contradicts this one without an operator's word is left
-        out."""
+        """What is known when both are taken together. A record that contradicts this one without an
+        operator's word is left out."""
         former, latter = (other, self) if other.generation < self.generation else (self, other)
         if former.system == latter.system and former.generation in (latter.generation, 0):
             return replace(latter, timeline=max(former.timeline, latter.timeline))
         return self if former.generation == latter.generation else latter
 
     def replaced_by(self, records: Sequence[Record]) -> Record | None:
-        """The record with the highest generation, of these records from one server, if it shows that the server took this one's
-        place."""
+        """The record with the highest generation, of these records from one server, if it shows
+        that the server took this one's place."""
         if not records or records[0].generation <= self.generation:
             return None
-        descends = any(record.system == self.system and self.generation in (0, record.generation) for record in records)
+        descends = any(
+            record.system == self.system and self.generation in (0, record.generation)
+            for record in records
+        )
         return records[0] if descends else None
 
 
@@ -148,7 +164,8 @@ class Known:
 
     def _mine(self) -> threading.Lock:
         if self._pid != os.getpid():
-            # In the child of a fork: the connections belong to the parent, and so does the thread that may have held the lock.
+            # In the child of a fork: the connections belong to the parent, and so does the thread
+            # that may have held the lock.
             self._forget()
         return self._lock
 
@@ -164,12 +181,16 @@ class Known:
             return first
 
     def refusal(self, server: Server) -> str | None:
-        """Why a server is not the host, by what is known now; None if it is the host, or does not say who it is."""
+        """Why a server is not the host, by what is known now; None if it is the host, or does not
+        say who it is."""
         record = self._record
-        return None if record is None or server.identity is None else record.refusal(server.identity)
+        return (
+            None if record is None or server.identity is None else record.refusal(server.identity)
+        )
 
     def learn(self, record: Record) -> None:
-        """Takes over a record, and cuts the connections to servers that it shows not to be the host."""
+        """Takes over a record, and cuts the connections to servers that it shows not to be the
+        host."""
         with self._mine():
             self._learn(record)
 
@@ -194,8 +215,8 @@ class Known:
             return Seen.RIVAL if server.rivals(self._host) else Seen.NOTHING
 
     def admit(self, link: Link) -> str | None:
-        """Accepts a connection as one to the host, until a later server is known; or returns why it is not. A server that does
-        not say who it is, is accepted."""
+        """Accepts a connection as one to the host, until a later server is known; or returns why it
+        is not. A server that does not say who it is, is accepted."""
         identity = link.server.identity
         if identity is None:
             return None
@@ -212,7 +233,8 @@ class Known:
             return None
 
     def accept(self, records: Iterable[Record]) -> bool:
-        """Takes over a server's records, if they show that an operator accepted it in place of the known server."""
+        """Takes over a server's records, if they show that an operator accepted it in place of the
+        known server."""
         with self._mine():
             replaced = None if self._record is None else self._record.replaced_by(list(records))
             if replaced is not None:

@@ -1,6 +1,7 @@
 """IDs: 41 bits of milliseconds since the cluster's epoch, 13 bits of shard, 10 bits of sequence.
 
-All 64 bits are used: from 34.8 years after the epoch on, the `bigint` is negative, and still decodes.
+All 64 bits are used: from 34.8 years after the epoch on, the `bigint` is negative, and still
+decodes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Id(NamedTuple):
 def encode(ms: int, shard: int, sequence_value: int) -> int:
     """The ID as PostgreSQL's `bigint`. Only the lowest ten bits of the sequence value are kept.
 
-    Raises `ValueError` when milliseconds or shard do not fit their bits, or the sequence value is negative.
+    Raises `ValueError` when milliseconds or shard do not fit their bits, or the sequence value is
+    negative.
     """
     if not 0 <= ms <= MS_MAX:
         raise ValueError(f"{ms} ms do not fit the 41 bits of an ID")
@@ -61,7 +63,8 @@ def decode(id: int) -> Id:
 def shard_of_id(id: int, shards: int) -> int:
     """The shard of an ID, in a cluster with `shards` shards.
 
-    Raises `WrongId` if the cluster has no such shard: the ID is refused, never mapped to another shard.
+    Raises `WrongId` if the cluster has no such shard: the ID is refused, never mapped to another
+    shard.
     """
     if not -(1 << 63) <= id < 1 << 63:
         decode(id)
@@ -69,7 +72,8 @@ def shard_of_id(id: int, shards: int) -> int:
     shard = id >> 10 & SHARD_MAX
     if shard >= shards:
         raise WrongId(
-            f"{id} is no ID of this cluster: it names shard {shard}, and there are {shards}, 0 to {shards - 1}"
+            f"{id} is no ID of this cluster: it names shard {shard}, and there are {shards}, 0 to"
+            f" {shards - 1}"
         )
     return shard
 
@@ -88,5 +92,7 @@ def ms_of_time(time: datetime.datetime, epoch_ms: int) -> int:
         raise ValueError(f"{time} has no zone")
     ms = (time - _UNIX) // _MS - epoch_ms
     if not 0 <= ms <= MS_MAX:
-        raise ValueError(f"{time} is {'before the epoch' if ms < 0 else 'past the last millisecond of 41 bits'}")
+        raise ValueError(
+            f"{time} is {'before the epoch' if ms < 0 else 'past the last millisecond of 41 bits'}"
+        )
     return ms

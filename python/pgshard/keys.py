@@ -1,6 +1,7 @@
 """From a key to its shard: integers by remainder, texts and UUIDs by a hash (docs/keys.md).
 
-Invariant: the shard of a key never changes, and is the same in every language. `tests/vectors/keys.json` checks it.
+Invariant: the shard of a key never changes, and is the same in every language.
+`tests/vectors/keys.json` checks it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ SHARDS_MAX = 8192
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _HEX = "[0-9a-fA-F]"
 _HYPHENATED = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
-_UUID = re.compile(rf"{_HEX}{{32}}|{_HYPHENATED}|\{{{_HYPHENATED}\}}|urn:uuid:{_HYPHENATED}", re.ASCII)
+_UUID = re.compile(
+    rf"{_HEX}{{32}}|{_HYPHENATED}|\{{{_HYPHENATED}\}}|urn:uuid:{_HYPHENATED}", re.ASCII
+)
 
 
 INTEGER_MIN = -(1 << 127)
@@ -38,12 +41,15 @@ class KeyKind(enum.Enum):
 def shard_of_key(kind: KeyKind, key: object, shards: int) -> int:
     """The shard of a key, in a cluster with `shards` shards.
 
-    Keys are `int` (or anything with `__index__`), `str` or `uuid.UUID`, depending on the cluster's kind of keys; nothing is
-    converted.
+    Keys are `int` (or anything with `__index__`), `str` or `uuid.UUID`, depending on the cluster's
+    kind of keys; nothing is converted.
 
-    Raises `WrongKey` for a value of another type, `bool` among them, and for an integer of more than 128 bits.
+    Raises `WrongKey` for a value of another type, `bool` among them, and for an integer of more
+    than 128 bits.
     """
-    if kind is KeyKind.INTEGER and (type(key) is int or (not isinstance(key, bool) and hasattr(key, "__index__"))):
+    if kind is KeyKind.INTEGER and (
+        type(key) is int or (not isinstance(key, bool) and hasattr(key, "__index__"))
+    ):
         number = operator.index(key)
         if INTEGER_MIN <= number <= INTEGER_MAX:
             # Python's remainder is Euclidean for a positive N.
@@ -52,7 +58,9 @@ def shard_of_key(kind: KeyKind, key: object, shards: int) -> int:
         try:
             return _hash(key.encode()) % shards
         except UnicodeEncodeError:
-            raise WrongKey("the key is a text with a lone surrogate, which has no UTF-8 bytes to hash") from None
+            raise WrongKey(
+                "the key is a text with a lone surrogate, which has no UTF-8 bytes to hash"
+            ) from None
     elif kind is KeyKind.UUID and isinstance(key, uuid.UUID):
         return _hash(key.bytes) % shards
     raise WrongKey(f"{key!r} is no key of this cluster, whose keys are {kind.value}")

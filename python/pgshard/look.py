@@ -1,8 +1,10 @@
-"""Asking a host about shards: one question at a time, however many threads ask about however many shards.
+"""Asking a host about shards: one question at a time, however many threads ask about however many
+shards.
 
-Invariant: a caller only gets the answer to a question that was asked after the caller came. An older answer may be from before
-the very fence that the caller ran into. And there is a pause between questions, so that an application whose statements are all
-wrong cannot flood the host with them.
+Invariant: a caller only gets the answer to a question that was asked after the caller came. An
+older answer may be from before the very fence that the caller ran into. And there is a pause
+between questions, so that an application whose statements are all wrong cannot flood the host with
+them.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from .errors import ConfigError, LookUpFailed
 from .stale import Look, Met
 
 _LOOK = (
-    "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last_fence_ago_ms, open_token, incoming_epoch "
-    "FROM pg_catalog.unnest(%s::int4[]) AS asked(shard), LATERAL pgshard.look(asked.shard)"
+    "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last_fence_ago_ms, open_token,"
+    " incoming_epoch FROM pg_catalog.unnest(%s::int4[]) AS asked(shard), LATERAL"
+    " pgshard.look(asked.shard)"
 )
 _SHARDS_MAX = 512
 """How many shards are in one question. If more are wanted, the host is asked again at once."""
@@ -36,24 +39,31 @@ class Questions:
 
     def __init__(self, control: Control) -> None:
         self.control = control
-        # Callers that met a signpost come mostly once per move. The others often met an error of the application's own. They
-        # have separate lanes, so that the others never delay the former.
-        self._lanes = {Met.SIGNPOST: _Lane(_SIGNPOST_SPACING), Met.RELATIVE: _Lane(_RELATIVE_SPACING)}
+        # Callers that met a signpost come mostly once per move. The others often met an error of
+        # the application's own. They have separate lanes, so that the others never delay the
+        # former.
+        self._lanes = {
+            Met.SIGNPOST: _Lane(_SIGNPOST_SPACING),
+            Met.RELATIVE: _Lane(_RELATIVE_SPACING),
+        }
         self._mending: dict[int, _Mended] = {}
         self._lock = threading.Lock()
         self.asked = 0
         """How many questions were asked so far."""
 
     def ask(self, shard: int, how: Met) -> tuple[float, Look]:
-        """What the host says of a shard, and when it was asked. Raises `LookUpFailed` or `HostDiffers`."""
+        """What the host says of a shard, and when it was asked. Raises `LookUpFailed` or
+        `HostDiffers`."""
         return self._lanes[how].ask(shard, self._look)
 
     def expire(self, shard: int, seen: float) -> bool:
-        """Lifts a fence whose deadline has passed, as the answer to the question asked at `seen` said."""
+        """Lifts a fence whose deadline has passed, as the answer to the question asked at `seen`
+        said."""
         return self._mend(shard, seen, "SELECT pgshard.expire_fence(%s)", [shard])
 
     def open(self, shard: int, seen: float, token: UUID) -> bool:
-        """Opens a shard whose move is decided, as the answer to the question asked at `seen` said."""
+        """Opens a shard whose move is decided, as the answer to the question asked at `seen`
+        said."""
         return self._mend(shard, seen, "SELECT pgshard.finish_open(%s, %s)", [shard, token])
 
     def _look(self, shards: Sequence[int]) -> dict[int, Look]:
@@ -61,7 +71,9 @@ class Questions:
         place = f"host {self.control.host.name} ({self.control.host.address})"
         try:
             # They are sent as text, so that the driver looks up no types of this session.
-            rows = self.control.run(lambda c: c.execute(_LOOK, [list(shards)], prepare=False).fetchall())
+            rows = self.control.run(
+                lambda c: c.execute(_LOOK, [list(shards)], prepare=False).fetchall()
+            )
         except (psycopg.Error, ConfigError) as error:
             raise LookUpFailed(f"{place} did not say where shards are: {_words(error)}") from error
         return dict(_read(row, place) for row in rows)
@@ -77,9 +89,12 @@ class Questions:
                 return self.control.run(lambda c: _act(c, sql, params))
             except psycopg.Error as error:
                 if error.sqlstate is not None:
-                    # Refused, or the row is in the hands of the mover: somebody else is dealing with it.
+                    # Refused, or the row is in the hands of the mover: somebody else is dealing
+                    # with it.
                     return False
-                raise LookUpFailed(f"host {self.control.host.name} did not answer: {_words(error)}") from error
+                raise LookUpFailed(
+                    f"host {self.control.host.name} did not answer: {_words(error)}"
+                ) from error
             finally:
                 mended.at = time.monotonic()
 
@@ -93,7 +108,8 @@ class _Mended:
 
 
 class _Lane:
-    """Callers of one kind. Callers that come while one of them holds back share its question, because it is not asked yet."""
+    """Callers of one kind. Callers that come while one of them holds back share its question,
+    because it is not asked yet."""
 
     def __init__(self, spacing: float) -> None:
         self._spacing = spacing
@@ -121,7 +137,9 @@ class _Lane:
             time.sleep(early)
         with self._lock:
             self._wanted.discard(shard)
-            shards = [shard] + [self._wanted.pop() for _ in range(min(len(self._wanted), _SHARDS_MAX - 1))]
+            shards = [shard] + [
+                self._wanted.pop() for _ in range(min(len(self._wanted), _SHARDS_MAX - 1))
+            ]
         asked = self._asked = time.monotonic()
         try:
             looks = look(shards)
@@ -134,8 +152,9 @@ class _Lane:
 
 
 def _act(connection: psycopg.Connection[Any], sql: str, params: list[Any]) -> bool:
-    # The mover may hold the row; then it is dealing with it already. The mode is given because the role's transactions may be
-    # read-only by default, and such a role can end a dead mover's fence as well.
+    # The mover may hold the row; then it is dealing with it already. The mode is given because the
+    # role's transactions may be read-only by default, and such a role can end a dead mover's fence
+    # as well.
     connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE", prepare=False)
     try:
         connection.execute("SET LOCAL lock_timeout = '200ms'", prepare=False)
@@ -151,7 +170,9 @@ def _act(connection: psycopg.Connection[Any], sql: str, params: list[Any]) -> bo
 def _read(row: Sequence[Any], place: str) -> tuple[int, Look]:
     shard, state, epoch, peer, deadline, ago, token, incoming = row
     if state not in (None, "serving", "fenced", "moved") or (state == "moved" and peer is None):
-        raise LookUpFailed(f"{place}: pgshard.look answered {state!r} of shard {shard}: is it of a newer pgshard?")
+        raise LookUpFailed(
+            f"{place}: pgshard.look answered {state!r} of shard {shard}: is it of a newer pgshard?"
+        )
     # If a clock was set back, a fence lies in the future: it counts as just now.
     seconds = None if ago is None else max(ago / 1000, 0.0)
     overdue = state == "fenced" and deadline is not None and deadline < 0

@@ -1,8 +1,8 @@
-"""Watches a host's other addresses for a server that takes its writes. That shows a standby that was promoted even if the
-former primary lives on, frozen or as it was, and says nothing about it.
+"""Watches a host's other addresses for a server that takes its writes. That shows a standby that
+was promoted even if the former primary lives on, frozen or as it was, and says nothing about it.
 
-Invariant: a host with one address costs nothing; each other address is asked once in `EVERY` seconds, over a connection that is
-kept, and no call waits for it.
+Invariant: a host with one address costs nothing; each other address is asked once in `EVERY`
+seconds, over a connection that is kept, and no call waits for it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ ANSWER_MAX = 2.0
 
 
 def look_out(host: Host) -> None:
-    """Watches the other addresses from now on, in a thread that lasts as long as the host is used. A process starts one at
-    most, and the child of a fork starts its own."""
+    """Watches the other addresses from now on, in a thread that lasts as long as the host is used.
+    A process starts one at most, and the child of a fork starts its own."""
     if host.known.start_looking():
-        threading.Thread(target=_run, args=(weakref.ref(host),), name="pgshard lookout", daemon=True).start()
+        threading.Thread(
+            target=_run, args=(weakref.ref(host),), name="pgshard lookout", daemon=True
+        ).start()
 
 
 def _run(host: weakref.ref[Host]) -> None:
@@ -65,15 +67,25 @@ def _look(host: Host, kept: dict[int, Linked], warned: set[int]) -> None:
             continue
         seen, place = host.known.learn_of(server), host.place(index)
         if seen is Seen.LATER:
-            log.warning("host %s: %s was promoted: connections to the former primary are cut", host.name, place)
+            log.warning(
+                "host %s: %s was promoted: connections to the former primary are cut",
+                host.name,
+                place,
+            )
         elif seen is Seen.NOTHING:
             warned.discard(index)
         elif index not in warned:
             warned.add(index)
             if seen is Seen.IMPOSTOR:
-                log.warning("host %s: %s takes writes too: %s", host.name, place, host.known.refusal(server))
+                log.warning(
+                    "host %s: %s takes writes too: %s", host.name, place, host.known.refusal(server)
+                )
             else:
-                log.error("host %s: %s takes writes too, and nothing tells which is right", host.name, place)
+                log.error(
+                    "host %s: %s takes writes too, and nothing tells which is right",
+                    host.name,
+                    place,
+                )
 
 
 def _ask(index: int, args: dict[str, Any], kept: dict[int, Linked]) -> Server | None:

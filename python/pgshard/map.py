@@ -1,4 +1,5 @@
-"""The shard map: which host has which shard, and since which epoch; and its notation `"0-2047, 17@3"`."""
+"""The shard map: which host has which shard, and since which epoch; and its notation
+`"0-2047, 17@3"`."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _HOST = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,1000}", re.ASCII)
 
 LISTED_MAX = 4 * 8192
-"""The most shards that a list names, each counted each time. Few bytes can name all of them once more: whoever writes to the
-database of a map would fill its readers' memory."""
+"""The most shards that a list names, each counted each time. Few bytes can name all of them once
+more: whoever writes to the database of a map would fill its readers' memory."""
 
 PROBLEMS_MAX = 100
 """So many mistakes are told of a list."""
@@ -29,7 +30,8 @@ class Placement(NamedTuple):
     host: str
     """The host that serves it."""
     epoch: int
-    """How often it was placed. Of two statements about a shard, the one with the larger epoch is right."""
+    """How often it was placed. Of two statements about a shard, the one with the larger epoch is
+    right."""
 
 
 class Range(NamedTuple):
@@ -46,7 +48,8 @@ def is_host_name(name: str) -> bool:
 
 
 def parse_ranges(text: str, shards: int) -> tuple[list[Range], list[str]]:
-    """Reads a list such as `"0-2047, 17@3"`. Returns its ranges, and what is wrong with it, a hundred things at most."""
+    """Reads a list such as `"0-2047, 17@3"`. Returns its ranges, and what is wrong with it, a
+    hundred things at most."""
     ranges: list[Range] = []
     problems: list[str] = []
     listed = 0
@@ -94,7 +97,8 @@ def _parse_item(item: str, shards: int) -> Range | str:
 def _number(text: str) -> int | None:
     if not _NUMBER.fullmatch(text):
         return None
-    # Numbers with more digits than a u64 has are past every limit; Python refuses to read thousands of digits.
+    # Numbers with more digits than a u64 has are past every limit; Python refuses to read thousands
+    # of digits.
     return int(text) if len(text) <= 20 else 1 << 64
 
 
@@ -121,7 +125,8 @@ def _print(run: Range) -> str:
 
 @dataclass(frozen=True)
 class ShardMap:
-    """All placements of a cluster at one version. It is immutable; `ShardMap.of` makes and checks it."""
+    """All placements of a cluster at one version. It is immutable; `ShardMap.of` makes and checks
+    it."""
 
     version: int
     """How often a map has been published. A map with a larger version is newer."""
@@ -146,13 +151,16 @@ class ShardMap:
 
     def ranges(self, host: str) -> str:
         """A host's shards in the notation of the config."""
-        return print_ranges((shard, self.epochs[shard]) for shard, on in enumerate(self.hosts) if on == host)
+        return print_ranges(
+            (shard, self.epochs[shard]) for shard, on in enumerate(self.hosts) if on == host
+        )
 
     @staticmethod
     def of(version: int, shards: int, lists: Mapping[str, str], place: str) -> ShardMap:
         """The map from these lists, by host. `place` says where the lists are, for messages.
 
-        Raises `ConfigError` with everything that is wrong: a shard on no host or on two, and text that cannot be read.
+        Raises `ConfigError` with everything that is wrong: a shard on no host or on two, and text
+        that cannot be read.
         """
         problems: list[str] = []
         hosts: list[str | None] = [None] * shards
@@ -174,8 +182,14 @@ class ShardMap:
                     else:
                         hosts[shard], epochs[shard] = host, epoch
         for (first_host, second_host), some in twice.items():
-            where = f"on {first_host} and on {second_host}" if first_host != second_host else f"both on {first_host}"
-            problems.append(f"{_plural(some)} placed twice, {where}: take them out of one of the two lists")
+            where = (
+                f"on {first_host} and on {second_host}"
+                if first_host != second_host
+                else f"both on {first_host}"
+            )
+            problems.append(
+                f"{_plural(some)} placed twice, {where}: take them out of one of the two lists"
+            )
         # If a list could not be read, the gap may be an illusion.
         missing = [shard for shard, host in enumerate(hosts) if host is None]
         if complete and missing:

@@ -1,7 +1,8 @@
-"""A host's connections: a fixed number at most, and the one that was used last is taken first. There is no thread, so a fork
-loses nothing, and a caller that gets no connection gets the reason.
+"""A host's connections: a fixed number at most, and the one that was used last is taken first.
+There is no thread, so a fork loses nothing, and a caller that gets no connection gets the reason.
 
-Invariant: there are never more connections than places, and no connection is handed out that was seen to be dead.
+Invariant: there are never more connections than places, and no connection is handed out that was
+seen to be dead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .reach import Linked
 WAIT_MAX = 5.0
 """How many seconds a caller waits for a place."""
 IDLE_MAX = 60.0
-"""After how many idle seconds a connection is closed. That happens when another one is given back."""
+"""After how many idle seconds a connection is closed. That happens when another one is given
+back."""
 
 Connection = Linked
 
@@ -41,7 +43,8 @@ class Pool:
         configure: Callable[[Connection], None],
         wait_max: float = WAIT_MAX,
     ) -> None:
-        """`options` are arguments for connecting, besides the host's own; `configure` prepares a new connection."""
+        """`options` are arguments for connecting, besides the host's own; `configure` prepares a
+        new connection."""
         self.host = host
         self._options, self._configure, self._wait_max = options, configure, wait_max
         self._places = threading.Semaphore(host.pool_size)
@@ -57,15 +60,16 @@ class Pool:
     def take(self) -> Connection:
         """A connection in autocommit, opened if none is idle.
 
-        Raises `psycopg.OperationalError` if all places stay taken for too long, or if no connection can be opened; and whatever
-        `configure` raises.
+        Raises `psycopg.OperationalError` if all places stay taken for too long, or if no connection
+        can be opened; and whatever `configure` raises.
         """
         if not self._places.acquire(timeout=self._wait_max):
             name, size = self.host.name, self.host.pool_size
             raise psycopg.OperationalError(
-                f"host {name}: all {size} connections of this process were taken for {self._wait_max:g} s: "
-                f"a transaction has one for each of its shards, and a thread of Django's keeps one between its statements, "
-                f"until its request ends or it calls pgshard.django.release(); or raise pool_size in [hosts.{name}]"
+                f"host {name}: all {size} connections of this process were taken for"
+                f" {self._wait_max:g} s: a transaction has one for each of its shards, and a thread"
+                " of Django's keeps one between its statements, until its request ends or it calls"
+                f" pgshard.django.release(); or raise pool_size in [hosts.{name}]"
             )
         try:
             connection = self._idle_one() or self._open()
@@ -77,7 +81,8 @@ class Pool:
         return connection
 
     def give_back(self, connection: Connection) -> None:
-        """Takes a connection back, and closes it if it is not idle, for instance after a transaction that was left open."""
+        """Takes a connection back, and closes it if it is not idle, for instance after a
+        transaction that was left open."""
         if not self._returned(connection):
             return
         if connection.closed or connection.info.transaction_status != TransactionStatus.IDLE:
@@ -93,13 +98,15 @@ class Pool:
             one.close()
 
     def discard(self, connection: Connection) -> None:
-        """Closes a connection that was handed out, because its session may remember a signpost, or is broken."""
+        """Closes a connection that was handed out, because its session may remember a signpost, or
+        is broken."""
         if self._returned(connection):
             connection.close()
             self._places.release()
 
     def close(self) -> None:
-        """Closes the idle connections. Those that are handed out are closed when `discard` takes them back."""
+        """Closes the idle connections. Those that are handed out are closed when `discard` takes
+        them back."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection, _ in idle:

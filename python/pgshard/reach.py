@@ -17,10 +17,12 @@ from .identity import Identity, Record, Server, timeline_of
 T = TypeVar("T")
 
 ANSWER_MAX = 5.0
-"""How many seconds a new server may take to say who it is. Connecting has a limit of its own, 5 s for each address."""
+"""How many seconds a new server may take to say who it is. Connecting has a limit of its own, 5 s
+for each address."""
 
-# This takes one round trip, and none of its functions needs a privilege. The timeline is taken from the log: the one in
-# pg_control_checkpoint() is the former one until a promoted server has made a checkpoint.
+# This takes one round trip, and none of its functions needs a privilege. The timeline is taken from
+# the log: the one in pg_control_checkpoint() is the former one until a promoted server has made a
+# checkpoint.
 _WHO = (
     "SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() "
     "THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, "
@@ -52,7 +54,8 @@ class Linked(psycopg.Connection[Any]):
 
     @property
     def answer_max(self) -> float | None:
-        """After how many seconds each wait ends, even if the server has stopped while its machine has not."""
+        """After how many seconds each wait ends, even if the server has stopped while its machine
+        has not."""
         return self._answer_max
 
     @answer_max.setter
@@ -64,19 +67,20 @@ class Linked(psycopg.Connection[Any]):
     _news: select.poll | None = None
 
     def has_news(self) -> bool:
-        """Whether the server has sent something, or has ended the connection. Only for an open one, because its socket stays
-        the same."""
+        """Whether the server has sent something, or has ended the connection. Only for an open one,
+        because its socket stays the same."""
         if self._news is None:
             self._news = select.poll()
             self._news.register(self.fileno(), select.POLLIN)
         return bool(self._news.poll(0))
 
     def seems_alive(self) -> bool:
-        """Whether it is open, its host has not gone silent since, and the server has sent nothing that nobody asked for. Asked
-        before each statement, so nothing is sent.
+        """Whether it is open, its host has not gone silent since, and the server has sent nothing
+        that nobody asked for. Asked before each statement, so nothing is sent.
 
-        What a server sends to an idle connection is usually a farewell: it is being shut down, or has ended the session. (A
-        notice that a reload changed a setting also counts as one, and costs a new connection.)
+        What a server sends to an idle connection is usually a farewell: it is being shut down, or
+        has ended the session. (A notice that a reload changed a setting also counts as one, and
+        costs a new connection.)
         """
         circuit = self.circuit
         if self.closed or (circuit is not None and circuit.generation != self.generation):
@@ -93,12 +97,13 @@ class Linked(psycopg.Connection[Any]):
         return self.circuit is not None and self.circuit.generation != self.generation
 
     def cut(self) -> None:
-        """Ends the connection. Any thread may call this; a thread that waits for an answer gets the error for a lost
-        connection."""
+        """Ends the connection. Any thread may call this; a thread that waits for an answer gets the
+        error for a lost connection."""
         try:
             number = self.fileno()
             copy = os.dup(number)
-            # While the connection is open, its number belongs to no other. So if it is still open, the copy is of its socket.
+            # While the connection is open, its number belongs to no other. So if it is still open,
+            # the copy is of its socket.
             mine = not self.closed and self.fileno() == number
         except (psycopg.Error, OSError):
             return
@@ -123,7 +128,8 @@ class _Limited(Linked):
 
 
 def _until(gen: Generator[Any, Any, T], end: float) -> Generator[Any, Any, T]:
-    """The same waits, with a limit. psycopg returns at every interval, with nothing if nothing was ready."""
+    """The same waits, with a limit. psycopg returns at every interval, with nothing if nothing was
+    ready."""
     try:
         state = next(gen)
         while True:
@@ -138,7 +144,8 @@ def _until(gen: Generator[Any, Any, T], end: float) -> Generator[Any, Any, T]:
 
 
 def reach(args: Mapping[str, Any], answer_max: float = ANSWER_MAX) -> Linked:
-    """Opens a connection in autocommit and asks which server it is. The connection keeps `answer_max` as its own limit.
+    """Opens a connection in autocommit and asks which server it is. The connection keeps
+    `answer_max` as its own limit.
 
     Raises `psycopg.Error`.
     """
@@ -181,7 +188,8 @@ def ask(connection: psycopg.Connection[Any]) -> Server:
 
 
 def own_records(connection: psycopg.Connection[Any]) -> list[Record]:
-    """What the server has recorded about its own host, if it belongs to a cluster: used if it is not the known server."""
+    """What the server has recorded about its own host, if it belongs to a cluster: used if it is
+    not the known server."""
     try:
         return [Record(*row) for row in connection.execute(_OWN_RECORDS, prepare=False).fetchall()]
     except psycopg.Error:
@@ -189,12 +197,15 @@ def own_records(connection: psycopg.Connection[Any]) -> list[Record]:
 
 
 def records(connection: psycopg.Connection[Any]) -> list[tuple[str, Record]]:
-    """What the server has recorded about all hosts. A server with an older control schema has recorded nothing."""
+    """What the server has recorded about all hosts. A server with an older control schema has
+    recorded nothing."""
     try:
         rows = connection.execute(_RECORDS, prepare=False).fetchall()
     except psycopg.Error:
         return []
-    return [(name, Record(generation, system, timeline)) for name, generation, system, timeline in rows]
+    return [
+        (name, Record(generation, system, timeline)) for name, generation, system, timeline in rows
+    ]
 
 
 def is_standby(connection: psycopg.Connection[Any]) -> bool:
@@ -204,7 +215,8 @@ def is_standby(connection: psycopg.Connection[Any]) -> bool:
 
 
 def is_lost(error: BaseException | None, connection: psycopg.Connection[Any]) -> bool:
-    """Whether an error has ended the connection, so that the statement on its way may have taken effect."""
+    """Whether an error has ended the connection, so that the statement on its way may have taken
+    effect."""
     if not isinstance(error, psycopg.Error):
         return False
     if connection.closed:
@@ -212,7 +224,8 @@ def is_lost(error: BaseException | None, connection: psycopg.Connection[Any]) ->
     if error.sqlstate is None:
         # An error of libpq itself: there was no answer.
         return isinstance(error, psycopg.OperationalError)
-    # A server sends the severity twice, once of them in its own language. A pooler such as PgBouncer sends it once, in English.
+    # A server sends the severity twice, once of them in its own language. A pooler such as
+    # PgBouncer sends it once, in English.
     if (error.diag.severity_nonlocalized or error.diag.severity) in ("FATAL", "PANIC"):
         return True
     return error.sqlstate.startswith("08") or error.sqlstate in ("57P01", "57P02", "57P03")

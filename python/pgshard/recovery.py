@@ -1,5 +1,6 @@
-"""What a call does between a statement that met a move and the next try: it asks, waits, goes to the other host, and finishes
-what a dead mover left. `stale` makes the decisions; they are the same as in src/router/recover.rs."""
+"""What a call does between a statement that met a move and the next try: it asks, waits, goes to
+the other host, and finishes what a dead mover left. `stale` makes the decisions; they are the same
+as in src/router/recover.rs."""
 
 from __future__ import annotations
 
@@ -22,18 +23,20 @@ from .stale import Do, Look, Met, Verdict, judge, judge_peer, pause
 log = logging.getLogger("pgshard")
 
 RETRY_FOR = 15.0
-"""How many seconds a call may wait in all for a shard that is being moved: longer than a fence's deadline of 10 s."""
+"""How many seconds a call may wait in all for a shard that is being moved: longer than a fence's
+deadline of 10 s."""
 WAITERS_MAX = 1024
 """How many calls may wait for one shard; the next gets `TooManyWaiting` at once."""
 _OPEN_GRACE = 0.100
-"""After how many seconds this process opens a decided move that nobody has opened. The mover takes about a millisecond."""
+"""After how many seconds this process opens a decided move that nobody has opened. The mover takes
+about a millisecond."""
 _HOPS_MAX = 8
 """Through how many hosts one answer may lead."""
 
 
 class Asking:
-    """What all calls of a process share: the directory, a set of questions for each host, and how many calls wait for each
-    shard."""
+    """What all calls of a process share: the directory, a set of questions for each host, and how
+    many calls wait for each shard."""
 
     def __init__(self, directory: Directory, retry_for: float = RETRY_FOR) -> None:
         self.directory = directory
@@ -68,12 +71,14 @@ class Asking:
 
     @contextmanager
     def waiting(self, shard: int) -> Iterator[None]:
-        """A place among the calls that wait for a shard. Their number is limited, so that they do no harm when they all go on
-        at once."""
+        """A place among the calls that wait for a shard. Their number is limited, so that they do
+        no harm when they all go on at once."""
         with self._lock:
             count = self._waiting.get(shard, 0)
             if count >= WAITERS_MAX:
-                raise TooManyWaiting(f"{count} calls wait for the end of the move of shard {shard}: try again later")
+                raise TooManyWaiting(
+                    f"{count} calls wait for the end of the move of shard {shard}: try again later"
+                )
             self._waiting[shard] = count + 1
         try:
             yield
@@ -96,19 +101,23 @@ class Recovery:
         self._contradicted = False
 
     def is_own(self, how: Met, place: Placement, began: float) -> bool:
-        """Only asks whether the failed statement's error is the application's own. Raises the same as `after`."""
+        """Only asks whether the failed statement's error is the application's own. Raises the same
+        as `after`."""
         self._asking.questions(place.host)
         with self._asking.waiting(self._shard):
             _, look = self._asking.questions(place.host).ask(self._shard, how)
             return judge(how, look, time.monotonic() - began, place.epoch).do is Do.OWN
 
-    def after(self, how: Met, place: Placement, began: float, give_back: Callable[[], None] = lambda: None) -> bool:
-        """True when the statement that was sent to `place` at `began` (of `time.monotonic`) is worth another try; False at once
-        if its error is the application's own. `give_back` is called before anything is waited for: the connection must be
-        closed, because its session may remember a signpost.
+    def after(
+        self, how: Met, place: Placement, began: float, give_back: Callable[[], None] = lambda: None
+    ) -> bool:
+        """True when the statement that was sent to `place` at `began` (of `time.monotonic`) is
+        worth another try; False at once if its error is the application's own. `give_back` is
+        called before anything is waited for: the connection must be closed, because its session may
+        remember a signpost.
 
-        Raises `ShardUnavailable` when the time for retries is over, and `NotHere`, `UnknownHost`, `LookUpFailed`, `HostDiffers`
-        or `TooManyWaiting` if no host can be asked.
+        Raises `ShardUnavailable` when the time for retries is over, and `NotHere`, `UnknownHost`,
+        `LookUpFailed`, `HostDiffers` or `TooManyWaiting` if no host can be asked.
         """
         self._asking.questions(place.host)
         with self._asking.waiting(self._shard):
@@ -117,13 +126,20 @@ class Recovery:
             while True:
                 asked, look = self._asking.questions(place.host).ask(self._shard, how)
                 verdict = self._verdict(how, look, time.monotonic() - began, place.epoch)
-                log.debug("shard %s on %s: %s met, %s", self._shard, place.host, how.value, verdict.do.value)
+                log.debug(
+                    "shard %s on %s: %s met, %s",
+                    self._shard,
+                    place.host,
+                    how.value,
+                    verdict.do.value,
+                )
                 if verdict.do is Do.OWN:
                     return False
                 give_back()
                 if verdict.do is Do.NOT_HERE:
                     raise NotHere(
-                        f"host {place.host} never had shard {self._shard}, which the map places there: `pgshard check`"
+                        f"host {place.host} never had shard {self._shard}, which the map places"
+                        " there: `pgshard check`"
                     )
                 if verdict.do is Do.AGAIN:
                     assert verdict.epoch is not None
@@ -133,9 +149,10 @@ class Recovery:
                     return self._again(place.host)
 
     def _verdict(self, how: Met, look: Look, ran: float, expected: int) -> Verdict:
-        """What a look means. If the host serves the shard, and has neither closed nor opened it since the statement began, no
-        signpost was there. The first time this is put down to a clock that was set; the second time SH001 is an error of the
-        application, raised by one of its functions.
+        """What a look means. If the host serves the shard, and has neither closed nor opened it
+        since the statement began, no signpost was there. The first time this is put down to a clock
+        that was set; the second time SH001 is an error of the application, raised by one of its
+        functions.
         """
         verdict = judge(how, look, ran, expected)
         if how is Met.SIGNPOST and judge(Met.RELATIVE, look, ran, expected).do is Do.OWN:
@@ -145,8 +162,9 @@ class Recovery:
         return verdict
 
     def failed_over(self, place: Placement) -> None:
-        """Called after a statement found that its server is a standby: nothing was written there, and the connection was
-        closed. Returns when the statement is worth another try on a new connection, the first time at once.
+        """Called after a statement found that its server is a standby: nothing was written there,
+        and the connection was closed. Returns when the statement is worth another try on a new
+        connection, the first time at once.
 
         Raises `ShardUnavailable` when the time for retries is over, and `TooManyWaiting`.
         """
@@ -160,12 +178,15 @@ class Recovery:
                 self._wait(place.host, "its server is a standby")
 
     def _closed(self, host: str, asked: float, look: Look, do: Do) -> bool:
-        """The shard is not served there. True if it was found on another host, else after a pause."""
+        """The shard is not served there. True if it was found on another host, else after a
+        pause."""
         if do is Do.WAIT:
             self._wait(host, "it is being moved from there")
         elif do is Do.EXPIRE:
             if self._asking.questions(host).expire(self._shard, asked):
-                log.info("shard %s on %s: ended the fence of a mover that has stopped", self._shard, host)
+                log.info(
+                    "shard %s on %s: ended the fence of a mover that has stopped", self._shard, host
+                )
             else:
                 self._wait(host, "it was to be moved from there, and the mover has stopped")
         elif do is Do.ASK:
@@ -197,8 +218,8 @@ class Recovery:
         return False
 
     def _again(self, host: str) -> bool:
-        # The first try after a look comes at once. If a second round is needed, hosts and signposts contradict each other, so
-        # it waits.
+        # The first try after a look comes at once. If a second round is needed, hosts and signposts
+        # contradict each other, so it waits.
         self._rounds += 1
         self._asking.again += 1
         if self._rounds > 1:
@@ -210,5 +231,7 @@ class Recovery:
         waited = time.monotonic() - self._since
         nap = pause(waited, random.random())
         if waited + nap > self._asking.retry_for:
-            raise ShardUnavailable(f"shard {self._shard} on {host} could not be used for {waited:.1f} s: {reason}")
+            raise ShardUnavailable(
+                f"shard {self._shard} on {host} could not be used for {waited:.1f} s: {reason}"
+            )
         time.sleep(nap)

@@ -1,5 +1,5 @@
-"""pgshard for SQLAlchemy 2.1: one set of models for all shards, an engine for each host, and transactions that are run again as
-a whole when their shard moves.
+"""pgshard for SQLAlchemy 2.1: one set of models for all shards, an engine for each host, and
+transactions that are run again as a whole when their shard moves.
 
     class Base(DeclarativeBase):
         metadata = MetaData(schema=SCHEMA)
@@ -13,12 +13,13 @@ a whole when their shard moves.
     photo_id = shards.run(user, lambda session: add(session, Photo(user_id=user)).id)
     photo = shards.run_by_id(photo_id, lambda session: session.get(Photo, photo_id))
 
-`AsyncShards` is the same for asyncio. The schema name `shard` of the tables stands for the schema of the shard that a
-transaction is on (SQLAlchemy's schema_translate_map), so a statement is compiled once for all shards; in texts, write
-`{shard}`.
+`AsyncShards` is the same for asyncio. The schema name `shard` of the tables stands for the schema
+of the shard that a transaction is on (SQLAlchemy's schema_translate_map), so a statement is
+compiled once for all shards; in texts, write `{shard}`.
 
-Invariant: a transaction is committed only if none of its statements was answered by a signpost, even if `work` did not notice;
-COMMIT is sent once; and what a failed transaction has made of an object does not pass for stored.
+Invariant: a transaction is committed only if none of its statements was answered by a signpost,
+even if `work` did not notice; COMMIT is sent once; and what a failed transaction has made of an
+object does not pass for stored.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -70,39 +72,47 @@ _AS_IT_IS = PassiveFlag.PASSIVE_NO_INITIALIZE | PassiveFlag.INCLUDE_PENDING_MUTA
 _READ_ONLY = "25006"
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 _WAITERS_MAX = 32
-"""How many threads asyncio calls may use while they wait for a move to end, or connect. Further calls wait for a thread."""
+"""How many threads asyncio calls may use while they wait for a move to end, or connect. Further
+calls wait for a thread."""
 
 
 class WrongShard(PgshardError):
-    """An object belongs on another shard than the transaction's, by its key or its ID. Nothing of the transaction was kept."""
+    """An object belongs on another shard than the transaction's, by its key or its ID. Nothing of
+    the transaction was kept."""
 
 
 class InDoubt(PgshardError):
-    """The connection was lost while COMMIT was on its way: the transaction may have taken effect, or may not."""
+    """The connection was lost while COMMIT was on its way: the transaction may have taken effect,
+    or may not."""
 
 
 class TransactionFailed(PgshardError):
-    """A statement failed and `work` went on without a savepoint, or `work` ended its transaction: what it did is rolled
-    back, whatever COMMIT says."""
+    """A statement failed and `work` went on without a savepoint, or `work` ended its transaction:
+    what it did is rolled back, whatever COMMIT says."""
 
 
 class NotRepeatable(PgshardError):
-    """A transaction would have to be run again, and an object from outside of `work` stands in the way: a second run
-    would lose its changes, or write rows of the first. Nothing of the transaction was kept."""
+    """A transaction would have to be run again, and an object from outside of `work` stands in the
+    way: a second run would lose its changes, or write rows of the first. Nothing of the transaction
+    was kept."""
 
 
 class ShardMoved(PgshardError):
-    """The shard has moved since the transaction began. It is raised within `work`, which is then run again, so `run` never
-    raises it."""
+    """The shard has moved since the transaction began. It is raised within `work`, which is then
+    run again, so `run` never raises it."""
 
 
 def shard_id(**options: Any) -> MappedColumn[Any]:
-    """The primary key, an ID that the shard makes. Its column is `bigint DEFAULT {shard}.next_id() PRIMARY KEY`."""
-    return mapped_column(BigInteger, primary_key=True, server_default=FetchedValue(), info={ID: True}, **options)
+    """The primary key, an ID that the shard makes. Its column is
+    `bigint DEFAULT {shard}.next_id() PRIMARY KEY`."""
+    return mapped_column(
+        BigInteger, primary_key=True, server_default=FetchedValue(), info={ID: True}, **options
+    )
 
 
 def shard_key(*args: Any, **options: Any) -> MappedColumn[Any]:
-    """The sharding key. A session refuses an object whose key, ID or reference to another row belongs to another shard."""
+    """The sharding key. A session refuses an object whose key, ID or reference to another row
+    belongs to another shard."""
     return mapped_column(*args, info={KEY: True}, **options)
 
 
@@ -112,7 +122,8 @@ class _Earlier:
     def __init__(self) -> None:
         self.runs: set[object] = set()
         self.changes: dict[int, tuple[object, dict[str, Any]]] = {}
-        """By its number in memory: an object from outside, and what it came with and that was not stored yet."""
+        """By its number in memory: an object from outside, and what it came with and that was not
+        stored yet."""
 
 
 class _Attempt:
@@ -142,16 +153,22 @@ class _Attempt:
         return {"schema_translate_map": {SCHEMA: self.schema}, _ATTEMPT: self}
 
     def _look_for_the_end(self, driver: Any) -> None:
-        """SQLAlchemy does not see that a text, or the driver, ends a transaction. The next statement begins another."""
-        if self.answered and driver is not None and driver.pgconn.transaction_status == TransactionStatus.IDLE:
+        """SQLAlchemy does not see that a text, or the driver, ends a transaction. The next
+        statement begins another."""
+        if (
+            self.answered
+            and driver is not None
+            and driver.pgconn.transaction_status == TransactionStatus.IDLE
+        ):
             self._ended = True
 
     def before(self, sql: str, driver: Any) -> str:
         """Called before a statement is sent. Returns the SQL to send."""
         self._look_for_the_end(driver)
         if self._sent and self.asking.directory.epoch(self.shard) > self.place.epoch:
-            # The transaction can only have read so far, because a write would have kept the shard where it is. What it reads
-            # next could be the old copy, through a plan that was made before.
+            # The transaction can only have read so far, because a write would have kept the shard
+            # where it is. What it reads next could be the old copy, through a plan that was made
+            # before.
             self.met = Met.SIGNPOST
             raise ShardMoved(f"shard {self.shard} has moved since the transaction began")
         self._sent += 1
@@ -174,7 +191,10 @@ class _Attempt:
         values = dict(state.dict)
         if state.key is not None:
             # An object that has expired has only this.
-            primary = (state.mapper.get_property_by_column(column).key for column in state.mapper.primary_key)
+            primary = (
+                state.mapper.get_property_by_column(column).key
+                for column in state.mapper.primary_key
+            )
             values = {**dict(zip(primary, state.key[1])), **values}
         for attribute in state.mapper.column_attrs:
             value = values.get(attribute.key)
@@ -187,8 +207,8 @@ class _Attempt:
                     self._is_here(f"{type(one).__name__}.{attribute.key}", column, what, value)
 
     def check_statement(self, context: Any) -> None:
-        """Refuses a statement that would write what belongs to another shard. `context` is SQLAlchemy's, with all rows
-        of the statement. Raises `WrongShard`."""
+        """Refuses a statement that would write what belongs to another shard. `context` is
+        SQLAlchemy's, with all rows of the statement. Raises `WrongShard`."""
         if context is self._checked:
             # The next part of the rows.
             return
@@ -197,9 +217,9 @@ class _Attempt:
             values = written(getattr(context, "compiled", None))
         except Unclear as column:
             raise WrongShard(
-                f"{column} would get the value of an expression, and nobody can tell whether it is of shard "
-                f"{self.shard}, which the transaction is on: give a value, or a column of the same kind, or write the "
-                "whole statement as text"
+                f"{column} would get the value of an expression, and nobody can tell whether it is"
+                f" of shard {self.shard}, which the transaction is on: give a value, or a column of"
+                " the same kind, or write the whole statement as text"
             ) from None
         for value in values:
             self._check_value(value, context.compiled_parameters)
@@ -208,7 +228,9 @@ class _Attempt:
         for row in rows:
             value = one.of(row)
             if value is not None:
-                self._is_here(f"{one.column.table.name}.{one.column.name}", one.column, one.mark, value)
+                self._is_here(
+                    f"{one.column.table.name}.{one.column.name}", one.column, one.mark, value
+                )
 
     def _is_here(self, name: str, column: Any, what: str, value: Any) -> None:
         if isinstance(column.type, TypeDecorator):
@@ -219,21 +241,26 @@ class _Attempt:
         if what == ID:
             shard = directory.shard_of_id(int(value) if isinstance(value, str) else value)
         else:
-            shard = directory.shard_of_text(value) if isinstance(value, str) else directory.shard_of_key(value)
+            shard = (
+                directory.shard_of_text(value)
+                if isinstance(value, str)
+                else directory.shard_of_key(value)
+            )
         if shard != self.shard:
             raise WrongShard(
-                f"{name} is of shard {shard}, and the transaction is on shard {self.shard}: a row does not "
-                "change its shard, make a new one there and delete this one"
+                f"{name} is of shard {shard}, and the transaction is on shard {self.shard}: a row"
+                " does not change its shard, make a new one there and delete this one"
             )
 
     def attach(self, one: object) -> None:
-        """Called before an object comes into the session. Raises `WrongShard` and `NotRepeatable`."""
+        """Called before an object comes into the session. Raises `WrongShard` and
+        `NotRepeatable`."""
         state = _inspect(one)
         if state.info.get(_MADE_BY) in self._earlier.runs:
             raise NotRepeatable(
-                f"an earlier run of `work` on shard {self.shard} made this {type(one).__name__}, and an object from "
-                "outside of `work` brings it into this run, which has made its own: make that object within `work`, "
-                "too, or load it there"
+                f"an earlier run of `work` on shard {self.shard} made this {type(one).__name__},"
+                " and an object from outside of `work` brings it into this run, which has made its"
+                " own: make that object within `work`, too, or load it there"
             )
         if state.key is None:
             # Its values may not be there yet. It is looked at as it is flushed.
@@ -242,10 +269,14 @@ class _Attempt:
         came_from = state.info.get(_FROM, self.shard)
         if came_from != self.shard:
             raise WrongShard(
-                f"this {type(one).__name__} is of shard {came_from}, and the transaction is on shard {self.shard}: "
-                "session.merge() makes a copy of it there"
+                f"this {type(one).__name__} is of shard {came_from}, and the transaction is on"
+                f" shard {self.shard}: session.merge() makes a copy of it there"
             )
-        values = {name.key: state.dict[name.key] for name in state.mapper.column_attrs if name.key in state.dict}
+        values = {
+            name.key: state.dict[name.key]
+            for name in state.mapper.column_attrs
+            if name.key in state.dict
+        }
         _, expected = self._earlier.changes.get(id(one), (one, {}))
         if any(values.get(name) != value for name, value in expected.items()):
             # As by `photo.likes += 1`.
@@ -255,17 +286,19 @@ class _Attempt:
             self._changed = one
 
     def _is_repeatable(self, state: Any, name: str, values: dict[str, Any]) -> bool:
-        """Whether what an attribute has changed to can be put back after a rollback. Of relations only that can which
-        comes again by itself, because objects that this run made refer to this one; and a value that changes in place
-        does not show that `work` has changed it."""
+        """Whether what an attribute has changed to can be put back after a rollback. Of relations
+        only that can which comes again by itself, because objects that this run made refer to this
+        one; and a value that changes in place does not show that `work` has changed it."""
         if name not in state.mapper.relationships:
             return name in values and isinstance(values[name], Hashable)
         history = state.get_history(name, _AS_IT_IS)
-        return not history.deleted and all(_inspect(one).info.get(_MADE_BY) is self.run for one in history.added)
+        return not history.deleted and all(
+            _inspect(one).info.get(_MADE_BY) is self.run for one in history.added
+        )
 
     def put_back(self) -> None:
-        """Called after a rollback, which has made the session's objects forget their values: those that came from
-        outside get back what they had, and what of it was not stored."""
+        """Called after a rollback, which has made the session's objects forget their values: those
+        that came from outside get back what they had, and what of it was not stored."""
         for one, values, before in self._came:
             for name, value in values.items():
                 if before.get(name) is not NO_VALUE:
@@ -279,44 +312,53 @@ class _Attempt:
             raise self._not_repeatable(self._changed)
         self._earlier.runs.add(self.run)
         for one, values, before in self._came:
-            self._earlier.changes[id(one)] = (one, {name: values[name] for name in before if name in values})
+            self._earlier.changes[id(one)] = (
+                one,
+                {name: values[name] for name in before if name in values},
+            )
 
     def _not_repeatable(self, one: object) -> NotRepeatable:
         return NotRepeatable(
-            f"the transaction on shard {self.shard} must be run again, because the shard has moved or its host failed "
-            f"over, and cannot: a {type(one).__name__} had changed before it was added to the session, and a second "
-            "run would lose that, or do it twice; change it after it was added, or use session.merge()"
+            f"the transaction on shard {self.shard} must be run again, because the shard has moved"
+            f" or its host failed over, and cannot: a {type(one).__name__} had changed before it"
+            " was added to the session, and a second run would lose that, or do it twice; change"
+            " it after it was added, or use session.merge()"
         )
 
     def before_commit(self, driver: Any, is_active: bool) -> None:
-        """Called after `believe`. Raises `TransactionFailed` if a statement has failed without a savepoint, or `work`
-        has ended the transaction."""
+        """Called after `believe`. Raises `TransactionFailed` if a statement has failed without a
+        savepoint, or `work` has ended the transaction."""
         self._look_for_the_end(driver)
         if self._ended or not is_active:
             raise TransactionFailed(
-                f"`work` ended its transaction on shard {self.shard} (session.rollback() or close(), a flush that "
-                "failed, or the text ROLLBACK or COMMIT): what it did is rolled back, unless it said COMMIT; raise an "
-                "error instead, or use `with session.begin_nested()`"
+                f"`work` ended its transaction on shard {self.shard} (session.rollback() or"
+                " close(), a flush that failed, or the text ROLLBACK or COMMIT): what it did is"
+                " rolled back, unless it said COMMIT; raise an error instead, or use `with"
+                " session.begin_nested()`"
             )
         if driver is not None and driver.pgconn.transaction_status == TransactionStatus.INERROR:
             raise TransactionFailed(
-                f"a statement on shard {self.shard} failed and `work` went on without a savepoint: what it did is rolled back; "
-                "catch errors outside of `with session.begin_nested()`"
+                f"a statement on shard {self.shard} failed and `work` went on without a savepoint:"
+                " what it did is rolled back; catch errors outside of `with"
+                " session.begin_nested()`"
             )
 
     def believe(self) -> None:
-        """Called before the COMMIT of a transaction that met something: asks the host whether that was the application's own.
+        """Called before the COMMIT of a transaction that met something: asks the host whether that
+        was the application's own.
 
         Raises `ShardMoved`.
         """
         own = Recovery(self.asking, self.shard).is_own(Met.RELATIVE, self.place, self.began)
         if self.met is Met.SIGNPOST or not own:
-            raise ShardMoved(f"shard {self.shard} was moved, or closed for a move, during the transaction")
+            raise ShardMoved(
+                f"shard {self.shard} was moved, or closed for a move, during the transaction"
+            )
         self.met = None
 
     def is_worth_another_try(self, recovery: Recovery) -> bool:
-        """Called after the transaction was rolled back: waits until it may be run again, perhaps for seconds. False at once if
-        it met an error of the application's own."""
+        """Called after the transaction was rolled back: waits until it may be run again, perhaps
+        for seconds. False at once if it met an error of the application's own."""
         if self.met is not None:
             return recovery.after(self.met, self.place, self.began)
         if self.read_only:
@@ -334,7 +376,9 @@ def _listen(engine: Engine) -> None:
     """Lets the attempts see what happens on the engine's connections."""
 
     @event.listens_for(engine, "before_cursor_execute", retval=True)
-    def before(connection: Connection, cursor: Any, sql: str, parameters: Any, context: Any, many: bool) -> Any:
+    def before(
+        connection: Connection, cursor: Any, sql: str, parameters: Any, context: Any, many: bool
+    ) -> Any:
         attempt = connection.get_execution_options().get(_ATTEMPT)
         if attempt is None:
             return sql, parameters
@@ -342,7 +386,9 @@ def _listen(engine: Engine) -> None:
         return attempt.before(sql, _driver(connection)), parameters
 
     @event.listens_for(engine, "after_cursor_execute")
-    def after(connection: Connection, cursor: Any, sql: str, parameters: Any, context: Any, many: bool) -> None:
+    def after(
+        connection: Connection, cursor: Any, sql: str, parameters: Any, context: Any, many: bool
+    ) -> None:
         attempt = connection.get_execution_options().get(_ATTEMPT)
         if attempt is not None:
             attempt.answered = True
@@ -368,15 +414,19 @@ def _listen(engine: Engine) -> None:
 
 def _driver(connection: Connection) -> Any:
     """psycopg's connection; None if there is none any more."""
-    return None if connection.invalidated or connection.closed else connection.connection.driver_connection
+    return (
+        None
+        if connection.invalidated or connection.closed
+        else connection.connection.driver_connection
+    )
 
 
 @event.listens_for(Mapper, "before_insert")
 @event.listens_for(Mapper, "before_update")
 @event.listens_for(Mapper, "before_delete")
 def _check(mapper: Any, connection: Connection, one: object) -> None:
-    """Called for each object that is about to be written, on whatever connection. Not before the flush: a reference that is given
-    as an object gets its value in it."""
+    """Called for each object that is about to be written, on whatever connection. Not before the
+    flush: a reference that is given as an object gets its value in it."""
     attempt = connection.get_execution_options().get(_ATTEMPT)
     if attempt is not None:
         attempt.check(one)
@@ -384,15 +434,21 @@ def _check(mapper: Any, connection: Connection, one: object) -> None:
 
 @event.listens_for(Mapper, "mapper_configured")
 def _note_references(mapper: Any, of: type) -> None:
-    """A relationship may refer to rows without a constraint: the column that it fills is a reference, too."""
+    """A relationship may refer to rows without a constraint: the column that it fills is a
+    reference, too."""
     for relation in mapper.relationships:
         if not relation.viewonly:
-            for source, column in (*relation.synchronize_pairs, *(relation.secondary_synchronize_pairs or ())):
+            for source, column in (
+                *relation.synchronize_pairs,
+                *(relation.secondary_synchronize_pairs or ()),
+            ):
                 if mark(column) is None and isinstance(source, Column):
                     column.info[REFERS] = source
 
 
-_running: contextvars.ContextVar[_Attempt | None] = contextvars.ContextVar("pgshard_attempt", default=None)
+_running: contextvars.ContextVar[_Attempt | None] = contextvars.ContextVar(
+    "pgshard_attempt", default=None
+)
 
 
 @event.listens_for(Mapper, "init")
@@ -425,7 +481,8 @@ _tells: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 @event.listens_for(_Session, "loaded_as_persistent")
 @event.listens_for(_Session, "pending_to_persistent")
 def _note_shard(session: _Session, one: object) -> None:
-    """An object may have no column that tells of its shard. Most have one, and this runs for each row."""
+    """An object may have no column that tells of its shard. Most have one, and this runs for each
+    row."""
     state = _inspect(one)
     tells = _tells.get(state.mapper)
     if tells is None:
@@ -438,8 +495,9 @@ def _note_shard(session: _Session, one: object) -> None:
 
 @event.listens_for(_Session, "persistent_to_transient")
 def _is_new_again(session: _Session, one: object) -> None:
-    """Called for an object that was inserted, after its transaction, or savepoint, was rolled back. For SQLAlchemy the
-    rows that link it to others are still there, and adding it once more would not write them."""
+    """Called for an object that was inserted, after its transaction, or savepoint, was rolled back.
+    For SQLAlchemy the rows that link it to others are still there, and adding it once more would
+    not write them."""
     state = _inspect(one)
     state.info.pop(_FROM, None)
     for relation in state.mapper.relationships:
@@ -448,14 +506,18 @@ def _is_new_again(session: _Session, one: object) -> None:
 
 
 class _Engines:
-    """What both kinds of shards share: the directory, and an engine for each host, made at its first use."""
+    """What both kinds of shards share: the directory, and an engine for each host, made at its
+    first use."""
 
-    def __init__(self, directory: Directory, *, retry_for: float = RETRY_FOR, **options: Any) -> None:
+    def __init__(
+        self, directory: Directory, *, retry_for: float = RETRY_FOR, **options: Any
+    ) -> None:
         """`options` are for SQLAlchemy's `create_engine`, such as `echo`."""
         for given in (options, options.get("execution_options", {})):
             if given.get("isolation_level") == "AUTOCOMMIT":
                 raise ValueError(
-                    "isolation_level is AUTOCOMMIT, and what `run` does must be a transaction: leave it out"
+                    "isolation_level is AUTOCOMMIT, and what `run` does must be a transaction:"
+                    " leave it out"
                 )
         self.directory = directory
         self._asking = Asking(directory, retry_for)
@@ -489,7 +551,12 @@ class _Engines:
         found = self._engines.get(name)
         if found is None:
             host = self.directory.host(name)
-            options = {"pool_size": host.pool_size, "max_overflow": 0, "pool_timeout": WAIT_MAX, "pool_use_lifo": True}
+            options = {
+                "pool_size": host.pool_size,
+                "max_overflow": 0,
+                "pool_timeout": WAIT_MAX,
+                "pool_use_lifo": True,
+            }
             made = self._made(host, {**options, **self._options})
             with self._lock:
                 found = self._engines.setdefault(name, made)
@@ -500,7 +567,8 @@ class _Engines:
 
 
 class Shards(_Engines):
-    """The shards of a cluster. All threads of a process may use it, and so may the children of a fork."""
+    """The shards of a cluster. All threads of a process may use it, and so may the children of a
+    fork."""
 
     def _made(self, host: Host, options: dict[str, Any]) -> Engine:
         def creator() -> Linked:
@@ -513,11 +581,13 @@ class Shards(_Engines):
         return engine
 
     def run(self, key: object, work: Callable[[Session], T]) -> T:
-        """Runs `work` in a transaction on the key's shard, and runs it again as a whole if the shard moves meanwhile. The
-        commit comes at the end; `work` may use savepoints, and must have no effect elsewhere that may not happen twice.
+        """Runs `work` in a transaction on the key's shard, and runs it again as a whole if the
+        shard moves meanwhile. The commit comes at the end; `work` may use savepoints, and must have
+        no effect elsewhere that may not happen twice.
 
-        Raises what `work` raises, `ShardUnavailable`, `WrongShard`, `InDoubt`, `TransactionFailed`, and SQLAlchemy's
-        `DBAPIError`s; if the host is out of reach, their `orig` is `HostUnreachable`.
+        Raises what `work` raises, `ShardUnavailable`, `WrongShard`, `InDoubt`, `TransactionFailed`,
+        and SQLAlchemy's `DBAPIError`s; if the host is out of reach, their `orig` is
+        `HostUnreachable`.
         """
         return self.run_on(self.directory.shard_of_key(key), work)
 
@@ -543,7 +613,9 @@ class Shards(_Engines):
             connection = plain.execution_options(**attempt.options)
             try:
                 begun = connection.begin()
-                with _Session(connection, join_transaction_mode="rollback_only", expire_on_commit=False) as session:
+                with _Session(
+                    connection, join_transaction_mode="rollback_only", expire_on_commit=False
+                ) as session:
                     outer = _running.set(attempt)
                     try:
                         result = work(session)
@@ -572,7 +644,8 @@ class Shards(_Engines):
         self._asking.close()
 
     def after_fork(self) -> None:
-        """For the child of a fork: the connections belong to the parent. It is called automatically."""
+        """For the child of a fork: the connections belong to the parent. It is called
+        automatically."""
         engines = self._engines
         self._forget()
         for engine in engines.values():
@@ -580,8 +653,9 @@ class Shards(_Engines):
 
 
 def _undo(session: Any) -> None:
-    """Takes from a session's objects what a transaction that failed has made of them. Closing the session would leave
-    its new objects as if they were stored, and whoever adds them once more would write nothing."""
+    """Takes from a session's objects what a transaction that failed has made of them. Closing the
+    session would leave its new objects as if they were stored, and whoever adds them once more
+    would write nothing."""
     try:
         session.rollback()
     except Exception as error:  # noqa: BLE001 # the connection may be lost: what has failed before says more
@@ -598,13 +672,15 @@ def _commit(commit: Callable[[], None], attempt: _Attempt) -> None:
 
 def _of_commit(error: DBAPIError, attempt: _Attempt) -> Exception:
     if error.connection_invalidated:
-        return InDoubt(f"the connection to host {attempt.place.host} was lost during COMMIT: {error.orig}")
+        return InDoubt(
+            f"the connection to host {attempt.place.host} was lost during COMMIT: {error.orig}"
+        )
     return error
 
 
 class AsyncLinked(psycopg.AsyncConnection[Any]):
-    """A connection for asyncio. `linked` opened it and asked the server who it is, and this object takes that connection
-    over."""
+    """A connection for asyncio. `linked` opened it and asked the server who it is, and this object
+    takes that connection over."""
 
     linked: Linked
 
@@ -634,7 +710,8 @@ class AsyncShards(_Engines):
     async def run(self, key: object, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
         """Runs `work` in a transaction on the key's shard, like `Shards.run`.
 
-        If the task is cancelled meanwhile, nothing of the transaction stays, unless its COMMIT was on its way.
+        If the task is cancelled meanwhile, nothing of the transaction stays, unless its COMMIT was
+        on its way.
         """
         return await self.run_on(self.directory.shard_of_key(key), work)
 
@@ -653,7 +730,7 @@ class AsyncShards(_Engines):
             except Exception:
                 if attempt.met is None and not attempt.read_only:
                     raise
-                again = await self._in_thread(lambda attempt=attempt: attempt.is_worth_another_try(recovery))  # type: ignore[misc]
+                again = await self._in_thread(partial(attempt.is_worth_another_try, recovery))
                 if not again:
                     raise
                 attempt.again()
@@ -701,14 +778,15 @@ class AsyncShards(_Engines):
         await self._in_thread(self._asking.close)
 
     def after_fork(self) -> None:
-        """For the child of a fork: the connections and threads belong to the parent. It is called automatically."""
+        """For the child of a fork: the connections and threads belong to the parent. It is called
+        automatically."""
         abandoned.append(self._engines)
         self._forget()
 
 
 abandoned: list[Any] = []
-"""Objects that belong to the parent of this process. They must not be collected here, because that would close their
-connections."""
+"""Objects that belong to the parent of this process. They must not be collected here, because that
+would close their connections."""
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -721,6 +799,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 __all__ = [
-    "SCHEMA", "AsyncShards", "InDoubt", "NotRepeatable", "ShardMoved", "Shards", "TransactionFailed", "WrongId",
-    "WrongKey", "WrongShard", "shard_id", "shard_key",
-]  # fmt: skip
+    "SCHEMA",
+    "AsyncShards",
+    "InDoubt",
+    "NotRepeatable",
+    "ShardMoved",
+    "Shards",
+    "TransactionFailed",
+    "WrongId",
+    "WrongKey",
+    "WrongShard",
+    "shard_id",
+    "shard_key",
+]

@@ -1,8 +1,9 @@
-"""What a failed statement says about where its shard is: the decisions, without I/O, the same as in src/router/stale.rs.
+"""What a failed statement says about where its shard is: the decisions, without I/O, the same as in
+src/router/stale.rs.
 
-Invariant: an error counts as the application's own only if the shard's host, asked after the statement failed, says that it
-serves the shard and that no fence stood since the statement began. And what one host says about another is not believed before
-that other host's own row confirms it.
+Invariant: an error counts as the application's own only if the shard's host, asked after the
+statement failed, says that it serves the shard and that no fence stood since the statement began.
+And what one host says about another is not believed before that other host's own row confirms it.
 """
 
 from __future__ import annotations
@@ -15,26 +16,30 @@ from typing import NamedTuple
 from uuid import UUID
 
 MARGIN = 0.050
-"""In seconds. A fence that is older than the statement by less than this counts as younger. A wrong guess costs one try."""
+"""In seconds. A fence that is older than the statement by less than this counts as younger. A wrong
+guess costs one try."""
 
 
 class Met(enum.Enum):
     """How a statement's error can be connected with a move."""
 
     SIGNPOST = "signpost"
-    """A signpost answered: the shard is closed or on another host. Worth another try, unless the host contradicts it twice."""
+    """A signpost answered: the shard is closed or on another host. Worth another try, unless the
+    host contradicts it twice."""
     RELATIVE = "relative"
-    """A name was missing or had changed: it is the application's mistake, or a signpost that could not say what it is."""
+    """A name was missing or had changed: it is the application's mistake, or a signpost that could
+    not say what it is."""
 
 
 def met(sqlstate: str | None, message: str = "") -> Met | None:
-    """What a statement with this SQLSTATE and message ran into; None if no move can cause the error."""
+    """What a statement with this SQLSTATE and message ran into; None if no move can cause the
+    error."""
     if sqlstate == "SH001":
         return Met.SIGNPOST
     if sqlstate is not None and sqlstate[:2] in ("42", "0A", "3F", "55"):
         return Met.RELATIVE
-    # The server looked for an object by its number, from before the shard went away and came back. The message is not
-    # translated.
+    # The server looked for an object by its number, from before the shard went away and came back.
+    # The message is not translated.
     if sqlstate == "XX000" and message.startswith("cache lookup failed for "):
         return Met.RELATIVE
     return None
@@ -52,7 +57,8 @@ class Look:
     overdue: bool = False
     """For a fence: its deadline has passed."""
     last_fence_ago: float | None = None
-    """Seconds since tables and signposts last changed places, in either direction; None if they never did."""
+    """Seconds since tables and signposts last changed places, in either direction; None if they
+    never did."""
     token: UUID | None = None
     """What proves to the peer that the move was decided."""
     incoming: int | None = None
@@ -92,8 +98,8 @@ class Verdict(NamedTuple):
 def judge(how: Met, look: Look, ran: float, expected: int) -> Verdict:
     """What a failed statement means, given what its host has said since.
 
-    `ran`: seconds from before the statement (or its transaction) was sent until the look came back. `expected`: the epoch at
-    which the statement was sent.
+    `ran`: seconds from before the statement (or its transaction) was sent until the look came back.
+    `expected`: the epoch at which the statement was sent.
     """
     if look.state is None:
         return Verdict(Do.NOT_HERE if look.incoming is None else Do.WAIT)
@@ -112,7 +118,8 @@ def judge_peer(epoch: int, look: Look) -> Verdict:
     if look.state is not None and look.epoch >= epoch:
         if look.state != "moved":
             return Verdict(Do.HERE, look.epoch)
-        # The epoch in a row that says `moved` is that of the next owner, so it must be larger than the one asked for.
+        # The epoch in a row that says `moved` is that of the next owner, so it must be larger than
+        # the one asked for.
         if look.epoch > epoch:
             return Verdict(Do.ASK, look.epoch, look.peer, look.token)
         return Verdict(Do.WAIT)
@@ -122,8 +129,8 @@ def judge_peer(epoch: int, look: Look) -> Verdict:
 
 
 def pause(waited: float, chance: float) -> float:
-    """How many seconds to wait before asking again, after `waited` seconds: a quarter of it, 2 to 50 ms, after a second a
-    twentieth of it, up to 250 ms; less a random part of up to a half."""
+    """How many seconds to wait before asking again, after `waited` seconds: a quarter of it, 2 to
+    50 ms, after a second a twentieth of it, up to 250 ms; less a random part of up to a half."""
     pause = max(min(max(waited / 4, 0.002), 0.050), min(waited / 20, 0.250))
     return pause * (1 - min(max(chance, 0.0), 1.0) / 2)
 
@@ -136,7 +143,8 @@ _MAYBE_CONCURRENTLY = {"CREATE", "DROP", "REINDEX", "ALTER", "REFRESH"}
 def repeatable(sql: str) -> bool:
     """Whether nothing of this statement can stay if it fails, so that it may run again.
 
-    That is not certain for CALL, DO, VACUUM, CLUSTER and anything CONCURRENTLY: these can commit in the middle.
+    That is not certain for CALL, DO, VACUUM, CLUSTER and anything CONCURRENTLY: these can commit in
+    the middle.
     """
     first = None
     at = 0
@@ -170,24 +178,33 @@ _ABOUT_NAMES = re.compile(
 
 
 def asks_about_names(sql: str) -> bool:
-    """Whether the answer would differ, without an error, if a signpost stands in the shard's place: the statement asks the
-    catalogs about a name. Such an answer is believed only after the host has said that it served the shard."""
-    # This check takes longer than everything else that is done for a statement; applications send the same few again and again.
+    """Whether the answer would differ, without an error, if a signpost stands in the shard's place:
+    the statement asks the catalogs about a name. Such an answer is believed only after the host has
+    said that it served the shard."""
+    # This check takes longer than everything else that is done for a statement; applications send
+    # the same few again and again.
     return _asks(sql) if len(sql) < 4096 else _ABOUT_NAMES.search(sql) is not None
 
 
 @functools.lru_cache(maxsize=512)
 def _asks(sql: str) -> bool:
-    # The same statement for another shard is another text. Each name in the pattern contains one of these words, which are
-    # found fast.
+    # The same statement for another shard is another text. Each name in the pattern contains one of
+    # these words, which are found fast.
     low = sql.lower()
-    if not ("pg_" in low or "to_reg" in low or "has_" in low or "_description" in low or "information_schema" in low):
+    if not (
+        "pg_" in low
+        or "to_reg" in low
+        or "has_" in low
+        or "_description" in low
+        or "information_schema" in low
+    ):
         return False
     return _ABOUT_NAMES.search(sql) is not None
 
 
 def _past_comment(sql: str, at: int) -> int:
-    """The end of the block comment that begins here. Comments nest; one that never ends takes the rest of the text."""
+    """The end of the block comment that begins here. Comments nest; one that never ends takes the
+    rest of the text."""
     depth = 0
     while at < len(sql):
         two = sql[at : at + 2]

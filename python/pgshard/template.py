@@ -1,8 +1,9 @@
 """SQL in which the shard's schema is left open: `SELECT * FROM {shard}.photos`.
 
-`{shard}` is replaced everywhere, even inside string literals, by the schema's name. It stands without quotes where PostgreSQL
-reads it as the same name without them, as the name of every shard's schema: `schemaname = '{shard}'` is true for that schema.
-`{{shard}}` stands for the text `{shard}` itself. All other braces are left as they are.
+`{shard}` is replaced everywhere, even inside string literals, by the schema's name. It stands
+without quotes where PostgreSQL reads it as the same name without them, as the name of every shard's
+schema: `schemaname = '{shard}'` is true for that schema. `{{shard}}` stands for the text `{shard}`
+itself. All other braces are left as they are.
 """
 
 from __future__ import annotations
@@ -28,5 +29,6 @@ def render(sql: str, schema: str) -> str:
 
 
 def escape(sql: str) -> str:
-    """SQL in which the text `{shard}` is kept: the inverse of `render` for SQL that names no shard."""
+    """SQL in which the text `{shard}` is kept: the inverse of `render` for SQL that names no
+    shard."""
     return sql.replace("{shard}", "{{shard}}")

@@ -1,8 +1,8 @@
-"""What statements of SQLAlchemy's write into the columns that tell of a shard: keys, IDs, and references to rows that
-have one.
+"""What statements of SQLAlchemy's write into the columns that tell of a shard: keys, IDs, and
+references to rows that have one.
 
-Invariant: each value that a statement puts into such a column is found, or the statement is refused. Statements that
-are texts are not looked at.
+Invariant: each value that a statement puts into such a column is found, or the statement is
+refused. Statements that are texts are not looked at.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Written(NamedTuple):
 
 
 def mark(column: Any, seen: tuple[Any, ...] = ()) -> str | None:
-    """What a column's values are: `KEY`, `ID`, or None. A reference is what the column that it leads to is."""
+    """What a column's values are: `KEY`, `ID`, or None. A reference is what the column that it
+    leads to is."""
     if not isinstance(column, Column):
         return None
     for one in (KEY, ID):
@@ -81,7 +82,9 @@ _known: weakref.WeakKeyDictionary[SQLCompiler, tuple[Written, ...]] = weakref.We
 
 def written(compiled: object) -> tuple[Written, ...]:
     """What a compiled statement writes into columns that tell of a shard. Raises `Unclear`."""
-    if not isinstance(compiled, SQLCompiler) or not (compiled.isinsert or compiled.isupdate or compiled.ctes):
+    if not isinstance(compiled, SQLCompiler) or not (
+        compiled.isinsert or compiled.isupdate or compiled.ctes
+    ):
         return ()
     found = _known.get(compiled)
     if found is None:
@@ -102,7 +105,11 @@ def _find(compiled: SQLCompiler) -> Iterator[Written]:
 
 
 def _marked(state: Any) -> dict[str, tuple[Column[Any], str]]:
-    return {column.key: (column, one) for column in state.dml_table.c if (one := mark(column)) is not None}
+    return {
+        column.key: (column, one)
+        for column in state.dml_table.c
+        if (one := mark(column)) is not None
+    }
 
 
 def _rows(state: Any) -> list[Any]:
@@ -110,7 +117,8 @@ def _rows(state: Any) -> list[Any]:
 
 
 def _filled_in(state: Any, compiled: SQLCompiler) -> Iterator[Written]:
-    """Values that come as the statement is executed, and defaults that Python makes. Their names are their columns'."""
+    """Values that come as the statement is executed, and defaults that Python makes. Their names
+    are their columns'."""
     for key, (column, one) in _marked(state).items():
         for name in (key, *(f"{key}_m{number}" for number in range(len(_rows(state))))):
             if name in compiled.binds and compiled.binds[name]._is_crud:
@@ -121,11 +129,15 @@ def _assigned(state: Any, names: Mapping[str, str]) -> Iterator[Written]:
     """Values that are part of the statement."""
     marked, statement = _marked(state), state.statement
     pairs = [pair for row in _rows(state) for pair in row.items()]
-    pairs += getattr(getattr(statement, "_post_values_clause", None), "update_values_to_set", {}).items()
+    pairs += getattr(
+        getattr(statement, "_post_values_clause", None), "update_values_to_set", {}
+    ).items()
     select = getattr(statement, "select", None)
     if select is not None:
         pairs += [
-            (key, value) for one in _selects(select) for key, value in zip(statement._select_names, _selected(one))
+            (key, value)
+            for one in _selects(select)
+            for key, value in zip(statement._select_names, _selected(one))
         ]
     for target, value in pairs:
         key = target if isinstance(target, str) else getattr(target, "key", None)
@@ -149,7 +161,9 @@ def _selected(select: Any) -> list[Any]:
     return list(select._all_selected_columns)
 
 
-def _parts(column: Column[Any], one: str, value: Any, names: Mapping[str, str]) -> Iterator[Written]:
+def _parts(
+    column: Column[Any], one: str, value: Any, names: Mapping[str, str]
+) -> Iterator[Written]:
     """What may become the column's value."""
     if hasattr(value, "__clause_element__"):
         value = value.__clause_element__()
@@ -166,7 +180,8 @@ def _parts(column: Column[Any], one: str, value: Any, names: Mapping[str, str]) 
 
 
 def _inner(value: Any) -> list[Any] | None:
-    """The expressions that this one takes its value from; None if it is none of those that hand a value on."""
+    """The expressions that this one takes its value from; None if it is none of those that hand a
+    value on."""
     if isinstance(value, (Grouping, Label)):
         return [value.element]
     if isinstance(value, (Cast, TypeCoerce)):
@@ -192,4 +207,6 @@ def _is_from_here(value: Any, one: str) -> bool:
         return any(mark(base) == one for base in value.base_columns)
     if isinstance(value, TextClause):
         return one == ID and value.text.strip().endswith("next_id()")
-    return one == ID and isinstance(value, FunctionElement) and getattr(value, "name", "") == "next_id"
+    return (
+        one == ID and isinstance(value, FunctionElement) and getattr(value, "name", "") == "next_id"
+    )

@@ -1,4 +1,5 @@
-"""The package as a client for `pgshard conformance serve`: its core, and one connection to each host."""
+"""The package as a client for `pgshard conformance serve`: its core, and one connection to each
+host."""
 
 import json
 import os

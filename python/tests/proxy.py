@@ -6,7 +6,8 @@ import threading
 
 
 class Proxy:
-    """Forwards connections to the port `target`. Open connections keep their server, until `cut`."""
+    """Forwards connections to the port `target`. Open connections keep their server, until
+    `cut`."""
 
     def __init__(self, target: int, port: int = 0) -> None:
         self.target = target

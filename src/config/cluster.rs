@@ -20,8 +20,8 @@ pub struct Cluster {
     pub prefix: SchemaPrefix,
     /// How a key becomes a shard. Default integers.
     pub key: KeyKind,
-    /// The folder of the application's shard migrations, if it has any: absolute, or from the working directory. It
-    /// need not be there for what runs no migrations.
+    /// The folder of the application's shard migrations, if it has any: absolute, or from the
+    /// working directory. It need not be there for what runs no migrations.
     pub migrations: Option<PathBuf>,
 }
 
@@ -37,7 +37,13 @@ pub(super) struct PartialCluster {
 impl PartialCluster {
     pub(super) fn complete(self) -> Option<Cluster> {
         let (shards, epoch, prefix, key) = (self.shards?, self.epoch?, self.prefix?, self.key?);
-        Some(Cluster { shards, epoch, prefix, key, migrations: self.migrations })
+        Some(Cluster {
+            shards,
+            epoch,
+            prefix,
+            key,
+            migrations: self.migrations,
+        })
     }
 }
 
@@ -47,35 +53,61 @@ pub(super) fn read(
     now: Timestamp,
     findings: &mut Findings<'_>,
 ) -> PartialCluster {
-    section.only(&["shards", "epoch", "schema_prefix", "key", "migrations"], findings);
-    let remedy = "add shards = 4096: many more than you will ever have servers, as it cannot change later";
-    let shards = section.need("shards", remedy, findings).and_then(|entry| read_shards(&entry, findings));
-    let remedy = "add epoch = \"2026-01-01T00:00:00Z\": a recent date, as IDs last 69 years from there";
-    let epoch = section.need("epoch", remedy, findings).and_then(|entry| read_epoch(&entry, now, findings));
+    section.only(
+        &["shards", "epoch", "schema_prefix", "key", "migrations"],
+        findings,
+    );
+    let remedy =
+        "add shards = 4096: many more than you will ever have servers, as it cannot change later";
+    let shards = section
+        .need("shards", remedy, findings)
+        .and_then(|entry| read_shards(&entry, findings));
+    let remedy =
+        "add epoch = \"2026-01-01T00:00:00Z\": a recent date, as IDs last 69 years from there";
+    let epoch = section
+        .need("epoch", remedy, findings)
+        .and_then(|entry| read_epoch(&entry, now, findings));
     let prefix = match section.get("schema_prefix") {
         None => Some(SchemaPrefix::default()),
-        Some(entry) => entry.string(findings).and_then(|text| match SchemaPrefix::new(text) {
-            Ok(prefix) => Some(prefix),
-            Err(error) => {
-                findings.add(&entry.at(), error.to_string(), Some("the default is \"shard_\"".to_owned()));
-                None
-            }
-        }),
+        Some(entry) => entry
+            .string(findings)
+            .and_then(|text| match SchemaPrefix::new(text) {
+                Ok(prefix) => Some(prefix),
+                Err(error) => {
+                    findings.add(
+                        &entry.at(),
+                        error.to_string(),
+                        Some("the default is \"shard_\"".to_owned()),
+                    );
+                    None
+                }
+            }),
     };
     let key = match section.get("key") {
         None => Some(KeyKind::default()),
-        Some(entry) => entry.string(findings).and_then(|text| read_key(text, &entry, findings)),
+        Some(entry) => entry
+            .string(findings)
+            .and_then(|text| read_key(text, &entry, findings)),
     };
     // Only what runs migrations looks into the folder: routers have the config and not the folder.
-    let migrations = section.get("migrations").and_then(|entry| Some(folder.join(entry.string(findings)?)));
-    PartialCluster { shards, epoch, prefix, key, migrations }
+    let migrations = section
+        .get("migrations")
+        .and_then(|entry| Some(folder.join(entry.string(findings)?)));
+    PartialCluster {
+        shards,
+        epoch,
+        prefix,
+        key,
+        migrations,
+    }
 }
 
 fn read_key(text: &str, entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<KeyKind> {
     let kind = text.parse::<KeyKind>();
     if let Err(error) = &kind {
         let names = KeyKind::ALL.map(KeyKind::as_str);
-        let hint = similar(text, names).unwrap_or_else(|| format!("known are {}", names.join(", ")));
+        let hint =
+            similar(text, names).unwrap_or_else(|| format!("known are {}", names.join(", ")));
         findings.add(&entry.at(), error.to_string(), Some(hint));
     }
     kind.ok()
@@ -86,9 +118,13 @@ fn read_shards(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<ShardCo
     let shards = u32::try_from(number).ok().and_then(ShardCount::new);
     if shards.is_none() {
         let max = ShardCount::MAX;
-        let hint =
-            (number > i64::from(max.get())).then(|| format!("13 bits of an ID hold the shard: {max} is the most"));
-        findings.add(&entry.at(), format!("shards must be 1 to {max}, not {number}"), hint);
+        let hint = (number > i64::from(max.get()))
+            .then(|| format!("13 bits of an ID hold the shard: {max} is the most"));
+        findings.add(
+            &entry.at(),
+            format!("shards must be 1 to {max}, not {number}"),
+            hint,
+        );
     }
     shards
 }
@@ -104,24 +140,35 @@ fn read_epoch(entry: &Entry<'_>, now: Timestamp, findings: &mut Findings<'_>) ->
         None
     };
     let Ok(time) = text.parse::<Timestamp>() else {
-        let message = format!("the epoch {text:?} is not a time with its zone, as RFC 3339 writes it");
+        let message =
+            format!("the epoch {text:?} is not a time with its zone, as RFC 3339 writes it");
         return refuse(message, "write it like \"2026-01-01T00:00:00Z\"");
     };
     if time.as_nanosecond() % 1_000_000 != 0 {
-        return refuse(format!("the epoch {time} is finer than a millisecond"), "IDs count whole milliseconds");
+        return refuse(
+            format!("the epoch {time} is finer than a millisecond"),
+            "IDs count whole milliseconds",
+        );
     }
     if time < Timestamp::UNIX_EPOCH {
-        return refuse(format!("the epoch {time} is before 1970"), "take a recent date: IDs last 69 years from there");
+        return refuse(
+            format!("the epoch {time} is before 1970"),
+            "take a recent date: IDs last 69 years from there",
+        );
     }
     if time > now {
-        return refuse(format!("the epoch {time} is in the future"), "IDs cannot tell of a time before their epoch");
+        return refuse(
+            format!("the epoch {time} is in the future"),
+            "IDs cannot tell of a time before their epoch",
+        );
     }
     let epoch = Epoch::from_unix_ms(time.as_millisecond());
     match epoch.and_then(|epoch| epoch.ms(now).map(|_| epoch)) {
         Ok(epoch) => Some(epoch),
-        Err(EpochError::PastEnd { last, .. }) => {
-            refuse(format!("the IDs of the epoch {time} ended on {last}"), "41 bits of milliseconds are 69 years")
-        }
+        Err(EpochError::PastEnd { last, .. }) => refuse(
+            format!("the IDs of the epoch {time} ended on {last}"),
+            "41 bits of milliseconds are 69 years",
+        ),
         Err(error) => refuse(error.to_string(), "take a recent date"),
     }
 }

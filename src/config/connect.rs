@@ -22,12 +22,13 @@ pub enum ConnectError {
     Map(#[source] StoreError),
 }
 
-/// A router for the cluster of this config file. It follows the map, and takes what a move publishes. It meets a host
-/// that was added to the file later when the first shard is there.
+/// A router for the cluster of this config file. It follows the map, and takes what a move
+/// publishes. It meets a host that was added to the file later when the first shard is there.
 ///
-/// No host is connected to before it is needed, so that a host that is down does not keep the program from starting.
-/// The database of a map that is kept in PostgreSQL may be away, too, if the config names a `cache` and that has a
-/// copy. The background task that follows the map ends when the last clone of the router is dropped.
+/// No host is connected to before it is needed, so that a host that is down does not keep the
+/// program from starting. The database of a map that is kept in PostgreSQL may be away, too, if the
+/// config names a `cache` and that has a copy. The background task that follows the map ends when
+/// the last clone of the router is dropped.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,17 +48,24 @@ pub enum ConnectError {
 /// Nothing is left behind when the future is dropped.
 pub async fn connect(path: impl AsRef<Path>) -> Result<Router, ConnectError> {
     let config = Config::load(path)?;
-    let maps = config.map_store().watch().await.map_err(ConnectError::Map)?;
+    let maps = config
+        .map_store()
+        .watch()
+        .await
+        .map_err(ConnectError::Map)?;
     let router = Router::new(config.router_options(maps.current()));
     router.follow(maps);
     Ok(router)
 }
 
 impl Config {
-    /// The options of a router of this cluster that begins with this map. The caller may change them before
-    /// [`Router::new`].
+    /// The options of a router of this cluster that begins with this map. The caller may change
+    /// them before [`Router::new`].
     pub fn router_options(&self, map: Arc<ShardMap>) -> Options {
-        let hosts = self.hosts.values().map(|host| host.router_options(&self.router));
+        let hosts = self
+            .hosts
+            .values()
+            .map(|host| host.router_options(&self.router));
         let mut options = Options::new(hosts.collect(), map);
         options.prefix = self.cluster.prefix.clone();
         options.key = self.cluster.key;
@@ -66,11 +74,23 @@ impl Config {
         options.recycle = self.router.recycle;
         options.selects = self.router.selects;
         let or_never = |limit: Duration| Some(limit).filter(|limit| !limit.is_zero());
-        options.idle_timeout = self.router.idle_timeout.map_or(options.idle_timeout, or_never);
-        options.max_lifetime = self.router.max_lifetime.map_or(options.max_lifetime, or_never);
-        options.max_replica_lag = self.router.max_replica_lag.unwrap_or(options.max_replica_lag);
+        options.idle_timeout = self
+            .router
+            .idle_timeout
+            .map_or(options.idle_timeout, or_never);
+        options.max_lifetime = self
+            .router
+            .max_lifetime
+            .map_or(options.max_lifetime, or_never);
+        options.max_replica_lag = self
+            .router
+            .max_replica_lag
+            .unwrap_or(options.max_replica_lag);
         options.replica_wait = self.router.replica_wait.unwrap_or(options.replica_wait);
-        let file = Reread { path: self.path.clone(), last: Mutex::new(None) };
+        let file = Reread {
+            path: self.path.clone(),
+            last: Mutex::new(None),
+        };
         options.host_source = Some(HostSource::new(move |name| file.host(name)));
         options
     }
@@ -83,7 +103,8 @@ struct Reread {
 }
 
 impl Reread {
-    /// A file that cannot be read right now knows no host. The map's own watch reports what is wrong with the file.
+    /// A file that cannot be read right now knows no host. The map's own watch reports what is
+    /// wrong with the file.
     fn host(&self, name: &str) -> Option<HostOptions> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = Stamp::of(&std::fs::metadata(&self.path).ok()?);
@@ -91,7 +112,10 @@ impl Reread {
             *last = Some((stamp, Config::load(&self.path).ok()?));
         }
         let (_, config) = last.as_ref()?;
-        config.hosts.get(name).map(|host| host.router_options(&config.router))
+        config
+            .hosts
+            .get(name)
+            .map(|host| host.router_options(&config.router))
     }
 }
 
@@ -100,6 +124,10 @@ impl HostConfig {
         let connect = self.router_connect.as_ref().unwrap_or(&self.connect);
         let prepare = self.prepare.unwrap_or(router.prepare);
         let replicas = self.replicas.clone();
-        HostOptions { prepare, replicas, ..HostOptions::new(self.name.clone(), connect.clone(), self.pool_size) }
+        HostOptions {
+            prepare,
+            replicas,
+            ..HostOptions::new(self.name.clone(), connect.clone(), self.pool_size)
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Writes a host into the config file, and takes one out of it.
 //!
-//! Invariant: everything else in the file stays as somebody wrote it, comments too. What is written can be read, and
-//! replaces nothing that somebody else wrote meanwhile.
+//! Invariant: everything else in the file stays as somebody wrote it, comments too. What is written
+//! can be read, and replaces nothing that somebody else wrote meanwhile.
 
 use std::fs;
 use std::io;
@@ -49,7 +49,8 @@ pub enum EditError {
         /// The name.
         name: HostName,
     },
-    /// The text has a form in which a host cannot be put or taken out by a program, such as inline tables.
+    /// The text has a form in which a host cannot be put or taken out by a program, such as inline
+    /// tables.
     #[error("[hosts] is written in a way that cannot be edited here: change it by hand")]
     Form,
     /// The file changed under us again and again.
@@ -67,16 +68,22 @@ impl Config {
     /// The config as it would be with this host. Nothing is written.
     ///
     /// # Errors
-    /// When the host is there, or the config would have mistakes: another host is the same database, say.
+    /// When the host is there, or the config would have mistakes: another host is the same
+    /// database, say.
     pub fn with_host(&self, host: &NewHost) -> Result<Config, EditError> {
         let text = fs::read_to_string(&self.path).map_err(failed("read", &self.path))?;
-        Ok(Config::parse(&with_host(&text, &self.path, host)?, &self.path)?)
+        Ok(Config::parse(
+            &with_host(&text, &self.path, host)?,
+            &self.path,
+        )?)
     }
 
-    /// Writes a host into the file: a section behind those of the other hosts. Blocks for as long as others write.
+    /// Writes a host into the file: a section behind those of the other hosts. Blocks for as long
+    /// as others write.
     ///
     /// # Errors
-    /// As [`Config::with_host`], and when the file cannot be written. The file then stays as it was.
+    /// As [`Config::with_host`], and when the file cannot be written. The file then stays as it
+    /// was.
     pub fn add_host(&self, host: &NewHost) -> Result<Config, EditError> {
         edit(&self.path, |text| with_host(text, &self.path, host))
     }
@@ -84,22 +91,28 @@ impl Config {
     /// The config as it would be without this host. Nothing is written.
     ///
     /// # Errors
-    /// When there is no such host, or the config would have mistakes: the map or `[rebalance.pinned]` need it.
+    /// When there is no such host, or the config would have mistakes: the map or
+    /// `[rebalance.pinned]` need it.
     pub fn without_host(&self, name: &HostName) -> Result<Config, EditError> {
         let text = fs::read_to_string(&self.path).map_err(failed("read", &self.path))?;
         Ok(Config::parse(&without_host(&text, name)?, &self.path)?)
     }
 
-    /// Takes a host out of the file, and its empty line in the map. Blocks for as long as others write.
+    /// Takes a host out of the file, and its empty line in the map. Blocks for as long as others
+    /// write.
     ///
     /// # Errors
-    /// As [`Config::without_host`], and when the file cannot be written. The file then stays as it was.
+    /// As [`Config::without_host`], and when the file cannot be written. The file then stays as it
+    /// was.
     pub fn remove_host(&self, name: &HostName) -> Result<Config, EditError> {
         edit(&self.path, |text| without_host(text, name))
     }
 }
 
-fn edit(path: &Path, change: impl Fn(&str) -> Result<String, EditError>) -> Result<Config, EditError> {
+fn edit(
+    path: &Path,
+    change: impl Fn(&str) -> Result<String, EditError>,
+) -> Result<Config, EditError> {
     // A link stays; what it points to is replaced.
     let target = fs::canonicalize(path).map_err(failed("find", path))?;
     for _ in 0..ATTEMPTS {
@@ -128,7 +141,10 @@ fn in_the_form_of(old: &str, new: String) -> String {
 }
 
 fn hosts(document: &mut DocumentMut) -> Result<&mut Table, EditError> {
-    document.get_mut("hosts").and_then(Item::as_table_mut).ok_or(EditError::Form)
+    document
+        .get_mut("hosts")
+        .and_then(Item::as_table_mut)
+        .ok_or(EditError::Form)
 }
 
 fn parsed(text: &str, path: &Path) -> Result<DocumentMut, EditError> {
@@ -143,7 +159,9 @@ fn with_host(text: &str, path: &Path, host: &NewHost) -> Result<String, EditErro
     let mut document = parsed(text, path)?;
     let table = hosts(&mut document)?;
     if table.contains_key(host.name.as_str()) {
-        return Err(EditError::There { name: host.name.clone() });
+        return Err(EditError::There {
+            name: host.name.clone(),
+        });
     }
     let mut section = Table::new();
     section.insert("url", value(&host.url));
@@ -154,9 +172,12 @@ fn with_host(text: &str, path: &Path, host: &NewHost) -> Result<String, EditErro
         section.insert("password_file", value(file));
     }
     section.decor_mut().set_prefix("\n");
-    // Tables are written in the order of their positions. This one comes right behind the last host, before what
-    // follows it.
-    let last = table.iter().filter_map(|(_, item)| item.as_table()?.position()).max();
+    // Tables are written in the order of their positions. This one comes right behind the last
+    // host, before what follows it.
+    let last = table
+        .iter()
+        .filter_map(|(_, item)| item.as_table()?.position())
+        .max();
     section.set_position(last);
     table.insert(host.name.as_str(), Item::Table(section));
     Ok(document.to_string())
@@ -167,9 +188,14 @@ fn without_host(text: &str, name: &HostName) -> Result<String, EditError> {
     if hosts(&mut document)?.remove(name.as_str()).is_none() {
         return Err(EditError::NotThere { name: name.clone() });
     }
-    let placement = document.get_mut("map").and_then(|map| map.get_mut("placement"));
+    let placement = document
+        .get_mut("map")
+        .and_then(|map| map.get_mut("placement"));
     if let Some(placement) = placement.and_then(Item::as_table_like_mut) {
-        let empty = placement.get(name.as_str()).and_then(Item::as_str).is_some_and(|list| list.trim().is_empty());
+        let empty = placement
+            .get(name.as_str())
+            .and_then(Item::as_str)
+            .is_some_and(|list| list.trim().is_empty());
         if empty {
             placement.remove(name.as_str());
         }
@@ -203,8 +229,16 @@ db2 = ""
 "#;
 
     fn host(name: &str, address: &str) -> NewHost {
-        let (name, url) = (HostName::new(name).unwrap(), format!("postgres://app@{address}/app"));
-        NewHost { name, url, password_env: Some("PASSWORD".to_owned()), password_file: None }
+        let (name, url) = (
+            HostName::new(name).unwrap(),
+            format!("postgres://app@{address}/app"),
+        );
+        NewHost {
+            name,
+            url,
+            password_env: Some("PASSWORD".to_owned()),
+            password_file: None,
+        }
     }
 
     fn config() -> (tempfile::TempDir, Config) {
@@ -221,14 +255,18 @@ db2 = ""
         let more = config.add_host(&host("db3", "10.0.0.3")).unwrap();
         assert_eq!(more.hosts.len(), 3);
         let text = fs::read_to_string(&config.path).unwrap();
-        let added = "\n[hosts.db3]\nurl = \"postgres://app@10.0.0.3/app\"\npassword_env = \"PASSWORD\"\n";
+        let added =
+            "\n[hosts.db3]\nurl = \"postgres://app@10.0.0.3/app\"\npassword_env = \"PASSWORD\"\n";
         let at = TEXT.find("\n# Where they are").unwrap();
         assert_eq!(text, format!("{}{added}{}", &TEXT[..at], &TEXT[at..]));
         more.remove_host(&HostName::new("db3").unwrap()).unwrap();
         assert_eq!(fs::read_to_string(&config.path).unwrap(), TEXT);
         config.remove_host(&HostName::new("db2").unwrap()).unwrap();
         let text = fs::read_to_string(&config.path).unwrap();
-        assert!(!text.contains("db2") && text.contains("# Where they are.") && text.contains("# all"), "{text}");
+        assert!(
+            !text.contains("db2") && text.contains("# Where they are.") && text.contains("# all"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -238,7 +276,10 @@ db2 = ""
         fs::write(&config.path, &written).unwrap();
         let more = config.add_host(&host("db3", "10.0.0.3")).unwrap();
         let text = fs::read_to_string(&config.path).unwrap();
-        assert!(text.starts_with('\u{feff}') && text.contains("[hosts.db3]\r\nurl"), "{text}");
+        assert!(
+            text.starts_with('\u{feff}') && text.contains("[hosts.db3]\r\nurl"),
+            "{text}"
+        );
         assert!(!text.replace("\r\n", "").contains('\n'), "{text}");
         more.remove_host(&HostName::new("db3").unwrap()).unwrap();
         assert_eq!(fs::read_to_string(&config.path).unwrap(), written);
@@ -248,12 +289,30 @@ db2 = ""
     fn what_would_be_wrong_is_not_written() {
         let (_folder, config) = config();
         let error = config.add_host(&host("db3", "10.0.0.2")).unwrap_err();
-        assert!(error.to_string().contains("is the same database as \"db2\""), "{error}");
-        assert!(matches!(config.add_host(&host("db2", "10.0.0.9")), Err(EditError::There { .. })));
-        let error = config.remove_host(&HostName::new("db1").unwrap()).unwrap_err();
-        assert!(error.to_string().contains("unknown host \"db1\" in [map.placement]"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("is the same database as \"db2\""),
+            "{error}"
+        );
+        assert!(matches!(
+            config.add_host(&host("db2", "10.0.0.9")),
+            Err(EditError::There { .. })
+        ));
+        let error = config
+            .remove_host(&HostName::new("db1").unwrap())
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("unknown host \"db1\" in [map.placement]"),
+            "{error}"
+        );
         let gone = HostName::new("db9").unwrap();
-        assert!(matches!(config.remove_host(&gone), Err(EditError::NotThere { .. })));
+        assert!(matches!(
+            config.remove_host(&gone),
+            Err(EditError::NotThere { .. })
+        ));
         assert_eq!(fs::read_to_string(&config.path).unwrap(), TEXT);
     }
 }

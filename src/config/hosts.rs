@@ -18,7 +18,8 @@ use crate::store::section::{Entry, Section, similar};
 pub struct HostConfig {
     /// Its name in the config.
     pub name: HostName,
-    /// How to connect, with the source of the password. Paths of files are as absolute as the config's own path.
+    /// How to connect, with the source of the password. Paths of files are as absolute as the
+    /// config's own path.
     pub connect: ConnectOptions,
     /// The largest number of connections a router opens to it, `1..=HostConfig::POOL_SIZE_MAX`.
     pub pool_size: usize,
@@ -26,7 +27,8 @@ pub struct HostConfig {
     pub router_connect: Option<ConnectOptions>,
     /// How routers prepare statements there, if that differs from `[router]`.
     pub prepare: Option<PrepareMode>,
-    /// The servers that may answer what only reads, one address each. Empty when the host itself answers everything.
+    /// The servers that may answer what only reads, one address each. Empty when the host itself
+    /// answers everything.
     pub replicas: Vec<ConnectOptions>,
     /// What `rebalance` gives it.
     pub limits: HostLimits,
@@ -36,7 +38,8 @@ impl HostConfig {
     /// The default of `pool_size`.
     pub const POOL_SIZE_DEFAULT: usize = 16;
 
-    /// The largest `pool_size`. With more, a server spends its memory on processes: put PgBouncer between instead.
+    /// The largest `pool_size`. With more, a server spends its memory on processes: put PgBouncer
+    /// between instead.
     pub const POOL_SIZE_MAX: usize = 1000;
 }
 
@@ -63,7 +66,9 @@ pub(super) fn read(
         if let Err(error) = HostName::new(entry.name()) {
             findings.add(&entry.key_at(), error.to_string(), None);
         }
-        let host = entry.section(findings).map(|host| read_host(entry.name(), &host, folder, findings));
+        let host = entry
+            .section(findings)
+            .map(|host| read_host(entry.name(), &host, folder, findings));
         hosts.extend(host);
     }
     if section.entries().next().is_none() {
@@ -90,21 +95,49 @@ pub(super) fn read(
 /// One finding for each host that is the same database as one before it.
 fn report_same_databases(hosts: &[PartialHost<'_>], findings: &mut Findings<'_>) {
     for (index, host) in hosts.iter().enumerate() {
-        let Some((connect, at)) = &host.connect else { continue };
+        let Some((connect, at)) = &host.connect else {
+            continue;
+        };
         let same = hosts[..index].iter().find_map(|first| {
             let (first_connect, first_at) = first.connect.as_ref()?;
-            Some((first.name, first_at, shared_address(first_connect, connect)?))
+            Some((
+                first.name,
+                first_at,
+                shared_address(first_connect, connect)?,
+            ))
         });
-        let Some((first, first_at, address)) = same else { continue };
-        let (name, database, place) = (host.name, connect.database(), findings.place_text(first_at.start));
-        let message = format!("{name:?} is the same database as {first:?} (at {place}): {database} at {address}");
+        let Some((first, first_at, address)) = same else {
+            continue;
+        };
+        let (name, database, place) = (
+            host.name,
+            connect.database(),
+            findings.place_text(first_at.start),
+        );
+        let message = format!(
+            "{name:?} is the same database as {first:?} (at {place}): {database} at {address}"
+        );
         let hint = "each host must be a database of its own: a shard would be on both".to_owned();
         findings.add_unshown(at, message, Some(hint));
     }
 }
 
-fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: &mut Findings<'_>) -> PartialHost<'t> {
-    let own = ["url", "password_env", "password_file", "pool_size", "router_url", "prepare", "reads", "replica_url"];
+fn read_host<'t>(
+    name: &'t str,
+    section: &Section<'_>,
+    folder: &Path,
+    findings: &mut Findings<'_>,
+) -> PartialHost<'t> {
+    let own = [
+        "url",
+        "password_env",
+        "password_file",
+        "pool_size",
+        "router_url",
+        "prepare",
+        "reads",
+        "replica_url",
+    ];
     section.only(&[own.as_slice(), &HOST_KEYS].concat(), findings);
     let remedy = "add url = \"postgres://user@address:5432/database\"";
     let url = section.need("url", remedy, findings);
@@ -118,36 +151,67 @@ fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: 
         connect.with_files_below(folder)
     };
     let connect = connect.map(|(connect, at)| (complete(connect), at));
-    let router_connect = section.get("router_url").and_then(|url| read_url(&url, findings)).map(complete);
-    let prepare = section.get("prepare").and_then(|entry| read_prepare(&entry, findings));
-    let replica_connect = section.get("replica_url").and_then(|url| read_url(&url, findings)).map(complete);
-    let primary = router_connect.as_ref().or(connect.as_ref().map(|(connect, _)| connect));
+    let router_connect = section
+        .get("router_url")
+        .and_then(|url| read_url(&url, findings))
+        .map(complete);
+    let prepare = section
+        .get("prepare")
+        .and_then(|entry| read_prepare(&entry, findings));
+    let replica_connect = section
+        .get("replica_url")
+        .and_then(|url| read_url(&url, findings))
+        .map(complete);
+    let primary = router_connect
+        .as_ref()
+        .or(connect.as_ref().map(|(connect, _)| connect));
     let replicas = read_replicas(section, replica_connect, primary, findings);
     let pool_size = match section.get("pool_size") {
         None => Some(HostConfig::POOL_SIZE_DEFAULT),
         Some(entry) => entry.integer(findings).and_then(|number| {
-            let size = usize::try_from(number).ok().filter(|size| (1..=HostConfig::POOL_SIZE_MAX).contains(size));
+            let size = usize::try_from(number)
+                .ok()
+                .filter(|size| (1..=HostConfig::POOL_SIZE_MAX).contains(size));
             if size.is_none() {
                 let hint = format!("the default is {}", HostConfig::POOL_SIZE_DEFAULT);
                 let max = HostConfig::POOL_SIZE_MAX;
-                findings.add(&entry.at(), format!("pool_size must be 1 to {max}, not {number}"), Some(hint));
+                findings.add(
+                    &entry.at(),
+                    format!("pool_size must be 1 to {max}, not {number}"),
+                    Some(hint),
+                );
             }
             size
         }),
     };
     let limits = read_limits(section, findings);
-    PartialHost { name, connect, pool_size, router_connect, prepare, replicas, limits }
+    PartialHost {
+        name,
+        connect,
+        pool_size,
+        router_connect,
+        prepare,
+        replicas,
+        limits,
+    }
 }
 
-/// The servers that may answer what only reads: by `reads` and `replica_url`, or the addresses of the host itself.
+/// The servers that may answer what only reads: by `reads` and `replica_url`, or the addresses of
+/// the host itself.
 fn read_replicas(
     section: &Section<'_>,
     replica_connect: Option<ConnectOptions>,
     primary: Option<&ConnectOptions>,
     findings: &mut Findings<'_>,
 ) -> Vec<ConnectOptions> {
-    let addresses = |connect: Option<&ConnectOptions>| connect.map(ConnectOptions::each_address).unwrap_or_default();
-    let Some(entry) = section.get("reads") else { return addresses(replica_connect.as_ref()) };
+    let addresses = |connect: Option<&ConnectOptions>| {
+        connect
+            .map(ConnectOptions::each_address)
+            .unwrap_or_default()
+    };
+    let Some(entry) = section.get("reads") else {
+        return addresses(replica_connect.as_ref());
+    };
     match entry.string(findings) {
         Some("primary") | None => Vec::new(),
         Some("replica") => {
@@ -155,27 +219,43 @@ fn read_replicas(
             if section.get("replica_url").is_none() && servers.len() == 1 {
                 let hint = "add replica_url, or name the standbys in the url: \
                             postgres://app@a,b/app?target_session_attrs=primary";
-                findings.add(&entry.at(), "reads from replicas, and no replica is named", Some(hint.to_owned()));
+                findings.add(
+                    &entry.at(),
+                    "reads from replicas, and no replica is named",
+                    Some(hint.to_owned()),
+                );
             }
             servers
         }
         Some(text) => {
             let hint = similar(text, ["primary", "replica"]);
-            let hint =
-                hint.unwrap_or_else(|| "\"replica\" lets standbys answer what the program marks as read".to_owned());
-            findings.add(&entry.at(), "reads is \"primary\" or \"replica\"", Some(hint));
+            let hint = hint.unwrap_or_else(|| {
+                "\"replica\" lets standbys answer what the program marks as read".to_owned()
+            });
+            findings.add(
+                &entry.at(),
+                "reads is \"primary\" or \"replica\"",
+                Some(hint),
+            );
             Vec::new()
         }
     }
 }
 
 /// The source of a password, where the section names one.
-pub(super) fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Password> {
+pub(super) fn read_password(
+    section: &Section<'_>,
+    findings: &mut Findings<'_>,
+) -> Option<Password> {
     let given = |key: &str, findings: &mut Findings<'_>| {
         let entry = section.get(key)?;
         let text = entry.string(findings)?;
         if text.is_empty() {
-            findings.add_unshown(&entry.at(), format!("{key} is empty"), Some("leave it out".to_owned()));
+            findings.add_unshown(
+                &entry.at(),
+                format!("{key} is empty"),
+                Some("leave it out".to_owned()),
+            );
         }
         Some((entry, text))
     };
@@ -186,8 +266,11 @@ pub(super) fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) 
         (Some((_, name)), None) => Some(Password::Env(name.to_owned())),
         (None, Some((_, path))) => Some(Password::File(path.into())),
         (Some((variable, _)), Some((file, _))) => {
-            let (first, second) =
-                if variable.at().start < file.at().start { (variable, file) } else { (file, variable) };
+            let (first, second) = if variable.at().start < file.at().start {
+                (variable, file)
+            } else {
+                (file, variable)
+            };
             let place = findings.place_text(first.key_at().start);
             let message = format!("{} beside {} (at {place})", second.name(), first.name());
             let hint = "a password has one source: take out one of the two".to_owned();
@@ -231,57 +314,79 @@ const URL_KEYS: [&str; 30] = [
     "user",
 ];
 
-/// Reads the connection string. It may hold a password, even in a part that the parser takes for something else when it
-/// is mistyped. So no part of it is ever shown except names that we know anyway.
+/// Reads the connection string. It may hold a password, even in a part that the parser takes for
+/// something else when it is mistyped. So no part of it is ever shown except names that we know
+/// anyway.
 pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<ConnectOptions> {
     let text = entry.string(findings)?;
     let error = match ConnectOptions::parse(text) {
         Ok(connect) => return Some(connect),
         Err(error) => error,
     };
-    let form =
-        || "write postgres://user@address:5432/database or \"host=address dbname=database user=user\"".to_owned();
+    let form = || {
+        "write postgres://user@address:5432/database or \"host=address dbname=database user=user\""
+            .to_owned()
+    };
     let (message, hint) = match error {
         OptionsError::Missing { key: "host" } => ("the url names no host".to_owned(), form()),
         OptionsError::Missing { key: "user" } => ("the url names no user".to_owned(), form()),
         OptionsError::Missing { .. } => ("the url names no database".to_owned(), form()),
-        OptionsError::AtInHost => {
-            ("the host of the url holds an @".to_owned(), "write %40 for an @ in user or password".to_owned())
-        }
+        OptionsError::AtInHost => (
+            "the host of the url holds an @".to_owned(),
+            "write %40 for an @ in user or password".to_owned(),
+        ),
         OptionsError::SslMode { mode } => {
             let modes = ["disable", "prefer", "require", "verify-ca", "verify-full"];
-            let hint = similar(&mode, modes).unwrap_or_else(|| format!("known are {}", modes.join(", ")));
+            let hint =
+                similar(&mode, modes).unwrap_or_else(|| format!("known are {}", modes.join(", ")));
             ("the url has an unknown sslmode".to_owned(), hint)
         }
         OptionsError::TargetSessionAttrs { value } => {
             let known = ["any", "read-write", "primary", "read-only", "standby"];
-            let hint = similar(&value, known).unwrap_or_else(|| format!("known are {}", known.join(", ")));
-            ("the url has an unknown target_session_attrs".to_owned(), hint)
+            let hint =
+                similar(&value, known).unwrap_or_else(|| format!("known are {}", known.join(", ")));
+            (
+                "the url has an unknown target_session_attrs".to_owned(),
+                hint,
+            )
         }
         OptionsError::NoSuchService { service, .. } => {
-            let hint = "it is looked for in the file PGSERVICEFILE names, ~/.pg_service.conf, and pg_service.conf in \
+            let hint = "it is looked for in the file PGSERVICEFILE names, ~/.pg_service.conf, and \
+                pg_service.conf in \
                         PGSYSCONFDIR";
             (format!("there is no service {service:?}"), hint.to_owned())
         }
-        error @ OptionsError::ServiceFile { .. } => {
-            (error.to_string(), "mend that file, or write the keys into the url".to_owned())
-        }
-        error @ OptionsError::WeakWithSystem { .. } => {
-            (error.to_string(), "write sslmode=verify-full, or name the file of your own authority".to_owned())
-        }
-        error @ OptionsError::Variable { .. } => {
-            (error.to_string(), "correct or unset it, or write the key into the url".to_owned())
-        }
-        OptionsError::UnknownKey { key } => {
-            ("the url has an option that is not known".to_owned(), similar(&key, URL_KEYS).unwrap_or_else(form))
-        }
+        error @ OptionsError::ServiceFile { .. } => (
+            error.to_string(),
+            "mend that file, or write the keys into the url".to_owned(),
+        ),
+        error @ OptionsError::WeakWithSystem { .. } => (
+            error.to_string(),
+            "write sslmode=verify-full, or name the file of your own authority".to_owned(),
+        ),
+        error @ OptionsError::Variable { .. } => (
+            error.to_string(),
+            "correct or unset it, or write the key into the url".to_owned(),
+        ),
+        OptionsError::UnknownKey { key } => (
+            "the url has an option that is not known".to_owned(),
+            similar(&key, URL_KEYS).unwrap_or_else(form),
+        ),
         // What is wrong is said of the key alone, never of the value.
-        OptionsError::WrongValue { key, reason } => (format!("the url has a wrong value for {key}"), reason),
-        OptionsError::Unsupported { key, why } => {
-            (format!("the url asks by {key} for something that pgshard does not have"), why)
+        OptionsError::WrongValue { key, reason } => {
+            (format!("the url has a wrong value for {key}"), reason)
         }
-        error @ OptionsError::WeakWithDirect => (error.to_string(), "write sslmode=verify-full".to_owned()),
-        OptionsError::Parse { reason } => ("the url cannot be read".to_owned(), format!("{reason}; {}", form())),
+        OptionsError::Unsupported { key, why } => (
+            format!("the url asks by {key} for something that pgshard does not have"),
+            why,
+        ),
+        error @ OptionsError::WeakWithDirect => {
+            (error.to_string(), "write sslmode=verify-full".to_owned())
+        }
+        OptionsError::Parse { reason } => (
+            "the url cannot be read".to_owned(),
+            format!("{reason}; {}", form()),
+        ),
     };
     findings.add_unshown(&entry.at(), message, Some(hint));
     None
@@ -294,7 +399,13 @@ fn shared_address(a: &ConnectOptions, b: &ConnectOptions) -> Option<String> {
             Some(("localhost", port)) => format!("127.0.0.1:{port}"),
             _ => address.to_ascii_lowercase(),
         };
-        b.addresses().iter().any(|other| plain(other) == plain(address))
+        b.addresses()
+            .iter()
+            .any(|other| plain(other) == plain(address))
     };
-    if a.database() != b.database() { None } else { a.addresses().into_iter().find(same) }
+    if a.database() != b.database() {
+        None
+    } else {
+        a.addresses().into_iter().find(same)
+    }
 }

@@ -9,7 +9,9 @@ use crate::map::{MapVersion, ShardMap};
 use crate::shard::ShardCount;
 use crate::store::map_text::read_map;
 use crate::store::section::Section;
-use crate::store::{FileStore, Findings, MapStore, MapWatch, PostgresStore, PublishError, StoreError};
+use crate::store::{
+    FileStore, Findings, MapStore, MapWatch, PostgresStore, PublishError, StoreError,
+};
 
 /// The store that a config names.
 #[derive(Clone, Debug)]
@@ -30,8 +32,9 @@ impl ConfigStore {
         }
     }
 
-    /// The map as it is kept now. If the database that keeps it cannot be asked, this is the copy on disk, with a
-    /// warning in the log. It is for callers that only read: a stale map is a hint like any other.
+    /// The map as it is kept now. If the database that keeps it cannot be asked, this is the copy
+    /// on disk, with a warning in the log. It is for callers that only read: a stale map is a hint
+    /// like any other.
     ///
     /// # Errors
     /// As [`MapStore::load`], when there is no copy.
@@ -58,7 +61,11 @@ impl MapStore for ConfigStore {
         self.store().load()
     }
 
-    fn publish<'a>(&'a self, expected: MapVersion, map: &'a ShardMap) -> BoxFuture<'a, Result<(), PublishError>> {
+    fn publish<'a>(
+        &'a self,
+        expected: MapVersion,
+        map: &'a ShardMap,
+    ) -> BoxFuture<'a, Result<(), PublishError>> {
         self.store().publish(expected, map)
     }
 
@@ -77,7 +84,10 @@ pub(super) fn read(
 ) -> Option<(Option<ShardMap>, ConfigStore)> {
     let kept_in = section.get("store").and_then(|store| store.as_str());
     if kept_in == Some("postgres") {
-        return Some((None, ConfigStore::Postgres(read_postgres(section, folder_of(path), shards, findings)?)));
+        return Some((
+            None,
+            ConfigStore::Postgres(read_postgres(section, folder_of(path), shards, findings)?),
+        ));
     }
     let map = read_map(section, shards, hosts, findings)?;
     let store = FileStore::new(path, map.shards());
@@ -92,19 +102,36 @@ fn read_postgres(
 ) -> Option<PostgresStore> {
     for name in ["version", "placement"] {
         if let Some(entry) = section.get(name) {
-            let hint = "take it out; to bring it into the database, first `pgshard map import` the config that has it";
-            let message = format!("map.{name} beside store = \"postgres\": the map is in the database");
+            let hint = "take it out; to bring it into the database, first `pgshard map import` the \
+                config that has it";
+            let message =
+                format!("map.{name} beside store = \"postgres\": the map is in the database");
             findings.add(&entry.key_at(), message, Some(hint.to_owned()));
         }
     }
-    section.only(&["store", "url", "password_env", "password_file", "cache", "version", "placement"], findings);
-    let remedy = "add url = \"postgres://user@address:5432/database\", the database that keeps the map";
+    section.only(
+        &[
+            "store",
+            "url",
+            "password_env",
+            "password_file",
+            "cache",
+            "version",
+            "placement",
+        ],
+        findings,
+    );
+    let remedy =
+        "add url = \"postgres://user@address:5432/database\", the database that keeps the map";
     let url = section.need("url", remedy, findings);
     let connect = url.and_then(|url| hosts::read_url(&url, findings));
     let password = hosts::read_password(section, findings);
     let copy = section.get("cache").and_then(|entry| {
         let path = folder.join(entry.string(findings)?);
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         let fault = if path.is_dir() || path.file_name().is_none() {
             Some(format!("{} is a folder", path.display()))
         } else if !parent.is_dir() {
@@ -113,7 +140,8 @@ fn read_postgres(
             None
         };
         if let Some(fault) = fault {
-            let hint = "name the file that keeps a copy of the map; a path that is not absolute starts at the folder \
+            let hint = "name the file that keeps a copy of the map; a path that is not absolute \
+                starts at the folder \
                         of this file";
             findings.add(&entry.at(), fault, Some(hint.to_owned()));
         }

@@ -1,8 +1,8 @@
-//! The config file: its text becomes the values that the other modules take ([`Config`]), or a list of everything that
-//! is wrong with it ([`Diagnostic`]).
+//! The config file: its text becomes the values that the other modules take ([`Config`]), or a list
+//! of everything that is wrong with it ([`Diagnostic`]).
 //!
-//! Invariant: a config that loads can be used (every shard placed once, every name known), and no message
-//! shows a password.
+//! Invariant: a config that loads can be used (every shard placed once, every name known), and no
+//! message shows a password.
 
 mod cluster;
 mod connect;
@@ -51,7 +51,8 @@ pub struct Config {
     pub router: RouterConfig,
     /// Where `rebalance` may put shards.
     pub rebalance: Rebalance,
-    /// The map as it stood in the file; later ones come from [`Config::map_store`]. `None` where it is kept elsewhere.
+    /// The map as it stood in the file; later ones come from [`Config::map_store`]. `None` where it
+    /// is kept elsewhere.
     pub map: Option<ShardMap>,
     store: ConfigStore,
 }
@@ -64,7 +65,8 @@ pub enum ConfigError {
     #[error(
         "cannot read the config {}{}",
         path.display(),
-        if source.kind() == std::io::ErrorKind::NotFound { ": `pgshard init` writes one; --config or PGSHARD_CONFIG \
+        if source.kind() == std::io::ErrorKind::NotFound { ": `pgshard init` writes one; --config \
+            or PGSHARD_CONFIG \
             name another" } else { "" }
     )]
     Read {
@@ -90,15 +92,21 @@ impl Config {
     /// The environment variable that names the file.
     pub const ENVIRONMENT: &str = "PGSHARD_CONFIG";
 
-    /// Where the config is: the file given (`--config`), else the one that `PGSHARD_CONFIG` names, else
-    /// `./pgshard.toml`. [`Config::load`] finds out whether it is there.
+    /// Where the config is: the file given (`--config`), else the one that `PGSHARD_CONFIG` names,
+    /// else `./pgshard.toml`. [`Config::load`] finds out whether it is there.
     pub fn find(explicit: Option<&Path>) -> PathBuf {
-        Self::find_in(explicit, std::env::var_os(Self::ENVIRONMENT).map(PathBuf::from))
+        Self::find_in(
+            explicit,
+            std::env::var_os(Self::ENVIRONMENT).map(PathBuf::from),
+        )
     }
 
     fn find_in(explicit: Option<&Path>, environment: Option<PathBuf>) -> PathBuf {
         let environment = environment.filter(|path| !path.as_os_str().is_empty());
-        explicit.map(Path::to_owned).or(environment).unwrap_or_else(|| PathBuf::from(Self::FILE_NAME))
+        explicit
+            .map(Path::to_owned)
+            .or(environment)
+            .unwrap_or_else(|| PathBuf::from(Self::FILE_NAME))
     }
 
     /// Reads and checks a file.
@@ -108,12 +116,15 @@ impl Config {
     pub fn load(path: impl AsRef<Path>) -> Result<Config, ConfigError> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path);
-        let text = text.map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = text.map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         Config::parse(&text, path)
     }
 
-    /// Checks the text of a config that stands, or will stand, in the file `path`: relative paths in it are taken from
-    /// that file's folder.
+    /// Checks the text of a config that stands, or will stand, in the file `path`: relative paths
+    /// in it are taken from that file's folder.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] with every mistake.
@@ -125,12 +136,19 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::parse`].
-    pub fn parse_at(text: &str, path: impl AsRef<Path>, now: Timestamp) -> Result<Config, ConfigError> {
+    pub fn parse_at(
+        text: &str,
+        path: impl AsRef<Path>,
+        now: Timestamp,
+    ) -> Result<Config, ConfigError> {
         let path = path.as_ref();
         let mut findings = Findings::new(path, text);
         let config = read(&mut findings, path, now);
         let invalid = |findings: Findings<'_>| {
-            Err(ConfigError::Invalid { path: path.to_owned(), diagnostics: findings.into_sorted() })
+            Err(ConfigError::Invalid {
+                path: path.to_owned(),
+                diagnostics: findings.into_sorted(),
+            })
         };
         match config {
             Some(config) if findings.count() == 0 => Ok(config),
@@ -158,28 +176,54 @@ fn folder_of(path: &Path) -> &Path {
 fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Config> {
     let document = parse_toml(findings)?;
     let root = Section::root(document.get_ref());
-    root.only(&["cluster", "hosts", "router", "rebalance", "map"], findings);
+    root.only(
+        &["cluster", "hosts", "router", "rebalance", "map"],
+        findings,
+    );
 
-    let remedy = "add [cluster] with shards and epoch; `pgshard init` writes a whole config to start from";
-    let cluster = root.need("cluster", remedy, findings).and_then(|cluster| cluster.section(findings));
+    let remedy =
+        "add [cluster] with shards and epoch; `pgshard init` writes a whole config to start from";
+    let cluster = root
+        .need("cluster", remedy, findings)
+        .and_then(|cluster| cluster.section(findings));
     let cluster = cluster.map(|cluster| cluster::read(&cluster, folder_of(path), now, findings));
 
-    let remedy = "add a section for each host: [hosts.db1] with url = \"postgres://user@address/database\"";
-    let section = root.need("hosts", remedy, findings).and_then(|hosts| hosts.section(findings));
+    let remedy =
+        "add a section for each host: [hosts.db1] with url = \"postgres://user@address/database\"";
+    let section = root
+        .need("hosts", remedy, findings)
+        .and_then(|hosts| hosts.section(findings));
     let names: Option<Vec<&str>> = section.as_ref().map(|hosts| hosts.names().collect());
     let hosts = section.map(|hosts| hosts::read(&hosts, folder_of(path), findings));
 
-    let map = root.need("map", MAP_REMEDY, findings).and_then(|map| map.section(findings));
+    let map = root
+        .need("map", MAP_REMEDY, findings)
+        .and_then(|map| map.section(findings));
     let shards = cluster.as_ref().and_then(|cluster| cluster.shards);
     let map = map.and_then(|map| map::read(&map, path, shards, names.as_deref(), findings));
 
-    let rebalance = root.get("rebalance").and_then(|rebalance| rebalance.section(findings));
-    let rebalance = rebalance.map(|section| rebalance::read(&section, shards, names.as_deref(), findings));
+    let rebalance = root
+        .get("rebalance")
+        .and_then(|rebalance| rebalance.section(findings));
+    let rebalance =
+        rebalance.map(|section| rebalance::read(&section, shards, names.as_deref(), findings));
 
-    let router = root.get("router").and_then(|router| router.section(findings));
-    let router = router.map(|section| router::read(&section, findings)).unwrap_or_default();
+    let router = root
+        .get("router")
+        .and_then(|router| router.section(findings));
+    let router = router
+        .map(|section| router::read(&section, findings))
+        .unwrap_or_default();
 
     let (cluster, hosts, (map, store)) = (cluster?.complete()?, hosts?, map?);
     let path = path.to_owned();
-    Some(Config { path, cluster, hosts, router, rebalance: rebalance.unwrap_or_default(), map, store })
+    Some(Config {
+        path,
+        cluster,
+        hosts,
+        router,
+        rebalance: rebalance.unwrap_or_default(),
+        map,
+        store,
+    })
 }

@@ -55,42 +55,74 @@ fn read_pinned(
     for entry in section.entries() {
         let host = entry.name();
         if let Some(hosts) = hosts.filter(|hosts| !hosts.contains(&host)) {
-            let hint = similar(host, hosts).unwrap_or_else(|| format!("the hosts are {}", hosts.join(", ")));
-            findings.add(&entry.key_at(), format!("unknown host {host:?} in [rebalance.pinned]"), Some(hint));
+            let hint = similar(host, hosts)
+                .unwrap_or_else(|| format!("the hosts are {}", hosts.join(", ")));
+            findings.add(
+                &entry.key_at(),
+                format!("unknown host {host:?} in [rebalance.pinned]"),
+                Some(hint),
+            );
         }
-        let Some(text) = entry.string(findings) else { continue };
+        let Some(text) = entry.string(findings) else {
+            continue;
+        };
         let place = entry.text_place(findings);
         let list = read_list(text, shards, |at| place.part(at), findings);
-        let Ok(host) = HostName::new(host) else { continue };
+        let Ok(host) = HostName::new(host) else {
+            continue;
+        };
         for shard in list {
-            if let Some(other) = rebalance.pinned.insert(shard, host.clone()).filter(|other| *other != host) {
+            if let Some(other) = rebalance
+                .pinned
+                .insert(shard, host.clone())
+                .filter(|other| *other != host)
+            {
                 let message = format!("shard {shard} is pinned to {other} and to {host}");
-                let hint = "it can be on one host only: take it out of one of the two lists".to_owned();
+                let hint =
+                    "it can be on one host only: take it out of one of the two lists".to_owned();
                 findings.add(&entry.at(), message, Some(hint));
             }
         }
     }
 }
 
-fn read_apart(entry: &Entry<'_>, shards: ShardCount, rebalance: &mut Rebalance, findings: &mut Findings<'_>) {
+fn read_apart(
+    entry: &Entry<'_>,
+    shards: ShardCount,
+    rebalance: &mut Rebalance,
+    findings: &mut Findings<'_>,
+) {
     let Some(sets) = entry.as_array() else {
-        findings.add(&entry.at(), "rebalance.apart must be an array of strings", Some(APART_HINT.to_owned()));
+        findings.add(
+            &entry.at(),
+            "rebalance.apart must be an array of strings",
+            Some(APART_HINT.to_owned()),
+        );
         return;
     };
     for set in sets {
         let at = set.span();
         let Some(text) = set.get_ref().as_str() else {
-            let message = format!("a set of rebalance.apart must be a string, not {}", set.get_ref().type_str());
+            let message = format!(
+                "a set of rebalance.apart must be a string, not {}",
+                set.get_ref().type_str()
+            );
             findings.add(&at, message, Some(APART_HINT.to_owned()));
             continue;
         };
         // The place is behind the quote, if the value is nothing but the text between two quotes.
         let plain = at.len() == text.len() + 2;
         let part = |range: &Range<usize>| {
-            if plain { at.start + 1 + range.start..at.start + 1 + range.end } else { at.clone() }
+            if plain {
+                at.start + 1 + range.start..at.start + 1 + range.end
+            } else {
+                at.clone()
+            }
         };
         let before = findings.count();
-        let list: BTreeSet<ShardId> = read_list(text, shards, part, findings).into_iter().collect();
+        let list: BTreeSet<ShardId> = read_list(text, shards, part, findings)
+            .into_iter()
+            .collect();
         if list.len() < 2 && findings.count() == before {
             let message = "a set of rebalance.apart needs two shards or more";
             findings.add(&at, message, Some(APART_HINT.to_owned()));
@@ -121,16 +153,31 @@ fn report_unmeetable(
     rebalance: &Rebalance,
     findings: &mut Findings<'_>,
 ) {
-    let Some(entry) = section.get("apart") else { return };
+    let Some(entry) = section.get("apart") else {
+        return;
+    };
     for set in &rebalance.apart {
         if let Some(hosts) = hosts.filter(|hosts| set.len() > hosts.len()) {
-            let message = format!("{} shards cannot be kept apart on {} hosts", set.len(), hosts.len());
-            findings.add(&entry.at(), message, Some("add hosts, or make the set smaller".to_owned()));
+            let message = format!(
+                "{} shards cannot be kept apart on {} hosts",
+                set.len(),
+                hosts.len()
+            );
+            findings.add(
+                &entry.at(),
+                message,
+                Some("add hosts, or make the set smaller".to_owned()),
+            );
         }
         let mut taken: BTreeMap<&HostName, ShardId> = BTreeMap::new();
-        for (shard, host) in set.iter().filter_map(|shard| Some((*shard, rebalance.pinned.get(shard)?))) {
+        for (shard, host) in set
+            .iter()
+            .filter_map(|shard| Some((*shard, rebalance.pinned.get(shard)?)))
+        {
             if let Some(other) = taken.insert(host, shard) {
-                let message = format!("shards {other} and {shard} are to be kept apart, and both are pinned to {host}");
+                let message = format!(
+                    "shards {other} and {shard} are to be kept apart, and both are pinned to {host}"
+                );
                 findings.add(&entry.at(), message, Some("let one of them go".to_owned()));
             }
         }
@@ -147,10 +194,18 @@ pub(super) fn read_limits(section: &Section<'_>, findings: &mut Findings<'_>) ->
         let given = entry.as_number();
         match given {
             None => entry.wrong_type("a number", findings),
-            Some(weight) if weight == 0.0 || (1e-6..=1e6).contains(&weight) => limits.weight = weight,
+            Some(weight) if weight == 0.0 || (1e-6..=1e6).contains(&weight) => {
+                limits.weight = weight
+            }
             Some(weight) => {
-                let hint = "with 2 a host gets twice what one with 1 gets, with 0 nothing; the default is 1".to_owned();
-                findings.add(&entry.at(), format!("weight must be 0 to 1000000, not {weight}"), Some(hint));
+                let hint = "with 2 a host gets twice what one with 1 gets, with 0 nothing; the \
+                    default is 1"
+                    .to_owned();
+                findings.add(
+                    &entry.at(),
+                    format!("weight must be 0 to 1000000, not {weight}"),
+                    Some(hint),
+                );
             }
         }
     }
@@ -159,11 +214,17 @@ pub(super) fn read_limits(section: &Section<'_>, findings: &mut Findings<'_>) ->
         let max = u32::try_from(number).ok();
         if max.is_none() {
             let hint = "leave it out if there is no limit".to_owned();
-            findings.add(&entry.at(), format!("max_shards cannot be {number}"), Some(hint));
+            findings.add(
+                &entry.at(),
+                format!("max_shards cannot be {number}"),
+                Some(hint),
+            );
         }
         max
     });
-    limits.bytes_max = section.get("max_bytes").and_then(|entry| read_bytes(&entry, findings));
+    limits.bytes_max = section
+        .get("max_bytes")
+        .and_then(|entry| read_bytes(&entry, findings));
     limits
 }
 
@@ -187,7 +248,11 @@ fn read_bytes(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<u64> {
     };
     if bytes.is_none() {
         let hint = "write it like \"500 GB\" or \"1.5 TiB\", or as a number of bytes".to_owned();
-        findings.add(&entry.at(), format!("{} is not a size", entry.name()), Some(hint));
+        findings.add(
+            &entry.at(),
+            format!("{} is not a size", entry.name()),
+            Some(hint),
+        );
     }
     bytes
 }
@@ -195,10 +260,14 @@ fn read_bytes(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<u64> {
 /// A size with its unit, as the config has it: `500 GB`, `1.5TiB`.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
-    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(text.len());
     let number: f64 = text[..end].parse().ok()?;
     let unit = text[end..].trim();
-    let (_, size) = UNITS.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(unit))?;
+    let (_, size) = UNITS
+        .into_iter()
+        .find(|(name, _)| name.eq_ignore_ascii_case(unit))?;
     let bytes = number * size as f64;
     // Above that an f64 no longer counts single bytes, and nobody has such a disk.
     (bytes < (1u64 << 53) as f64).then_some(bytes as u64)

@@ -9,7 +9,8 @@ use crate::map::{HostName, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix};
 use crate::store::map_text::{print_map, quoted};
 
-/// A whole config with every key explained, for `pgshard init`. It is valid as it stands; its hosts are made up.
+/// A whole config with every key explained, for `pgshard init`. It is valid as it stands; its hosts
+/// are made up.
 pub fn template() -> &'static str {
     include_str!("../../config/pgshard.toml")
 }
@@ -36,7 +37,14 @@ impl Settings {
     /// Integer keys, the default prefix, and no migrations.
     pub fn new(epoch: Epoch, hosts: Vec<HostSettings>, map: ShardMap) -> Settings {
         let (prefix, key) = (SchemaPrefix::default(), KeyKind::default());
-        Settings { epoch, prefix, key, migrations: None, hosts, map }
+        Settings {
+            epoch,
+            prefix,
+            key,
+            migrations: None,
+            hosts,
+            map,
+        }
     }
 }
 
@@ -59,7 +67,12 @@ pub struct HostSettings {
 impl HostSettings {
     /// A host of which only the URL is known.
     pub fn new(name: HostName, url: impl Into<String>) -> HostSettings {
-        HostSettings { name, url: url.into(), password_env: None, pool_size: HostConfig::POOL_SIZE_DEFAULT }
+        HostSettings {
+            name,
+            url: url.into(),
+            password_env: None,
+            pool_size: HostConfig::POOL_SIZE_DEFAULT,
+        }
     }
 }
 
@@ -78,16 +91,30 @@ pub fn render_map(map: &ShardMap) -> String {
 }
 
 fn write_all(out: &mut String, settings: &Settings) -> std::fmt::Result {
-    writeln!(out, "# Every key is explained in what `pgshard init` writes.\n\n[cluster]")?;
-    writeln!(out, "# These cannot change once the cluster is bootstrapped.")?;
+    writeln!(
+        out,
+        "# Every key is explained in what `pgshard init` writes.\n\n[cluster]"
+    )?;
+    writeln!(
+        out,
+        "# These cannot change once the cluster is bootstrapped."
+    )?;
     writeln!(out, "shards = {}", settings.map.shards())?;
-    writeln!(out, "epoch = {}", quoted(&settings.epoch.timestamp().to_string()))?;
+    writeln!(
+        out,
+        "epoch = {}",
+        quoted(&settings.epoch.timestamp().to_string())
+    )?;
     writeln!(out, "schema_prefix = {}", quoted(settings.prefix.as_str()))?;
     if settings.key != KeyKind::default() {
         writeln!(out, "key = {}", quoted(settings.key.as_str()))?;
     }
     if let Some(migrations) = &settings.migrations {
-        writeln!(out, "migrations = {}", quoted(&migrations.display().to_string()))?;
+        writeln!(
+            out,
+            "migrations = {}",
+            quoted(&migrations.display().to_string())
+        )?;
     }
     for host in &settings.hosts {
         writeln!(out, "\n[hosts.{}]\nurl = {}", host.name, quoted(&host.url))?;

@@ -28,7 +28,11 @@ fn parse(text: &str) -> Result<Config, Vec<Diagnostic>> {
 fn said(text: &str) -> String {
     match parse(text) {
         Ok(config) => format!("{config:#?}"),
-        Err(found) => found.iter().map(|one| format!("{one}\n")).collect::<Vec<_>>().join("\n"),
+        Err(found) => found
+            .iter()
+            .map(|one| format!("{one}\n"))
+            .collect::<Vec<_>>()
+            .join("\n"),
     }
 }
 
@@ -103,12 +107,24 @@ fn placements() {
     let cases = [
         ("gap", "db1 = \"0-100, 103-126\"\ndb2 = \"128-254\""),
         ("overlap", "db1 = \"0-127, 200\"\ndb2 = \"120-255\""),
-        ("overlap with epochs", "db1 = \"0-127\"\ndb2 = \"128-255, 17@3\""),
-        ("overlap in one list", "db1 = \"0-127, 3, 4\"\ndb2 = \"128-255\""),
+        (
+            "overlap with epochs",
+            "db1 = \"0-127\"\ndb2 = \"128-255, 17@3\"",
+        ),
+        (
+            "overlap in one list",
+            "db1 = \"0-127, 3, 4\"\ndb2 = \"128-255\"",
+        ),
         ("unknown host", "db1 = \"0-127\"\nd2 = \"128-255\""),
         ("past the end", "db1 = \"0-127\"\ndb2 = \"128-256\""),
-        ("notation", "db1 = \"0-127,\"\ndb2 = \"128..255, 255@0, -1\""),
-        ("several lines", "db1 = \"\"\"\n0-63,\n63-127\"\"\"\ndb2 = '128-255'"),
+        (
+            "notation",
+            "db1 = \"0-127,\"\ndb2 = \"128..255, 255@0, -1\"",
+        ),
+        (
+            "several lines",
+            "db1 = \"\"\"\n0-63,\n63-127\"\"\"\ndb2 = '128-255'",
+        ),
         ("escapes", "db1 = \"0-127\"\ndb2 = \"128-25\\u0035, 7\""),
         ("wrong type", "db1 = [0, 127]\ndb2 = 7"),
     ];
@@ -141,19 +157,31 @@ fn single_mistakes() {
         ("\"postgres://app@10.0.0.1:5432/app\"", "5432"),
         ("host=10.0.0.2", "host=10.0.0.9,10.0.0.1"),
         ("version = 1", "version = 1.5"),
-        ("version = 1", "store = \"postgres\"\nurl = \"postgres://app@10.0.0.9/app\""),
+        (
+            "version = 1",
+            "store = \"postgres\"\nurl = \"postgres://app@10.0.0.9/app\"",
+        ),
         ("version = 1", "store = \"postgers\"\nversion = 1"),
-        ("version = 1", "version = 1\nurl = \"postgres://app@10.0.0.9/app\""),
+        (
+            "version = 1",
+            "version = 1\nurl = \"postgres://app@10.0.0.9/app\"",
+        ),
         ("version = 1", "version = 1\nstore = \"etcd\""),
         ("version = 1\n", "versoin = 1\n"),
         ("[map.placement]\n", ""),
         ("\"0-127\"", "\"0-127"),
         ("shards = 256", "shards = 256\nshards = 256"),
-        ("url = \"postgres://app@", "url = \"postgres://app:\nhunter2@"),
+        (
+            "url = \"postgres://app@",
+            "url = \"postgres://app:\nhunter2@",
+        ),
     ];
     let all = cases.map(|(what, by)| format!("## {what:?} -> {by:?}\n{}", with(what, by)));
     let all = all.join("\n");
-    let said: String = all.lines().filter(|line| !line.starts_with("## ")).collect();
+    let said: String = all
+        .lines()
+        .filter(|line| !line.starts_with("## "))
+        .collect();
     assert!(!said.contains("hunter2"), "{said}");
     insta::assert_snapshot!(all);
 }
@@ -162,32 +190,51 @@ fn single_mistakes() {
 fn rebalance() {
     let map = "[map]\nversion";
     let cases = [
-        ("wrong types", "[rebalance]\npinned = \"5\"\napart = \"1, 2\"\n"),
+        (
+            "wrong types",
+            "[rebalance]\npinned = \"5\"\napart = \"1, 2\"\n",
+        ),
         (
             "wrong lists",
-            "[rebalance]\napart = [\"1, 256\", \"7\", 3, \"4-2, x\"]\n[rebalance.pinned]\ndb1 = \"5, 9@2\"\nbd2 = \
+            "[rebalance]\napart = [\"1, 256\", \"7\", 3, \"4-2, x\"]\n[rebalance.pinned]\ndb1 \
+                = \"5, 9@2\"\nbd2 = \
              \"6\"\n",
         ),
         (
             "contradictions",
-            "[rebalance]\napart = [\"1, 2\", \"3-5\"]\n[rebalance.pinned]\ndb1 = \"1-2, 7\"\ndb2 = \"7\"\n",
+            "[rebalance]\napart = [\"1, 2\", \"3-5\"]\n[rebalance.pinned]\ndb1 = \"1-2, 7\"\ndb2 \
+                = \"7\"\n",
         ),
         ("unknown key", "[rebalance]\npined = {}\n"),
     ];
     let all = cases.map(|(name, by)| format!("## {name}\n{}", with(map, &format!("{by}{map}"))));
     insta::assert_snapshot!(all.join("\n"));
     let host = "\n[hosts.db2]";
-    let limits = ["weight = -1", "weight = \"2\"", "max_shards = -3", "max_bytes = \"many\"", "max_bytes = true"];
+    let limits = [
+        "weight = -1",
+        "weight = \"2\"",
+        "max_shards = -3",
+        "max_bytes = \"many\"",
+        "max_bytes = true",
+    ];
     let all = limits.map(|by| format!("## {by}\n{}", with(host, &format!("{by}\n{host}"))));
     insta::assert_snapshot!("limits", all.join("\n"));
-    let text =
-        GOOD.replace(map, &format!("[rebalance]\napart = [\"1, 2\"]\n[rebalance.pinned]\ndb2 = \"5, 7-8\"\n{map}"));
-    let text = text.replace(host, &format!("weight = 2.5\nmax_shards = 9\nmax_bytes = \"1 GiB\"\n{host}"));
+    let text = GOOD.replace(
+        map,
+        &format!("[rebalance]\napart = [\"1, 2\"]\n[rebalance.pinned]\ndb2 = \"5, 7-8\"\n{map}"),
+    );
+    let text = text.replace(
+        host,
+        &format!("weight = 2.5\nmax_shards = 9\nmax_bytes = \"1 GiB\"\n{host}"),
+    );
     let config = parse(&text).unwrap_or_else(|found| panic!("{}", found[0]));
     assert_eq!(config.rebalance.pinned.len(), 3);
     assert_eq!(config.rebalance.apart[0].len(), 2);
     let limits = config.hosts["db1"].limits;
-    assert_eq!((limits.weight, limits.shards_max, limits.bytes_max), (2.5, Some(9), Some(1 << 30)));
+    assert_eq!(
+        (limits.weight, limits.shards_max, limits.bytes_max),
+        (2.5, Some(9), Some(1 << 30))
+    );
 }
 
 #[test]
@@ -208,10 +255,16 @@ fn a_password_is_never_shown() {
     ] {
         let said = with("postgres://app@10.0.0.1:5432/app", url);
         assert!(said.contains("pgshard.toml:7:7: the url"), "{url}: {said}");
-        assert!(!said.contains("hunter2") && !said.contains("ter2"), "{said}");
+        assert!(
+            !said.contains("hunter2") && !said.contains("ter2"),
+            "{said}"
+        );
     }
     // What is wrong elsewhere on the line of a URL does not show it either.
-    for by in ["url = \"postgres://app:hunter2@h/app\" x", "ur = \"postgres://app:hunter2@h/app\""] {
+    for by in [
+        "url = \"postgres://app:hunter2@h/app\" x",
+        "ur = \"postgres://app:hunter2@h/app\"",
+    ] {
         let said = with("url = \"postgres://app@10.0.0.1:5432/app\"", by);
         assert!(!said.contains("hunter2"), "{said}");
     }
@@ -220,16 +273,36 @@ fn a_password_is_never_shown() {
 #[test]
 fn values_arrive() {
     let text = GOOD
-        .replace("shards = 256", "shards = 256\nschema_prefix = \"s\"\nmigrations = \"src\"")
-        .replace("epoch = \"2011-01-01T00:00:00Z\"", "epoch = 2011-01-01T01:00:00+01:00")
-        .replace("[hosts.db2]", "password_file = \"secret\"\npool_size = 3\n[hosts.db2]\npassword_env = \"X\"");
-    let config = Config::parse_at(&text, concat!(env!("CARGO_MANIFEST_DIR"), "/pgshard.toml"), now()).unwrap();
+        .replace(
+            "shards = 256",
+            "shards = 256\nschema_prefix = \"s\"\nmigrations = \"src\"",
+        )
+        .replace(
+            "epoch = \"2011-01-01T00:00:00Z\"",
+            "epoch = 2011-01-01T01:00:00+01:00",
+        )
+        .replace(
+            "[hosts.db2]",
+            "password_file = \"secret\"\npool_size = 3\n[hosts.db2]\npassword_env = \"X\"",
+        );
+    let config = Config::parse_at(
+        &text,
+        concat!(env!("CARGO_MANIFEST_DIR"), "/pgshard.toml"),
+        now(),
+    )
+    .unwrap();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    assert_eq!(config.cluster.migrations.as_deref(), Some(folder.join("src").as_path()));
+    assert_eq!(
+        config.cluster.migrations.as_deref(),
+        Some(folder.join("src").as_path())
+    );
     assert_eq!(config.cluster.epoch.unix_ms(), 1293840000000);
     assert_eq!(config.hosts["db1"].pool_size, 3);
     let password = |name: &str| format!("{:?}", config.hosts[name].connect.password());
-    assert_eq!(password("db1"), format!("File({:?})", folder.join("secret")));
+    assert_eq!(
+        password("db1"),
+        format!("File({:?})", folder.join("secret"))
+    );
     assert_eq!(password("db2"), "Env(\"X\")");
     assert!(matches!(config.map_store(), ConfigStore::File(store) if store.path() == config.path));
 }
@@ -242,15 +315,24 @@ fn with_postgres(map: &str) -> String {
 
 #[test]
 fn the_map_in_postgres() {
-    let map = "url = \"postgres://map@10.0.0.9/control?sslrootcert=ca.pem\"\npassword_file = \"secret\"\ncache = \
+    let map = "url = \"postgres://map@10.0.0.9/control?sslrootcert=ca.pem\"\npassword_file \
+        = \"secret\"\ncache = \
                \"map.toml\"";
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = Config::parse_at(&with_postgres(map), folder.join("pgshard.toml"), now()).unwrap();
     assert_eq!(config.map, None);
-    let ConfigStore::Postgres(store) = config.map_store() else { panic!("{:?}", config.map_store()) };
+    let ConfigStore::Postgres(store) = config.map_store() else {
+        panic!("{:?}", config.map_store())
+    };
     assert_eq!(store.database().to_string(), "map@10.0.0.9:5432/control");
-    assert_eq!(format!("{:?}", store.database().password()), format!("File({:?})", folder.join("secret")));
-    assert_eq!(store.database().tls().root_cert, RootCert::File(folder.join("ca.pem")));
+    assert_eq!(
+        format!("{:?}", store.database().password()),
+        format!("File({:?})", folder.join("secret"))
+    );
+    assert_eq!(
+        store.database().tls().root_cert,
+        RootCert::File(folder.join("ca.pem"))
+    );
     assert_eq!(store.copy_path(), Some(folder.join("map.toml").as_path()));
 }
 
@@ -260,16 +342,25 @@ fn mistakes_about_the_map_in_postgres() {
         "",
         "url = \"10.0.0.9\"",
         "url = \"postgres://map:hunter2@10.0.0.9:x/control\"",
-        "url = \"postgres://map@10.0.0.9/control\"\ncahce = \"x\"\npassword_env = \"A\"\npassword_file = \"b\"",
+        "url = \"postgres://map@10.0.0.9/control\"\ncahce = \"x\"\npassword_env \
+            = \"A\"\npassword_file = \"b\"",
         "url = \"postgres://map@10.0.0.9/control\"\ncache = \"no/such/folder/map.toml\"",
         "url = \"postgres://map@10.0.0.9/control\"\ncache = \"src\"",
         "url = \"postgres://map@10.0.0.9/control\"\nversion = 1\n[map.placement]\ndb1 = \"0-255\"",
     ];
     let all = cases.map(|map| format!("## {map}\n{}", said(&with_postgres(map))));
     let all = all.join("\n");
-    let told: String = all.lines().filter(|line| !line.starts_with("## ")).collect();
-    let torn = said(&with_postgres("url = \"postgres://map:\nhunter2@10.0.0.9/control\""));
-    assert!(torn.contains("not TOML") && !torn.contains("hunter2"), "{torn}");
+    let told: String = all
+        .lines()
+        .filter(|line| !line.starts_with("## "))
+        .collect();
+    let torn = said(&with_postgres(
+        "url = \"postgres://map:\nhunter2@10.0.0.9/control\"",
+    ));
+    assert!(
+        torn.contains("not TOML") && !torn.contains("hunter2"),
+        "{torn}"
+    );
     assert!(!told.contains("hunter2"), "{told}");
     insta::assert_snapshot!(all);
 }
@@ -277,38 +368,56 @@ fn mistakes_about_the_map_in_postgres() {
 #[test]
 fn the_file_is_found() {
     let find = |explicit: Option<&str>, environment: Option<&str>| {
-        Config::find_in(explicit.map(Path::new), environment.map(PathBuf::from)).display().to_string()
+        Config::find_in(explicit.map(Path::new), environment.map(PathBuf::from))
+            .display()
+            .to_string()
     };
     assert_eq!(find(Some("a"), Some("b")), "a");
     assert_eq!(find(None, Some("b")), "b");
     assert_eq!(find(None, Some("")), "pgshard.toml");
     assert_eq!(find(None, None), "pgshard.toml");
-    let error = Config::load("/nowhere/pgshard.toml").unwrap_err().to_string();
-    assert!(error.contains("/nowhere/pgshard.toml") && error.contains("pgshard init"), "{error}");
+    let error = Config::load("/nowhere/pgshard.toml")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("/nowhere/pgshard.toml") && error.contains("pgshard init"),
+        "{error}"
+    );
 }
 
 fn any_settings() -> impl Strategy<Value = Settings> {
     let hosts = prop::collection::vec((any::<bool>(), "[a-z ='\\\\\"%@]{0,9}", 1usize..=1000), 4);
     let epoch = 0..now().as_millisecond();
-    (any_map(), epoch, "[a-z][a-z0-9_]{0,30}", hosts, prop::option::of(Just("src"))).prop_filter_map(
-        "a prefix may be PostgreSQL's own",
-        |(map, epoch, prefix, hosts, migrations)| {
-            let hosts = hosts.into_iter().enumerate().map(|(index, (env, variable, pool_size))| HostSettings {
-                name: HostName::new(&format!("db{index}")).unwrap(),
-                url: format!("postgres://app@10.0.0.{index}/app"),
-                password_env: (env && !variable.is_empty()).then_some(variable),
-                pool_size,
-            });
-            Some(Settings {
-                epoch: Epoch::from_unix_ms(epoch).ok()?,
-                prefix: SchemaPrefix::new(&prefix).ok()?,
-                key: KeyKind::ALL[map.hosts().len() % KeyKind::ALL.len()],
-                migrations: migrations.map(PathBuf::from),
-                hosts: hosts.collect(),
-                map,
-            })
-        },
+    (
+        any_map(),
+        epoch,
+        "[a-z][a-z0-9_]{0,30}",
+        hosts,
+        prop::option::of(Just("src")),
     )
+        .prop_filter_map(
+            "a prefix may be PostgreSQL's own",
+            |(map, epoch, prefix, hosts, migrations)| {
+                let hosts =
+                    hosts
+                        .into_iter()
+                        .enumerate()
+                        .map(|(index, (env, variable, pool_size))| HostSettings {
+                            name: HostName::new(&format!("db{index}")).unwrap(),
+                            url: format!("postgres://app@10.0.0.{index}/app"),
+                            password_env: (env && !variable.is_empty()).then_some(variable),
+                            pool_size,
+                        });
+                Some(Settings {
+                    epoch: Epoch::from_unix_ms(epoch).ok()?,
+                    prefix: SchemaPrefix::new(&prefix).ok()?,
+                    key: KeyKind::ALL[map.hosts().len() % KeyKind::ALL.len()],
+                    migrations: migrations.map(PathBuf::from),
+                    hosts: hosts.collect(),
+                    map,
+                })
+            },
+        )
 }
 
 /// A valid place is one that an editor can go to.
@@ -317,7 +426,10 @@ fn assert_places(text: &str, found: &[Diagnostic]) {
     let lines: Vec<&str> = text.split('\n').collect();
     for one in found {
         assert!((1..=lines.len()).contains(&one.line), "{one}");
-        assert!((1..=lines[one.line - 1].chars().count() + 1).contains(&one.column), "{one}");
+        assert!(
+            (1..=lines[one.line - 1].chars().count() + 1).contains(&one.column),
+            "{one}"
+        );
         assert!(one.to_string().starts_with("pgshard.toml:"));
     }
     assert!(found.is_sorted_by_key(|one| (one.line, one.column)));

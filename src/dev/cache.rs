@@ -1,8 +1,9 @@
 //! Things that take a second to make and are the same for every server, kept between runs in
-//! `pgshard-cache-UID` among the temporary files: the templates of data directories, and copies of programs.
+//! `pgshard-cache-UID` among the temporary files: the templates of data directories, and copies of
+//! programs.
 //!
-//! Every entry is made once, under a lock, in a directory of its own that is renamed when it is ready, so that
-//! processes working side by side never see half of one.
+//! Every entry is made once, under a lock, in a directory of its own that is renamed when it is
+//! ready, so that processes working side by side never see half of one.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -39,8 +40,8 @@ impl Cache {
         }
     }
 
-    /// The entry of this name and these keys (what it depends on), made by `build` into an empty directory if there is
-    /// none, or if files of it are missing: `/tmp` is swept on many machines.
+    /// The entry of this name and these keys (what it depends on), made by `build` into an empty
+    /// directory if there is none, or if files of it are missing: `/tmp` is swept on many machines.
     pub(super) fn entry(
         &self,
         name: &str,
@@ -48,7 +49,11 @@ impl Cache {
         build: impl FnOnce(&Path) -> Result<(), Error>,
     ) -> Result<PathBuf, Error> {
         let digest = Sha256::digest(keys.join("\0"));
-        let hash: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        let hash: String = digest
+            .iter()
+            .take(6)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         let place = self.directory.join(format!("{name}-{hash}"));
         let count = self.directory.join(format!("{name}-{hash}.count"));
         if is_whole(&place, &count) {
@@ -60,17 +65,28 @@ impl Cache {
         }
         // Removes what a killed builder left. While we hold the lock, no other builder is at work.
         let prefix = format!("building-{name}-{hash}-");
-        for entry in fs::read_dir(&self.directory).map_err(Error::io("read", &self.directory))?.flatten() {
-            if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
+        for entry in fs::read_dir(&self.directory)
+            .map_err(Error::io("read", &self.directory))?
+            .flatten()
+        {
+            if entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(prefix.as_bytes())
+            {
                 fs::remove_dir_all(entry.path()).map_err(Error::io("remove", &entry.path()))?;
             }
         }
-        let building = tempfile::Builder::new().prefix(&prefix).tempdir_in(&self.directory);
+        let building = tempfile::Builder::new()
+            .prefix(&prefix)
+            .tempdir_in(&self.directory);
         let building = building.map_err(Error::io("create a directory in", &self.directory))?;
         build(building.path())?;
         let files = files_in(building.path()).map_err(Error::io("read", building.path()))?;
         match fs::remove_dir_all(&place) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::io("remove", &place)(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io("remove", &place)(error));
+            }
             _ => {}
         }
         fs::rename(building.keep(), &place).map_err(Error::io("rename a directory to", &place))?;
@@ -82,14 +98,23 @@ impl Cache {
 /// Locks a file, made if it is missing, until the value is dropped.
 pub(super) fn lock(path: &Path) -> Result<File, Error> {
     const WAIT: Duration = Duration::from_secs(120);
-    let file = File::options().create(true).append(true).open(path).map_err(Error::io("open", path))?;
+    let file = File::options()
+        .create(true)
+        .append(true)
+        .open(path)
+        .map_err(Error::io("open", path))?;
     let started = Instant::now();
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if started.elapsed() < WAIT => std::thread::sleep(Duration::from_millis(20)),
+            Err(TryLockError::WouldBlock) if started.elapsed() < WAIT => {
+                std::thread::sleep(Duration::from_millis(20))
+            }
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::Locked { path: path.to_owned(), waited_s: WAIT.as_secs() });
+                return Err(Error::Locked {
+                    path: path.to_owned(),
+                    waited_s: WAIT.as_secs(),
+                });
             }
             Err(TryLockError::Error(error)) => return Err(Error::io("lock", path)(error)),
         }
@@ -97,7 +122,9 @@ pub(super) fn lock(path: &Path) -> Result<File, Error> {
 }
 
 fn is_whole(place: &Path, count: &Path) -> bool {
-    let expected = fs::read_to_string(count).ok().and_then(|text| text.parse::<u64>().ok());
+    let expected = fs::read_to_string(count)
+        .ok()
+        .and_then(|text| text.parse::<u64>().ok());
     expected.is_some() && files_in(place).ok() == expected
 }
 
@@ -105,7 +132,11 @@ fn files_in(directory: &Path) -> io::Result<u64> {
     let mut files = 0;
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        files += if entry.file_type()?.is_dir() { files_in(&entry.path())? } else { 1 };
+        files += if entry.file_type()?.is_dir() {
+            files_in(&entry.path())?
+        } else {
+            1
+        };
     }
     Ok(files)
 }
@@ -128,7 +159,9 @@ mod tests {
     #[test]
     fn made_once_side_by_side_and_again_when_swept() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache { directory: folder.path().to_owned() };
+        let cache = Cache {
+            directory: folder.path().to_owned(),
+        };
         let builds = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -147,7 +180,9 @@ mod tests {
     #[test]
     fn what_a_killed_builder_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache { directory: folder.path().to_owned() };
+        let cache = Cache {
+            directory: folder.path().to_owned(),
+        };
         let place = cache.entry("thing", &[], |_| Ok(())).unwrap();
         let name = place.file_name().unwrap().to_str().unwrap();
         let left = folder.path().join(format!("building-{name}-x"));
@@ -160,9 +195,15 @@ mod tests {
     #[test]
     fn a_failed_build_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache { directory: folder.path().to_owned() };
+        let cache = Cache {
+            directory: folder.path().to_owned(),
+        };
         assert!(cache.entry("thing", &[], |_| Err(Error::NoUser)).is_err());
-        let left = fs::read_dir(folder.path()).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
+        let left = fs::read_dir(folder.path())
+            .unwrap()
+            .flatten()
+            .filter(|entry| entry.path().is_dir())
+            .count();
         assert_eq!(left, 0);
     }
 }

@@ -30,7 +30,11 @@ pub struct ClusterOptions {
 impl ClusterOptions {
     /// `hosts` small and quick servers that run these programs.
     pub fn new(hosts: usize, binaries: Binaries) -> ClusterOptions {
-        ClusterOptions { hosts, binaries, server: ServerOptions::default() }
+        ClusterOptions {
+            hosts,
+            binaries,
+            server: ServerOptions::default(),
+        }
     }
 
     /// The most servers of one cluster: 64, more than any machine for development bears.
@@ -41,8 +45,8 @@ setters!(ClusterOptions: server: ServerOptions);
 
 /// Throwaway servers `db1`, `db2`, … in one temporary directory.
 ///
-/// Dropping it stops them all and removes everything; so does the end of this process, by Ctrl-C, a panic or SIGKILL.
-/// After [`Cluster::keep`] they are stopped, but their directories stay.
+/// Dropping it stops them all and removes everything; so does the end of this process, by Ctrl-C, a
+/// panic or SIGKILL. After [`Cluster::keep`] they are stopped, but their directories stay.
 pub struct Cluster {
     directory: PathBuf,
     servers: Vec<Server>,
@@ -51,15 +55,20 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the servers, side by side, and waits until all of them take connections. Blocks; the first time on a
-    /// machine it also runs `initdb`, which takes a second or two.
+    /// Starts the servers, side by side, and waits until all of them take connections. Blocks; the
+    /// first time on a machine it also runs `initdb`, which takes a second or two.
     ///
     /// # Errors
-    /// When the number is out of bounds or a server cannot be made or started. Nothing is left behind then.
+    /// When the number is out of bounds or a server cannot be made or started. Nothing is left
+    /// behind then.
     pub fn start(options: &ClusterOptions) -> Result<Cluster, Error> {
         if !(1..=ClusterOptions::HOSTS_MAX).contains(&options.hosts) {
             let max = ClusterOptions::HOSTS_MAX;
-            return Err(Error::HostCount { hosts: options.hosts, shards: ShardCount::MAX.get(), max });
+            return Err(Error::HostCount {
+                hosts: options.hosts,
+                shards: ShardCount::MAX.get(),
+                max,
+            });
         }
         let account = Account::for_servers()?;
         let binaries = options.binaries.within_reach(&account)?;
@@ -67,12 +76,21 @@ impl Cluster {
             Durability::Throwaway => layout::throwaway(&account)?,
             Durability::Durable => layout::temporary(&account)?,
         };
-        let directory = tempfile::Builder::new().prefix("pgshard-").tempdir_in(&temporary);
-        let directory = directory.map_err(Error::io("create a directory in", &temporary))?.keep();
+        let directory = tempfile::Builder::new()
+            .prefix("pgshard-")
+            .tempdir_in(&temporary);
+        let directory = directory
+            .map_err(Error::io("create a directory in", &temporary))?
+            .keep();
         // From here on, dropping the cluster cleans up.
         let directory_guardian = Guardian::of_directory(&directory)?;
-        let mut cluster = Cluster { directory, servers: Vec::new(), directory_guardian };
-        // The directory stays ours: the servers' user could put a link in place of a directory in it, for us to follow.
+        let mut cluster = Cluster {
+            directory,
+            servers: Vec::new(),
+            directory_guardian,
+        };
+        // The directory stays ours: the servers' user could put a link in place of a directory in
+        // it, for us to follow.
         account.let_through(&cluster.directory)?;
         let passfile = cluster.directory.join("passfile");
         let passwords = match options.server.access {
@@ -82,14 +100,27 @@ impl Cluster {
         if let Some(passwords) = &passwords {
             passwords.write(&passfile)?;
         }
-        let passwords = passwords.as_ref().map(|passwords| (passwords, passfile.as_path()));
+        let passwords = passwords
+            .as_ref()
+            .map(|passwords| (passwords, passfile.as_path()));
         let create = |number: usize| {
-            Server::create(host_name(number), &cluster.directory, &binaries, &account, &options.server, passwords)
+            Server::create(
+                host_name(number),
+                &cluster.directory,
+                &binaries,
+                &account,
+                &options.server,
+                passwords,
+            )
         };
         let created: Vec<Result<Server, Error>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (1..=options.hosts).map(|number| scope.spawn(move || create(number))).collect();
+            let threads: Vec<_> = (1..=options.hosts)
+                .map(|number| scope.spawn(move || create(number)))
+                .collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
             threads.into_iter().map(join).collect()
         });
@@ -108,21 +139,30 @@ impl Cluster {
         &self.servers
     }
 
-    /// The temporary directory of the cluster: a directory a server, and room for files of the caller's.
+    /// The temporary directory of the cluster: a directory a server, and room for files of the
+    /// caller's.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// A config for these servers, with `shards` spread evenly over them. See [`config_text`].
     pub fn config_text(&self, shards: ShardCount, migrations: Option<&str>) -> String {
-        let hosts: Vec<_> = self.servers.iter().map(|server| (server.name().clone(), server.url())).collect();
+        let hosts: Vec<_> = self
+            .servers
+            .iter()
+            .map(|server| (server.name().clone(), server.url()))
+            .collect();
         config_text(shards, &hosts, migrations)
     }
 
-    /// Leaves everything but the running servers behind when the cluster is dropped, for somebody to look into.
+    /// Leaves everything but the running servers behind when the cluster is dropped, for somebody
+    /// to look into.
     pub fn keep(&mut self) {
         let servers = self.servers.iter().map(Server::keep);
-        for error in servers.chain([self.directory_guardian.keep()]).filter_map(Result::err) {
+        for error in servers
+            .chain([self.directory_guardian.keep()])
+            .filter_map(Result::err)
+        {
             tracing::warn!(%error, "a directory may not be kept");
         }
     }
@@ -145,6 +185,9 @@ impl Drop for Cluster {
 
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cluster").field("directory", &self.directory).field("servers", &self.servers).finish()
+        f.debug_struct("Cluster")
+            .field("directory", &self.directory)
+            .field("servers", &self.servers)
+            .finish()
     }
 }

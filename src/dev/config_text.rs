@@ -3,9 +3,11 @@
 use crate::map::{HostName, print_shards};
 use crate::shard::ShardCount;
 
-/// A commented `pgshard.toml` for these hosts and URLs, the shards spread evenly over them in order.
+/// A commented `pgshard.toml` for these hosts and URLs, the shards spread evenly over them in
+/// order.
 ///
-/// `migrations` is the folder of the application's shard migrations, relative to the config's own folder.
+/// `migrations` is the folder of the application's shard migrations, relative to the config's own
+/// folder.
 ///
 /// ```
 /// use pgshard::{ShardCount, dev, map::HostName};
@@ -13,7 +15,11 @@ use crate::shard::ShardCount;
 /// let text = dev::config_text(ShardCount::new(5).unwrap(), &[host("db1"), host("db2")], None);
 /// assert!(text.contains("db1 = \"0-1\"\ndb2 = \"2-4\"\n"));
 /// ```
-pub fn config_text(shards: ShardCount, hosts: &[(HostName, String)], migrations: Option<&str>) -> String {
+pub fn config_text(
+    shards: ShardCount,
+    hosts: &[(HostName, String)],
+    migrations: Option<&str>,
+) -> String {
     let mut text = format!(
         "# A config for local servers, written by pgshard.\n\
          \n\
@@ -24,17 +30,24 @@ pub fn config_text(shards: ShardCount, hosts: &[(HostName, String)], migrations:
     if let Some(folder) = migrations {
         let folder = toml_edit::Value::from(folder);
         text.push_str(&format!(
-            "migrations = {folder}           # SQL that runs once in every shard, {{shard}} its schema\n"
+            "migrations = {folder}           # SQL that runs once in every shard, {{shard}} its \
+                schema\n"
         ));
     }
     for (name, url) in hosts {
         let url = toml_edit::Value::from(url);
         text.push_str(&format!("\n[hosts.{name}]\nurl = {url}\n"));
     }
-    text.push_str("\n# Which shards are on which host. Moves rewrite this.\n[map]\nversion = 1\n\n[map.placement]\n");
+    text.push_str(
+        "\n# Which shards are on which host. Moves rewrite this.\n[map]\nversion = \
+        1\n\n[map.placement]\n",
+    );
     let bound = |index: usize| index * usize::from(shards.get()) / hosts.len().max(1);
     for (index, (name, _)) in hosts.iter().enumerate() {
-        let here = shards.iter().skip(bound(index)).take(bound(index + 1) - bound(index));
+        let here = shards
+            .iter()
+            .skip(bound(index))
+            .take(bound(index + 1) - bound(index));
         text.push_str(&format!("{name} = \"{}\"\n", print_shards(here)));
     }
     text
@@ -51,7 +64,8 @@ mod tests {
         fn every_shard_has_one_host(count in 1u32..=8192, hosts in 1usize..=64) {
             let shards = ShardCount::new(count).unwrap();
             let names: Vec<_> = (0..hosts)
-                .map(|index| (HostName::new(&format!("db{index}")).unwrap(), format!("host='it''s' port={index}")))
+                .map(|index| (HostName::new(&format!("db{index}")).unwrap(), format!("host='it''s' \
+                    port={index}")))
                 .collect();
             let text = config_text(shards, &names, Some("mig\"rations"));
             let document: toml_edit::DocumentMut = text.parse().unwrap();

@@ -1,11 +1,11 @@
 //! Servers that outlive the command that started them: `pgshard dev up`, `down` and `status`.
 //!
-//! Below the directory they are given: `servers/db1` and so on, each with a marker file without which nothing is
-//! stopped or removed, and `servers/db1.passfile` with its passwords; `pgshard.toml` and `migrations/`, which belong to
-//! the developer once they are written.
+//! Below the directory they are given: `servers/db1` and so on, each with a marker file without
+//! which nothing is stopped or removed, and `servers/db1.passfile` with its passwords;
+//! `pgshard.toml` and `migrations/`, which belong to the developer once they are written.
 //!
-//! `servers` is ours, and nobody else makes anything there. `servers/db1` was given to the user that the servers run
-//! as: see [`given`].
+//! `servers` is ours, and nobody else makes anything there. `servers/db1` was given to the user
+//! that the servers run as: see [`given`].
 
 use std::ffi::OsStr;
 use std::fs;
@@ -40,8 +40,10 @@ const SETTINGS: &str = "data/pgshard.conf";
 /// The first migration of a developer who has none, to see how they look.
 const SAMPLE_MIGRATION: &str = "\
 -- Runs once in every shard; {shard} stands for the shard's schema.
--- A user's id is the key: id % N is the shard. It is there before the shard is known, so it comes from outside (a
--- ticket, say: `pgshard tickets --help`). An id of next_id() would name the shard it was made in, and as a key another.
+-- A user's id is the key: id % N is the shard. It is there before the shard is known, so it comes \
+from outside (a
+-- ticket, say: `pgshard tickets --help`). An id of next_id() would name the shard it was made in, \
+and as a key another.
 CREATE TABLE {shard}.users (
     id         bigint PRIMARY KEY,
     name       text NOT NULL,
@@ -71,9 +73,15 @@ pub struct UpOptions {
 }
 
 impl UpOptions {
-    /// `hosts` servers for `shards` shards in this directory. They run the first choice of programs.
+    /// `hosts` servers for `shards` shards in this directory. They run the first choice of
+    /// programs.
     pub fn new(directory: PathBuf, hosts: usize, shards: ShardCount) -> UpOptions {
-        UpOptions { directory, hosts, shards, binaries: None }
+        UpOptions {
+            directory,
+            hosts,
+            shards,
+            binaries: None,
+        }
     }
 }
 
@@ -86,10 +94,11 @@ pub struct Up {
     pub config: PathBuf,
     /// Whether it was written now.
     pub config_state: ConfigState,
-    /// The servers' names and the URLs for applications, `db1` first. A URL holds no password: it names the file that
-    /// does, `?passfile=…`.
+    /// The servers' names and the URLs for applications, `db1` first. A URL holds no password: it
+    /// names the file that does, `?passfile=…`.
     pub hosts: Vec<(HostName, String)>,
-    /// Those of them that let in every user of this machine, as any role: an older pgshard made them.
+    /// Those of them that let in every user of this machine, as any role: an older pgshard made
+    /// them.
     pub open: Vec<HostName>,
     /// Those of them that the config does not name, since it was kept as it was.
     pub absent: Vec<HostName>,
@@ -140,34 +149,48 @@ pub enum ServerState {
     Stopped,
 }
 
-/// Starts the servers that do not run yet, and writes a config and a sample migration where there are none. Doing it
-/// again changes nothing. They run until [`down`], or until the machine goes down; their data is durable.
+/// Starts the servers that do not run yet, and writes a config and a sample migration where there
+/// are none. Doing it again changes nothing. They run until [`down`], or until the machine goes
+/// down; their data is durable.
 ///
-/// A server that the config in the directory names gets the port that it has there, so that a config that was kept over
-/// [`down`] fits again. Blocks for up to a second a server.
+/// A server that the config in the directory names gets the port that it has there, so that a
+/// config that was kept over [`down`] fits again. Blocks for up to a second a server.
 ///
 /// # Errors
-/// When the numbers are out of bounds, a server cannot be made or started (those before it run on), or a file cannot be
-/// written.
+/// When the numbers are out of bounds, a server cannot be made or started (those before it run on),
+/// or a file cannot be written.
 pub fn up(options: &UpOptions) -> Result<Up, Error> {
     let max = ClusterOptions::HOSTS_MAX.min(usize::from(options.shards.get()));
     if !(1..=max).contains(&options.hosts) {
-        return Err(Error::HostCount { hosts: options.hosts, shards: options.shards.get(), max });
+        return Err(Error::HostCount {
+            hosts: options.hosts,
+            shards: options.shards.get(),
+            max,
+        });
     }
     let account = Account::for_servers()?;
     let servers = options.directory.join("servers");
-    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(&servers);
+    let made = fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(&servers);
     made.map_err(Error::io("create", &servers))?;
     // Programs that run in / need absolute paths.
-    let top = fs::canonicalize(&options.directory).map_err(Error::io("find", &options.directory))?;
+    let top =
+        fs::canonicalize(&options.directory).map_err(Error::io("find", &options.directory))?;
     let servers = top.join("servers");
     check_ours(&servers)?;
     account.check_reach(&servers)?;
     let _lock = cache::lock(&servers.join("lock"))?;
     let config = top.join("pgshard.toml");
-    let (mut hosts, mut open, mut unnamed, mut absent) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut hosts, mut open, mut unnamed, mut absent) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for number in 1..=options.hosts {
-        let server = Detached::at(servers.join(host_name(number).as_str()), host_name(number), &account);
+        let server = Detached::at(
+            servers.join(host_name(number).as_str()),
+            host_name(number),
+            &account,
+        );
         let port = server.ensure(options.binaries.as_ref(), &config)?;
         let passfile = server.passfile()?;
         if config.exists() && configured(&config, &server.name).is_none() {
@@ -175,7 +198,9 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
         }
         if passfile.is_none() {
             open.push(server.name.clone());
-        } else if configured(&config, &server.name).is_some_and(|host| host.port == Some(port) && !host.has_password) {
+        } else if configured(&config, &server.name)
+            .is_some_and(|host| host.port == Some(port) && !host.has_password)
+        {
             unnamed.push(server.name.clone());
         }
         hosts.push((server.name, url("app", port, passfile.as_deref())));
@@ -188,10 +213,20 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
     let config_state = if config.exists() {
         ConfigState::Kept
     } else {
-        write_new(&config, &config_text(options.shards, &hosts, Some("migrations")))?;
+        write_new(
+            &config,
+            &config_text(options.shards, &hosts, Some("migrations")),
+        )?;
         ConfigState::Written
     };
-    Ok(Up { config, config_state, hosts, open, absent, unnamed })
+    Ok(Up {
+        config,
+        config_state,
+        hosts,
+        open,
+        absent,
+        unnamed,
+    })
 }
 
 /// Writes a new file. If anything has its name, even a link, that is an error.
@@ -205,26 +240,36 @@ fn check_ours(servers: &Path) -> Result<(), Error> {
     let us = rustix::process::geteuid().as_raw();
     let link = fs::symlink_metadata(servers).map_err(Error::io("look at", servers))?;
     let facts = fs::metadata(servers).map_err(Error::io("look at", servers))?;
-    if link.uid() == us && facts.uid() == us { Ok(()) } else { Err(Error::Foreign { path: servers.to_owned() }) }
+    if link.uid() == us && facts.uid() == us {
+        Ok(())
+    } else {
+        Err(Error::Foreign {
+            path: servers.to_owned(),
+        })
+    }
 }
 
-/// Stops the servers that [`up`] made in this directory and removes them with their data. The config and the migrations
-/// stay. Gives the names of the servers removed: none if there were none.
+/// Stops the servers that [`up`] made in this directory and removes them with their data. The
+/// config and the migrations stay. Gives the names of the servers removed: none if there were none.
 ///
 /// # Errors
 /// When a server cannot be stopped or removed; those before it are gone.
 pub fn down(directory: &Path) -> Result<Vec<HostName>, Error> {
     let account = Account::for_servers()?;
     let found = found(directory, &account)?;
-    let Some(servers) = found.first().and_then(|server| server.directory.parent()).map(Path::to_owned) else {
+    let Some(servers) = found
+        .first()
+        .and_then(|server| server.directory.parent())
+        .map(Path::to_owned)
+    else {
         return Ok(Vec::new());
     };
     let _lock = cache::lock(&servers.join("lock"))?;
     let mut removed = Vec::new();
     for server in found {
         server.stop()?;
-        // Removing follows no links, not even one that is put there meanwhile. The marker goes last, so that a removal
-        // that is cut short can be done again.
+        // Removing follows no links, not even one that is put there meanwhile. The marker goes
+        // last, so that a removal that is cut short can be done again.
         let data = layout::data(&server.directory);
         match fs::remove_dir_all(&data) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -235,7 +280,9 @@ pub fn down(directory: &Path) -> Result<Vec<HostName>, Error> {
         fs::remove_dir_all(&server.directory).map_err(Error::io("remove", &server.directory))?;
         let passfile = server.passfile_place();
         match fs::remove_file(&passfile) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(Error::io("remove", &passfile)(error)),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(Error::io("remove", &passfile)(error));
+            }
             _ => {}
         }
         removed.push(server.name);
@@ -246,7 +293,8 @@ pub fn down(directory: &Path) -> Result<Vec<HostName>, Error> {
     Ok(removed)
 }
 
-/// The servers that [`up`] made in this directory, in the order of their names; none if there are none.
+/// The servers that [`up`] made in this directory, in the order of their names; none if there are
+/// none.
 ///
 /// # Errors
 /// When they cannot be read.
@@ -279,7 +327,10 @@ fn found<'a>(directory: &Path, account: &'a Account) -> Result<Vec<Detached<'a>>
     let mut found = Vec::new();
     for entry in fs::read_dir(&servers).map_err(Error::io("read", &servers))? {
         let path = entry.map_err(Error::io("read", &servers))?.path();
-        let name = path.file_name().and_then(OsStr::to_str).and_then(|name| HostName::new(name).ok());
+        let name = path
+            .file_name()
+            .and_then(OsStr::to_str)
+            .and_then(|name| HostName::new(name).ok());
         if let Some(name) = name.filter(|_| path.join(MARKER).is_file()) {
             found.push(Detached::at(path, name, account));
         }
@@ -290,16 +341,22 @@ fn found<'a>(directory: &Path, account: &'a Account) -> Result<Vec<Detached<'a>>
 
 impl<'a> Detached<'a> {
     fn at(directory: PathBuf, name: HostName, account: &'a Account) -> Detached<'a> {
-        Detached { name, directory, account }
+        Detached {
+            name,
+            directory,
+            account,
+        }
     }
 
     fn data(&self) -> PathBuf {
         layout::data(&self.directory)
     }
 
-    /// Where its passwords are, unless it lets in everybody. Beside its directory, which is not ours.
+    /// Where its passwords are, unless it lets in everybody. Beside its directory, which is not
+    /// ours.
     fn passfile_place(&self) -> PathBuf {
-        self.directory.with_file_name(format!("{}.passfile", self.name))
+        self.directory
+            .with_file_name(format!("{}.passfile", self.name))
     }
 
     /// That file, or `None` if it lets in everybody, as servers of an older pgshard do.
@@ -309,14 +366,19 @@ impl<'a> Detached<'a> {
             return Ok(Some(place));
         }
         if passwords::asks(&self.directory)? {
-            return Err(Error::PasswordsGone { name: self.name.clone(), path: place });
+            return Err(Error::PasswordsGone {
+                name: self.name.clone(),
+                path: place,
+            });
         }
         Ok(None)
     }
 
-    /// Whether it has settings. Without them it was left by an interrupted `up`, and the next one replaces it.
+    /// Whether it has settings. Without them it was left by an interrupted `up`, and the next one
+    /// replaces it.
     fn is_whole(&self) -> Result<bool, Error> {
-        given::exists(&self.directory, SETTINGS).map_err(Error::io("read", &self.data().join(settings::FILE)))
+        given::exists(&self.directory, SETTINGS)
+            .map_err(Error::io("read", &self.data().join(settings::FILE)))
     }
 
     /// The text of the file at this path below its directory.
@@ -332,13 +394,20 @@ impl<'a> Detached<'a> {
                 match self.start(&self.binaries()?)? {
                     Start::Runs => {}
                     Start::PortTaken => {
-                        return Err(Error::PortTaken { name: self.name.clone(), port, config: config.to_owned() });
+                        return Err(Error::PortTaken {
+                            name: self.name.clone(),
+                            port,
+                            config: config.to_owned(),
+                        });
                     }
                 }
             }
             return Ok(port);
         }
-        let chosen = binaries.cloned().map_or_else(Binaries::first, Ok)?.within_reach(self.account)?;
+        let chosen = binaries
+            .cloned()
+            .map_or_else(Binaries::first, Ok)?
+            .within_reach(self.account)?;
         let io = |action| Error::io(action, &self.directory);
         // What an interrupted run left has no settings yet, and so never was a server.
         if self.directory.join(MARKER).is_file() {
@@ -356,7 +425,11 @@ impl<'a> Detached<'a> {
             self.configure(port)?;
             return match self.start(&chosen)? {
                 Start::Runs => Ok(port),
-                Start::PortTaken => Err(Error::PortTaken { name: self.name.clone(), port, config: config.to_owned() }),
+                Start::PortTaken => Err(Error::PortTaken {
+                    name: self.name.clone(),
+                    port,
+                    config: config.to_owned(),
+                }),
             };
         }
         for _ in 0..port::ATTEMPTS {
@@ -366,12 +439,18 @@ impl<'a> Detached<'a> {
                 return Ok(port);
             }
         }
-        Err(Error::NoPort { name: self.name.clone(), attempts: port::ATTEMPTS })
+        Err(Error::NoPort {
+            name: self.name.clone(),
+            attempts: port::ATTEMPTS,
+        })
     }
 
     fn configure(&self, port: u16) -> Result<(), Error> {
-        let options =
-            ServerOptions { durability: Durability::Durable, shared_buffers_mib: 128, ..ServerOptions::default() };
+        let options = ServerOptions {
+            durability: Durability::Durable,
+            shared_buffers_mib: 128,
+            ..ServerOptions::default()
+        };
         let path = self.data().join(settings::FILE);
         let text = options.text(port, layout::socket_directory(&self.directory));
         self.account.write(&path, &text)
@@ -392,14 +471,18 @@ impl<'a> Detached<'a> {
             "-l".as_ref(),
             log.as_ref(),
         ];
-        let outcome = self.account.run(&binaries.program("pg_ctl"), &arguments, "");
+        let outcome = self
+            .account
+            .run(&binaries.program("pg_ctl"), &arguments, "");
         let logged = given::log_from(&self.directory, layout::LOG, before);
         match outcome {
             Ok(_) => Ok(Start::Runs),
             Err(Error::Command { .. }) if port::was_taken(&logged) => Ok(Start::PortTaken),
-            Err(Error::Command { .. }) => {
-                Err(Error::Start { name: self.name.clone(), directory: self.directory.clone(), log: tail(&logged) })
-            }
+            Err(Error::Command { .. }) => Err(Error::Start {
+                name: self.name.clone(),
+                directory: self.directory.clone(),
+                log: tail(&logged),
+            }),
             Err(error) => Err(error),
         }
     }
@@ -412,14 +495,22 @@ impl<'a> Detached<'a> {
         let pg_ctl = match self.binaries() {
             Ok(binaries) => binaries.program("pg_ctl"),
             // Its programs are elsewhere, or gone, and it runs all the same.
-            Err(Error::NoBinaries { .. } | Error::NoSuchMajor { .. } | Error::NotBinaries { .. }) => {
+            Err(
+                Error::NoBinaries { .. } | Error::NoSuchMajor { .. } | Error::NotBinaries { .. },
+            ) => {
                 return self.quit();
             }
             Err(error) => return Err(error),
         };
         let data = self.data();
-        let arguments: [&OsStr; 6] =
-            ["stop".as_ref(), "-w".as_ref(), "-m".as_ref(), "immediate".as_ref(), "-D".as_ref(), data.as_ref()];
+        let arguments: [&OsStr; 6] = [
+            "stop".as_ref(),
+            "-w".as_ref(),
+            "-m".as_ref(),
+            "immediate".as_ref(),
+            "-D".as_ref(),
+            data.as_ref(),
+        ];
         match self.account.run(&pg_ctl, &arguments, "") {
             // It may have ended by itself meanwhile.
             Err(Error::Command { .. }) if self.alive().is_none() => Ok(()),
@@ -427,19 +518,30 @@ impl<'a> Detached<'a> {
         }
     }
 
-    /// What `pg_ctl stop -m immediate` does, without it: the signal, as the user that the server runs as, who may end
-    /// nobody else's processes; then waits.
+    /// What `pg_ctl stop -m immediate` does, without it: the signal, as the user that the server
+    /// runs as, who may end nobody else's processes; then waits.
     fn quit(&self) -> Result<(), Error> {
-        let Some(pid) = self.alive() else { return Ok(()) };
+        let Some(pid) = self.alive() else {
+            return Ok(());
+        };
         let pid = pid.to_string();
-        let arguments: [&OsStr; 4] = ["-c".as_ref(), "kill -QUIT \"$1\"".as_ref(), "sh".as_ref(), pid.as_ref()];
+        let arguments: [&OsStr; 4] = [
+            "-c".as_ref(),
+            "kill -QUIT \"$1\"".as_ref(),
+            "sh".as_ref(),
+            pid.as_ref(),
+        ];
         let sent = self.account.run(Path::new("/bin/sh"), &arguments, "");
         let until = Instant::now() + STOP_TIMEOUT;
         while self.alive().is_some() {
             if Instant::now() > until {
                 sent?;
                 let (name, directory) = (self.name.clone(), self.directory.clone());
-                return Err(Error::Stop { name, directory, waited_s: STOP_TIMEOUT.as_secs() });
+                return Err(Error::Stop {
+                    name,
+                    directory,
+                    waited_s: STOP_TIMEOUT.as_secs(),
+                });
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -452,14 +554,24 @@ impl<'a> Detached<'a> {
     }
 
     fn major(&self) -> Result<u32, Error> {
-        let (path, text) = (self.data().join("PG_VERSION"), self.text("data/PG_VERSION")?);
+        let (path, text) = (
+            self.data().join("PG_VERSION"),
+            self.text("data/PG_VERSION")?,
+        );
         let odd = || std::io::Error::from(ErrorKind::InvalidData);
-        text.trim().parse().map_err(|_| Error::io("read a version from", &path)(odd()))
+        text.trim()
+            .parse()
+            .map_err(|_| Error::io("read a version from", &path)(odd()))
     }
 
     fn port(&self) -> Result<u16, Error> {
         let (path, text) = (self.data().join(settings::FILE), self.text(SETTINGS)?);
-        let port = text.lines().find_map(|line| line.strip_prefix("port = '")?.strip_suffix('\'')?.parse().ok());
+        let port = text.lines().find_map(|line| {
+            line.strip_prefix("port = '")?
+                .strip_suffix('\'')?
+                .parse()
+                .ok()
+        });
         let odd = || std::io::Error::from(ErrorKind::InvalidData);
         port.ok_or_else(|| Error::io("read a port from", &path)(odd()))
     }
@@ -475,15 +587,17 @@ impl<'a> Detached<'a> {
         }
     }
 
-    /// The server's process. A pid file may be left from before the machine went down, and another process have its
-    /// number by now: it is believed only while somebody listens on the port.
+    /// The server's process. A pid file may be left from before the machine went down, and another
+    /// process have its number by now: it is believed only while somebody listens on the port.
     fn alive(&self) -> Option<u32> {
-        self.pid().filter(|_| self.port().is_ok_and(|port| !port::is_free(port)))
+        self.pid()
+            .filter(|_| self.port().is_ok_and(|port| !port::is_free(port)))
     }
 
     /// The same, once it takes connections.
     fn running(&self) -> Option<u32> {
-        self.alive().filter(|pid| guardian::is_ready(&self.directory, *pid))
+        self.alive()
+            .filter(|pid| guardian::is_ready(&self.directory, *pid))
     }
 
     fn status(self) -> Result<ServerStatus, Error> {
@@ -499,7 +613,14 @@ impl<'a> Detached<'a> {
             found => found?,
         };
         let (major, url) = (self.major()?, url("app", port, passfile.as_deref()));
-        Ok(ServerStatus { state, port, url, major, name: self.name, directory: self.directory })
+        Ok(ServerStatus {
+            state,
+            port,
+            url,
+            major,
+            name: self.name,
+            directory: self.directory,
+        })
     }
 }
 
@@ -523,11 +644,19 @@ struct Configured {
 fn configured(config: &Path, name: &HostName) -> Option<Configured> {
     let text = fs::read_to_string(config).ok()?;
     let document = toml::de::DeTable::parse(&text).ok()?.into_inner();
-    let host = document.get("hosts")?.get_ref().get(name.as_str())?.get_ref();
+    let host = document
+        .get("hosts")?
+        .get_ref()
+        .get(name.as_str())?
+        .get_ref();
     let options = ConnectOptions::parse(host.get("url")?.get_ref().as_str()?).ok()?;
-    let beside = ["password_env", "password_file"].iter().any(|key| host.get(*key).is_some());
+    let beside = ["password_env", "password_file"]
+        .iter()
+        .any(|key| host.get(*key).is_some());
     let has_password = beside || *options.password() != Password::Standard;
     let address = options.addresses().into_iter().next()?;
-    let port = address.strip_prefix("127.0.0.1:").and_then(|port| port.parse().ok());
+    let port = address
+        .strip_prefix("127.0.0.1:")
+        .and_then(|port| port.parse().ok());
     Some(Configured { port, has_password })
 }

@@ -12,7 +12,8 @@ pub enum Error {
     /// There is no PostgreSQL server on this machine.
     #[error(
         "no PostgreSQL server programs (postgres, initdb, pg_ctl) were found; looked in {}; \
-         install PostgreSQL 13 or newer, or set PGSHARD_PG_BIN to the folder that holds them (in pgshard's repository: \
+         install PostgreSQL 13 or newer, or set PGSHARD_PG_BIN to the folder that holds them (in \
+         pgshard's repository: \
          script/setup)",
         looked.join(", ")
     )]
@@ -22,7 +23,8 @@ pub enum Error {
     },
     /// `PGSHARD_PG_BIN` names a folder without PostgreSQL's programs.
     #[error(
-        "PGSHARD_PG_BIN names {}, where PostgreSQL's programs (postgres, initdb, pg_ctl) are not: correct it, or unset \
+        "PGSHARD_PG_BIN names {}, where PostgreSQL's programs (postgres, initdb, pg_ctl) are not: \
+            correct it, or unset \
          it, and they are looked for",
         directory.display()
     )]
@@ -32,7 +34,8 @@ pub enum Error {
     },
     /// There is PostgreSQL, but not the major version asked for.
     #[error(
-        "PostgreSQL {major} was not found, only {}; looked in {}; run script/setup, or set PGSHARD_PG_BIN to its \
+        "PostgreSQL {major} was not found, only {}; looked in {}; run script/setup, or set \
+            PGSHARD_PG_BIN to its \
          folder of programs",
         found.join(", "),
         looked.join(", ")
@@ -46,11 +49,15 @@ pub enum Error {
         looked: Vec<String>,
     },
     /// PostgreSQL refuses to run as root, and there is no user to become.
-    #[error("PostgreSQL does not run as root, and neither the user postgres nor nobody is in /etc/passwd")]
+    #[error(
+        "PostgreSQL does not run as root, and neither the user postgres nor nobody is in \
+            /etc/passwd"
+    )]
     NoUser,
     /// A directory is out of reach for the user that the servers run as.
     #[error(
-        "the user {user}, which PostgreSQL runs as, cannot enter {}, and so cannot reach {}; choose a place that every \
+        "the user {user}, which PostgreSQL runs as, cannot enter {}, and so cannot reach {}; \
+            choose a place that every \
          user can reach, such as one below /var/tmp",
         blocked.display(),
         path.display()
@@ -64,7 +71,8 @@ pub enum Error {
         blocked: PathBuf,
     },
     /// The folder for templates belongs to somebody else.
-    #[error("{} is not a directory of ours; remove it, or set TMPDIR to a directory of yours", path.display())]
+    #[error("{} is not a directory of ours; remove it, or set TMPDIR to a directory of \
+        yours", path.display())]
     NotOurs {
         /// The folder.
         path: PathBuf,
@@ -80,7 +88,8 @@ pub enum Error {
     },
     /// A server asks for passwords, and the file that had them is gone.
     #[error(
-        "the server {name} asks for passwords, and {}, which had them, is gone; `pgshard dev down` and `dev up` make \
+        "the server {name} asks for passwords, and {}, which had them, is gone; `pgshard dev down` \
+            and `dev up` make \
          new servers, without the data of these",
         path.display()
     )]
@@ -136,7 +145,8 @@ pub enum Error {
     },
     /// A server did not stop in time.
     #[error(
-        "the server {name} in {} did not stop within {waited_s} s; StopMode::Immediate does not wait",
+        "the server {name} in {} did not stop within {waited_s} s; StopMode::Immediate does not \
+            wait",
         directory.display()
     )]
     Stop {
@@ -157,7 +167,8 @@ pub enum Error {
     },
     /// The port that the config gives the server is taken.
     #[error(
-        "port {port}, which {} gives the server {name}, is taken by another process; stop that, or change the port \
+        "port {port}, which {} gives the server {name}, is taken by another process; stop that, or \
+            change the port \
          there",
         config.display()
     )]
@@ -170,7 +181,10 @@ pub enum Error {
         config: PathBuf,
     },
     /// There are more hosts than shards, or more than are allowed.
-    #[error("{hosts} hosts for {shards} shards: there must be 1 to {max} hosts, and no more of them than shards")]
+    #[error(
+        "{hosts} hosts for {shards} shards: there must be 1 to {max} hosts, and no more of them \
+            than shards"
+    )]
     HostCount {
         /// Hosts asked for.
         hosts: usize,
@@ -183,6 +197,10 @@ pub enum Error {
 
 impl Error {
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-        move |source| Error::Io { action, path: path.to_owned(), source }
+        move |source| Error::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! Files below a server's directory, which was given to the user that the server runs as.
 //!
-//! Where we are root, that user is somebody else, and may have put anything there meanwhile: a symbolic link to a file
-//! of ours, a pipe that nobody writes to. So every step of the way is opened without following links, and only a file
-//! is read. What is written there is written as that user: [`Account::write`](super::privileges::Account::write).
+//! Where we are root, that user is somebody else, and may have put anything there meanwhile: a
+//! symbolic link to a file of ours, a pipe that nobody writes to. So every step of the way is
+//! opened without following links, and only a file is read. What is written there is written as
+//! that user: [`Account::write`](super::privileges::Account::write).
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -19,7 +20,9 @@ const LOG_MAX: u64 = 1 << 20;
 /// The text of the small file at this path below a server's directory.
 pub(super) fn read(server: &Path, way: &str) -> io::Result<String> {
     let mut text = String::new();
-    open(server, way)?.take(WHOLE_MAX).read_to_string(&mut text)?;
+    open(server, way)?
+        .take(WHOLE_MAX)
+        .read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -34,7 +37,9 @@ pub(super) fn exists(server: &Path, way: &str) -> io::Result<bool> {
 
 /// How long a log is: 0 where there is none.
 pub(super) fn length(server: &Path, way: &str) -> u64 {
-    open(server, way).and_then(|log| log.metadata()).map_or(0, |facts| facts.len())
+    open(server, way)
+        .and_then(|log| log.metadata())
+        .map_or(0, |facts| facts.len())
 }
 
 /// What a log says from this place on, or only the end of that if it is long.
@@ -51,8 +56,8 @@ pub(super) fn log_from(server: &Path, way: &str, start: u64) -> String {
     String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }
 
-/// Opens a file for reading. The server's directory itself stands in a directory of ours, where nobody else makes
-/// links.
+/// Opens a file for reading. The server's directory itself stands in a directory of ours, where
+/// nobody else makes links.
 fn open(server: &Path, way: &str) -> io::Result<File> {
     let folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // Without NONBLOCK the opening of a pipe waits for somebody who writes.
@@ -60,20 +65,27 @@ fn open(server: &Path, way: &str) -> io::Result<File> {
     let mut at = openat(CWD, server, folder, Mode::empty()).map_err(said)?;
     let mut steps = Path::new(way).components().peekable();
     while let Some(step) = steps.next() {
-        let Component::Normal(name) = step else { return Err(ErrorKind::InvalidInput.into()) };
+        let Component::Normal(name) = step else {
+            return Err(ErrorKind::InvalidInput.into());
+        };
         let flags = if steps.peek().is_some() { folder } else { file };
         at = openat(&at, name, flags, Mode::empty()).map_err(said)?;
     }
     let file = File::from(at);
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file")) }
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is not a file"))
+    }
 }
 
-/// Replaces the system's message where a link stands in the way: it speaks of levels or directories.
+/// Replaces the system's message where a link stands in the way: it speaks of levels or
+/// directories.
 fn said(errno: Errno) -> io::Error {
     match errno {
-        Errno::LOOP | Errno::MLINK | Errno::NOTDIR => {
-            io::Error::other("a symbolic link, or something else that pgshard did not put there, stands in the way")
-        }
+        Errno::LOOP | Errno::MLINK | Errno::NOTDIR => io::Error::other(
+            "a symbolic link, or something else that pgshard did not put there, stands in the way",
+        ),
         errno => errno.into(),
     }
 }
@@ -93,15 +105,43 @@ mod tests {
         fs::write(&secret, "hunter2").unwrap();
         symlink(&secret, server.join("data/link")).unwrap();
         symlink(outside.path(), server.join("folder")).unwrap();
-        let pipe = std::process::Command::new("mkfifo").arg(server.join("log")).status().unwrap();
+        let pipe = std::process::Command::new("mkfifo")
+            .arg(server.join("log"))
+            .status()
+            .unwrap();
         assert!(pipe.success());
         assert_eq!(read(server, "data/file").unwrap(), "text");
         assert!(exists(server, "data/file").unwrap() && !exists(server, "data/none").unwrap());
-        assert_eq!((length(server, "data/file"), log_from(server, "data/file", 2)), (4, "xt".to_owned()));
-        for way in ["data/link", "folder/secret", "log", "data", "data/../data/file", "/etc/passwd"] {
-            assert!(read(server, way).is_err() && exists(server, way).is_err(), "{way}");
-            assert_eq!((length(server, way), log_from(server, way, 0)), (0, String::new()), "{way}");
+        assert_eq!(
+            (
+                length(server, "data/file"),
+                log_from(server, "data/file", 2)
+            ),
+            (4, "xt".to_owned())
+        );
+        for way in [
+            "data/link",
+            "folder/secret",
+            "log",
+            "data",
+            "data/../data/file",
+            "/etc/passwd",
+        ] {
+            assert!(
+                read(server, way).is_err() && exists(server, way).is_err(),
+                "{way}"
+            );
+            assert_eq!(
+                (length(server, way), log_from(server, way, 0)),
+                (0, String::new()),
+                "{way}"
+            );
         }
-        assert!(read(server, "data/link").unwrap_err().to_string().contains("symbolic link"));
+        assert!(
+            read(server, "data/link")
+                .unwrap_err()
+                .to_string()
+                .contains("symbolic link")
+        );
     }
 }

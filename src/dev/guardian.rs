@@ -1,5 +1,5 @@
-//! The shell that stands between us and a server: it notices that we are gone, even by SIGKILL, because the pipe that
-//! we hold breaks, and then stops the server and removes its directory.
+//! The shell that stands between us and a server: it notices that we are gone, even by SIGKILL,
+//! because the pipe that we hold breaks, and then stops the server and removes its directory.
 //!
 //! It runs in a process group of its own, so that Ctrl-C in the terminal reaches us and not it.
 
@@ -19,9 +19,9 @@ const SCRIPT: &str = include_str!("guardian.sh");
 /// How often a file that the guardian or the server writes is looked at.
 pub(super) const POLL: Duration = Duration::from_millis(5);
 
-/// Removes the directory named on its command line once its stdin ends and no server runs there any more, unless it is
-/// told to keep it. It tries more than once, since a copy of the template may still be on its way. It waits and tries
-/// for half a minute each at most.
+/// Removes the directory named on its command line once its stdin ends and no server runs there any
+/// more, unless it is told to keep it. It tries more than once, since a copy of the template may
+/// still be on its way. It waits and tries for half a minute each at most.
 const JANITOR: &str = r#"
 read -r keep && exit 0
 tries=0
@@ -64,24 +64,42 @@ pub(super) enum Launched {
 }
 
 impl Guardian {
-    /// Starts a guardian for the server in `server`, a directory of `account` with a data directory in it.
-    pub(super) fn start(account: &Account, postgres: &Path, server: &Path) -> Result<Guardian, Error> {
+    /// Starts a guardian for the server in `server`, a directory of `account` with a data directory
+    /// in it.
+    pub(super) fn start(
+        account: &Account,
+        postgres: &Path,
+        server: &Path,
+    ) -> Result<Guardian, Error> {
         let (child, orders) = shell(account, SCRIPT, "pgshard-guardian", &[postgres, server])?;
-        Ok(Guardian { child, orders, server: server.to_owned() })
+        Ok(Guardian {
+            child,
+            orders,
+            server: server.to_owned(),
+        })
     }
 
-    /// Starts one for the directory around the servers, which it removes when they are gone. It runs as ourselves,
-    /// because we may have put files there that the servers' user cannot remove.
+    /// Starts one for the directory around the servers, which it removes when they are gone. It
+    /// runs as ourselves, because we may have put files there that the servers' user cannot remove.
     pub(super) fn of_directory(directory: &Path) -> Result<Guardian, Error> {
-        let (child, orders) = shell(&Account::ourselves(), JANITOR, "pgshard-janitor", &[directory])?;
-        Ok(Guardian { child, orders, server: directory.to_owned() })
+        let (child, orders) = shell(
+            &Account::ourselves(),
+            JANITOR,
+            "pgshard-janitor",
+            &[directory],
+        )?;
+        Ok(Guardian {
+            child,
+            orders,
+            server: directory.to_owned(),
+        })
     }
 
     /// Launches the server and waits until it takes connections, ends, or the time is up.
     pub(super) fn launch(&mut self, timeout: Duration) -> Result<Launched, Error> {
         let log_before = given::length(&self.server, layout::LOG);
-        // The last run's files are removed, so that they are not taken for this one's. The guardian removes them too,
-        // but later. Removing a link does not follow it.
+        // The last run's files are removed, so that they are not taken for this one's. The guardian
+        // removes them too, but later. Removing a link does not follow it.
         for name in ["exited", "pid"] {
             let _ = fs::remove_file(self.server.join(name));
         }
@@ -129,7 +147,8 @@ impl Guardian {
         self.orders = None;
     }
 
-    /// Waits for a released guardian to end, which says that the server is stopped and its directory gone.
+    /// Waits for a released guardian to end, which says that the server is stopped and its
+    /// directory gone.
     fn wait(&mut self) {
         // PostgreSQL itself kills what does not stop at once after five seconds.
         const WAIT: Duration = Duration::from_secs(70);
@@ -140,28 +159,46 @@ impl Guardian {
                 Ok(Some(_)) | Err(_) => return,
             }
         }
-        tracing::warn!(directory = %self.server.display(), "the guardian of this directory does not end");
+        tracing::warn!(directory = %self.server.display(), "the guardian of this directory does \
+            not end");
     }
 
     fn order(&mut self, order: &str) -> Result<(), Error> {
         let gone = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
-        let sent = self.orders.as_mut().ok_or_else(gone).and_then(|pipe| writeln!(pipe, "{order}"));
+        let sent = self
+            .orders
+            .as_mut()
+            .ok_or_else(gone)
+            .and_then(|pipe| writeln!(pipe, "{order}"));
         sent.map_err(Error::io("reach the guardian of", &self.server))
     }
 
-    /// Whether the process that was launched last says that it takes connections, in the last line of its pid file.
+    /// Whether the process that was launched last says that it takes connections, in the last line
+    /// of its pid file.
     fn is_ready(&self) -> bool {
         let Some(pid) = self.pid() else { return false };
         is_ready(&self.server, pid)
     }
 }
 
-fn shell(account: &Account, script: &str, name: &str, paths: &[&Path]) -> Result<(Child, Option<ChildStdin>), Error> {
+fn shell(
+    account: &Account,
+    script: &str,
+    name: &str,
+    paths: &[&Path],
+) -> Result<(Child, Option<ChildStdin>), Error> {
     let shell = Path::new("/bin/sh");
     let mut command = account.command(shell);
     command.arg("-c").arg(script).arg(name).args(paths);
-    command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|source| Error::Spawn { program: shell.to_owned(), source })?;
+    command
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|source| Error::Spawn {
+        program: shell.to_owned(),
+        source,
+    })?;
     let orders = child.stdin.take();
     Ok((child, orders))
 }
@@ -173,10 +210,15 @@ impl Drop for Guardian {
     }
 }
 
-/// Whether `postmaster.pid` says that the server with this process, in this directory, takes connections.
+/// Whether `postmaster.pid` says that the server with this process, in this directory, takes
+/// connections.
 pub(super) fn is_ready(server: &Path, pid: u32) -> bool {
     let text = given::read(server, layout::POSTMASTER).unwrap_or_default();
     let mut lines = text.lines();
-    lines.next().is_some_and(|first| first.trim() == pid.to_string())
-        && lines.nth(6).is_some_and(|status| matches!(status.trim(), "ready" | "standby"))
+    lines
+        .next()
+        .is_some_and(|first| first.trim() == pid.to_string())
+        && lines
+            .nth(6)
+            .is_some_and(|status| matches!(status.trim(), "ready" | "standby"))
 }

@@ -1,27 +1,30 @@
-//! Throwaway PostgreSQL servers on this machine: for the tests, for `pgshard demo`, and, outliving the command, for
-//! `pgshard dev up`.
+//! Throwaway PostgreSQL servers on this machine: for the tests, for `pgshard demo`, and, outliving
+//! the command, for `pgshard dev up`.
 //!
-//! - [`Cluster`]: as many servers as asked, each with its own data directory, its own port on 127.0.0.1 and a unix
-//!   socket. They stop and vanish when the value is dropped and when the process that holds it ends, however it ends.
-//! - [`up`], [`down`], [`status`]: servers that stay, below a directory, with a ready `pgshard.toml`.
+//! - [`Cluster`]: as many servers as asked, each with its own data directory, its own port on
+//!   127.0.0.1 and a unix socket. They stop and vanish when the value is dropped and when the
+//!   process that holds it ends, however it ends.
+//! - [`up`], [`down`], [`status`]: servers that stay, below a directory, with a ready
+//!   `pgshard.toml`.
 //! - [`Binaries`]: which PostgreSQL programs there are on this machine.
 //!
-//! Every server has the superuser `postgres` and the role `app` (`LOGIN REPLICATION CREATEDB`, no superuser), which
-//! owns the database `app` and may make others, for tests.
+//! Every server has the superuser `postgres` and the role `app` (`LOGIN REPLICATION CREATEDB`, no
+//! superuser), which owns the database `app` and may make others, for tests.
 //!
-//! Servers of [`up`] ask for a password, which stands in a file that only its owner can read; the URLs and the config
-//! name that file. A [`Cluster`] lets every user of this machine in as any role unless [`ServerOptions`] say otherwise
-//! ([`Access`]): the superuser of a server can run programs as whoever it runs as, so on a machine that others use
-//! choose [`Access::Password`].
+//! Servers of [`up`] ask for a password, which stands in a file that only its owner can read; the
+//! URLs and the config name that file. A [`Cluster`] lets every user of this machine in as any role
+//! unless [`ServerOptions`] say otherwise ([`Access`]): the superuser of a server can run programs
+//! as whoever it runs as, so on a machine that others use choose [`Access::Password`].
 //!
-//! Where we are root, servers run as `postgres` or `nobody`, and each server's directory is given to that user. From
-//! then on we write there only as that user, and follow no link when we read.
+//! Where we are root, servers run as `postgres` or `nobody`, and each server's directory is given
+//! to that user. From then on we write there only as that user, and follow no link when we read.
 //!
-//! Everything here blocks its thread, for a fraction of a second as a rule (starting a server) and for up to a minute
-//! at worst; from async code call it with `tokio::task::block_in_place` or `spawn_blocking`.
+//! Everything here blocks its thread, for a fraction of a second as a rule (starting a server) and
+//! for up to a minute at worst; from async code call it with `tokio::task::block_in_place` or
+//! `spawn_blocking`.
 //!
-//! Invariant: no server and no directory is left behind unless somebody asked for it, and nothing is ever
-//! stopped or removed that this module did not make.
+//! Invariant: no server and no directory is left behind unless somebody asked for it, and nothing
+//! is ever stopped or removed that this module did not make.
 
 mod binaries;
 mod cache;

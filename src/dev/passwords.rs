@@ -1,4 +1,5 @@
-//! Servers that ask for a password: random ones, in a file of libpq's kind that nobody else can read.
+//! Servers that ask for a password: random ones, in a file of libpq's kind that nobody else can
+//! read.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -35,27 +36,48 @@ pub(super) struct Passwords {
 impl Passwords {
     /// New ones that nobody can guess.
     pub(super) fn random() -> Result<Passwords, Error> {
-        Ok(Passwords { app: random()?, superuser: random()? })
+        Ok(Passwords {
+            app: random()?,
+            superuser: random()?,
+        })
     }
 
-    /// Writes them to a file of ours that only we can read, in a directory of ours. One that is there is replaced.
+    /// Writes them to a file of ours that only we can read, in a directory of ours. One that is
+    /// there is replaced.
     pub(super) fn write(&self, passfile: &Path) -> Result<(), Error> {
         match fs::remove_file(passfile) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(Error::io("remove", passfile)(error)),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(Error::io("remove", passfile)(error));
+            }
             _ => {}
         }
-        let text = format!("*:*:*:app:{}\n*:*:*:postgres:{}\n", self.app, self.superuser);
-        let file = File::options().write(true).create_new(true).mode(0o600).open(passfile);
-        file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io("write", passfile))
+        let text = format!(
+            "*:*:*:app:{}\n*:*:*:postgres:{}\n",
+            self.app, self.superuser
+        );
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(passfile);
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
+            .map_err(Error::io("write", passfile))
     }
 
     /// Makes a server that never ran ask for them. `server` is its directory.
-    pub(super) fn set(&self, binaries: &Binaries, account: &Account, server: &Path) -> Result<(), Error> {
+    pub(super) fn set(
+        &self,
+        binaries: &Binaries,
+        account: &Account,
+        server: &Path,
+    ) -> Result<(), Error> {
         account.write(&server.join(HBA), ASKED)?;
         // What the server stores instead of a password: the password itself goes nowhere.
         let verifier = |password: &str| scram_sha_256(password.as_bytes());
         let (app, superuser) = (verifier(&self.app), verifier(&self.superuser));
-        let statements = format!("ALTER ROLE app PASSWORD '{app}';\nALTER ROLE postgres PASSWORD '{superuser}';\n");
+        let statements = format!(
+            "ALTER ROLE app PASSWORD '{app}';\nALTER ROLE postgres PASSWORD '{superuser}';\n"
+        );
         template::run_single(binaries, account, &layout::data(server), &statements)
     }
 }
@@ -63,14 +85,19 @@ impl Passwords {
 /// Whether the server in this directory was made to ask for passwords.
 pub(super) fn asks(server: &Path) -> Result<bool, Error> {
     let text = given::read(server, HBA).map_err(Error::io("read", &server.join(HBA)))?;
-    Ok(ASKED.lines().next().is_some_and(|first| text.starts_with(first)))
+    Ok(ASKED
+        .lines()
+        .next()
+        .is_some_and(|first| text.starts_with(first)))
 }
 
 /// 192 bits, as letters and digits.
 fn random() -> Result<String, Error> {
     let source = Path::new("/dev/urandom");
     let mut bytes = [0; 24];
-    File::open(source).and_then(|mut file| file.read_exact(&mut bytes)).map_err(Error::io("read", source))?;
+    File::open(source)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(Error::io("read", source))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
@@ -92,6 +119,10 @@ mod tests {
         let facts = fs::symlink_metadata(&passfile).unwrap();
         assert!(facts.is_file() && facts.permissions().mode() & 0o777 == 0o600);
         second.write(&passfile).unwrap();
-        assert!(fs::read_to_string(&passfile).unwrap().contains(&format!("app:{}\n", second.app)));
+        assert!(
+            fs::read_to_string(&passfile)
+                .unwrap()
+                .contains(&format!("app:{}\n", second.app))
+        );
     }
 }

@@ -5,13 +5,15 @@ use std::net::{Ipv4Addr, TcpListener};
 /// How many ports are tried for a new server.
 pub(super) const ATTEMPTS: u32 = 30;
 
-/// A port of 127.0.0.1 that is free now. Somebody may take it before the server does: then the server ends, and the
-/// caller asks for another.
+/// A port of 127.0.0.1 that is free now. Somebody may take it before the server does: then the
+/// server ends, and the caller asks for another.
 ///
-/// Not one that the kernel would give (port 0): those it also gives to outgoing connections, which could take the port
-/// of a server while it restarts.
+/// Not one that the kernel would give (port 0): those it also gives to outgoing connections, which
+/// could take the port of a server while it restarts.
 pub(super) fn free() -> Option<u16> {
-    (0..ATTEMPTS).map(|_| fastrand::u16(15_000..32_000)).find(|port| is_free(*port))
+    (0..ATTEMPTS)
+        .map(|_| fastrand::u16(15_000..32_000))
+        .find(|port| is_free(*port))
 }
 
 /// Whether nobody listens there.

@@ -17,7 +17,8 @@ use super::{layout, port, template};
 use crate::map::HostName;
 use crate::pg::put_key;
 
-/// How long a server may take to start, crash recovery included, on a machine that is busy with other tests.
+/// How long a server may take to start, crash recovery included, on a machine that is busy with
+/// other tests.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a server may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -31,8 +32,8 @@ pub enum StopMode {
     Immediate,
 }
 
-/// One throwaway PostgreSQL server of a [`Cluster`](super::Cluster). It runs until it is stopped or the cluster is
-/// dropped.
+/// One throwaway PostgreSQL server of a [`Cluster`](super::Cluster). It runs until it is stopped or
+/// the cluster is dropped.
 ///
 /// Its methods block: a start or a stop takes about a tenth of a second, at most a minute.
 pub struct Server {
@@ -46,8 +47,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes a server in `cluster`, a directory of ours that `account` can pass through, and starts it. With passwords,
-    /// which stand in this file, it asks for them.
+    /// Makes a server in `cluster`, a directory of ours that `account` can pass through, and starts
+    /// it. With passwords, which stand in this file, it asks for them.
     pub(super) fn create(
         name: HostName,
         cluster: &Path,
@@ -73,15 +74,28 @@ impl Server {
             account.write(&conf, &text)?;
             match guardian.launch(START_TIMEOUT)? {
                 Launched::Ready => {
-                    return Ok(Server { name, port, directory, passfile, guardian: Mutex::new(guardian) });
+                    return Ok(Server {
+                        name,
+                        port,
+                        directory,
+                        passfile,
+                        guardian: Mutex::new(guardian),
+                    });
                 }
                 Launched::Ended(log) if port::was_taken(&log) => {}
                 Launched::Ended(log) | Launched::Silent(log) => {
-                    return Err(Error::Start { name, directory, log: tail(&log) });
+                    return Err(Error::Start {
+                        name,
+                        directory,
+                        log: tail(&log),
+                    });
                 }
             }
         }
-        Err(Error::NoPort { name, attempts: port::ATTEMPTS })
+        Err(Error::NoPort {
+            name,
+            attempts: port::ATTEMPTS,
+        })
     }
 
     /// Its name: `db1`, `db2`, …
@@ -94,8 +108,9 @@ impl Server {
         self.port
     }
 
-    /// Where an application connects: as `app`, no superuser, to the database `app` that it owns. With
-    /// [`Access::Password`](super::Access::Password) it ends with `?passfile=…`, and holds no password itself.
+    /// Where an application connects: as `app`, no superuser, to the database `app` that it owns.
+    /// With [`Access::Password`](super::Access::Password) it ends with `?passfile=…`, and holds no
+    /// password itself.
     pub fn url(&self) -> String {
         url("app", self.port, self.passfile.as_deref())
     }
@@ -125,7 +140,8 @@ impl Server {
         self.guardian().pid()
     }
 
-    /// Starts the server again, on the same port, and waits until it takes connections. Does nothing if it runs.
+    /// Starts the server again, on the same port, and waits until it takes connections. Does
+    /// nothing if it runs.
     ///
     /// # Errors
     /// When it ends instead, or does not take connections within a minute.
@@ -134,14 +150,19 @@ impl Server {
         if guardian.pid().is_some() {
             return Ok(());
         }
-        let failed =
-            |log: &str| Error::Start { name: self.name.clone(), directory: self.directory.clone(), log: tail(log) };
+        let failed = |log: &str| Error::Start {
+            name: self.name.clone(),
+            directory: self.directory.clone(),
+            log: tail(log),
+        };
         let started = Instant::now();
         loop {
             match guardian.launch(START_TIMEOUT)? {
                 Launched::Ready => return Ok(()),
                 // Somebody who tries whether the port is free has it for a moment.
-                Launched::Ended(log) if port::was_taken(&log) && started.elapsed() < START_TIMEOUT => {
+                Launched::Ended(log)
+                    if port::was_taken(&log) && started.elapsed() < START_TIMEOUT =>
+                {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 Launched::Ended(log) | Launched::Silent(log) => return Err(failed(&log)),
@@ -152,8 +173,8 @@ impl Server {
     /// Stops the server and waits until it has ended. Does nothing if it is stopped.
     ///
     /// # Errors
-    /// When it has not ended after a minute: a [`StopMode::Fast`] stop waits for replication clients to take
-    /// everything.
+    /// When it has not ended after a minute: a [`StopMode::Fast`] stop waits for replication
+    /// clients to take everything.
     pub fn stop(&self, mode: StopMode) -> Result<(), Error> {
         let mut guardian = self.guardian();
         if guardian.has_exited() {
@@ -167,7 +188,11 @@ impl Server {
         while !guardian.has_exited() {
             if started.elapsed() > STOP_TIMEOUT {
                 let waited_s = STOP_TIMEOUT.as_secs();
-                return Err(Error::Stop { name: self.name.clone(), directory: self.directory.clone(), waited_s });
+                return Err(Error::Stop {
+                    name: self.name.clone(),
+                    directory: self.directory.clone(),
+                    waited_s,
+                });
             }
             std::thread::sleep(POLL);
         }
@@ -213,6 +238,12 @@ pub(super) fn url(role: &str, port: u16, passfile: Option<&Path>) -> String {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Server({} on port {} in {})", self.name, self.port, self.directory.display())
+        write!(
+            f,
+            "Server({} on port {} in {})",
+            self.name,
+            self.port,
+            self.directory.display()
+        )
     }
 }

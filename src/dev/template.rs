@@ -1,5 +1,5 @@
-//! One data directory per PostgreSQL version, made once by `initdb` and copied for every server: a copy takes a tenth
-//! of the time.
+//! One data directory per PostgreSQL version, made once by `initdb` and copied for every server: a
+//! copy takes a tenth of the time.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,11 +11,12 @@ use super::error::Error;
 use super::layout;
 use super::privileges::Account;
 
-/// What every server has from its first moment on. Changing it makes new templates: it is part of their key.
+/// What every server has from its first moment on. Changing it makes new templates: it is part of
+/// their key.
 const ROLES: &str = "CREATE ROLE app LOGIN REPLICATION CREATEDB;\nCREATE DATABASE app OWNER app;\n";
 
-/// Before PostgreSQL 15 everybody may create objects in `public`. This is run in the database that others are copied
-/// from.
+/// Before PostgreSQL 15 everybody may create objects in `public`. This is run in the database that
+/// others are copied from.
 const OWN_PUBLIC: &str = "REVOKE CREATE ON SCHEMA public FROM PUBLIC;\n";
 
 /// And there the owner of a database does not own its `public`.
@@ -24,18 +25,33 @@ const GIVE_PUBLIC: &str = "GRANT CREATE ON SCHEMA public TO app;\n";
 /// The end of `postgresql.conf`. The file is written for each server, after its passwords.
 const INCLUDE: &str = "include_if_exists = 'pgshard.conf'\n";
 
-/// Lays a fresh data directory at `data`, which must not exist, in a directory that `account` may write to.
+/// Lays a fresh data directory at `data`, which must not exist, in a directory that `account` may
+/// write to.
 pub(super) fn lay(binaries: &Binaries, account: &Account, data: &Path) -> Result<(), Error> {
     let template = template(binaries, account)?;
     // As the user that runs the server, so that every file is its own.
-    account.run(Path::new("cp"), &["-R".as_ref(), template.as_os_str(), data.as_os_str()], "").map(drop)
+    account
+        .run(
+            Path::new("cp"),
+            &["-R".as_ref(), template.as_os_str(), data.as_os_str()],
+            "",
+        )
+        .map(drop)
 }
 
 /// The template's data directory.
 fn template(binaries: &Binaries, account: &Account) -> Result<PathBuf, Error> {
     let name = format!("template-{}", binaries.major());
     let directory = binaries.directory().to_string_lossy();
-    let keys = [binaries.version(), &directory, account.name(), ROLES, OWN_PUBLIC, GIVE_PUBLIC, INCLUDE];
+    let keys = [
+        binaries.version(),
+        &directory,
+        account.name(),
+        ROLES,
+        OWN_PUBLIC,
+        GIVE_PUBLIC,
+        INCLUDE,
+    ];
     let entry = Cache::open(&layout::throwaway(account)?)?.entry(&name, &keys, |place| {
         let data = place.join("data");
         account.let_through(place)?;
@@ -49,7 +65,17 @@ fn template(binaries: &Binaries, account: &Account) -> Result<PathBuf, Error> {
 fn build(binaries: &Binaries, account: &Account, data: &Path) -> Result<(), Error> {
     let initdb = |locale: &str| {
         let locale = format!("--locale={locale}");
-        let arguments = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", &locale, "-D"];
+        let arguments = [
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+            &locale,
+            "-D",
+        ];
         let mut arguments: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
         arguments.push(data.as_os_str());
         account.run(&binaries.program("initdb"), &arguments, "")
@@ -66,9 +92,14 @@ fn build(binaries: &Binaries, account: &Account, data: &Path) -> Result<(), Erro
     account.append(&data.join("postgresql.conf"), INCLUDE)
 }
 
-/// Runs statements, one a line, as the superuser in a data directory whose server does not run. A server for one user
-/// on stdin needs no port and takes a tenth of a second.
-pub(super) fn run_single(binaries: &Binaries, account: &Account, data: &Path, statements: &str) -> Result<(), Error> {
+/// Runs statements, one a line, as the superuser in a data directory whose server does not run. A
+/// server for one user on stdin needs no port and takes a tenth of a second.
+pub(super) fn run_single(
+    binaries: &Binaries,
+    account: &Account,
+    data: &Path,
+    statements: &str,
+) -> Result<(), Error> {
     run_single_in("postgres", binaries, account, data, statements)
 }
 
@@ -80,8 +111,17 @@ fn run_single_in(
     data: &Path,
     statements: &str,
 ) -> Result<(), Error> {
-    let single = ["--single", "-c", "exit_on_error=on", "-c", "fsync=off", "-D"];
+    let single = [
+        "--single",
+        "-c",
+        "exit_on_error=on",
+        "-c",
+        "fsync=off",
+        "-D",
+    ];
     let mut arguments: Vec<&OsStr> = single.iter().map(AsRef::as_ref).collect();
     arguments.extend([data.as_os_str(), database.as_ref()]);
-    account.run(&binaries.program("postgres"), &arguments, statements).map(drop)
+    account
+        .run(&binaries.program("postgres"), &arguments, statements)
+        .map(drop)
 }

@@ -1,10 +1,12 @@
-//! What all calls over many shards are made of: a [`Batch`] of jobs, one a shard, and the stream of their answers.
+//! What all calls over many shards are made of: a [`Batch`] of jobs, one a shard, and the stream of
+//! their answers.
 //!
-//! Tasks send the statements, one for each host ([`Crew`]), and go on while the caller does something else. So a slow
-//! caller holds no connection, unless its answers would need more memory than they may.
+//! Tasks send the statements, one for each host ([`Crew`]), and go on while the caller does
+//! something else. So a slow caller holds no connection, unless its answers would need more memory
+//! than they may.
 //!
-//! Invariant: every job gives exactly one answer, whatever happens to the others; and no more statements of a
-//! host are on their way than its [`Pace`] allows.
+//! Invariant: every job gives exactly one answer, whatever happens to the others; and no more
+//! statements of a host are on their way than its [`Pace`] allows.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
@@ -34,7 +36,8 @@ pub(super) struct Pace {
     pub(super) width: usize,
     /// Statements on their way on one connection, at least 1.
     pub(super) depth: usize,
-    /// How long the batch may take, from when its first answer is asked for. `None`: as long as any call.
+    /// How long the batch may take, from when its first answer is asked for. `None`: as long as any
+    /// call.
     pub(super) deadline: Option<Duration>,
 }
 
@@ -85,8 +88,8 @@ struct Running<'a> {
     /// Jobs with borrowed parameters that cannot be pipelined.
     alone: FuturesUnordered<BoxFuture<'a, Answer>>,
     alone_max: usize,
-    /// Hosts that had no connection in time for one of these jobs. The jobs behind it have waited as long, and fail
-    /// too.
+    /// Hosts that had no connection in time for one of these jobs. The jobs behind it have waited
+    /// as long, and fail too.
     busy: BTreeMap<HostName, (PoolPhase, u128)>,
     alarm: Option<Pin<Box<Sleep>>>,
     began: Instant,
@@ -118,7 +121,11 @@ impl<'a> Batch<'a> {
         let alone_max = self.pace.width * by_host.len();
         let mut crews = JoinSet::new();
         for jobs in by_host.into_values() {
-            crews.spawn(Crew::new(self, jobs, outbox.clone()).run().instrument(span.clone()));
+            crews.spawn(
+                Crew::new(self, jobs, outbox.clone())
+                    .run()
+                    .instrument(span.clone()),
+            );
         }
         Running {
             crews,
@@ -132,7 +139,12 @@ impl<'a> Batch<'a> {
 
     /// Runs one job in the way that handles moves, with the caller's own parameters.
     fn alone(&self, at: usize, params: &'a [&'a (dyn ToSql + Sync)]) -> BoxFuture<'a, Answer> {
-        let (router, sql, shard, servers) = (self.router.clone(), self.sql.clone(), self.shards[at], self.servers);
+        let (router, sql, shard, servers) = (
+            self.router.clone(),
+            self.sql.clone(),
+            self.shards[at],
+            self.servers,
+        );
         Box::pin(async move { (at, servers.ask(&router, shard, &sql, params).await) })
     }
 }
@@ -176,7 +188,15 @@ impl<'a> Running<'a> {
                 match host.and_then(|host| self.busy.get_key_value(&host)) {
                     Some((host, (phase, limit_ms))) => {
                         let (host, phase, limit_ms) = (host.clone(), *phase, *limit_ms);
-                        outbox.give(at, Err(Error::PoolTimeout { shard, host, phase, limit_ms }));
+                        outbox.give(
+                            at,
+                            Err(Error::PoolTimeout {
+                                shard,
+                                host,
+                                phase,
+                                limit_ms,
+                            }),
+                        );
                     }
                     None => {
                         outbox.sent(at);
@@ -184,8 +204,16 @@ impl<'a> Running<'a> {
                     }
                 }
             }
-            let Poll::Ready(Some((at, result))) = self.alone.poll_next_unpin(context) else { return };
-            if let Err(Error::PoolTimeout { host, phase, limit_ms, .. }) = &result {
+            let Poll::Ready(Some((at, result))) = self.alone.poll_next_unpin(context) else {
+                return;
+            };
+            if let Err(Error::PoolTimeout {
+                host,
+                phase,
+                limit_ms,
+                ..
+            }) = &result
+            {
                 self.busy.insert(host.clone(), (*phase, *limit_ms));
             }
             outbox.give(at, result);
@@ -204,11 +232,15 @@ impl Drop for Answers<'_> {
     fn drop(&mut self) {
         self.span.record("failed", self.failed);
         // Nobody waits for these any more.
-        let Phase::Running(Running { began, .. }) = &self.phase else { return };
+        let Phase::Running(Running { began, .. }) = &self.phase else {
+            return;
+        };
         let mut from = 0;
         while let Some((at, sent)) = self.outbox.give_up(&mut from) {
             if sent {
-                self.batch.router.count(self.batch.shards[at], began.elapsed(), Outcome::Dropped);
+                self.batch
+                    .router
+                    .count(self.batch.shards[at], began.elapsed(), Outcome::Dropped);
             }
         }
     }
@@ -249,7 +281,8 @@ impl Answers<'_> {
                     std::panic::resume_unwind(panic);
                 }
             }
-            // This comes after the crews' ends, because a crew may leave jobs for the caller when it ends.
+            // This comes after the crews' ends, because a crew may leave jobs for the caller when
+            // it ends.
             if let Source::Borrowed(params) = this.batch.params {
                 running.with_params(&this.batch, &this.outbox, params, context);
             }
@@ -259,7 +292,11 @@ impl Answers<'_> {
             if running.crews.is_empty() && running.alone.is_empty() {
                 return Poll::Ready(None);
             }
-            if running.alarm.as_mut().is_none_or(|alarm| alarm.as_mut().poll(context).is_pending()) {
+            if running
+                .alarm
+                .as_mut()
+                .is_none_or(|alarm| alarm.as_mut().poll(context).is_pending())
+            {
                 return Poll::Pending;
             }
             // This drops the tasks, and so closes the connections on which an answer is awaited.
@@ -268,9 +305,13 @@ impl Answers<'_> {
         if let Some(answer) = this.outbox.take() {
             return Poll::Ready(Some(answer));
         }
-        let Some((at, sent)) = this.outbox.give_up(&mut this.late) else { return Poll::Ready(None) };
+        let Some((at, sent)) = this.outbox.give_up(&mut this.late) else {
+            return Poll::Ready(None);
+        };
         let limit = this.deadline.unwrap_or_default();
-        this.batch.router.count(this.batch.shards[at], limit, Outcome::Timeout);
+        this.batch
+            .router
+            .count(this.batch.shards[at], limit, Outcome::Timeout);
         let late = this.batch.router.shard(this.batch.shards[at]);
         let late = late.map(|shard| shard.timed_out(limit, sent && !this.only_reads));
         Poll::Ready(Some((at, Err(late.unwrap_or_else(|error| error)))))

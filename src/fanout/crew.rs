@@ -1,9 +1,9 @@
-//! The task that works on the jobs of one host. It has a few connections, and goes on while the caller does something
-//! else.
+//! The task that works on the jobs of one host. It has a few connections, and goes on while the
+//! caller does something else.
 //!
-//! Invariant: work that holds a pipelined connection waits for no other one, and gives it back as soon as no statement
-//! is on its way there. A statement that stands still holds up only itself: those behind it go to another connection,
-//! where that is safe.
+//! Invariant: work that holds a pipelined connection waits for no other one, and gives it back as
+//! soon as no statement is on its way there. A statement that stands still holds up only itself:
+//! those behind it go to another connection, where that is safe.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -56,7 +56,14 @@ enum End {
 
 impl Crew {
     pub(super) fn new(batch: &Batch<'_>, jobs: VecDeque<usize>, outbox: Arc<Outbox>) -> Crew {
-        let Batch { router, sql, shards, pace, params, servers } = batch;
+        let Batch {
+            router,
+            sql,
+            shards,
+            pace,
+            params,
+            servers,
+        } = batch;
         let make = match params {
             Source::Owned(make) => Some(make.clone()),
             Source::Borrowed(_) => None,
@@ -85,8 +92,13 @@ impl Crew {
         let borrowed = self.make.is_none();
         if self.servers == Servers::Standbys {
             let jobs = std::mem::take(&mut *lock(&self.waiting));
-            let at_once = (self.pace.width * self.pace.depth).min(self.router.pipelined_connections_max(first));
-            return if borrowed { self.outbox.leave(jobs) } else { self.alone(jobs.into(), at_once).await };
+            let at_once = (self.pace.width * self.pace.depth)
+                .min(self.router.pipelined_connections_max(first));
+            return if borrowed {
+                self.outbox.leave(jobs)
+            } else {
+                self.alone(jobs.into(), at_once).await
+            };
         }
         if borrowed {
             let bound = match self.router.parameter_types(first, &self.sql).await {
@@ -107,7 +119,11 @@ impl Crew {
         let width = self.pace.width.min(connections_max);
         self.on_connections(width, connections_max + 1).await;
         let again = std::mem::take(&mut *lock(&self.again));
-        if borrowed { self.outbox.leave(again) } else { self.alone(again, width).await }
+        if borrowed {
+            self.outbox.leave(again)
+        } else {
+            self.alone(again, width).await
+        }
     }
 
     /// Works on `width` connections, and on one more for each that is stuck, up to `most`.
@@ -122,7 +138,8 @@ impl Crew {
             let works = self.first().is_some() && self.outbox.has_room();
             while works && free && connections.len() < (width + stuck).min(most) {
                 // The crew waits for one connection, and takes the others if they are free.
-                connections.push(self.connection(connections.is_empty() || connections.len() == stuck));
+                connections
+                    .push(self.connection(connections.is_empty() || connections.len() == stuck));
             }
             if connections.is_empty() {
                 if self.first().is_none() {
@@ -150,7 +167,9 @@ impl Crew {
 
     /// Gets one connection and works on it.
     async fn connection(&self, waits: bool) -> End {
-        let Some(first) = self.first() else { return End::Done };
+        let Some(first) = self.first() else {
+            return End::Done;
+        };
         let connection = if waits {
             tokio::select! {
                 biased;
@@ -174,22 +193,42 @@ impl Crew {
             statements = tracing::field::Empty,
             failed = tracing::field::Empty,
         );
-        Pipeline::new(self, connection, span.clone()).run().instrument(span).await;
+        Pipeline::new(self, connection, span.clone())
+            .run()
+            .instrument(span)
+            .await;
         End::Done
     }
 
     /// No connection to the host came: answers the jobs for which that is known.
     fn failed(&self, error: Error) {
         let mut jobs = std::mem::take(&mut *lock(&self.waiting));
-        let Some(first) = jobs.pop_front() else { return };
-        if let Error::PoolTimeout { host, phase, limit_ms, .. } = &error {
+        let Some(first) = jobs.pop_front() else {
+            return;
+        };
+        if let Error::PoolTimeout {
+            host,
+            phase,
+            limit_ms,
+            ..
+        } = &error
+        {
             // The others have waited in the same queue as long as this one.
             for at in jobs {
                 let (shard, host) = (self.shards[at], host.clone());
-                self.refuse(at, Error::PoolTimeout { shard, host, phase: *phase, limit_ms: *limit_ms });
+                self.refuse(
+                    at,
+                    Error::PoolTimeout {
+                        shard,
+                        host,
+                        phase: *phase,
+                        limit_ms: *limit_ms,
+                    },
+                );
             }
         } else {
-            // The error answers the first job. The others run later, when the host may be well again.
+            // The error answers the first job. The others run later, when the host may be well
+            // again.
             lock(&self.again).extend(jobs);
         }
         self.refuse(first, error);
@@ -197,13 +236,15 @@ impl Crew {
 
     /// Answers a job with an error. Nothing was sent for it.
     fn refuse(&self, at: usize, error: Error) {
-        self.router.count(self.shards[at], self.began.elapsed(), Outcome::of(&error));
+        self.router
+            .count(self.shards[at], self.began.elapsed(), Outcome::of(&error));
         self.outbox.give(at, Err(error));
     }
 
     /// Runs jobs by themselves, `width` at a time, in the way that handles moves.
     async fn alone(&self, jobs: Vec<usize>, width: usize) {
-        // The jobs wait for a connection once, together. When one has waited in vain, the others fail at once.
+        // The jobs wait for a connection once, together. When one has waited in vain, the others
+        // fail at once.
         let busy = Mutex::new(None);
         let busy = &busy;
         let one = |at: usize| async move {
@@ -211,17 +252,40 @@ impl Crew {
             let shard = self.shards[at];
             let late = lock(busy).clone();
             if let Some((host, phase, limit_ms)) = late {
-                return self.refuse(at, Error::PoolTimeout { shard, host, phase, limit_ms });
+                return self.refuse(
+                    at,
+                    Error::PoolTimeout {
+                        shard,
+                        host,
+                        phase,
+                        limit_ms,
+                    },
+                );
             }
-            let Some(params) = self.params(at) else { return };
+            let Some(params) = self.params(at) else {
+                return;
+            };
             self.outbox.sent(at);
-            let result = self.servers.ask(&self.router, shard, &self.sql, &params.params()).await;
-            if let Err(Error::PoolTimeout { host, phase, limit_ms, .. }) = &result {
+            let result = self
+                .servers
+                .ask(&self.router, shard, &self.sql, &params.params())
+                .await;
+            if let Err(Error::PoolTimeout {
+                host,
+                phase,
+                limit_ms,
+                ..
+            }) = &result
+            {
                 *lock(busy) = Some((host.clone(), *phase, *limit_ms));
             }
             self.outbox.give(at, result);
         };
-        stream::iter(jobs).map(one).buffer_unordered(width).collect::<()>().await;
+        stream::iter(jobs)
+            .map(one)
+            .buffer_unordered(width)
+            .collect::<()>()
+            .await;
     }
 
     /// `None` while the caller has not bound them.
@@ -264,7 +328,11 @@ impl Crew {
         let (mut warm, mut cold) = (VecDeque::new(), VecDeque::new());
         for at in waiting.drain(..) {
             let here = warm.len() < share && connection.has(self.shards[at], &self.sql);
-            if here { warm.push_back(at) } else { cold.push_back(at) }
+            if here {
+                warm.push_back(at)
+            } else {
+                cold.push_back(at)
+            }
         }
         *waiting = cold;
         warm

@@ -25,8 +25,17 @@ impl Router {
         let mut shards: Vec<ShardId> = shards.into_iter().collect();
         shards.sort_unstable();
         shards.dedup();
-        let pace = Pace { width: Shards::WIDTH, depth: 1, deadline: None };
-        Shards { router: self.clone(), shards, pace, servers: Servers::Primaries }
+        let pace = Pace {
+            width: Shards::WIDTH,
+            depth: 1,
+            deadline: None,
+        };
+        Shards {
+            router: self.clone(),
+            shards,
+            pace,
+            servers: Servers::Primaries,
+        }
     }
 }
 
@@ -44,41 +53,45 @@ impl Shards {
     /// How many connections to one host are used at a time by default: 8.
     pub const WIDTH: usize = 8;
 
-    /// How many connections to one host are used at a time, at least 1. The call waits for one, takes the others if
-    /// they are free, and never takes more than half of the host's `pool_size`.
+    /// How many connections to one host are used at a time, at least 1. The call waits for one,
+    /// takes the others if they are free, and never takes more than half of the host's `pool_size`.
     pub fn width(mut self, connections_per_host: usize) -> Shards {
         self.pace.width = connections_per_host.max(1);
         self
     }
 
-    /// How many statements are on their way on one connection, each behind the other, at least 1. Default 1. More is
-    /// faster for statements that take less time than the way to the host, but a statement that takes long holds up
-    /// those behind it. After half a second, those behind it are sent again on another connection if they are known to
-    /// be reads ([`Sql::reading`](crate::router::Sql::reading), [`Selects`](crate::router::Selects)). When statements
-    /// have no names ([`PrepareMode::Unnamed`](crate::router::PrepareMode::Unnamed)), the depth is always 1.
+    /// How many statements are on their way on one connection, each behind the other, at least 1.
+    /// Default 1. More is faster for statements that take less time than the way to the host, but a
+    /// statement that takes long holds up those behind it. After half a second, those behind it are
+    /// sent again on another connection if they are known to be reads
+    /// ([`Sql::reading`](crate::router::Sql::reading), [`Selects`](crate::router::Selects)). When
+    /// statements have no names ([`PrepareMode::Unnamed`](crate::router::PrepareMode::Unnamed)),
+    /// the depth is always 1.
     pub fn depth(mut self, statements_per_connection: usize) -> Shards {
         self.pace.depth = statements_per_connection.max(1);
         self
     }
 
-    /// Reads on standbys, as [`Shard::reads`](crate::router::Shard::reads) does for each shard: where one is near
-    /// enough, and else, or when it fails there, on the primary. What does not only read fails with
-    /// [`Error::NotARead`]. A statement goes by itself, not pipelined behind others.
+    /// Reads on standbys, as [`Shard::reads`](crate::router::Shard::reads) does for each shard:
+    /// where one is near enough, and else, or when it fails there, on the primary. What does not
+    /// only read fails with [`Error::NotARead`]. A statement goes by itself, not pipelined behind
+    /// others.
     pub fn reads(mut self) -> Shards {
         self.servers = Servers::Standbys;
         self
     }
 
-    /// How long the whole call may take, from when its first result is asked for. By default as long as any call may
-    /// ([`Options::statement_timeout`](crate::router::Options::statement_timeout)). Every shard that has not answered
-    /// by then fails with [`Error::TimedOut`].
+    /// How long the whole call may take, from when its first result is asked for. By default as
+    /// long as any call may
+    /// ([`Options::statement_timeout`](crate::router::Options::statement_timeout)). Every shard
+    /// that has not answered by then fails with [`Error::TimedOut`].
     pub fn deadline(mut self, deadline: Duration) -> Shards {
         self.pace.deadline = Some(deadline);
         self
     }
 
-    /// Runs the statement on each shard. Nothing is sent before the first result is asked for; dropping the [`Gather`]
-    /// ends it.
+    /// Runs the statement on each shard. Nothing is sent before the first result is asked for;
+    /// dropping the [`Gather`] ends it.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::router::Router) {
@@ -91,7 +104,11 @@ impl Shards {
     /// }
     /// # }
     /// ```
-    pub fn query<'a>(&self, sql: impl Into<SqlText<'a>>, params: &'a [&'a (dyn ToSql + Sync)]) -> Gather<'a> {
+    pub fn query<'a>(
+        &self,
+        sql: impl Into<SqlText<'a>>,
+        params: &'a [&'a (dyn ToSql + Sync)],
+    ) -> Gather<'a> {
         let batch = Batch {
             router: self.router.clone(),
             sql: sql.into().to_sql(),
@@ -104,13 +121,13 @@ impl Shards {
     }
 }
 
-/// The results of a statement on many shards, in the order in which they come: a [`Stream`] of each shard's rows or
-/// error.
+/// The results of a statement on many shards, in the order in which they come: a [`Stream`] of each
+/// shard's rows or error.
 ///
-/// The statements go on while the caller does something with a result, and their connections are given back, so that
-/// the caller may use the router for every result. Results that the caller has not taken are kept, up to 4 MiB or
-/// 16,384 rows. Past that, no further statement is sent; where statements are pipelined ([`Shards::depth`]), their
-/// connection is held and the server waits.
+/// The statements go on while the caller does something with a result, and their connections are
+/// given back, so that the caller may use the router for every result. Results that the caller has
+/// not taken are kept, up to 4 MiB or 16,384 rows. Past that, no further statement is sent; where
+/// statements are pipelined ([`Shards::depth`]), their connection is held and the server waits.
 #[must_use = "nothing is sent before the first result is asked for"]
 pub struct Gather<'a> {
     answers: Answers<'a>,

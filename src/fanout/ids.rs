@@ -17,13 +17,13 @@ use crate::router::{Error, Router, SqlText};
 use crate::shard::ShardId;
 
 impl Router {
-    /// The rows of these IDs, wherever they are. One statement asks a shard for all its IDs, and many statements are on
-    /// their way at a time.
+    /// The rows of these IDs, wherever they are. One statement asks a shard for all its IDs, and
+    /// many statements are on their way at a time.
     ///
     /// - An ID that is given twice is asked for once.
     /// - An ID that no row has gives no row.
-    /// - An ID that names a shard the cluster does not have fails with [`Error::NoSuchId`], as its own shard's failure;
-    ///   the others are not held up.
+    /// - An ID that names a shard the cluster does not have fails with [`Error::NoSuchId`], as its
+    ///   own shard's failure; the others are not held up.
     pub fn by_ids(&self, ids: &[i64]) -> ByIds {
         let mut order = HashMap::with_capacity(ids.len());
         let mut wanted: BTreeMap<ShardId, Vec<i64>> = BTreeMap::new();
@@ -67,7 +67,11 @@ pub type MissingIds<T> = Partial<T, i64>;
 
 impl ByIds {
     /// The statements are short, so that many are on their way on few connections.
-    const PACE: Pace = Pace { width: 2, depth: 32, deadline: None };
+    const PACE: Pace = Pace {
+        width: 2,
+        depth: 32,
+        deadline: None,
+    };
 
     /// How many connections to one host are used at a time, at least 1. Default 2. See
     /// [`Shards::width`](super::Shards::width).
@@ -83,9 +87,10 @@ impl ByIds {
         self
     }
 
-    /// Reads on standbys, as [`Shard::reads`](crate::router::Shard::reads) does for each shard: where one is near
-    /// enough, and else, or when it fails there, on the primary. What does not only read fails with
-    /// [`Error::NotARead`]. A statement goes by itself, not pipelined behind others.
+    /// Reads on standbys, as [`Shard::reads`](crate::router::Shard::reads) does for each shard:
+    /// where one is near enough, and else, or when it fails there, on the primary. What does not
+    /// only read fails with [`Error::NotARead`]. A statement goes by itself, not pipelined behind
+    /// others.
     pub fn reads(mut self) -> ByIds {
         self.servers = Servers::Standbys;
         self
@@ -97,12 +102,12 @@ impl ByIds {
         self
     }
 
-    /// Runs the statement on each of the shards, with that shard's IDs as `$1`, a `bigint[]` (`WHERE id = ANY($1)`).
-    /// Returns all rows with their shards, in no order.
+    /// Runs the statement on each of the shards, with that shard's IDs as `$1`, a `bigint[]`
+    /// (`WHERE id = ANY($1)`). Returns all rows with their shards, in no order.
     ///
     /// # Errors
-    /// When a shard failed. The error has the rows of the other shards, and the IDs of those that failed. `?` in a
-    /// function that gives [`Error`] makes an [`Error::Partial`] of it.
+    /// When a shard failed. The error has the rows of the other shards, and the IDs of those that
+    /// failed. `?` in a function that gives [`Error`] makes an [`Error::Partial`] of it.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
@@ -119,20 +124,25 @@ impl ByIds {
         failed.or(all, self.wanted.len())
     }
 
-    /// As [`ByIds::query`], the rows in the order of the IDs that were given. The first column of each row must be the
-    /// ID, a `bigint`, that it belongs to. An ID may have several rows; they stay as its shard gave them. Rows of an ID
-    /// that was not asked for come last.
+    /// As [`ByIds::query`], the rows in the order of the IDs that were given. The first column of
+    /// each row must be the ID, a `bigint`, that it belongs to. An ID may have several rows; they
+    /// stay as its shard gave them. Rows of an ID that was not asked for come last.
     ///
     /// # Errors
     /// As [`ByIds::query`]; a shard whose first column is no `bigint` has failed.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
-    pub async fn query_in_order<'s>(self, sql: impl Into<SqlText<'s>>) -> Result<Vec<Row>, MissingIds<Vec<Row>>> {
+    pub async fn query_in_order<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+    ) -> Result<Vec<Row>, MissingIds<Vec<Row>>> {
         let mut placed: Vec<(usize, Row)> = Vec::new();
         let failed = self.run(sql.into(), |shard, rows| {
             for row in rows {
-                let id: i64 = row.try_get(0).map_err(|source| refused(&self.router, shard, source))?;
+                let id: i64 = row
+                    .try_get(0)
+                    .map_err(|source| refused(&self.router, shard, source))?;
                 placed.push((self.order.get(&id).copied().unwrap_or(usize::MAX), row));
             }
             Ok(())
@@ -174,7 +184,11 @@ impl ByIds {
             let (shard, ids) = &self.wanted[at];
             if let Err(error) = result.and_then(|rows| take(*shard, rows)) {
                 let error = match (error, ids.first()) {
-                    (Error::NoSuchShard { shard, shards }, Some(id)) => Error::NoSuchId { id: *id, shard, shards },
+                    (Error::NoSuchShard { shard, shards }, Some(id)) => Error::NoSuchId {
+                        id: *id,
+                        shard,
+                        shards,
+                    },
                     (error, _) => error,
                 };
                 failed.add(*shard, ids.clone(), error);
@@ -187,7 +201,11 @@ impl ByIds {
 /// The error for rows that are not what the call needs.
 pub(super) fn refused(router: &Router, shard: ShardId, source: tokio_postgres::Error) -> Error {
     match router.shard(shard) {
-        Ok(handle) => Error::Statement { shard, host: handle.host(), source },
+        Ok(handle) => Error::Statement {
+            shard,
+            host: handle.host(),
+            source,
+        },
         Err(error) => error,
     }
 }

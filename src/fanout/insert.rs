@@ -39,13 +39,29 @@ impl Router {
     ///
     /// # Errors
     /// [`Error::WrongKey`] when the cluster's keys are of another kind.
-    pub fn insert_many<'r, T, K: Key>(&self, rows: &'r [T], key: impl Fn(&T) -> K) -> Result<InsertMany<'r, T>, Error> {
+    pub fn insert_many<'r, T, K: Key>(
+        &self,
+        rows: &'r [T],
+        key: impl Fn(&T) -> K,
+    ) -> Result<InsertMany<'r, T>, Error> {
         let mut places: BTreeMap<ShardId, Vec<usize>> = BTreeMap::new();
         for (place, row) in rows.iter().enumerate() {
-            places.entry(self.try_by_key(key(row))?.id()).or_default().push(place);
+            places
+                .entry(self.try_by_key(key(row))?.id())
+                .or_default()
+                .push(place);
         }
-        let pace = Pace { width: 2, depth: 8, deadline: None };
-        Ok(InsertMany { router: self.clone(), rows, places: places.into_iter().collect(), pace })
+        let pace = Pace {
+            width: 2,
+            depth: 8,
+            deadline: None,
+        };
+        Ok(InsertMany {
+            router: self.clone(),
+            rows,
+            places: places.into_iter().collect(),
+            pace,
+        })
     }
 }
 
@@ -65,8 +81,8 @@ pub struct Inserted {
     pub shard: ShardId,
     /// Their places in the list that was given, in its order.
     pub places: Vec<usize>,
-    /// What RETURNING gave. Rows of `INSERT … SELECT … FROM unnest` are in the order of `places`. ON CONFLICT DO
-    /// NOTHING gives fewer.
+    /// What RETURNING gave. Rows of `INSERT … SELECT … FROM unnest` are in the order of `places`.
+    /// ON CONFLICT DO NOTHING gives fewer.
     pub rows: Vec<Row>,
 }
 
@@ -91,12 +107,16 @@ struct OfShard(Arc<[Columns]>, usize);
 
 impl Params for OfShard {
     fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
-        self.0[self.1].0.iter().map(|column| &**column as _).collect()
+        self.0[self.1]
+            .0
+            .iter()
+            .map(|column| &**column as _)
+            .collect()
     }
 }
 
-/// [`fanout::Columns`](crate::fanout::Columns) of iterators, one a parameter, each over values of one type:
-/// `columns![ids, titles]`.
+/// [`fanout::Columns`](crate::fanout::Columns) of iterators, one a parameter, each over values of
+/// one type: `columns![ids, titles]`.
 #[macro_export]
 macro_rules! columns {
     ($($column:expr),+ $(,)?) => {
@@ -125,19 +145,21 @@ impl<T: Sync> InsertMany<'_, T> {
         self
     }
 
-    /// Runs the statement once on each shard that has rows, with the arrays that `columns` makes of that shard's rows
-    /// as its parameters: `INSERT … SELECT * FROM unnest($1::bigint[], $2::text[])`.
+    /// Runs the statement once on each shard that has rows, with the arrays that `columns` makes of
+    /// that shard's rows as its parameters:
+    /// `INSERT … SELECT * FROM unnest($1::bigint[], $2::text[])`.
     ///
-    /// `columns` is called for all shards before anything is sent. All rows of a shard are in one statement: all of
-    /// them are inserted or none. Shards are independent of each other: those that did not fail keep their rows. (This
-    /// is not COPY, which gives no IDs back, knows no ON CONFLICT, and saves little when each shard gets few rows. For
-    /// a bulk load into one shard, COPY through [`Shard::client`](crate::router::Shard::client).)
+    /// `columns` is called for all shards before anything is sent. All rows of a shard are in one
+    /// statement: all of them are inserted or none. Shards are independent of each other: those
+    /// that did not fail keep their rows. (This is not COPY, which gives no IDs back, knows no ON
+    /// CONFLICT, and saves little when each shard gets few rows. For a bulk load into one shard,
+    /// COPY through [`Shard::client`](crate::router::Shard::client).)
     ///
     /// # Errors
-    /// When a shard failed. The error has what the other shards took, and the places of the rows that failed. If a
-    /// shard's error [`may_have_run`](Error::may_have_run), its rows may be there. `?` in a function that gives
-    /// [`Error`] makes an [`Error::Partial`] of it, which keeps all of that. A caller that makes the whole call again
-    /// has rows twice.
+    /// When a shard failed. The error has what the other shards took, and the places of the rows
+    /// that failed. If a shard's error [`may_have_run`](Error::may_have_run), its rows may be
+    /// there. `?` in a function that gives [`Error`] makes an [`Error::Partial`] of it, which keeps
+    /// all of that. A caller that makes the whole call again has rows twice.
     ///
     /// # Cancel safety
     /// When the future is dropped, some shards may have their rows.
@@ -147,8 +169,19 @@ impl<T: Sync> InsertMany<'_, T> {
         columns: impl Fn(&[&T]) -> Columns + Send + Sync,
     ) -> Result<Vec<Inserted>, Partial<Vec<Inserted>, usize>> {
         let rows = self.rows;
-        let of_shard = |places: &Vec<usize>| columns(&places.iter().map(|place| &rows[*place]).collect::<Vec<&T>>());
-        let all: Arc<[Columns]> = self.places.iter().map(|(_, places)| of_shard(places)).collect();
+        let of_shard = |places: &Vec<usize>| {
+            columns(
+                &places
+                    .iter()
+                    .map(|place| &rows[*place])
+                    .collect::<Vec<&T>>(),
+            )
+        };
+        let all: Arc<[Columns]> = self
+            .places
+            .iter()
+            .map(|(_, places)| of_shard(places))
+            .collect();
         let batch = Batch {
             router: self.router,
             sql: sql.into().to_sql(),
@@ -163,7 +196,11 @@ impl<T: Sync> InsertMany<'_, T> {
             let (shard, places) = &self.places[at];
             let (shard, places) = (*shard, places.clone());
             match result {
-                Ok(rows) => done.push(Inserted { shard, places, rows }),
+                Ok(rows) => done.push(Inserted {
+                    shard,
+                    places,
+                    rows,
+                }),
                 Err(error) => failed.add(shard, places, error),
             }
         }
@@ -174,6 +211,9 @@ impl<T: Sync> InsertMany<'_, T> {
 
 impl<T> fmt::Debug for InsertMany<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InsertMany").field("rows", &self.rows.len()).field("shards", &self.places.len()).finish()
+        f.debug_struct("InsertMany")
+            .field("rows", &self.rows.len())
+            .field("shards", &self.places.len())
+            .finish()
     }
 }

@@ -28,14 +28,26 @@ impl Router {
     {
         let mut wanted: BTreeMap<ShardId, Vec<K>> = BTreeMap::new();
         for key in keys {
-            wanted.entry(self.try_by_key(key)?.id()).or_default().push(key.clone());
+            wanted
+                .entry(self.try_by_key(key)?.id())
+                .or_default()
+                .push(key.clone());
         }
         for keys in wanted.values_mut() {
             keys.sort_unstable();
             keys.dedup();
         }
-        let pace = Pace { width: 2, depth: 32, deadline: None };
-        Ok(ByKeys { router: self.clone(), wanted: wanted.into_iter().collect(), pace, servers: Servers::Primaries })
+        let pace = Pace {
+            width: 2,
+            depth: 32,
+            deadline: None,
+        };
+        Ok(ByKeys {
+            router: self.clone(),
+            wanted: wanted.into_iter().collect(),
+            pace,
+            servers: Servers::Primaries,
+        })
     }
 }
 
@@ -54,7 +66,8 @@ pub struct ByKeys<K> {
 pub struct Page {
     /// The newest first: by their IDs, as `bigint` orders them.
     pub rows: Vec<(ShardId, Row)>,
-    /// The `before` of the next page, whose rows have smaller IDs than this. `None` when there are no more.
+    /// The `before` of the next page, whose rows have smaller IDs than this. `None` when there are
+    /// no more.
     pub next: Option<i64>,
 }
 
@@ -95,9 +108,10 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         self
     }
 
-    /// Reads on standbys, as [`Shard::reads`](crate::router::Shard::reads) does for each shard: where one is near
-    /// enough, and else, or when it fails there, on the primary. What does not only read fails with
-    /// [`Error::NotARead`]. A statement goes by itself, not pipelined behind others.
+    /// Reads on standbys, as [`Shard::reads`](crate::router::Shard::reads) does for each shard:
+    /// where one is near enough, and else, or when it fails there, on the primary. What does not
+    /// only read fails with [`Error::NotARead`]. A statement goes by itself, not pipelined behind
+    /// others.
     pub fn reads(mut self) -> ByKeys<K> {
         self.servers = Servers::Standbys;
         self
@@ -109,11 +123,12 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         self
     }
 
-    /// Runs the statement on each of the shards, with that shard's keys as `$1`, an array. Returns all rows with their
-    /// shards, in no order.
+    /// Runs the statement on each of the shards, with that shard's keys as `$1`, an array. Returns
+    /// all rows with their shards, in no order.
     ///
     /// # Errors
-    /// When a shard failed. The error has the rows of the other shards, and the keys of those that failed.
+    /// When a shard failed. The error has the rows of the other shards, and the keys of those that
+    /// failed.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
@@ -134,11 +149,13 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         failed.or(done, self.wanted.len())
     }
 
-    /// The newest rows of all these keys together: the first `limit` by ID that are older than `before`, merged from
-    /// all shards. For the first page `before` is `i64::MAX`. For another page it is [`Page::next`] of the page before.
+    /// The newest rows of all these keys together: the first `limit` by ID that are older than
+    /// `before`, merged from all shards. For the first page `before` is `i64::MAX`. For another
+    /// page it is [`Page::next`] of the page before.
     ///
-    /// The first column of the statement is the ID, a `bigint`. It is run once a shard, with `$1` that shard's keys,
-    /// `$2` and `$3` the IDs between which its rows are wanted, both excluded, and `$4` how many:
+    /// The first column of the statement is the ID, a `bigint`. It is run once a shard, with `$1`
+    /// that shard's keys, `$2` and `$3` the IDs between which its rows are wanted, both excluded,
+    /// and `$4` how many:
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, followed: &[i64]) -> Result<(), Box<dyn std::error::Error>> {
@@ -148,12 +165,14 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
     /// # Ok(()) }
     /// ```
     ///
-    /// This needs memory for `limit` rows, and for those of the shards that answer at that moment. Once the page is
-    /// full, `$2` is the smallest ID on it, so that the later shards send little. Two rows with the same ID may fall on
-    /// both sides of a page's end, and then the second is on no page: IDs are meant to be unique.
+    /// This needs memory for `limit` rows, and for those of the shards that answer at that moment.
+    /// Once the page is full, `$2` is the smallest ID on it, so that the later shards send little.
+    /// Two rows with the same ID may fall on both sides of a page's end, and then the second is on
+    /// no page: IDs are meant to be unique.
     ///
     /// # Errors
-    /// When a shard failed. The error has the page of the other shards, and the keys of those that failed.
+    /// When a shard failed. The error has the page of the other shards, and the keys of those that
+    /// failed.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
@@ -174,7 +193,9 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         };
         let failed = self.run(sql.into(), params, |shard, rows| {
             for row in rows {
-                let id = row.try_get(0).map_err(|source| refused(&self.router, shard, source))?;
+                let id = row
+                    .try_get(0)
+                    .map_err(|source| refused(&self.router, shard, source))?;
                 merge.add(id, (shard, row));
             }
             Ok(())
@@ -227,7 +248,11 @@ struct Kept<T> {
 
 impl<T> Merge<T> {
     fn new(limit: usize) -> Merge<T> {
-        Merge { limit, kept: BinaryHeap::new(), floor: Arc::new(AtomicI64::new(i64::MIN)) }
+        Merge {
+            limit,
+            kept: BinaryHeap::new(),
+            floor: Arc::new(AtomicI64::new(i64::MIN)),
+        }
     }
 
     fn add(&mut self, id: i64, value: T) {
@@ -235,7 +260,8 @@ impl<T> Merge<T> {
         if self.kept.len() > self.limit {
             self.kept.pop();
         }
-        if let Some(Reverse(smallest)) = self.kept.peek().filter(|_| self.kept.len() == self.limit) {
+        if let Some(Reverse(smallest)) = self.kept.peek().filter(|_| self.kept.len() == self.limit)
+        {
             self.floor.store(smallest.id, Ordering::Relaxed);
         }
     }
@@ -243,10 +269,17 @@ impl<T> Merge<T> {
     /// The smallest ID of a full page, and the values, the one with the largest ID first.
     fn end(self) -> (Option<i64>, Vec<T>) {
         let full = self.limit > 0 && self.kept.len() == self.limit;
-        let next = self.kept.peek().filter(|_| full).map(|Reverse(smallest)| smallest.id);
+        let next = self
+            .kept
+            .peek()
+            .filter(|_| full)
+            .map(|Reverse(smallest)| smallest.id);
         // The smallest `Reverse` comes first, which is the largest ID.
         let kept = self.kept.into_sorted_vec();
-        (next, kept.into_iter().map(|Reverse(kept)| kept.value).collect())
+        (
+            next,
+            kept.into_iter().map(|Reverse(kept)| kept.value).collect(),
+        )
     }
 }
 

@@ -1,12 +1,13 @@
-//! Many shards at once: a statement on every shard, on some, for a list of IDs or keys; many rows to insert; and the
-//! newest rows of many keys together.
+//! Many shards at once: a statement on every shard, on some, for a list of IDs or keys; many rows
+//! to insert; and the newest rows of many keys together.
 //!
-//! All hosts are worked through at the same time, each on a few connections (the width) with a few statements on their
-//! way on each (the depth). So a host that is slow or dead holds up only its own shards. A call waits for one
-//! connection to a host. It uses others if they are free, and never more than half of the pool.
+//! All hosts are worked through at the same time, each on a few connections (the width) with a few
+//! statements on their way on each (the depth). So a host that is slow or dead holds up only its
+//! own shards. A call waits for one connection to a host. It uses others if they are free, and
+//! never more than half of the pool.
 //!
-//! Invariant: a shard's failure is that shard's result and ends nothing else ([`Partial`] has what succeeded, and names
-//! the rest). Every shard asked for gives exactly one result.
+//! Invariant: a shard's failure is that shard's result and ends nothing else ([`Partial`] has what
+//! succeeded, and names the rest). Every shard asked for gives exactly one result.
 
 mod batch;
 mod crew;

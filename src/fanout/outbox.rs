@@ -1,8 +1,9 @@
-//! What the tasks of a call over many shards keep for its caller: answers that the caller has not taken yet, and what
-//! only the caller's future can do.
+//! What the tasks of a call over many shards keep for its caller: answers that the caller has not
+//! taken yet, and what only the caller's future can do.
 //!
-//! Invariant: each job has one answer, the first that is given. What is kept here has a bound, in bytes and in rows.
-//! Past the bound, a task only reads the last answer that its connection still waits for, and the servers wait.
+//! Invariant: each job has one answer, the first that is given. What is kept here has a bound, in
+//! bytes and in rows. Past the bound, a task only reads the last answer that its connection still
+//! waits for, and the servers wait.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -63,7 +64,11 @@ impl Outbox {
             alone: VecDeque::new(),
             jobs: vec![Job::default(); jobs],
         };
-        Outbox { state: Mutex::new(state), caller: AtomicWaker::new(), room: Notify::new() }
+        Outbox {
+            state: Mutex::new(state),
+            caller: AtomicWaker::new(),
+            room: Notify::new(),
+        }
     }
 
     /// Keeps a job's answer. A second answer is dropped.
@@ -117,8 +122,8 @@ impl Outbox {
         self.lock().jobs[at].answered
     }
 
-    /// Finds the first job from `from` on that has no answer, and marks it as answered. Returns it, and whether it may
-    /// have run.
+    /// Finds the first job from `from` on that has no answer, and marks it as answered. Returns it,
+    /// and whether it may have run.
     pub(super) fn give_up(&self, from: &mut usize) -> Option<(usize, bool)> {
         let mut state = self.lock();
         while let Some(job) = state.jobs.get_mut(*from) {

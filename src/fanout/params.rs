@@ -1,4 +1,5 @@
-//! The parameters of statements that a task sends: owned, or encoded for the types that the server named.
+//! The parameters of statements that a task sends: owned, or encoded for the types that the server
+//! named.
 
 use std::sync::Arc;
 

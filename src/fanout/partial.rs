@@ -8,8 +8,8 @@ use crate::shard::ShardId;
 
 /// Some shards failed. What the others gave is kept here.
 ///
-/// `T` is what the call would have given. `W` is how the caller named what it wanted of a shard: IDs, keys, or places
-/// in a list.
+/// `T` is what the call would have given. `W` is how the caller named what it wanted of a shard:
+/// IDs, keys, or places in a list.
 #[derive(Debug)]
 pub struct Partial<T, W> {
     /// What the other shards gave.
@@ -34,7 +34,8 @@ pub struct Failed<W> {
 }
 
 impl<T, W> Partial<T, W> {
-    /// Whether the same call for what failed may succeed later, and nothing of that has taken effect.
+    /// Whether the same call for what failed may succeed later, and nothing of that has taken
+    /// effect.
     pub fn is_retryable(&self) -> bool {
         self.failed.iter().all(|failed| failed.error.is_retryable())
     }
@@ -54,11 +55,18 @@ pub(super) struct Failures<W> {
 impl<W> Failures<W> {
     /// No failures yet, for the batch that gives these answers.
     pub(super) fn new(answers: &Answers<'_>) -> Failures<W> {
-        Failures { failed: Vec::new(), only_reads: answers.only_reads() }
+        Failures {
+            failed: Vec::new(),
+            only_reads: answers.only_reads(),
+        }
     }
 
     pub(super) fn add(&mut self, shard: ShardId, wanted: Vec<W>, error: Error) {
-        self.failed.push(Failed { shard, wanted, error });
+        self.failed.push(Failed {
+            shard,
+            wanted,
+            error,
+        });
     }
 
     /// `Ok` if nothing failed on `shards` shards.
@@ -67,7 +75,12 @@ impl<W> Failures<W> {
             return Ok(done);
         }
         self.failed.sort_unstable_by_key(|failed| failed.shard);
-        Err(Partial { done, failed: self.failed, shards, only_reads: self.only_reads })
+        Err(Partial {
+            done,
+            failed: self.failed,
+            shards,
+            only_reads: self.only_reads,
+        })
     }
 }
 
@@ -89,7 +102,8 @@ impl<T: fmt::Debug, W: fmt::Debug> std::error::Error for Partial<T, W> {
 }
 
 impl<T: fmt::Debug + 'static, W: fmt::Debug + 'static> Partial<T, W> {
-    /// The `Partial` that an [`Error::Partial`] was made from, if its types are these: `?` keeps what is done.
+    /// The `Partial` that an [`Error::Partial`] was made from, if its types are these: `?` keeps
+    /// what is done.
     ///
     /// ```
     /// # use pgshard::fanout::{Inserted, Partial};
@@ -107,8 +121,8 @@ impl<T: fmt::Debug + 'static, W: fmt::Debug + 'static> Partial<T, W> {
     }
 }
 
-/// For `?`: the error says that the call was done in part, and keeps what was done. A call for one shard is either done
-/// or not, so it gives that shard's error.
+/// For `?`: the error says that the call was done in part, and keeps what was done. A call for one
+/// shard is either done or not, so it gives that shard's error.
 impl<T, W> From<Partial<T, W>> for Error
 where
     T: fmt::Debug + Send + Sync + 'static,
@@ -123,8 +137,15 @@ where
         Error::Partial {
             failed,
             shards,
-            may_have_run: done || partial.failed.iter().any(|failed| failed.error.may_have_run()),
-            application: partial.failed.iter().all(|failed| failed.error.is_application()),
+            may_have_run: done
+                || partial
+                    .failed
+                    .iter()
+                    .any(|failed| failed.error.may_have_run()),
+            application: partial
+                .failed
+                .iter()
+                .all(|failed| failed.error.is_application()),
             retryable: !done && partial.is_retryable(),
             source: Box::new(partial),
         }

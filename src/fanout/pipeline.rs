@@ -1,8 +1,10 @@
-//! The statements on their way on one connection, one behind the other, and the time that each may take.
+//! The statements on their way on one connection, one behind the other, and the time that each may
+//! take.
 //!
-//! A statement's time begins when the one before it has answered. One that stands still (behind a lock, say) is noticed
-//! early: the reads behind it, and statements that were not sent yet, go to another connection. Other statements behind
-//! it wait, because they may run as soon as the first has ended.
+//! A statement's time begins when the one before it has answered. One that stands still (behind a
+//! lock, say) is noticed early: the reads behind it, and statements that were not sent yet, go to
+//! another connection. Other statements behind it wait, because they may run as soon as the first
+//! has ended.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -88,7 +90,10 @@ impl<'c> Pipeline<'c> {
             connection,
             running: FuturesUnordered::new(),
             on_way: Vec::new(),
-            wire: Arc::new(Mutex::new(Wire { sent: VecDeque::new(), since: Instant::now() })),
+            wire: Arc::new(Mutex::new(Wire {
+                sent: VecDeque::new(),
+                since: Instant::now(),
+            })),
             state: State::Flowing,
             left: false,
             span,
@@ -99,7 +104,11 @@ impl<'c> Pipeline<'c> {
 
     /// Returns when nothing is on its way here and there is nothing to do, or no room for answers.
     pub(super) async fn run(mut self) {
-        let depth = if self.connection.can_pipeline() { self.crew.pace.depth } else { 1 };
+        let depth = if self.connection.can_pipeline() {
+            self.crew.pace.depth
+        } else {
+            1
+        };
         let outbox = &self.crew.outbox;
         loop {
             while matches!(self.state, State::Flowing)
@@ -114,7 +123,8 @@ impl<'c> Pipeline<'c> {
                 self.crew.give_back(self.warm.drain(..));
                 return;
             }
-            // A statement that is alone on its way is read to its end, so that the connection can go back.
+            // A statement that is alone on its way is read to its end, so that the connection can
+            // go back.
             let reads = self.on_way.len() == 1 || outbox.has_room();
             let patience = self.patience();
             let since = lock(&self.wire).since;
@@ -137,7 +147,9 @@ impl<'c> Pipeline<'c> {
         let (crew, connection, wire) = (self.crew, self.connection.clone(), self.wire.clone());
         let (running, handle) = abortable(async move {
             let shard = crew.shards[at];
-            let Some(params) = crew.params(at) else { return Ran::Again };
+            let Some(params) = crew.params(at) else {
+                return Ran::Again;
+            };
             if crew.pace.depth > 1 && !connection.has(shard, &crew.sql) {
                 lock(&wire).send(at, Sent::ToPrepare);
                 connection.prepare(shard, &crew.sql).await;
@@ -149,7 +161,9 @@ impl<'c> Pipeline<'c> {
             connection.query(shard, &crew.sql, &params.params()).await
         });
         self.on_way.push((at, handle));
-        self.running.push(Box::pin(async move { running.await.ok().map(|ran| (at, ran)) }));
+        self.running.push(Box::pin(
+            async move { running.await.ok().map(|ran| (at, ran)) },
+        ));
     }
 
     fn done(&mut self, done: Option<(usize, Ran)>) {
@@ -169,20 +183,24 @@ impl<'c> Pipeline<'c> {
         }
     }
 
-    /// How long to wait for the first statement before something is done about it. `None`: as long as it takes.
+    /// How long to wait for the first statement before something is done about it. `None`: as long
+    /// as it takes.
     fn patience(&self) -> Option<Duration> {
         let limit = self.crew.router.statement_timeout();
         // With depth 1 each statement has its connection for itself, and holds up no other.
-        let holds_up =
-            self.crew.pace.depth > 1 && (self.on_way.len() > 1 || !self.warm.is_empty() || self.crew.has_waiting());
+        let holds_up = self.crew.pace.depth > 1
+            && (self.on_way.len() > 1 || !self.warm.is_empty() || self.crew.has_waiting());
         match self.state {
-            State::Flowing if holds_up => Some(limit.map_or(STUCK_AFTER, |limit| STUCK_AFTER.min(limit / 4))),
+            State::Flowing if holds_up => {
+                Some(limit.map_or(STUCK_AFTER, |limit| STUCK_AFTER.min(limit / 4)))
+            }
             State::Flowing | State::Stuck(_) => limit,
             State::Cancelled(_) => Some(CANCELLED_MAX),
         }
     }
 
-    /// Acts on a first statement that took too long. False when the connection is of no use any more.
+    /// Acts on a first statement that took too long. False when the connection is of no use any
+    /// more.
     async fn out_of_patience(&mut self, since: Instant) -> bool {
         let limit = self.crew.router.statement_timeout();
         match std::mem::replace(&mut self.state, State::Flowing) {
@@ -206,25 +224,35 @@ impl<'c> Pipeline<'c> {
         first.or_else(|| self.on_way.first().map(|(at, _)| *at))
     }
 
-    /// The first statement stays. The others go to another connection, if it does no harm that they run twice, or if
-    /// they have not run.
+    /// The first statement stays. The others go to another connection, if it does no harm that they
+    /// run twice, or if they have not run.
     fn move_aside(&mut self) {
         let first = self.first();
         let mut wire = lock(&self.wire);
-        let stays = |at: usize| Some(at) == first || (!self.crew.only_reads && wire.may_have_run(at));
-        let (staying, going): (Vec<_>, Vec<_>) = self.on_way.drain(..).partition(|(at, _)| stays(*at));
-        wire.sent.retain(|(at, _)| staying.iter().any(|(stays, _)| stays == at));
+        let stays =
+            |at: usize| Some(at) == first || (!self.crew.only_reads && wire.may_have_run(at));
+        let (staying, going): (Vec<_>, Vec<_>) =
+            self.on_way.drain(..).partition(|(at, _)| stays(*at));
+        wire.sent
+            .retain(|(at, _)| staying.iter().any(|(stays, _)| stays == at));
         drop(wire);
         self.on_way = staying;
         self.left |= !going.is_empty();
         going.iter().for_each(|(_, handle)| handle.abort());
-        let jobs: Vec<usize> = going.into_iter().map(|(at, _)| at).chain(self.warm.drain(..)).collect();
+        let jobs: Vec<usize> = going
+            .into_iter()
+            .map(|(at, _)| at)
+            .chain(self.warm.drain(..))
+            .collect();
         self.crew.give_back(jobs.into_iter());
     }
 
-    /// The first statement reached its time limit. Asks the server to end it, and to go on with the next.
+    /// The first statement reached its time limit. Asks the server to end it, and to go on with the
+    /// next.
     async fn cancel(&mut self, stuck: Option<Stuck<'c>>) -> bool {
-        let Some(first) = self.first() else { return true };
+        let Some(first) = self.first() else {
+            return true;
+        };
         let may_have_run = !self.crew.only_reads && lock(&self.wire).may_have_run(first);
         self.time_out(first, may_have_run);
         self.left = true;
@@ -236,10 +264,16 @@ impl<'c> Pipeline<'c> {
 
     fn time_out(&self, at: usize, may_have_run: bool) {
         let limit = self.crew.router.statement_timeout().unwrap_or_default();
-        self.crew.outbox.give(at, Err(self.connection.timed_out(self.crew.shards[at], limit, may_have_run)));
+        self.crew.outbox.give(
+            at,
+            Err(self
+                .connection
+                .timed_out(self.crew.shards[at], limit, may_have_run)),
+        );
     }
 
-    /// The server did not end what was cancelled. Gives up all that was sent here; the connection is closed.
+    /// The server did not end what was cancelled. Gives up all that was sent here; the connection
+    /// is closed.
     fn give_up(&mut self) {
         for (at, handle) in std::mem::take(&mut self.on_way) {
             handle.abort();

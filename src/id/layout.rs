@@ -17,22 +17,24 @@ const _: () = assert!(MS_BITS + SHARD_BITS + SEQ_BITS == 64);
 
 /// The three fields of a 64-bit ID: milliseconds since the epoch, shard, sequence number.
 ///
-/// `id = (ms << 23) | (shard << 10) | seq` ("Sharding & IDs at Instagram", 2012). IDs order by time first. The whole
-/// 64 bits are used: from 2^40 ms (34.8 years) after the epoch on, the `bigint` is negative, and still decodes. Every
-/// 64-bit value is an ID; whether its shard exists in a cluster is for [`ShardCount::contains`] to say.
+/// `id = (ms << 23) | (shard << 10) | seq` ("Sharding & IDs at Instagram", 2012). IDs order by time
+/// first. The whole 64 bits are used: from 2^40 ms (34.8 years) after the epoch on, the `bigint` is
+/// negative, and still decodes. Every 64-bit value is an ID; whether its shard exists in a cluster
+/// is for [`ShardCount::contains`] to say.
 ///
 /// [`ShardCount::contains`]: crate::ShardCount::contains
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id {
-    // In the order of the bits, so that the derived order is the order of the IDs as unsigned numbers.
+    // In the order of the bits, so that the derived order is the order of the IDs as unsigned
+    // numbers.
     ms: u64,
     shard: ShardId,
     seq: u16,
 }
 
 impl Id {
-    /// An ID from its fields. `sequence_value` is what the shard's sequence gave; its lowest ten bits are kept
-    /// (`nextval % 1024`). `None` when `ms` is above [`MS_MAX`].
+    /// An ID from its fields. `sequence_value` is what the shard's sequence gave; its lowest ten
+    /// bits are kept (`nextval % 1024`). `None` when `ms` is above [`MS_MAX`].
     ///
     /// ```
     /// use pgshard::{ShardId, id::Id};
@@ -43,20 +45,32 @@ impl Id {
         if ms > MS_MAX {
             return None;
         }
-        Some(Id { ms, shard, seq: (sequence_value & SEQ_MAX as u64) as u16 })
+        Some(Id {
+            ms,
+            shard,
+            seq: (sequence_value & SEQ_MAX as u64) as u16,
+        })
     }
 
     /// Takes an ID apart, as an unsigned number whatever its sign. Total: no value is refused.
     pub const fn decode(id: i64) -> Id {
         let bits = id as u64;
         let shard = ((bits >> SEQ_BITS) & ShardId::MAX.get() as u64) as u16;
-        let Some(shard) = ShardId::new(shard) else { unreachable!() };
-        Id { ms: bits >> (SHARD_BITS + SEQ_BITS), shard, seq: (bits & SEQ_MAX as u64) as u16 }
+        let Some(shard) = ShardId::new(shard) else {
+            unreachable!()
+        };
+        Id {
+            ms: bits >> (SHARD_BITS + SEQ_BITS),
+            shard,
+            seq: (bits & SEQ_MAX as u64) as u16,
+        }
     }
 
     /// The ID as PostgreSQL's `bigint`; negative from 2^40 ms on.
     pub const fn encode(self) -> i64 {
-        ((self.ms << (SHARD_BITS + SEQ_BITS)) | ((self.shard.get() as u64) << SEQ_BITS) | self.seq as u64) as i64
+        ((self.ms << (SHARD_BITS + SEQ_BITS))
+            | ((self.shard.get() as u64) << SEQ_BITS)
+            | self.seq as u64) as i64
     }
 
     /// Milliseconds since the cluster's epoch, `0..=MS_MAX`.
@@ -112,12 +126,21 @@ mod tests {
 
     #[test]
     fn published_vectors() {
-        let vectors: Vectors = serde_json::from_str(include_str!("../../tests/data/ids.json")).unwrap();
+        let vectors: Vectors =
+            serde_json::from_str(include_str!("../../tests/data/ids.json")).unwrap();
         let layout = &vectors.layout;
-        assert_eq!((layout.time_bits, layout.shard_bits, layout.sequence_bits), (MS_BITS, SHARD_BITS, SEQ_BITS));
+        assert_eq!(
+            (layout.time_bits, layout.shard_bits, layout.sequence_bits),
+            (MS_BITS, SHARD_BITS, SEQ_BITS)
+        );
         assert_eq!((vectors.routing.len(), vectors.ids.len()), (6, 6));
         for v in &vectors.routing {
-            assert_eq!(ShardCount::new(v.shards).unwrap().shard_of_key(v.key).get(), v.shard, "key {}", v.key);
+            assert_eq!(
+                ShardCount::new(v.shards).unwrap().shard_of_key(v.key).get(),
+                v.shard,
+                "key {}",
+                v.key
+            );
         }
         for v in &vectors.ids {
             let shard = ShardId::new(v.shard).unwrap();

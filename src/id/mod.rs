@@ -1,7 +1,8 @@
-//! 64-bit IDs that carry their shard: [`Id`], the [`Epoch`] they count from, and [`IdRange`]s for spans of time.
+//! 64-bit IDs that carry their shard: [`Id`], the [`Epoch`] they count from, and [`IdRange`]s for
+//! spans of time.
 //!
-//! Pure values, no I/O. Invariant: the layout. IDs are in customers' tables and URLs; a bit that moves makes
-//! every one of them point elsewhere.
+//! Pure values, no I/O. Invariant: the layout. IDs are in customers' tables and URLs; a bit that
+//! moves makes every one of them point elsewhere.
 //!
 //! ```
 //! use pgshard::id::Id;

@@ -39,7 +39,9 @@ pub enum RangeError {
         to: Timestamp,
     },
     /// The IDs of the span are not one range of `bigint`: their sign flips within it.
-    #[error("IDs turn negative at {flip}, inside the span: ask for two spans, up to and from there")]
+    #[error(
+        "IDs turn negative at {flip}, inside the span: ask for two spans, up to and from there"
+    )]
     SignFlip {
         /// The first time whose IDs are negative.
         flip: Timestamp,
@@ -50,28 +52,39 @@ impl IdRange {
     /// The IDs made from `from` on and before `to`.
     ///
     /// # Errors
-    /// When an end lies outside the epoch's span, when the span is empty, and when it holds the instant at which IDs
-    /// turn negative (then it is two ranges: one up to [`Epoch::sign_flip`], one from there on).
+    /// When an end lies outside the epoch's span, when the span is empty, and when it holds the
+    /// instant at which IDs turn negative (then it is two ranges: one up to [`Epoch::sign_flip`],
+    /// one from there on).
     pub fn between(epoch: Epoch, from: Timestamp, to: Timestamp) -> Result<IdRange, RangeError> {
         if from >= to {
             return Err(RangeError::Empty { from, to });
         }
-        // The end is exclusive: the last millisecond is the one before `to`, whole when `to` is a whole millisecond.
-        let last = to.checked_sub(jiff::SignedDuration::from_nanos(1)).unwrap_or(to);
+        // The end is exclusive: the last millisecond is the one before `to`, whole when `to` is a
+        // whole millisecond.
+        let last = to
+            .checked_sub(jiff::SignedDuration::from_nanos(1))
+            .unwrap_or(to);
         let (first, last) = (epoch.ms(from)?, epoch.ms(last)?);
         let flip = 1 << (MS_BITS - 1);
         if first < flip && last >= flip {
-            return Err(RangeError::SignFlip { flip: epoch.sign_flip() });
+            return Err(RangeError::SignFlip {
+                flip: epoch.sign_flip(),
+            });
         }
-        Ok(IdRange { min: Self::min_at(first), max: Self::max_at(last) })
+        Ok(IdRange {
+            min: Self::min_at(first),
+            max: Self::max_at(last),
+        })
     }
 
-    /// The smallest ID that can be made in this millisecond of the epoch. Values above [`MS_MAX`] are taken as it.
+    /// The smallest ID that can be made in this millisecond of the epoch. Values above [`MS_MAX`]
+    /// are taken as it.
     pub fn min_at(ms: u64) -> i64 {
         Self::at(ms, 0, 0)
     }
 
-    /// The largest ID that can be made in this millisecond of the epoch. Values above [`MS_MAX`] are taken as it.
+    /// The largest ID that can be made in this millisecond of the epoch. Values above [`MS_MAX`]
+    /// are taken as it.
     pub fn max_at(ms: u64) -> i64 {
         Self::at(ms, ShardId::MAX.get(), SEQ_MAX)
     }
@@ -83,7 +96,9 @@ impl IdRange {
 
     fn at(ms: u64, shard: u16, seq: u16) -> i64 {
         let shard = ShardId::new(shard).expect("both ends of the shard bits are shards");
-        Id::new(ms.min(MS_MAX), shard, seq.into()).expect("the milliseconds are at most MS_MAX").encode()
+        Id::new(ms.min(MS_MAX), shard, seq.into())
+            .expect("the milliseconds are at most MS_MAX")
+            .encode()
     }
 }
 
@@ -113,11 +128,23 @@ mod tests {
     fn spans_that_are_no_range() {
         let flip = epoch().sign_flip();
         let (before, after) = (epoch().time((1 << 40) - 1), epoch().time((1 << 40) + 1));
-        assert_eq!(IdRange::between(epoch(), before, after), Err(RangeError::SignFlip { flip }));
+        assert_eq!(
+            IdRange::between(epoch(), before, after),
+            Err(RangeError::SignFlip { flip })
+        );
         assert!(IdRange::between(epoch(), before, flip).unwrap().min > 0);
         assert!(IdRange::between(epoch(), flip, after).unwrap().max < 0);
-        assert_eq!(IdRange::between(epoch(), flip, flip), Err(RangeError::Empty { from: flip, to: flip }));
+        assert_eq!(
+            IdRange::between(epoch(), flip, flip),
+            Err(RangeError::Empty {
+                from: flip,
+                to: flip
+            })
+        );
         let early = Timestamp::UNIX_EPOCH;
-        assert!(matches!(IdRange::between(epoch(), early, flip), Err(RangeError::Epoch(_))));
+        assert!(matches!(
+            IdRange::between(epoch(), early, flip),
+            Err(RangeError::Epoch(_))
+        ));
     }
 }

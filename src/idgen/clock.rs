@@ -30,13 +30,17 @@ pub struct SystemClock {
 impl SystemClock {
     /// The machine's clocks.
     pub fn shared() -> Arc<dyn Clock> {
-        Arc::new(SystemClock { started: Instant::now() })
+        Arc::new(SystemClock {
+            started: Instant::now(),
+        })
     }
 }
 
 impl Clock for SystemClock {
     fn unix_ms(&self) -> u64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as u64)
     }
 
     fn monotonic(&self) -> Duration {

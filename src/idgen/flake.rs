@@ -1,14 +1,16 @@
 //! Flake: 64 bits of Unix milliseconds, 48 bits of worker, 16 bits of sequence: 128 in all.
 //!
-//! Sortable by time, ordered within a source, 65,536 a millisecond (65 million a second), no database. Written as 32
-//! hexadecimal digits, which sort as the numbers do; fits PostgreSQL's `uuid` (but says no version).
+//! Sortable by time, ordered within a source, 65,536 a millisecond (65 million a second), no
+//! database. Written as 32 hexadecimal digits, which sort as the numbers do; fits PostgreSQL's
+//! `uuid` (but says no version).
 //!
-//! What fails: two workers with one number repeat. The default is 48 random bits with the multicast bit set, as RFC
-//! 4122 §4.5 has it, so that it is never a network card's address, and cloned machines, which have cloned addresses,
-//! differ. Of 1,000,000 workers, two are the same with a probability of 0.004 (2^47 numbers). With a number of your
-//! own, a source that starts again while the clock stepped back repeats, unless it is given the last millisecond of the
-//! one before ([`Options::floor_ms`], from [`Flake::last_ms`]); with a random one it does not matter. A process that
-//! was forked draws another number; with one of your own it makes no flakes.
+//! What fails: two workers with one number repeat. The default is 48 random bits with the multicast
+//! bit set, as RFC 4122 §4.5 has it, so that it is never a network card's address, and cloned
+//! machines, which have cloned addresses, differ. Of 1,000,000 workers, two are the same with a
+//! probability of 0.004 (2^47 numbers). With a number of your own, a source that starts again while
+//! the clock stepped back repeats, unless it is given the last millisecond of the one before
+//! ([`Options::floor_ms`], from [`Flake::last_ms`]); with a random one it does not matter. A
+//! process that was forked draws another number; with one of your own it makes no flakes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,7 +40,9 @@ impl FlakeId {
         if worker >> WORKER_BITS != 0 {
             return None;
         }
-        Some(FlakeId((unix_ms as u128) << 64 | (worker as u128) << SEQ_BITS | seq as u128))
+        Some(FlakeId(
+            (unix_ms as u128) << 64 | (worker as u128) << SEQ_BITS | seq as u128,
+        ))
     }
 
     /// A flake from its bits: every number is one.
@@ -87,7 +91,9 @@ impl FromStr for FlakeId {
         if digits.len() != 32 || !digits.chars().all(|c| c.is_ascii_hexdigit()) {
             return Err(ParseError);
         }
-        u128::from_str_radix(&digits, 16).map(FlakeId).map_err(|_| ParseError)
+        u128::from_str_radix(&digits, 16)
+            .map(FlakeId)
+            .map_err(|_| ParseError)
     }
 }
 
@@ -106,8 +112,8 @@ pub enum Worker {
 pub struct Options {
     /// The worker's number.
     pub worker: Worker,
-    /// No flake of an earlier Unix millisecond is made: for a given worker, the [`Flake::last_ms`] that the source
-    /// before it left, plus one. 0 for none.
+    /// No flake of an earlier Unix millisecond is made: for a given worker, the [`Flake::last_ms`]
+    /// that the source before it left, plus one. 0 for none.
     pub floor_ms: u64,
     /// How long to wait for a clock that stepped back.
     pub wait_max: Duration,
@@ -115,7 +121,11 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { worker: Worker::Random, floor_ms: 0, wait_max: WAIT_MAX }
+        Options {
+            worker: Worker::Random,
+            floor_ms: 0,
+            wait_max: WAIT_MAX,
+        }
     }
 }
 
@@ -150,7 +160,10 @@ impl Maker {
             Worker::Random => random::of_the_system() & cut | MULTICAST,
             Worker::Given(number) => number & cut,
         };
-        Maker { process: Process::current(), worker }
+        Maker {
+            process: Process::current(),
+            worker,
+        }
     }
 }
 
@@ -164,7 +177,14 @@ impl Flake {
     pub fn with_clock(options: &Options, clock: Arc<dyn Clock>) -> Flake {
         let ticks = Ticks::from(options.floor_ms.min(MS_END - 1));
         let maker = ArcSwap::from_pointee(Maker::new(options.worker));
-        Flake { clock, chosen: options.worker, maker, drawing: Mutex::new(()), wait_max: options.wait_max, ticks }
+        Flake {
+            clock,
+            chosen: options.worker,
+            maker,
+            drawing: Mutex::new(()),
+            wait_max: options.wait_max,
+            ticks,
+        }
     }
 
     /// The worker's number.
@@ -192,7 +212,8 @@ impl Flake {
         Ok(worker)
     }
 
-    /// The last Unix millisecond that is in a flake of this source, to be kept for [`Options::floor_ms`].
+    /// The last Unix millisecond that is in a flake of this source, to be kept for
+    /// [`Options::floor_ms`].
     pub fn last_ms(&self) -> u64 {
         self.ticks.last_ms()
     }
@@ -200,7 +221,8 @@ impl Flake {
     /// The next one, without waiting.
     ///
     /// # Errors
-    /// What keeps it: this millisecond is used up, the clock is behind, or a number of your own is another process's.
+    /// What keeps it: this millisecond is used up, the clock is behind, or a number of your own is
+    /// another process's.
     pub fn try_next(&self) -> Result<FlakeId, Later> {
         let mut one = None;
         self.take(1, |id| one = Some(id))?;
@@ -241,7 +263,11 @@ impl IdSource for Flake {
                 Ok(()) => patience.rewarded(),
                 Err(Later::Behind { by_ms }) => patience.wait(by_ms).await?,
                 Err(Later::OutOfRange { unix_ms }) => {
-                    return Err(Error::OutOfRange { unix_ms, first_ms: 0, last_ms: MS_END as i64 - 1 });
+                    return Err(Error::OutOfRange {
+                        unix_ms,
+                        first_ms: 0,
+                        last_ms: MS_END as i64 - 1,
+                    });
                 }
                 Err(Later::Forked) => return Err(Error::Forked),
                 Err(Later::NextMillisecond | Later::Lease) => patience.wait(0).await?,
@@ -281,7 +307,11 @@ mod tests {
         for text in ["", "7", &"g".repeat(32), &"0".repeat(33)] {
             assert_eq!(text.parse::<FlakeId>(), Err(ParseError));
         }
-        assert!("00000000-0000-0001-8000-000000000007".parse::<FlakeId>().is_ok());
+        assert!(
+            "00000000-0000-0001-8000-000000000007"
+                .parse::<FlakeId>()
+                .is_ok()
+        );
     }
 
     #[test]
@@ -294,7 +324,13 @@ mod tests {
     #[tokio::test]
     async fn a_millisecond_has_65536_and_then_the_next_begins() {
         let clock = FakeClock::new(NOW, Duration::from_micros(300));
-        let flake = Flake::with_clock(&Options { worker: Worker::Given(7), ..Options::default() }, Arc::new(clock));
+        let flake = Flake::with_clock(
+            &Options {
+                worker: Worker::Given(7),
+                ..Options::default()
+            },
+            Arc::new(clock),
+        );
         let ids = flake.next_many(70_000).await.unwrap();
         assert!(ids.windows(2).all(|pair| pair[0] < pair[1]));
         assert_eq!((ids[65_535].unix_ms(), ids[65_535].seq()), (NOW, u16::MAX));
@@ -310,7 +346,13 @@ mod tests {
         assert_eq!(flake.try_next(), Err(Later::Behind { by_ms: 900 }));
         assert!(flake.next().await.unwrap() > before);
         clock.step(-1500);
-        assert!(matches!(flake.next().await, Err(Error::ClockBehind { by_ms: 1500, limit_ms: 1000 })));
+        assert!(matches!(
+            flake.next().await,
+            Err(Error::ClockBehind {
+                by_ms: 1500,
+                limit_ms: 1000
+            })
+        ));
         clock.step(3_600_000);
         assert!(flake.next().await.unwrap() > before);
     }
@@ -318,23 +360,41 @@ mod tests {
     #[tokio::test]
     async fn a_kept_time_is_a_floor() {
         let clock = FakeClock::new(NOW, Duration::from_micros(100));
-        let options = Options { worker: Worker::Given(7), ..Options::default() };
+        let options = Options {
+            worker: Worker::Given(7),
+            ..Options::default()
+        };
         let first = Flake::with_clock(&options, Arc::new(clock.clone()));
         let last = first.next_many(100).await.unwrap()[99];
         clock.step(-500);
-        let options = Options { floor_ms: first.last_ms() + 1, ..options };
+        let options = Options {
+            floor_ms: first.last_ms() + 1,
+            ..options
+        };
         let second = Flake::with_clock(&options, Arc::new(clock));
         assert!(second.next().await.unwrap() > last);
     }
 
-    /// Sources that are made at the same moment, in threads that are numbered alike, draw different numbers.
+    /// Sources that are made at the same moment, in threads that are numbered alike, draw different
+    /// numbers.
     #[test]
     fn random_workers_differ() {
-        let drawn =
-            |_| std::thread::spawn(|| (0..2000).map(|_| Flake::new(&Options::default()).worker()).collect::<Vec<_>>());
+        let drawn = |_| {
+            std::thread::spawn(|| {
+                (0..2000)
+                    .map(|_| Flake::new(&Options::default()).worker())
+                    .collect::<Vec<_>>()
+            })
+        };
         let threads: Vec<_> = (0..4).map(drawn).collect();
-        let all: Vec<u64> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
-        assert_eq!(all.iter().collect::<std::collections::HashSet<_>>().len(), all.len());
+        let all: Vec<u64> = threads
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap())
+            .collect();
+        assert_eq!(
+            all.iter().collect::<std::collections::HashSet<_>>().len(),
+            all.len()
+        );
     }
 
     #[tokio::test]
@@ -342,13 +402,22 @@ mod tests {
         let flake = Flake::new(&Options::default());
         let parents = flake.worker();
         assert_eq!(flake.next().await.unwrap().worker(), parents);
-        flake.maker.store(Arc::new(Maker { process: Process::parent(), worker: parents }));
+        flake.maker.store(Arc::new(Maker {
+            process: Process::parent(),
+            worker: parents,
+        }));
         let childs = flake.next().await.unwrap().worker();
         assert!(childs != parents && childs & MULTICAST != 0);
         assert_eq!(flake.next_many(10).await.unwrap()[9].worker(), childs);
 
-        let given = Flake::new(&Options { worker: Worker::Given(7), ..Options::default() });
-        given.maker.store(Arc::new(Maker { process: Process::parent(), worker: 7 }));
+        let given = Flake::new(&Options {
+            worker: Worker::Given(7),
+            ..Options::default()
+        });
+        given.maker.store(Arc::new(Maker {
+            process: Process::parent(),
+            worker: 7,
+        }));
         assert_eq!(given.try_next(), Err(Later::Forked));
         assert!(matches!(given.next().await, Err(Error::Forked)));
     }
@@ -356,7 +425,10 @@ mod tests {
     /// A clock that stands still is given up, not waited for without end.
     #[tokio::test]
     async fn a_clock_that_stands_still() {
-        let options = Options { wait_max: Duration::ZERO, ..Options::default() };
+        let options = Options {
+            wait_max: Duration::ZERO,
+            ..Options::default()
+        };
         let clock = FakeClock::new(NOW, Duration::ZERO);
         let flake = Flake::with_clock(&options, Arc::new(clock.clone()));
         flake.next_many(65_536).await.unwrap();
@@ -365,6 +437,9 @@ mod tests {
         // Time passes, and the wall clock is set back by as much.
         clock.pass(Duration::from_millis(10));
         clock.step(-10);
-        assert!(matches!(waits.await.unwrap(), Err(Error::ClockBehind { .. })));
+        assert!(matches!(
+            waits.await.unwrap(),
+            Err(Error::ClockBehind { .. })
+        ));
     }
 }

@@ -1,8 +1,10 @@
-//! IDs that do not come from a shard: for a row that has no shard yet (a user, whose ID picks it), and for things
-//! without a database (log events, file names). Each kind is an [`IdSource`] in a file of its own, with its layout;
-//! [`Scheme`] takes their IDs apart again. `docs/ids.md` says when to use which.
+//! IDs that do not come from a shard: for a row that has no shard yet (a user, whose ID picks it),
+//! and for things without a database (log events, file names). Each kind is an [`IdSource`] in a
+//! file of its own, with its layout; [`Scheme`] takes their IDs apart again. `docs/ids.md` says
+//! when to use which.
 //!
-//! Invariant: a source that promises unique IDs stops, with an error that says why, before it gives one twice.
+//! Invariant: a source that promises unique IDs stops, with an error that says why, before it gives
+//! one twice.
 
 pub mod clock;
 pub mod flake;
@@ -33,7 +35,8 @@ pub use uuid7::Uuid7;
 /// The most IDs that [`IdSource::next_many`] gives at once.
 pub const BATCH_MAX: usize = 100_000;
 
-/// Something that gives IDs. Shared by reference: every source may be used by many tasks at the same time.
+/// Something that gives IDs. Shared by reference: every source may be used by many tasks at the
+/// same time.
 pub trait IdSource: Send + Sync {
     /// One ID. Its `Display` is how it is written down.
     type Id: Copy + Eq + Ord + Display + Send;
@@ -46,18 +49,22 @@ pub trait IdSource: Send + Sync {
     /// When the source cannot give one that is certainly new within its limits of time.
     ///
     /// # Cancel safety
-    /// Nothing is given twice. An ID that was taken for a future that is dropped is never given at all.
+    /// Nothing is given twice. An ID that was taken for a future that is dropped is never given at
+    /// all.
     fn next(&self) -> impl Future<Output = Result<Self::Id, Self::Error>> + Send;
 
     /// Exactly `count` IDs, `0..=BATCH_MAX`, for bulk loads. Cheaper than one by one.
     ///
     /// # Errors
-    /// As [`IdSource::next`], and when `count` is above [`BATCH_MAX`]. IDs that were taken before it failed are never
-    /// given at all.
+    /// As [`IdSource::next`], and when `count` is above [`BATCH_MAX`]. IDs that were taken before
+    /// it failed are never given at all.
     ///
     /// # Cancel safety
     /// As [`IdSource::next`].
-    fn next_many(&self, count: usize) -> impl Future<Output = Result<Vec<Self::Id>, Self::Error>> + Send;
+    fn next_many(
+        &self,
+        count: usize,
+    ) -> impl Future<Output = Result<Vec<Self::Id>, Self::Error>> + Send;
 }
 
 /// Why a source in this process gives no ID.
@@ -66,7 +73,8 @@ pub trait IdSource: Send + Sync {
 pub enum Error {
     /// The clock is behind the last ID, or stands still, for longer than the source may wait.
     #[error(
-        "the clock is {by_ms} ms behind the last ID or the lease's start, and the limit of waiting is {limit_ms} ms: \
+        "the clock is {by_ms} ms behind the last ID or the lease's start, and the limit of waiting \
+            is {limit_ms} ms: \
          set this machine's clock right"
     )]
     ClockBehind {
@@ -77,7 +85,8 @@ pub enum Error {
     },
     /// The clock is outside what the layout can hold.
     #[error(
-        "the clock says {unix_ms} ms after 1970, which the layout cannot hold: it begins at {first_ms} and ends at \
+        "the clock says {unix_ms} ms after 1970, which the layout cannot hold: it begins at \
+            {first_ms} and ends at \
          {last_ms}"
     )]
     OutOfRange {
@@ -92,13 +101,18 @@ pub enum Error {
     #[error("no worker number is leased, and none could be leased")]
     NoLease(#[source] Arc<lease::Error>),
     /// The lease was renewed again and again, and had always ended already.
-    #[error("the lease on the worker number ends faster than it is used: its length is {length_ms} ms")]
+    #[error(
+        "the lease on the worker number ends faster than it is used: its length is {length_ms} ms"
+    )]
     LeaseTooShort {
         /// The length.
         length_ms: u128,
     },
     /// The worker number was given to the process that forked this one, which goes on using it.
-    #[error("the worker number is that of the process that forked this one: make a source with another number")]
+    #[error(
+        "the worker number is that of the process that forked this one: make a source with another \
+            number"
+    )]
     Forked,
     /// The call asked for more than a source gives at once.
     #[error("{count} IDs at once are more than {BATCH_MAX}: ask several times")]
@@ -112,7 +126,11 @@ pub enum Error {
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
 
 fn check_batch(count: usize) -> Result<(), Error> {
-    if count > BATCH_MAX { Err(Error::BatchTooLarge { count }) } else { Ok(()) }
+    if count > BATCH_MAX {
+        Err(Error::BatchTooLarge { count })
+    } else {
+        Ok(())
+    }
 }
 
 /// The snippets of the manual.

@@ -1,5 +1,5 @@
-//! Which process this is. After fork() two processes have in their memory what a source had: its worker number, its
-//! block of tickets. Only the process that got it may use it.
+//! Which process this is. After fork() two processes have in their memory what a source had: its
+//! worker number, its block of tickets. Only the process that got it may use it.
 
 /// A process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

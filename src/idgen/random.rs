@@ -1,5 +1,6 @@
-//! Random numbers that differ between machines, threads and forked processes. The system's own randomness costs a
-//! system call each time, so it only seeds the generators that most numbers come from.
+//! Random numbers that differ between machines, threads and forked processes. The system's own
+//! randomness costs a system call each time, so it only seeds the generators that most numbers come
+//! from.
 
 use std::cell::RefCell;
 
@@ -22,7 +23,10 @@ thread_local! {
 pub(super) fn bits(count: u32) -> u32 {
     DRAWN.with_borrow_mut(|(process, rng)| {
         if !process.is_current() {
-            (*process, *rng) = (Process::current(), fastrand::Rng::with_seed(of_the_system()));
+            (*process, *rng) = (
+                Process::current(),
+                fastrand::Rng::with_seed(of_the_system()),
+            );
         }
         rng.u32(..) >> (32 - count)
     })

@@ -85,8 +85,9 @@ impl Scheme {
         }
     }
 
-    /// Takes an ID apart. The epoch is for `Shard`, whose time is not known without it, and for `Snowflake`, where the
-    /// default is that of the first snowflakes ([`snowflake::TWITTER_EPOCH_MS`]). Numbers may be signed or unsigned.
+    /// Takes an ID apart. The epoch is for `Shard`, whose time is not known without it, and for
+    /// `Snowflake`, where the default is that of the first snowflakes
+    /// ([`snowflake::TWITTER_EPOCH_MS`]). Numbers may be signed or unsigned.
     ///
     /// ```
     /// use pgshard::idgen::Scheme;
@@ -99,7 +100,9 @@ impl Scheme {
     pub fn decode(self, text: &str, epoch: Option<Epoch>) -> Result<Decoded, DecodeError> {
         let number = || {
             let unsigned = || text.parse::<u64>().map(u64::cast_signed);
-            text.parse::<i64>().or_else(|_| unsigned()).map_err(|_| "it must be a whole number of 64 bits")
+            text.parse::<i64>()
+                .or_else(|_| unsigned())
+                .map_err(|_| "it must be a whole number of 64 bits")
         };
         let decoded = match self {
             Scheme::Shard => number().map(|id| of_a_shard(id, epoch)),
@@ -109,19 +112,29 @@ impl Scheme {
             Scheme::Uuid7 => of_uuids(text),
             Scheme::Ticket(layout) => number().and_then(|id| of_tickets(id, layout)),
         };
-        decoded.map_err(|reason| DecodeError { text: text.to_owned(), scheme: self, reason })
+        decoded.map_err(|reason| DecodeError {
+            text: text.to_owned(),
+            scheme: self,
+            reason,
+        })
     }
 }
 
 fn of_a_shard(id: i64, epoch: Option<Epoch>) -> Decoded {
     let fields = Id::decode(id);
     let fields = vec![
-        ("time", Field::Time(epoch.map(|epoch| epoch.time(fields.ms())))),
+        (
+            "time",
+            Field::Time(epoch.map(|epoch| epoch.time(fields.ms()))),
+        ),
         ("ms", Field::Number(fields.ms())),
         ("shard", Field::Number(fields.shard().get().into())),
         ("seq", Field::Number(fields.seq().into())),
     ];
-    Decoded { id: id.to_string(), fields }
+    Decoded {
+        id: id.to_string(),
+        fields,
+    }
 }
 
 fn of_snowflakes(id: i64, epoch: Option<Epoch>) -> Result<Decoded, &'static str> {
@@ -133,7 +146,10 @@ fn of_snowflakes(id: i64, epoch: Option<Epoch>) -> Result<Decoded, &'static str>
         ("worker", Field::Number(fields.worker.into())),
         ("seq", Field::Number(fields.seq.into())),
     ];
-    Ok(Decoded { id: id.to_string(), fields })
+    Ok(Decoded {
+        id: id.to_string(),
+        fields,
+    })
 }
 
 fn of_flakes(text: &str) -> Result<Decoded, &'static str> {
@@ -144,17 +160,24 @@ fn of_flakes(text: &str) -> Result<Decoded, &'static str> {
         ("worker", Field::Bits(format!("{:012x}", id.worker()))),
         ("seq", Field::Number(id.seq().into())),
     ];
-    Ok(Decoded { id: id.to_string(), fields })
+    Ok(Decoded {
+        id: id.to_string(),
+        fields,
+    })
 }
 
 fn of_simpleflakes(id: i64) -> Result<Decoded, &'static str> {
-    let simpleflake::Fields { ms, random } = simpleflake::decode(id).ok_or("its 64th bit must not be set")?;
+    let simpleflake::Fields { ms, random } =
+        simpleflake::decode(id).ok_or("its 64th bit must not be set")?;
     let fields = vec![
         ("time", time(simpleflake::EPOCH_MS as i64, ms)),
         ("ms", Field::Number(ms)),
         ("random", Field::Number(random.into())),
     ];
-    Ok(Decoded { id: id.to_string(), fields })
+    Ok(Decoded {
+        id: id.to_string(),
+        fields,
+    })
 }
 
 fn of_uuids(text: &str) -> Result<Decoded, &'static str> {
@@ -164,14 +187,27 @@ fn of_uuids(text: &str) -> Result<Decoded, &'static str> {
     let bits = id.as_u128();
     let (high, low) = (bits >> 64 & 0xfff, bits & !(0b11 << 62) & u64::MAX as u128);
     let random = Field::Bits(format!("{high:03x}{low:016x}"));
-    let fields = vec![("time", time(0, ms)), ("ms", Field::Number(ms)), ("random", random)];
-    Ok(Decoded { id: id.to_string(), fields })
+    let fields = vec![
+        ("time", time(0, ms)),
+        ("ms", Field::Number(ms)),
+        ("random", random),
+    ];
+    Ok(Decoded {
+        id: id.to_string(),
+        fields,
+    })
 }
 
 fn of_tickets(id: i64, layout: tickets::Layout) -> Result<Decoded, &'static str> {
     let tickets::Fields { residue, count } = layout.decode(id).ok_or("it must be 1 or more")?;
-    let fields = vec![("residue", Field::Number(residue.into())), ("count", Field::Number(count))];
-    Ok(Decoded { id: id.to_string(), fields })
+    let fields = vec![
+        ("residue", Field::Number(residue.into())),
+        ("count", Field::Number(count)),
+    ];
+    Ok(Decoded {
+        id: id.to_string(),
+        fields,
+    })
 }
 
 impl fmt::Display for Scheme {
@@ -181,7 +217,9 @@ impl fmt::Display for Scheme {
 }
 
 fn time(zero_unix_ms: i64, ms: u64) -> Field {
-    let unix_ms = i64::try_from(ms).ok().and_then(|ms| zero_unix_ms.checked_add(ms));
+    let unix_ms = i64::try_from(ms)
+        .ok()
+        .and_then(|ms| zero_unix_ms.checked_add(ms));
     Field::Time(unix_ms.and_then(|unix_ms| Timestamp::from_millisecond(unix_ms).ok()))
 }
 
@@ -192,33 +230,51 @@ mod tests {
 
     fn shown(scheme: Scheme, text: &str) -> String {
         let decoded = scheme.decode(text, None).unwrap();
-        let fields: Vec<String> = decoded.fields.iter().map(|(name, field)| format!("{name}={field}")).collect();
+        let fields: Vec<String> = decoded
+            .fields
+            .iter()
+            .map(|(name, field)| format!("{name}={field}"))
+            .collect();
         format!("{}: {}", decoded.id, fields.join(" "))
     }
 
     #[test]
     fn each_kind() {
         let rows = [
-            (Scheme::Shard, "11637205501278089", "11637205501278089: time=- ms=1387263000 shard=1341 seq=905"),
+            (
+                Scheme::Shard,
+                "11637205501278089",
+                "11637205501278089: time=- ms=1387263000 shard=1341 seq=905",
+            ),
             (
                 Scheme::Snowflake,
                 "1541815603606036480",
-                "1541815603606036480: time=2022-06-28T16:07:40.105Z ms=367597485448 worker=378 seq=0",
+                "1541815603606036480: time=2022-06-28T16:07:40.105Z ms=367597485448 worker=378 \
+                    seq=0",
             ),
             (
                 Scheme::Flake,
                 "000001a3185c50000100000000070009",
-                "000001a3185c50000100000000070009: time=2027-01-15T08:00:00Z ms=1800000000000 worker=010000000007 \
+                "000001a3185c50000100000000070009: time=2027-01-15T08:00:00Z ms=1800000000000 \
+                    worker=010000000007 \
                  seq=9",
             ),
-            (Scheme::Simpleflake, "4194305", "4194305: time=2000-01-01T00:00:00.001Z ms=1 random=1"),
+            (
+                Scheme::Simpleflake,
+                "4194305",
+                "4194305: time=2000-01-01T00:00:00.001Z ms=1 random=1",
+            ),
             (
                 Scheme::Uuid7,
                 "017F22E2-79B0-7CC3-98C4-DC0C0C07398F",
                 "017f22e2-79b0-7cc3-98c4-dc0c0c07398f: time=2022-02-22T19:22:22Z ms=1645557742000 \
                  random=cc318c4dc0c0c07398f",
             ),
-            (Scheme::Ticket(Default::default()), "139264", "139264: residue=1 count=8192"),
+            (
+                Scheme::Ticket(Default::default()),
+                "139264",
+                "139264: residue=1 count=8192",
+            ),
         ];
         for (scheme, text, wanted) in rows {
             assert_eq!(shown(scheme, text), wanted);

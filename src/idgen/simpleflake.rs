@@ -1,9 +1,9 @@
-//! Simpleflake: 41 bits of milliseconds since 2000-01-01 UTC, 22 random bits: 63 in all, so a `bigint` that is never
-//! negative.
+//! Simpleflake: 41 bits of milliseconds since 2000-01-01 UTC, 22 random bits: 63 in all, so a
+//! `bigint` that is never negative.
 //!
-//! No worker number, no database, no state; sortable by millisecond only. What fails: nothing is checked. Of n IDs made
-//! in one millisecond, anywhere, two are the same with a probability of `1 - exp(-n (n - 1) / 2^23)`
-//! ([`collision_odds`]):
+//! No worker number, no database, no state; sortable by millisecond only. What fails: nothing is
+//! checked. Of n IDs made in one millisecond, anywhere, two are the same with a probability of
+//! `1 - exp(-n (n - 1) / 2^23)` ([`collision_odds`]):
 //!
 //! | IDs in each millisecond | odds in one millisecond | in an hour of it |
 //! | --- | --- | --- |
@@ -12,8 +12,9 @@
 //! | 100 | 1 in 850 | certain |
 //! | 2,412 | 0.5 | certain |
 //!
-//! So the column needs UNIQUE and the insert another try. The published code has 23 random bits, which makes the number
-//! negative from 2034 on; the article says 22, and so do we. The random bits are no secret: do not use them as one.
+//! So the column needs UNIQUE and the insert another try. The published code has 23 random bits,
+//! which makes the number negative from 2034 on; the article says 22, and so do we. The random bits
+//! are no secret: do not use them as one.
 
 use std::sync::Arc;
 
@@ -50,11 +51,12 @@ impl Simpleflake {
     pub fn make(&self) -> Result<i64, Error> {
         let unix_ms = self.clock.unix_ms();
         let ms = unix_ms.checked_sub(EPOCH_MS);
-        ms.and_then(|ms| encode(ms, random::bits(RANDOM_BITS))).ok_or(Error::OutOfRange {
-            unix_ms,
-            first_ms: EPOCH_MS as i64,
-            last_ms: (EPOCH_MS + (1 << MS_BITS) - 1) as i64,
-        })
+        ms.and_then(|ms| encode(ms, random::bits(RANDOM_BITS)))
+            .ok_or(Error::OutOfRange {
+                unix_ms,
+                first_ms: EPOCH_MS as i64,
+                last_ms: (EPOCH_MS + (1 << MS_BITS) - 1) as i64,
+            })
     }
 }
 
@@ -101,7 +103,10 @@ pub const fn decode(id: i64) -> Option<Fields> {
     if id < 0 {
         return None;
     }
-    Some(Fields { ms: id as u64 >> RANDOM_BITS, random: (id & ((1 << RANDOM_BITS) - 1)) as u32 })
+    Some(Fields {
+        ms: id as u64 >> RANDOM_BITS,
+        random: (id & ((1 << RANDOM_BITS) - 1)) as u32,
+    })
 }
 
 /// How likely it is that two of the IDs are the same, with `per_ms` IDs in each of `milliseconds`:
@@ -143,13 +148,31 @@ mod tests {
 
     #[test]
     fn the_limits() {
-        assert_eq!(encode((1 << MS_BITS) - 1, (1 << RANDOM_BITS) - 1), Some(i64::MAX));
-        assert_eq!((encode(1 << MS_BITS, 0), encode(0, 1 << RANDOM_BITS), decode(-1)), (None, None, None));
-        for (unix_ms, fits) in [(EPOCH_MS - 1, false), (EPOCH_MS, true), (EPOCH_MS + (1 << 41) - 1, true)] {
+        assert_eq!(
+            encode((1 << MS_BITS) - 1, (1 << RANDOM_BITS) - 1),
+            Some(i64::MAX)
+        );
+        assert_eq!(
+            (
+                encode(1 << MS_BITS, 0),
+                encode(0, 1 << RANDOM_BITS),
+                decode(-1)
+            ),
+            (None, None, None)
+        );
+        for (unix_ms, fits) in [
+            (EPOCH_MS - 1, false),
+            (EPOCH_MS, true),
+            (EPOCH_MS + (1 << 41) - 1, true),
+        ] {
             let clock = FakeClock::new(unix_ms, Duration::ZERO);
-            assert_eq!(Simpleflake::with_clock(Arc::new(clock)).make().is_ok(), fits);
+            assert_eq!(
+                Simpleflake::with_clock(Arc::new(clock)).make().is_ok(),
+                fits
+            );
         }
-        let end = jiff::Timestamp::from_millisecond((EPOCH_MS + (1 << MS_BITS) - 1) as i64).unwrap();
+        let end =
+            jiff::Timestamp::from_millisecond((EPOCH_MS + (1 << MS_BITS) - 1) as i64).unwrap();
         assert!(end.to_string().starts_with("2069-09-06"));
     }
 
@@ -163,9 +186,15 @@ mod tests {
         assert!((collision_odds(2412, 1.0) - 0.5).abs() < 0.001);
         assert!((collision_odds(2, 3_600_000.0) - 0.576).abs() < 0.001);
         assert!(collision_odds(10, 3_600_000.0) > 0.999_999);
-        assert_eq!((collision_odds(0, 1.0), collision_odds(1, 1e12)), (0.0, 0.0));
+        assert_eq!(
+            (collision_odds(0, 1.0), collision_odds(1, 1e12)),
+            (0.0, 0.0)
+        );
         // The formula is an approximation: this is the exact product.
-        let exact = 1.0 - (0..2412).map(|k| 1.0 - f64::from(k) / f64::from(1 << RANDOM_BITS)).product::<f64>();
+        let exact = 1.0
+            - (0..2412)
+                .map(|k| 1.0 - f64::from(k) / f64::from(1 << RANDOM_BITS))
+                .product::<f64>();
         assert!((collision_odds(2412, 1.0) - exact).abs() < 0.001);
     }
 

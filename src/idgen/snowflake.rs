@@ -1,16 +1,16 @@
-//! Snowflake: 41 bits of milliseconds since an epoch, 10 bits of worker, 12 bits of sequence, made in this process: 63
-//! in all, so a `bigint` that is never negative.
+//! Snowflake: 41 bits of milliseconds since an epoch, 10 bits of worker, 12 bits of sequence, made
+//! in this process: 63 in all, so a `bigint` that is never negative.
 //!
-//! Sortable by time, ordered within a generator, 4,096 a millisecond and worker: 4.096 million a second. A caller
-//! that wants more waits for the next millisecond by yielding to other tasks and asking the clock again, which keeps a
-//! core busy. Needs a worker number of its own, leased from the database every few seconds (`lease`); an ID itself
-//! needs no round trip.
+//! Sortable by time, ordered within a generator, 4,096 a millisecond and worker: 4.096 million a
+//! second. A caller that wants more waits for the next millisecond by yielding to other tasks and
+//! asking the clock again, which keeps a core busy. Needs a worker number of its own, leased from
+//! the database every few seconds (`lease`); an ID itself needs no round trip.
 //!
-//! Invariant: no ID is made outside the milliseconds that the lease grants. So a process that was stopped, for however
-//! long, makes no ID that the next holder of its number makes. Besides that, a generator stops a margin before its
-//! lease ends by the monotonic clock. What fails: when the database is away for longer than the lease, there are no
-//! IDs; a clock that steps back makes callers wait, and beyond [`Options::wait_max`] fail; the last ID is 69.7 years
-//! after the epoch.
+//! Invariant: no ID is made outside the milliseconds that the lease grants. So a process that was
+//! stopped, for however long, makes no ID that the next holder of its number makes. Besides that, a
+//! generator stops a margin before its lease ends by the monotonic clock. What fails: when the
+//! database is away for longer than the lease, there are no IDs; a clock that steps back makes
+//! callers wait, and beyond [`Options::wait_max`] fail; the last ID is 69.7 years after the epoch.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -55,7 +55,11 @@ impl Fields {
             return None;
         }
         let worker = (id >> SEQ_BITS) as u16 & ((1 << WORKER_BITS) - 1);
-        Some(Fields { ms: id as u64 >> (WORKER_BITS + SEQ_BITS), worker, seq: id as u16 & ((1 << SEQ_BITS) - 1) })
+        Some(Fields {
+            ms: id as u64 >> (WORKER_BITS + SEQ_BITS),
+            worker,
+            seq: id as u16 & ((1 << SEQ_BITS) - 1),
+        })
     }
 
     /// Puts an ID together; `None` when a field has too many bits.
@@ -63,7 +67,11 @@ impl Fields {
         if self.ms > MS_MAX || self.worker >> WORKER_BITS != 0 || self.seq >> SEQ_BITS != 0 {
             return None;
         }
-        Some((self.ms << (WORKER_BITS + SEQ_BITS) | (self.worker as u64) << SEQ_BITS | self.seq as u64) as i64)
+        Some(
+            (self.ms << (WORKER_BITS + SEQ_BITS)
+                | (self.worker as u64) << SEQ_BITS
+                | self.seq as u64) as i64,
+        )
     }
 }
 
@@ -73,8 +81,8 @@ impl Fields {
 pub struct Options {
     /// The zero of the clock. It must be the same for all generators of the IDs, and never change.
     pub epoch: Epoch,
-    /// How long a lease is. With a long one the database may be away for longer; with a short one a number is free
-    /// again sooner.
+    /// How long a lease is. With a long one the database may be away for longer; with a short one a
+    /// number is free again sooner.
     pub lease: Duration,
     /// How long before its end a lease counts as ended. Less than the lease.
     pub margin: Duration,
@@ -86,7 +94,12 @@ impl Options {
     /// Leases of 30 s with 2 s of margin, and [`WAIT_MAX`].
     pub fn new(epoch: Epoch) -> Options {
         let (lease, margin) = (Duration::from_secs(30), Duration::from_secs(2));
-        Options { epoch, lease, margin, wait_max: WAIT_MAX }
+        Options {
+            epoch,
+            lease,
+            margin,
+            wait_max: WAIT_MAX,
+        }
     }
 }
 
@@ -101,7 +114,10 @@ pub struct Snowflake<S: LeaseStore> {
 
 impl<S: LeaseStore> Clone for Snowflake<S> {
     fn clone(&self) -> Self {
-        Snowflake { inner: self.inner.clone(), hold: self.hold.clone() }
+        Snowflake {
+            inner: self.inner.clone(),
+            hold: self.hold.clone(),
+        }
     }
 }
 
@@ -117,11 +133,14 @@ impl<S: LeaseStore> Drop for Hold<S> {
         if let Some(keeper) = &self.keeper {
             keeper.abort();
         }
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
         let inner = self.inner.clone();
         runtime.spawn(async move {
             if let Err(error) = inner.release().await {
-                tracing::debug!(%error, "a worker number was not given back; it is free when its lease ends");
+                tracing::debug!(%error, "a worker number was not given back; it is free when its \
+                    lease ends");
             }
         });
     }
@@ -149,28 +168,35 @@ struct HeldGrant {
 
 type Renewed = Result<(), Arc<lease::Error>>;
 
-/// One renewal for all callers, in a task of its own, so that a caller that gives up does not end it.
+/// One renewal for all callers, in a task of its own, so that a caller that gives up does not end
+/// it.
 #[derive(Debug)]
 struct Renewing {
     process: Process,
     under_way: Option<watch::Receiver<Option<Renewed>>>,
-    /// The token with which a number was asked for, until an answer comes: the number may be granted already.
+    /// The token with which a number was asked for, until an answer comes: the number may be
+    /// granted already.
     token: Option<Uuid>,
 }
 
 impl Renewing {
     fn none() -> Renewing {
-        Renewing { process: Process::current(), under_way: None, token: None }
+        Renewing {
+            process: Process::current(),
+            under_way: None,
+            token: None,
+        }
     }
 }
 
 impl<S: LeaseStore> Snowflake<S> {
-    /// A generator that has a worker number and keeps it. A task renews the lease three times in its length, and leases
-    /// another number if that one was lost. When the last clone is dropped, a task gives the number back. Wait for
-    /// [`Snowflake::release`] before the runtime ends, or the number is free only when its lease has ended.
+    /// A generator that has a worker number and keeps it. A task renews the lease three times in
+    /// its length, and leases another number if that one was lost. When the last clone is dropped,
+    /// a task gives the number back. Wait for [`Snowflake::release`] before the runtime ends, or
+    /// the number is free only when its lease has ended.
     ///
-    /// This waits while the database grants no number because it may have gone back in time ([`lease::Error::OnHold`]),
-    /// for about the longest lease.
+    /// This waits while the database grants no number because it may have gone back in time
+    /// ([`lease::Error::OnHold`]), for about the longest lease.
     ///
     /// # Errors
     /// When no number can be leased.
@@ -185,7 +211,8 @@ impl<S: LeaseStore> Snowflake<S> {
             loop {
                 inner.clock.sleep(pace).await;
                 if let Err(error) = inner.renew().await {
-                    tracing::warn!(%error, "the lease of a snowflake worker was not renewed; trying again");
+                    tracing::warn!(%error, "the lease of a snowflake worker was not renewed; \
+                        trying again");
                 }
             }
         });
@@ -194,21 +221,39 @@ impl<S: LeaseStore> Snowflake<S> {
         Ok(generator)
     }
 
-    /// A generator that has a worker number, with this clock, and renews the lease only when an ID is asked for after
-    /// its end, or by [`Snowflake::renew`].
+    /// A generator that has a worker number, with this clock, and renews the lease only when an ID
+    /// is asked for after its end, or by [`Snowflake::renew`].
     ///
     /// # Errors
     /// When no number can be leased.
     ///
     /// # Cancel safety
     /// As [`Snowflake::start`].
-    pub async fn acquire(store: S, options: Options, clock: Arc<dyn Clock>) -> Result<Snowflake<S>, Error> {
+    pub async fn acquire(
+        store: S,
+        options: Options,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Snowflake<S>, Error> {
         let epoch_ms = options.epoch.unix_ms();
         let (held, renewing) = (ArcSwapOption::empty(), Mutex::new(Renewing::none()));
-        let inner = Inner { store, clock, options, epoch_ms, ticks: Ticks::from(0), held, renewing };
+        let inner = Inner {
+            store,
+            clock,
+            options,
+            epoch_ms,
+            ticks: Ticks::from(0),
+            held,
+            renewing,
+        };
         let inner = Arc::new(inner);
         // It exists from here on, so that a start that is given up gives back what it was granted.
-        let generator = Snowflake { hold: Arc::new(Hold { inner: inner.clone(), keeper: None }), inner };
+        let generator = Snowflake {
+            hold: Arc::new(Hold {
+                inner: inner.clone(),
+                keeper: None,
+            }),
+            inner,
+        };
         let mut waits = 0;
         loop {
             match generator.inner.renew().await {
@@ -218,9 +263,14 @@ impl<S: LeaseStore> Snowflake<S> {
                         waits += 1;
                         tracing::warn!(
                             left_ms,
-                            "no worker number is leased yet: the database of the leases may have gone back in time"
+                            "no worker number is leased yet: the database of the leases may have \
+                                gone back in time"
                         );
-                        generator.inner.clock.sleep(Duration::from_millis(left_ms)).await;
+                        generator
+                            .inner
+                            .clock
+                            .sleep(Duration::from_millis(left_ms))
+                            .await;
                     }
                     _ => return Err(Error::NoLease(error)),
                 },
@@ -228,8 +278,8 @@ impl<S: LeaseStore> Snowflake<S> {
         }
     }
 
-    /// Renews the lease, or leases another number if that one was lost. Callers that ask meanwhile wait for the same
-    /// renewal.
+    /// Renews the lease, or leases another number if that one was lost. Callers that ask meanwhile
+    /// wait for the same renewal.
     ///
     /// # Errors
     /// When the store is out of reach or has no number free. The lease goes on until its end.
@@ -240,8 +290,8 @@ impl<S: LeaseStore> Snowflake<S> {
         self.inner.renew().await.map_err(Error::NoLease)
     }
 
-    /// Gives the worker number back, so that the next generator may begin at once, if this is the last clone. Else it
-    /// only drops this one.
+    /// Gives the worker number back, so that the next generator may begin at once, if this is the
+    /// last clone. Else it only drops this one.
     ///
     /// # Errors
     /// When the store is out of reach: the number is free when its lease has ended.
@@ -251,14 +301,21 @@ impl<S: LeaseStore> Snowflake<S> {
     pub async fn release(self) -> Result<(), Error> {
         let Snowflake { inner, hold } = self;
         match Arc::into_inner(hold) {
-            Some(_last) => inner.release().await.map_err(|error| Error::NoLease(Arc::new(error))),
+            Some(_last) => inner
+                .release()
+                .await
+                .map_err(|error| Error::NoLease(Arc::new(error))),
             None => Ok(()),
         }
     }
 
     /// The worker number, if one is held; it may have changed when you look at it.
     pub fn worker(&self) -> Option<u16> {
-        self.inner.held.load().as_ref().map(|held| held.grant.worker)
+        self.inner
+            .held
+            .load()
+            .as_ref()
+            .map(|held| held.grant.worker)
     }
 
     /// The next ID, without waiting.
@@ -283,7 +340,8 @@ impl<S: LeaseStore> Inner<S> {
     }
 
     async fn renew(self: &Arc<Self>) -> Renewed {
-        // A renewal in a task of another runtime may end without an answer. The next one is this caller's own.
+        // A renewal in a task of another runtime may end without an answer. The next one is this
+        // caller's own.
         for _ in 0..2 {
             let mut under_way = self.renewal();
             if let Ok(answer) = under_way.wait_for(Option::is_some).await {
@@ -295,7 +353,11 @@ impl<S: LeaseStore> Inner<S> {
 
     /// Renews the lease for a caller that has none, unless another call has renewed it meanwhile.
     async fn renew_unless_held(self: &Arc<Self>) -> Renewed {
-        let usable = self.held.load().as_ref().is_some_and(|held| self.check(held, self.clock.unix_ms()).is_ok());
+        let usable = self
+            .held
+            .load()
+            .as_ref()
+            .is_some_and(|held| self.check(held, self.clock.unix_ms()).is_ok());
         if usable { Ok(()) } else { self.renew().await }
     }
 
@@ -311,18 +373,31 @@ impl<S: LeaseStore> Inner<S> {
         let (answer, under_way) = watch::channel(None);
         renewing.under_way = Some(under_way.clone());
         let inner = self.clone();
-        tokio::spawn(async move { answer.send(Some(inner.renew_alone().await.map_err(Arc::new))).ok() });
+        tokio::spawn(async move {
+            answer
+                .send(Some(inner.renew_alone().await.map_err(Arc::new)))
+                .ok()
+        });
         under_way
     }
 
     async fn renew_alone(&self) -> Result<(), lease::Error> {
-        let held = self.held.load_full().filter(|held| held.process.is_current());
+        let held = self
+            .held
+            .load_full()
+            .filter(|held| held.process.is_current());
         // Taken before the request: the store counts from when it got the request, which is later.
         let asked_at = self.clock.monotonic();
         let now_ms = self.clock.unix_ms();
         let length = self.options.lease;
-        // The store keeps the number for longer than it is used, so that a renewal that is a little late keeps it.
-        let term = Term { epoch: self.options.epoch, now_ms, length, keep: length + self.options.margin };
+        // The store keeps the number for longer than it is used, so that a renewal that is a little
+        // late keeps it.
+        let term = Term {
+            epoch: self.options.epoch,
+            now_ms,
+            length,
+            keep: length + self.options.margin,
+        };
         let renewed = match held {
             Some(held) => self.store.renew(held.grant, term).await?,
             None => None,
@@ -338,7 +413,11 @@ impl<S: LeaseStore> Inner<S> {
             }
         };
         let until = asked_at + length.saturating_sub(self.options.margin);
-        self.held.store(Some(Arc::new(HeldGrant { grant, until, process: Process::current() })));
+        self.held.store(Some(Arc::new(HeldGrant {
+            grant,
+            until,
+            process: Process::current(),
+        })));
         Ok(())
     }
 
@@ -349,8 +428,17 @@ impl<S: LeaseStore> Inner<S> {
         if let Some(mut under_way) = under_way {
             under_way.wait_for(Option::is_some).await.ok();
         }
-        let Some(held) = self.held.swap(None).filter(|held| held.process.is_current()) else { return Ok(()) };
-        let last_ms = self.ticks.last_ms().max(held.grant.floor_ms.saturating_sub(1));
+        let Some(held) = self
+            .held
+            .swap(None)
+            .filter(|held| held.process.is_current())
+        else {
+            return Ok(());
+        };
+        let last_ms = self
+            .ticks
+            .last_ms()
+            .max(held.grant.floor_ms.saturating_sub(1));
         self.store.release(held.grant, last_ms).await
     }
 
@@ -360,7 +448,9 @@ impl<S: LeaseStore> Inner<S> {
             return Err(Later::Lease);
         }
         if unix_ms < held.grant.floor_ms {
-            return Err(Later::Behind { by_ms: held.grant.floor_ms - unix_ms });
+            return Err(Later::Behind {
+                by_ms: held.grant.floor_ms - unix_ms,
+            });
         }
         Ok(())
     }
@@ -381,19 +471,26 @@ impl<S: LeaseStore> Inner<S> {
                 None => Err(Later::OutOfRange { unix_ms }),
             }
         };
-        // A stop between here and the return is harmless: the millisecond is within the grant, for ever.
+        // A stop between here and the return is harmless: the millisecond is within the grant, for
+        // ever.
         let taken = self.ticks.take(now, want)?;
-        let ms = self.since_epoch(taken.ms).expect("the millisecond was checked");
+        let ms = self
+            .since_epoch(taken.ms)
+            .expect("the millisecond was checked");
         for seq in taken.seq..taken.seq + taken.count {
-            let fields = Fields { ms, worker: held.grant.worker, seq: seq as u16 };
+            let fields = Fields {
+                ms,
+                worker: held.grant.worker,
+                seq: seq as u16,
+            };
             put(fields.encode().expect("every field was checked"));
         }
         Ok(())
     }
 }
 
-/// How often a generator that starts waits for a hold on the leases to end: the server may be promoted or restarted
-/// meanwhile.
+/// How often a generator that starts waits for a hold on the leases to end: the server may be
+/// promoted or restarted meanwhile.
 const HOLDS_MAX: u32 = 3;
 
 /// How often one call may have the lease renewed.
@@ -422,7 +519,9 @@ impl<S: LeaseStore> IdSource for Snowflake<S> {
                 Err(Later::NextMillisecond) => patience.wait(0).await?,
                 Err(Later::Behind { by_ms }) => patience.wait(by_ms).await?,
                 Err(Later::Lease) if renewals == RENEWALS_MAX => {
-                    return Err(Error::LeaseTooShort { length_ms: inner.options.lease.as_millis() });
+                    return Err(Error::LeaseTooShort {
+                        length_ms: inner.options.lease.as_millis(),
+                    });
                 }
                 Err(Later::Lease) => {
                     renewals += 1;
@@ -431,7 +530,11 @@ impl<S: LeaseStore> IdSource for Snowflake<S> {
                 Err(Later::Forked) => return Err(Error::Forked),
                 Err(Later::OutOfRange { unix_ms }) => {
                     let (first_ms, span) = (inner.epoch_ms, MS_MAX.cast_signed());
-                    return Err(Error::OutOfRange { unix_ms, first_ms, last_ms: first_ms + span });
+                    return Err(Error::OutOfRange {
+                        unix_ms,
+                        first_ms,
+                        last_ms: first_ms + span,
+                    });
                 }
             }
         }

@@ -1,4 +1,5 @@
-//! Milliseconds and sequence numbers that never come twice in a process, whatever the wall clock does.
+//! Milliseconds and sequence numbers that never come twice in a process, whatever the wall clock
+//! does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -52,9 +53,14 @@ impl<const BITS: u32> Ticks<BITS> {
         self.0.load(Ordering::Acquire) >> BITS
     }
 
-    /// Takes up to `want` (at least 1) numbers of the millisecond that the clock shows. `now` is called after the last
-    /// number was read, so that another thread's progress does not look like a clock that stepped back.
-    pub(super) fn take(&self, now: impl Fn() -> Result<u64, Later>, want: u64) -> Result<Taken, Later> {
+    /// Takes up to `want` (at least 1) numbers of the millisecond that the clock shows. `now` is
+    /// called after the last number was read, so that another thread's progress does not look like
+    /// a clock that stepped back.
+    pub(super) fn take(
+        &self,
+        now: impl Fn() -> Result<u64, Later>,
+        want: u64,
+    ) -> Result<Taken, Later> {
         loop {
             let last = self.0.load(Ordering::Acquire);
             let now = now()?;
@@ -64,13 +70,25 @@ impl<const BITS: u32> Ticks<BITS> {
                     return Err(Later::NextMillisecond);
                 }
                 std::cmp::Ordering::Equal => last + 1,
-                std::cmp::Ordering::Less => return Err(Later::Behind { by_ms: (last >> BITS) - now }),
+                std::cmp::Ordering::Less => {
+                    return Err(Later::Behind {
+                        by_ms: (last >> BITS) - now,
+                    });
+                }
             };
             let seq = first & Self::SEQ_MAX;
             let count = want.clamp(1, Self::SEQ_MAX - seq + 1);
             let new = first + count - 1;
-            if self.0.compare_exchange_weak(last, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                return Ok(Taken { ms: now, seq, count });
+            if self
+                .0
+                .compare_exchange_weak(last, new, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+            {
+                return Ok(Taken {
+                    ms: now,
+                    seq,
+                    count,
+                });
             }
         }
     }
@@ -85,7 +103,11 @@ pub(super) struct Patience<'a> {
 
 impl<'a> Patience<'a> {
     pub(super) fn new(clock: &'a dyn Clock, limit: Duration) -> Patience<'a> {
-        Patience { clock, begun: None, limit }
+        Patience {
+            clock,
+            begun: None,
+            limit,
+        }
     }
 
     /// Waits for the clock.
@@ -97,10 +119,14 @@ impl<'a> Patience<'a> {
         let waited = now.saturating_sub(*self.begun.get_or_insert(now));
         let wait = Duration::from_millis(by_ms);
         if wait > self.limit || waited > self.limit {
-            return Err(Error::ClockBehind { by_ms, limit_ms: self.limit.as_millis() });
+            return Err(Error::ClockBehind {
+                by_ms,
+                limit_ms: self.limit.as_millis(),
+            });
         }
         match by_ms {
-            // Less than a millisecond is left of this one; a timer would sleep past the beginning of the next.
+            // Less than a millisecond is left of this one; a timer would sleep past the beginning
+            // of the next.
             0 => tokio::task::yield_now().await,
             _ => self.clock.sleep(wait).await,
         }
@@ -121,14 +147,21 @@ mod tests {
     #[test]
     fn a_millisecond_has_so_many_numbers() {
         let ticks = Ticks::<2>::from(0);
-        let at = |ms| ticks.take(|| Ok(ms), 3).map(|taken| (taken.ms, taken.seq, taken.count));
+        let at = |ms| {
+            ticks
+                .take(|| Ok(ms), 3)
+                .map(|taken| (taken.ms, taken.seq, taken.count))
+        };
         assert_eq!(at(5), Ok((5, 0, 3)));
         assert_eq!(at(5), Ok((5, 3, 1)));
         assert_eq!(at(5), Err(Later::NextMillisecond));
         assert_eq!(at(3), Err(Later::Behind { by_ms: 2 }));
         assert_eq!(at(6), Ok((6, 0, 3)));
         assert_eq!(ticks.last_ms(), 6);
-        assert_eq!(Ticks::<2>::from(9).take(|| Ok(8), 1).unwrap_err(), Later::NextMillisecond);
+        assert_eq!(
+            Ticks::<2>::from(9).take(|| Ok(8), 1).unwrap_err(),
+            Later::NextMillisecond
+        );
         assert_eq!(Ticks::<2>::from(9).take(|| Ok(9), 1).unwrap().seq, 0);
     }
 

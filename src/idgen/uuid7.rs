@@ -1,10 +1,10 @@
-//! UUID version 7 (RFC 9562), by the `uuid` crate: 48 bits of Unix milliseconds, version, a 42-bit counter that begins
-//! at random in each millisecond, variant, 32 random bits.
+//! UUID version 7 (RFC 9562), by the `uuid` crate: 48 bits of Unix milliseconds, version, a 42-bit
+//! counter that begins at random in each millisecond, variant, 32 random bits.
 //!
-//! Sortable by time, ordered within a process (also when the clock steps back a little: the crate's counter goes on),
-//! needs no worker number and no database. What fails: nothing is checked, so uniqueness rests on probability, though
-//! the odds are very good; 16 bytes are twice a `bigint` in every index; everybody can see the time at which it was
-//! made.
+//! Sortable by time, ordered within a process (also when the clock steps back a little: the crate's
+//! counter goes on), needs no worker number and no database. What fails: nothing is checked, so
+//! uniqueness rests on probability, though the odds are very good; 16 bytes are twice a `bigint` in
+//! every index; everybody can see the time at which it was made.
 
 use uuid::Uuid;
 
@@ -53,6 +53,9 @@ mod tests {
         let ms = Uuid7::unix_ms(ids[0]).unwrap();
         assert!((before..before + 60_000).contains(&ms));
         assert_eq!(Uuid7::unix_ms(Uuid::new_v4()), None);
-        assert!(matches!(Uuid7.next_many(BATCH_MAX + 1).await, Err(Error::BatchTooLarge { .. })));
+        assert!(matches!(
+            Uuid7.next_many(BATCH_MAX + 1).await,
+            Err(Error::BatchTooLarge { .. })
+        ));
     }
 }

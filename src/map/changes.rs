@@ -20,7 +20,11 @@ pub struct Change {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Change { shard, from, to } = self;
-        write!(f, "shard {shard}: {} @{} -> {} @{}", from.host, from.epoch, to.host, to.epoch)
+        write!(
+            f,
+            "shard {shard}: {} @{} -> {} @{}",
+            from.host, from.epoch, to.host, to.epoch
+        )
     }
 }
 

@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::shard_map::ShardEpoch;
 use crate::shard::{ShardCount, ShardId};
 
-/// The most shards that a list names, each counted each time. Few bytes can name all of them once more: whoever writes
-/// to the database of a map would fill its readers' memory.
+/// The most shards that a list names, each counted each time. Few bytes can name all of them once
+/// more: whoever writes to the database of a map would fill its readers' memory.
 const LISTED_MAX: usize = 4 * ShardCount::MAX.get() as usize;
 
 /// So many mistakes are told of a list.
@@ -30,8 +30,9 @@ impl RangeItem {
     /// The shards of the item, in order.
     pub fn shards(&self) -> impl ExactSizeIterator<Item = ShardId> + use<> {
         let (first, last) = (self.first.get(), self.last.get());
-        (0..usize::from(last - first) + 1)
-            .map(move |offset| ShardId::new(first + offset as u16).expect("between two shards there are only shards"))
+        (0..usize::from(last - first) + 1).map(move |offset| {
+            ShardId::new(first + offset as u16).expect("between two shards there are only shards")
+        })
     }
 }
 
@@ -67,7 +68,8 @@ pub enum RangesFault {
         last: u64,
     },
     /// A shard that the cluster does not have.
-    #[error("shard {shard} does not exist: the cluster has {shards} shards, 0 to {}", shards.get() - 1)]
+    #[error("shard {shard} does not exist: the cluster has {shards} shards, 0 to \
+        {}", shards.get() - 1)]
     OutOfRange {
         /// The number given.
         shard: u64,
@@ -84,12 +86,15 @@ pub enum RangesFault {
     #[error("a list of shards takes no @epoch")]
     EpochHere,
     /// It names shards again and again.
-    #[error("a list of more than {LISTED_MAX} shards: there are {} at most", ShardCount::MAX)]
+    #[error(
+        "a list of more than {LISTED_MAX} shards: there are {} at most",
+        ShardCount::MAX
+    )]
     TooMany,
 }
 
-/// Reads a list such as `"0-2047, 17@3"`. The empty text is the empty list. The caller looks for overlaps, since they
-/// can lie in different lists.
+/// Reads a list such as `"0-2047, 17@3"`. The empty text is the empty list. The caller looks for
+/// overlaps, since they can lie in different lists.
 ///
 /// # Errors
 /// Every mistake, each with its place in the text, but a hundred at most.
@@ -109,10 +114,18 @@ pub fn parse_ranges(text: &str, shards: ShardCount) -> Result<Vec<RangeItem>, Ve
             Ok((first, last, epoch)) => {
                 listed += usize::from(last.get() - first.get()) + 1;
                 if listed > LISTED_MAX {
-                    errors.push(RangesError { fault: RangesFault::TooMany, at });
+                    errors.push(RangesError {
+                        fault: RangesFault::TooMany,
+                        at,
+                    });
                     break;
                 }
-                items.push(RangeItem { first, last, epoch, at });
+                items.push(RangeItem {
+                    first,
+                    last,
+                    epoch,
+                    at,
+                });
             }
             Err(fault) => errors.push(RangesError { fault, at }),
         }
@@ -121,7 +134,11 @@ pub fn parse_ranges(text: &str, shards: ShardCount) -> Result<Vec<RangeItem>, Ve
         }
         start += chunk.len() + 1;
     }
-    if errors.is_empty() { Ok(items) } else { Err(errors) }
+    if errors.is_empty() {
+        Ok(items)
+    } else {
+        Err(errors)
+    }
 }
 
 /// Reads a list of shards to work on, such as `"17"` or `"0-255,300"`: sorted, each once.
@@ -129,42 +146,68 @@ pub fn parse_ranges(text: &str, shards: ShardCount) -> Result<Vec<RangeItem>, Ve
 /// # Errors
 /// Every mistake, each with its place in the text; an epoch is one.
 pub fn parse_shards(text: &str, shards: ShardCount) -> Result<Vec<ShardId>, Vec<RangesError>> {
-    let at_signs = text.match_indices('@').map(|(at, _)| RangesError { fault: RangesFault::EpochHere, at: at..at + 1 });
+    let at_signs = text.match_indices('@').map(|(at, _)| RangesError {
+        fault: RangesFault::EpochHere,
+        at: at..at + 1,
+    });
     let errors: Vec<_> = at_signs.take(MISTAKES_MAX).collect();
     if !errors.is_empty() {
         return Err(errors);
     }
-    let mut list: Vec<_> = parse_ranges(text, shards)?.iter().flat_map(RangeItem::shards).collect();
+    let mut list: Vec<_> = parse_ranges(text, shards)?
+        .iter()
+        .flat_map(RangeItem::shards)
+        .collect();
     list.sort_unstable();
     list.dedup();
     Ok(list)
 }
 
-fn parse_item(item: &str, shards: ShardCount) -> Result<(ShardId, ShardId, ShardEpoch), RangesFault> {
+fn parse_item(
+    item: &str,
+    shards: ShardCount,
+) -> Result<(ShardId, ShardId, ShardEpoch), RangesFault> {
     if item.is_empty() {
         return Err(RangesFault::Empty);
     }
     let (range, epoch) = match item.split_once('@') {
         None => (item, ShardEpoch::FIRST),
         Some((range, epoch)) => {
-            let number = number(epoch.trim()).and_then(|epoch| u32::try_from(epoch).ok()).and_then(ShardEpoch::new);
-            (range.trim(), number.ok_or_else(|| RangesFault::NoEpoch { text: epoch.trim().to_owned() })?)
+            let number = number(epoch.trim())
+                .and_then(|epoch| u32::try_from(epoch).ok())
+                .and_then(ShardEpoch::new);
+            (
+                range.trim(),
+                number.ok_or_else(|| RangesFault::NoEpoch {
+                    text: epoch.trim().to_owned(),
+                })?,
+            )
         }
     };
-    let no_range = || RangesFault::NoRange { text: item.to_owned() };
+    let no_range = || RangesFault::NoRange {
+        text: item.to_owned(),
+    };
     let (first, last) = match range.split_once('-') {
         None => {
             let one = number(range).ok_or_else(no_range)?;
             (one, one)
         }
-        Some((first, last)) => (number(first.trim()).ok_or_else(no_range)?, number(last.trim()).ok_or_else(no_range)?),
+        Some((first, last)) => (
+            number(first.trim()).ok_or_else(no_range)?,
+            number(last.trim()).ok_or_else(no_range)?,
+        ),
     };
     if first > last {
         return Err(RangesFault::Backwards { first, last });
     }
     let shard = |given: u64| {
-        let known = u16::try_from(given).ok().and_then(|number| shards.shard(number));
-        known.ok_or(RangesFault::OutOfRange { shard: given, shards })
+        let known = u16::try_from(given)
+            .ok()
+            .and_then(|number| shards.shard(number));
+        known.ok_or(RangesFault::OutOfRange {
+            shard: given,
+            shards,
+        })
     };
     Ok((shard(first)?, shard(last)?, epoch))
 }
@@ -176,12 +219,17 @@ fn number(text: &str) -> Option<u64> {
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// Writes shards and their epochs as the shortest list of ranges: `"0-2047, 17@3"`. Epoch 1 is not written.
+/// Writes shards and their epochs as the shortest list of ranges: `"0-2047, 17@3"`. Epoch 1 is not
+/// written.
 pub fn print_ranges(shards: impl IntoIterator<Item = (ShardId, ShardEpoch)>) -> String {
     let mut runs: Vec<(ShardId, ShardId, ShardEpoch)> = Vec::new();
     for (shard, epoch) in shards {
         match runs.last_mut() {
-            Some((_, last, last_epoch)) if last.get() + 1 == shard.get() && *last_epoch == epoch => *last = shard,
+            Some((_, last, last_epoch))
+                if last.get() + 1 == shard.get() && *last_epoch == epoch =>
+            {
+                *last = shard
+            }
             _ => runs.push((shard, shard, epoch)),
         }
     }
@@ -217,7 +265,10 @@ mod tests {
 
     fn faults(text: &str) -> Vec<(String, Range<usize>)> {
         let errors = parse_ranges(text, ShardCount::new(256).unwrap()).unwrap_err();
-        errors.into_iter().map(|error| (error.to_string(), error.at)).collect()
+        errors
+            .into_iter()
+            .map(|error| (error.to_string(), error.at))
+            .collect()
     }
 
     /// Ten million bytes would be twenty billion shards.
@@ -229,31 +280,72 @@ mod tests {
             assert_eq!(errors[0].fault, RangesFault::TooMany);
             assert!(parse_shards(&text, ShardCount::MAX).is_err());
         }
-        assert_eq!(parse_ranges(&",".repeat(1_000_000), ShardCount::MAX).unwrap_err().len(), MISTAKES_MAX);
-        assert_eq!(parse_shards(&"@".repeat(1_000_000), ShardCount::MAX).unwrap_err().len(), MISTAKES_MAX);
+        assert_eq!(
+            parse_ranges(&",".repeat(1_000_000), ShardCount::MAX)
+                .unwrap_err()
+                .len(),
+            MISTAKES_MAX
+        );
+        assert_eq!(
+            parse_shards(&"@".repeat(1_000_000), ShardCount::MAX)
+                .unwrap_err()
+                .len(),
+            MISTAKES_MAX
+        );
     }
 
     #[test]
     fn mistakes_and_their_places() {
         let one = |message: &str, at| vec![(message.to_owned(), at)];
-        assert_eq!(faults("0-255, x"), one("\"x\" is not a range such as 7 or 0-255", 7..8));
-        assert_eq!(faults("0,,1"), one("there is no range before this comma", 2..3));
+        assert_eq!(
+            faults("0-255, x"),
+            one("\"x\" is not a range such as 7 or 0-255", 7..8)
+        );
+        assert_eq!(
+            faults("0,,1"),
+            one("there is no range before this comma", 2..3)
+        );
         assert_eq!(faults(" 9-3"), one("the range 9-3 runs backwards", 1..4));
-        assert_eq!(faults("0-256"), one("shard 256 does not exist: the cluster has 256 shards, 0 to 255", 0..5));
-        assert_eq!(faults("7@0"), one("\"0\" is not an epoch: a number from 1 on", 0..3));
-        assert_eq!(faults("+1"), one("\"+1\" is not a range such as 7 or 0-255", 0..2));
+        assert_eq!(
+            faults("0-256"),
+            one(
+                "shard 256 does not exist: the cluster has 256 shards, 0 to 255",
+                0..5
+            )
+        );
+        assert_eq!(
+            faults("7@0"),
+            one("\"0\" is not an epoch: a number from 1 on", 0..3)
+        );
+        assert_eq!(
+            faults("+1"),
+            one("\"+1\" is not a range such as 7 or 0-255", 0..2)
+        );
         assert_eq!(faults("a, b").len(), 2, "all at once");
-        assert!(faults("99999999999999999999999")[0].0.contains("does not exist"));
+        assert!(
+            faults("99999999999999999999999")[0]
+                .0
+                .contains("does not exist")
+        );
     }
 
     #[test]
     fn lists_of_shards() {
         let shards = ShardCount::new(256).unwrap();
-        let numbers = |text| parse_shards(text, shards).unwrap().iter().map(|s| s.get()).collect::<Vec<_>>();
+        let numbers = |text| {
+            parse_shards(text, shards)
+                .unwrap()
+                .iter()
+                .map(|s| s.get())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(numbers("3,1-2,2"), [1, 2, 3]);
         assert!(numbers("").is_empty());
         assert_eq!(parse_shards("1@2", shards).unwrap_err()[0].at, 1..2);
-        assert_eq!(print_shards(parse_shards("3, 1-2, 9", shards).unwrap()), "1-3, 9");
+        assert_eq!(
+            print_shards(parse_shards("3, 1-2, 9", shards).unwrap()),
+            "1-3, 9"
+        );
     }
 
     proptest! {

@@ -28,11 +28,15 @@ impl HostName {
     /// # Errors
     /// When it is empty, longer than 63 bytes, or has a character outside `A-Z a-z 0-9 _ -`.
     pub fn new(name: &str) -> Result<HostName, HostNameError> {
-        let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        let plain = name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
         if plain && (1..=63).contains(&name.len()) {
             Ok(HostName(name.into()))
         } else {
-            Err(HostNameError { name: name.to_owned() })
+            Err(HostNameError {
+                name: name.to_owned(),
+            })
         }
     }
 
@@ -84,8 +88,8 @@ impl fmt::Display for MapVersion {
     }
 }
 
-/// How often a shard has been placed: 1 at bootstrap, one more with every move. Of two statements about a shard the one
-/// with the larger epoch is the newer.
+/// How often a shard has been placed: 1 at bootstrap, one more with every move. Of two statements
+/// about a shard the one with the larger epoch is the newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardEpoch(u32);
 
@@ -93,9 +97,14 @@ impl ShardEpoch {
     /// The epoch of a shard that never moved: 1.
     pub const FIRST: ShardEpoch = ShardEpoch(1);
 
-    /// The epoch with this number; `None` for 0 and above `i32::MAX` (it is an `integer` in the control schema).
+    /// The epoch with this number; `None` for 0 and above `i32::MAX` (it is an `integer` in the
+    /// control schema).
     pub const fn new(epoch: u32) -> Option<ShardEpoch> {
-        if epoch >= 1 && epoch <= i32::MAX as u32 { Some(ShardEpoch(epoch)) } else { None }
+        if epoch >= 1 && epoch <= i32::MAX as u32 {
+            Some(ShardEpoch(epoch))
+        } else {
+            None
+        }
     }
 
     /// The epoch from PostgreSQL's `integer`; `None` below 1.
@@ -113,8 +122,8 @@ impl ShardEpoch {
         self.0 as i32
     }
 
-    /// Whether nothing that happened can lead here from there: more than a million moves of one shard, one every
-    /// minute for two years.
+    /// Whether nothing that happened can lead here from there: more than a million moves of one
+    /// shard, one every minute for two years.
     #[cfg(feature = "ops")]
     pub(crate) const fn jumps(self, from: ShardEpoch) -> bool {
         self.0.saturating_sub(from.0) > 1 << 20
@@ -162,7 +171,8 @@ pub enum MapError {
         second: HostName,
     },
     /// A shard number that the cluster does not have.
-    #[error("shard {shard} does not exist: the cluster has {shards} shards, 0 to {}", shards.get() - 1)]
+    #[error("shard {shard} does not exist: the cluster has {shards} shards, 0 to \
+        {}", shards.get() - 1)]
     OutOfRange {
         /// The shard.
         shard: ShardId,
@@ -189,14 +199,15 @@ pub struct ShardMap {
 }
 
 impl ShardMap {
-    /// The largest number of hosts in one map. There are at most 8192 shards, and a host without any is in no map.
+    /// The largest number of hosts in one map. There are at most 8192 shards, and a host without
+    /// any is in no map.
     pub const HOSTS_MAX: usize = 8192;
 
     /// A map of these placements.
     ///
     /// # Errors
-    /// Everything that is wrong, in the order of the shards: a shard without a host or with two, or one that the
-    /// cluster does not have.
+    /// Everything that is wrong, in the order of the shards: a shard without a host or with two, or
+    /// one that the cluster does not have.
     pub fn new(
         version: MapVersion,
         shards: ShardCount,
@@ -207,9 +218,11 @@ impl ShardMap {
         for (shard, placement) in placements {
             match slots.get_mut(shard.index()) {
                 None => errors.push(MapError::OutOfRange { shard, shards }),
-                Some(Some(first)) => {
-                    errors.push(MapError::PlacedTwice { shard, first: first.host.clone(), second: placement.host })
-                }
+                Some(Some(first)) => errors.push(MapError::PlacedTwice {
+                    shard,
+                    first: first.host.clone(),
+                    second: placement.host,
+                }),
                 Some(slot) => *slot = Some(placement),
             }
         }
@@ -222,7 +235,8 @@ impl ShardMap {
             return Err(errors);
         }
         let slots: Vec<Placement> = slots.into_iter().flatten().collect();
-        // Neighbours are usually on one host. Then a handful of names is sorted and looked up, instead of thousands.
+        // Neighbours are usually on one host. Then a handful of names is sorted and looked up,
+        // instead of thousands.
         let mut hosts: Vec<HostName> = Vec::new();
         for placement in &slots {
             if hosts.last() != Some(&placement.host) {
@@ -237,13 +251,23 @@ impl ShardMap {
         let mut last = 0;
         let mut index = |host: &HostName| {
             if hosts[last] != *host {
-                last = hosts.binary_search(host).expect("every host of a slot was collected");
+                last = hosts
+                    .binary_search(host)
+                    .expect("every host of a slot was collected");
             }
             last as u16
         };
-        let host_of = slots.iter().map(|placement| index(&placement.host)).collect();
+        let host_of = slots
+            .iter()
+            .map(|placement| index(&placement.host))
+            .collect();
         let epochs = slots.iter().map(|placement| placement.epoch).collect();
-        Ok(ShardMap { version, hosts: hosts.into(), host_of, epochs })
+        Ok(ShardMap {
+            version,
+            hosts: hosts.into(),
+            host_of,
+            epochs,
+        })
     }
 
     /// The map's version.
@@ -273,23 +297,35 @@ impl ShardMap {
 
     /// Host and epoch of a shard; `None` when the cluster does not have that shard.
     pub fn placement(&self, shard: ShardId) -> Option<Placement> {
-        Some(Placement { host: self.host(shard)?.clone(), epoch: self.epoch(shard)? })
+        Some(Placement {
+            host: self.host(shard)?.clone(),
+            epoch: self.epoch(shard)?,
+        })
     }
 
     /// Every shard with its host and epoch, in the order of the shards.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (ShardId, &HostName, ShardEpoch)> {
         let host = |index: &u16| &self.hosts[usize::from(*index)];
-        self.shards().iter().zip(self.host_of.iter().zip(&self.epochs)).map(move |(s, (h, e))| (s, host(h), *e))
+        self.shards()
+            .iter()
+            .zip(self.host_of.iter().zip(&self.epochs))
+            .map(move |(s, (h, e))| (s, host(h), *e))
     }
 
     /// The shards that a host serves, in order.
     pub fn shards_on(&self, host: &HostName) -> impl Iterator<Item = ShardId> {
-        self.iter().filter(move |(_, on, _)| *on == host).map(|(shard, ..)| shard)
+        self.iter()
+            .filter(move |(_, on, _)| *on == host)
+            .map(|(shard, ..)| shard)
     }
 
     /// A host's placements in the notation of the config: `"0-2047, 3000@2"`.
     pub fn ranges(&self, host: &HostName) -> String {
-        print_ranges(self.iter().filter(|(_, on, _)| *on == host).map(|(shard, _, epoch)| (shard, epoch)))
+        print_ranges(
+            self.iter()
+                .filter(|(_, on, _)| *on == host)
+                .map(|(shard, _, epoch)| (shard, epoch)),
+        )
     }
 
     /// What is different in `newer`: every shard whose host or epoch differs, in order.
@@ -297,38 +333,64 @@ impl ShardMap {
     /// # Panics
     /// When the maps have different numbers of shards: they are then not maps of one cluster.
     pub fn diff(&self, newer: &ShardMap) -> Vec<Change> {
-        assert_eq!(self.shards(), newer.shards(), "maps of one cluster have the same number of shards");
+        assert_eq!(
+            self.shards(),
+            newer.shards(),
+            "maps of one cluster have the same number of shards"
+        );
         let pairs = self.iter().zip(newer.iter());
-        let changed = pairs.filter(|((_, host, epoch), (_, host2, epoch2))| (host, epoch) != (host2, epoch2));
+        let changed =
+            pairs.filter(|((_, host, epoch), (_, host2, epoch2))| (host, epoch) != (host2, epoch2));
         changed
             .map(|((shard, host, epoch), (_, host2, epoch2))| Change {
                 shard,
-                from: Placement { host: host.clone(), epoch },
-                to: Placement { host: host2.clone(), epoch: epoch2 },
+                from: Placement {
+                    host: host.clone(),
+                    epoch,
+                },
+                to: Placement {
+                    host: host2.clone(),
+                    epoch: epoch2,
+                },
             })
             .collect()
     }
 
-    /// The map with these placements taken in, and the next version. A placement is taken where its epoch is larger
-    /// than the map's, so movers that publish side by side never undo each other's result. When no placement is newer,
-    /// the map that is returned is the same, and so is its version.
+    /// The map with these placements taken in, and the next version. A placement is taken where its
+    /// epoch is larger than the map's, so movers that publish side by side never undo each other's
+    /// result. When no placement is newer, the map that is returned is the same, and so is its
+    /// version.
     #[must_use]
     pub fn merged(&self, changes: &Changes) -> ShardMap {
-        let newer = |(shard, to): &(ShardId, &Placement)| self.epoch(*shard).is_some_and(|mine| mine < to.epoch);
+        let newer = |(shard, to): &(ShardId, &Placement)| {
+            self.epoch(*shard).is_some_and(|mine| mine < to.epoch)
+        };
         if !changes.iter().any(|change| newer(&change)) {
             return self.clone();
         }
-        let merged = self.iter().map(|(shard, host, epoch)| match changes.get(shard) {
-            Some(to) if to.epoch > epoch => (shard, to.clone()),
-            _ => (shard, Placement { host: host.clone(), epoch }),
-        });
-        ShardMap::new(self.version.next(), self.shards(), merged).expect("a merge places each shard of a map once")
+        let merged = self
+            .iter()
+            .map(|(shard, host, epoch)| match changes.get(shard) {
+                Some(to) if to.epoch > epoch => (shard, to.clone()),
+                _ => (
+                    shard,
+                    Placement {
+                        host: host.clone(),
+                        epoch,
+                    },
+                ),
+            });
+        ShardMap::new(self.version.next(), self.shards(), merged)
+            .expect("a merge places each shard of a map once")
     }
 
     /// The same placements under another version.
     #[must_use]
     pub fn with_version(&self, version: MapVersion) -> ShardMap {
-        ShardMap { version, ..self.clone() }
+        ShardMap {
+            version,
+            ..self.clone()
+        }
     }
 }
 
@@ -353,17 +415,25 @@ pub(crate) mod tests {
     pub(crate) fn any_map() -> impl Strategy<Value = ShardMap> {
         prop::collection::vec((0u8..4, 1u32..4), 1..40).prop_map(|slots| {
             let shards = ShardCount::new(slots.len() as u32).unwrap();
-            let placements = shards.iter().zip(slots).map(|(shard, (host, epoch))| (shard, place(host, epoch)));
+            let placements = shards
+                .iter()
+                .zip(slots)
+                .map(|(shard, (host, epoch))| (shard, place(host, epoch)));
             ShardMap::new(MapVersion::FIRST, shards, placements).unwrap()
         })
     }
 
     fn place(host: u8, epoch: u32) -> Placement {
-        Placement { host: HostName::new(&format!("db{host}")).unwrap(), epoch: ShardEpoch::new(epoch).unwrap() }
+        Placement {
+            host: HostName::new(&format!("db{host}")).unwrap(),
+            epoch: ShardEpoch::new(epoch).unwrap(),
+        }
     }
 
     fn changes(list: &[Change]) -> Changes {
-        list.iter().map(|change| (change.shard, change.to.clone())).collect()
+        list.iter()
+            .map(|change| (change.shard, change.to.clone()))
+            .collect()
     }
 
     proptest! {
@@ -391,7 +461,8 @@ pub(crate) mod tests {
             let diff = old.diff(&new);
             prop_assert_eq!(old.merged(&changes(&diff)), new.clone());
             prop_assert_eq!(diff.is_empty(), old.version() == new.version());
-            prop_assert_eq!(new.merged(&changes(&new.diff(&old))), new, "an older placement never wins");
+            prop_assert_eq!(new.merged(&changes(&new.diff(&old))), new, "an older placement never \
+                wins");
         }
 
         #[test]
@@ -400,7 +471,8 @@ pub(crate) mod tests {
             a in (0u16..40, 0u8..4, 1u32..9),
             b in (0u16..40, 0u8..4, 1u32..9)
         ) {
-            // Two movers: same shard with the same epoch cannot happen, one epoch is given out once.
+            // Two movers: same shard with the same epoch cannot happen, one epoch is given out
+            // once.
             prop_assume!(a.0 != b.0 || a.2 != b.2);
             let one = |(shard, host, epoch)| Changes::from_iter([(ShardId::new(shard).unwrap(), place(host, epoch))]);
             let ab = map.merged(&one(a)).merged(&one(b)).with_version(MapVersion::FIRST);
@@ -413,7 +485,11 @@ pub(crate) mod tests {
     fn all_that_is_wrong_is_said() {
         let shard = |n| ShardId::new(n).unwrap();
         let shards = ShardCount::new(3).unwrap();
-        let placements = [(shard(0), place(0, 1)), (shard(0), place(1, 1)), (shard(7), place(0, 1))];
+        let placements = [
+            (shard(0), place(0, 1)),
+            (shard(0), place(1, 1)),
+            (shard(7), place(0, 1)),
+        ];
         let errors = ShardMap::new(MapVersion::FIRST, shards, placements).unwrap_err();
         let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(
@@ -429,9 +505,12 @@ pub(crate) mod tests {
 
     #[test]
     fn a_map_of_8192_shards_costs_kilobytes() {
-        let placements = ShardCount::MAX.iter().map(|shard| (shard, place((shard.get() % 4) as u8, 1)));
+        let placements = ShardCount::MAX
+            .iter()
+            .map(|shard| (shard, place((shard.get() % 4) as u8, 1)));
         let map = ShardMap::new(MapVersion::FIRST, ShardCount::MAX, placements).unwrap();
-        let bytes = size_of_val(&*map.host_of) + size_of_val(&*map.epochs) + size_of_val(&*map.hosts);
+        let bytes =
+            size_of_val(&*map.host_of) + size_of_val(&*map.epochs) + size_of_val(&*map.hosts);
         assert!(bytes < 50 * 1024, "{bytes} bytes");
     }
 }

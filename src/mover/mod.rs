@@ -1,9 +1,9 @@
-//! Moves: taking shards from host to host while the application writes (`ARCHITECTURE.md` has the steps as a table,
-//! `docs/moves.md` is for operators).
+//! Moves: taking shards from host to host while the application writes (`ARCHITECTURE.md` has the
+//! steps as a table, `docs/moves.md` is for operators).
 //!
-//! [`Mover::plan`] reads and judges, [`Mover::run`] runs the move, [`Mover::resume`] and [`Mover::abort`] take up a
-//! stopped one from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`]
-//! what dead moves left.
+//! [`Mover::plan`] reads and judges, [`Mover::run`] runs the move, [`Mover::resume`] and
+//! [`Mover::abort`] take up a stopped one from any machine: the state is in the databases.
+//! [`Mover::complete`] drops the old copy, [`Mover::gc`] what dead moves left.
 //!
 //! # Invariants
 //! 1. At most one host serves a shard; between fence and open, none.
@@ -38,7 +38,9 @@ use crate::store::MapStore;
 
 pub use command::cleanup::CleanupReport;
 pub use command::progress::{Chunks, Progress, ShardProgress, StreamProgress};
-pub use command::recover::{ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere};
+pub use command::recover::{
+    ClockRaise, Decision, LostMove, RecoveredServer, RecoveryPlan, RowsElsewhere,
+};
 pub use command::repair::{HostSays, Repair, RepairPlan, RepairWay};
 pub use control::journal::{Entry, ReverseReplication};
 pub use control::report::{Cleaned, Heard, Report, ShardReport};
@@ -82,15 +84,16 @@ use runner::work::work;
 
 /// Moves shards between the hosts of a cluster.
 ///
-/// Cheap to clone; clones share [`Mover::stop`]. Its futures are boxed, so that what they do is compiled here, and not
-/// in each program that awaits them.
+/// Cheap to clone; clones share [`Mover::stop`]. Its futures are boxed, so that what they do is
+/// compiled here, and not in each program that awaits them.
 #[derive(Clone)]
 pub struct Mover {
     context: Context,
 }
 
 impl Mover {
-    /// A mover for these hosts that publishes to this store. It uses no host that has recorded another cluster.
+    /// A mover for these hosts that publishes to this store. It uses no host that has recorded
+    /// another cluster.
     pub fn new(
         hosts: Hosts,
         cluster: Cluster,
@@ -100,7 +103,17 @@ impl Mover {
     ) -> Mover {
         let (stop, throttle) = (watch::Sender::new(false), Throttle::of(options.rate_max));
         let (prefix, hosts) = (cluster.schema_prefix.clone(), hosts.of_cluster(cluster));
-        Mover { context: Context { hosts, prefix, store, options: Arc::new(options), observer, stop, throttle } }
+        Mover {
+            context: Context {
+                hosts,
+                prefix,
+                store,
+                options: Arc::new(options),
+                observer,
+                stop,
+                throttle,
+            },
+        }
     }
 
     /// Reads everything that matters and judges it. No writes.
@@ -114,8 +127,9 @@ impl Mover {
         Box::pin(survey::plan(&self.context, request))
     }
 
-    /// Lists what would stop a move of any shard, in the words of a plan. Each definition that a host has is examined
-    /// once, in one of its shards. This does not ask for what only a target can lack, nor for what depends on the rows.
+    /// Lists what would stop a move of any shard, in the words of a plan. Each definition that a
+    /// host has is examined once, in one of its shards. This does not ask for what only a target
+    /// can lack, nor for what depends on the rows.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -123,15 +137,19 @@ impl Mover {
         Box::pin(movable::movable(&self.context, definitions))
     }
 
-    /// Moves what the plan says. Returns when every shard has ended, well or badly; one shard's failure does not stop
-    /// the others.
+    /// Moves what the plan says. Returns when every shard has ended, well or badly; one shard's
+    /// failure does not stop the others.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the move as a crash would: resume or abort it. Use [`Mover::stop`] for a tidy end.
+    /// Dropping the future leaves the move as a crash would: resume or abort it. Use
+    /// [`Mover::stop`] for a tidy end.
     pub fn run<'a>(&'a self, plan: &'a Plan) -> BoxFuture<'a, Report> {
         Box::pin(async move {
             let id = MoveId::new();
-            self.context.observer.tell(Event::Started { id, shards: plan.shards.len() });
+            self.context.observer.tell(Event::Started {
+                id,
+                shards: plan.shards.len(),
+            });
             let part = |shard: &ShardPlan| Part {
                 id,
                 shard: shard.shard,
@@ -143,7 +161,16 @@ impl Mover {
                 back_of: None,
                 back: self.context.options.back,
             };
-            report(id, work(&self.context, plan.shards.iter().map(part).collect(), Goal::Finish, Scope::Named).await)
+            report(
+                id,
+                work(
+                    &self.context,
+                    plan.shards.iter().map(part).collect(),
+                    Goal::Finish,
+                    Scope::Named,
+                )
+                .await,
+            )
         })
     }
 
@@ -158,8 +185,8 @@ impl Mover {
         Box::pin(resume::go_on(&self.context, id, Goal::Finish))
     }
 
-    /// Undoes a move: every shard of it that is not decided stays where it was, and nothing of the move is left. Shards
-    /// that are decided are [`Error::TooLate`].
+    /// Undoes a move: every shard of it that is not decided stays where it was, and nothing of the
+    /// move is left. Shards that are decided are [`Error::TooLate`].
     ///
     /// # Errors
     /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
@@ -170,8 +197,9 @@ impl Mover {
         Box::pin(resume::go_on(&self.context, id, Goal::Abort))
     }
 
-    /// Asks every run of this mover, and of its clones, to stop. Shards that are fenced but not decided are swapped
-    /// back, decided ones are opened, and no other shard is begun. [`Mover::complete`] ends between two shards.
+    /// Asks every run of this mover, and of its clones, to stop. Shards that are fenced but not
+    /// decided are swapped back, decided ones are opened, and no other shard is begun.
+    /// [`Mover::complete`] ends between two shards.
     pub fn stop(&self) {
         self.context.stop();
     }
@@ -181,23 +209,25 @@ impl Mover {
         self.context.is_stopped()
     }
 
-    /// Lists the moves that the hosts know: all that are neither completed nor aborted, or one move in whatever phase.
-    /// Sorted by move, then shard. Hosts that cannot be asked are named.
+    /// Lists the moves that the hosts know: all that are neither completed nor aborted, or one move
+    /// in whatever phase. Sorted by move, then shard. Hosts that cannot be asked are named.
     pub fn list(&self, id: Option<MoveId>) -> BoxFuture<'_, Heard<Entry>> {
         Box::pin(async move { Heard::of(self.context.list(id).await) })
     }
 
-    /// Every move in the journals of the hosts, those that were completed or aborted too: all that ever left a host. By
-    /// move, then shard. Hosts that cannot be asked are named.
+    /// Every move in the journals of the hosts, those that were completed or aborted too: all that
+    /// ever left a host. By move, then shard. Hosts that cannot be asked are named.
     pub fn list_all(&self) -> BoxFuture<'_, Heard<Entry>> {
         Box::pin(async move { Heard::of(self.context.list_all(None).await) })
     }
 
-    /// Takes the kept shards of a move back to where they were, with all that was written since. That is a move of its
-    /// own, online, and the report has its ID. Its own old copies are kept in turn.
+    /// Takes the kept shards of a move back to where they were, with all that was written since.
+    /// That is a move of its own, online, and the report has its ID. Its own old copies are kept in
+    /// turn.
     ///
     /// # Errors
-    /// [`Error::NoSuchMove`]; per shard, in the report, [`Error::NoRollback`] and what any move can meet.
+    /// [`Error::NoSuchMove`]; per shard, in the report, [`Error::NoRollback`] and what any move can
+    /// meet.
     ///
     /// # Cancel safety
     /// As [`Mover::run`].
@@ -205,19 +235,20 @@ impl Mover {
         Box::pin(rollback::rollback(&self.context, id))
     }
 
-    /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until [`Mover::stop`]. The
-    /// observer is told how far it is and what goes wrong. A reverse replication that is broken is given up; the others
-    /// go on.
+    /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until
+    /// [`Mover::stop`]. The observer is told how far it is and what goes wrong. A reverse
+    /// replication that is broken is given up; the others go on.
     ///
     /// # Cancel safety
-    /// May be dropped: the next feed goes on from the last durable position, at once or when the lease has ended.
+    /// May be dropped: the next feed goes on from the last durable position, at once or when the
+    /// lease has ended.
     pub fn feed(&self, id: Option<MoveId>) -> BoxFuture<'_, ()> {
         Box::pin(feed::feed(&self.context, id))
     }
 
-    /// Audits the kept shards of a move that were not audited, as far as that is still possible. It finds tables that
-    /// are the same on both sides now, and tables that differ although nobody has written to them since. The report has
-    /// all shards that are kept.
+    /// Audits the kept shards of a move that were not audited, as far as that is still possible. It
+    /// finds tables that are the same on both sides now, and tables that differ although nobody has
+    /// written to them since. The report has all shards that are kept.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
@@ -231,9 +262,10 @@ impl Mover {
     /// Drops the old copies of a move whose shards are all kept and audited. Cannot be undone.
     ///
     /// # Errors
-    /// [`Error::NoSuchMove`]; [`Error::NotNow`] when a shard of the move is not kept and audited yet. Per shard, in the
-    /// report, when its target does not serve it, or something outside still depends on the old copy; and
-    /// [`Error::Interrupted`] for those that are left after [`Mover::stop`].
+    /// [`Error::NoSuchMove`]; [`Error::NotNow`] when a shard of the move is not kept and audited
+    /// yet. Per shard, in the report, when its target does not serve it, or something outside still
+    /// depends on the old copy; and [`Error::Interrupted`] for those that are left after
+    /// [`Mover::stop`].
     ///
     /// # Cancel safety
     /// Each shard's copy is dropped in one transaction; call it again for the rest.
@@ -241,13 +273,15 @@ impl Mover {
         Box::pin(cleanup::complete(&self.context, id))
     }
 
-    /// Asks every host what it knows of a shard that two hosts serve, or none, and judges what can be repaired without
-    /// losing rows that were acknowledged. `given_up` are the hosts whose rows of the shard the operator gives up; they
-    /// may be hosts that the config does not name. No writes.
+    /// Asks every host what it knows of a shard that two hosts serve, or none, and judges what can
+    /// be repaired without losing rows that were acknowledged. `given_up` are the hosts whose rows
+    /// of the shard the operator gives up; they may be hosts that the config does not name. No
+    /// writes.
     ///
     /// # Errors
-    /// [`Error::AtWork`] where a mover works on the shard, [`Error::ControlOld`] where a host's control schema lacks
-    /// what a repair needs. A host that does not answer is no error: the plan names it.
+    /// [`Error::AtWork`] where a mover works on the shard, [`Error::ControlOld`] where a host's
+    /// control schema lacks what a repair needs. A host that does not answer is no error: the plan
+    /// names it.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -259,8 +293,8 @@ impl Mover {
         Box::pin(repair::plan(&self.context, shard, given_up))
     }
 
-    /// Does what the plan is sure of, and publishes it to the map. Does nothing where nothing is wrong or somebody has
-    /// to choose.
+    /// Does what the plan is sure of, and publishes it to the map. Does nothing where nothing is
+    /// wrong or somebody has to choose.
     ///
     /// # Errors
     /// [`Error::Superseded`] where a host no longer says what the plan was made from: plan again.
@@ -271,14 +305,15 @@ impl Mover {
         Box::pin(repair::repair(&self.context, plan))
     }
 
-    /// Asks every host what it knows of one that has come back from an earlier time (restored, failed over to a standby
-    /// that lacked the last seconds, emptied), and judges what brings it back into service. `margin`: how far ahead of
-    /// the present its IDs may have been made before it was lost, where its clock was ahead. No writes.
+    /// Asks every host what it knows of one that has come back from an earlier time (restored,
+    /// failed over to a standby that lacked the last seconds, emptied), and judges what brings it
+    /// back into service. `margin`: how far ahead of the present its IDs may have been made before
+    /// it was lost, where its clock was ahead. No writes.
     ///
     /// # Errors
-    /// [`Error::UnknownHost`]; [`Error::Facts`] and [`Error::Connect`] where the host does not answer;
-    /// [`Error::ControlOld`] where a host's control schema lacks what a repair needs. Another host that does not answer
-    /// is in the plan.
+    /// [`Error::UnknownHost`]; [`Error::Facts`] and [`Error::Connect`] where the host does not
+    /// answer; [`Error::ControlOld`] where a host's control schema lacks what a repair needs.
+    /// Another host that does not answer is in the plan.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -290,21 +325,25 @@ impl Mover {
         Box::pin(recover::plan(&self.context, host, margin))
     }
 
-    /// Does what the plan says can be done without a decision: raises ID clocks, repairs shards one by one, tells the
-    /// map. Gives the plan that is left.
+    /// Does what the plan says can be done without a decision: raises ID clocks, repairs shards one
+    /// by one, tells the map. Gives the plan that is left.
     ///
     /// # Errors
-    /// [`Error::Superseded`] where a host does not say any more what the plan was made from: plan again.
+    /// [`Error::Superseded`] where a host does not say any more what the plan was made from: plan
+    /// again.
     ///
     /// # Cancel safety
     /// Each step is a transaction; plan again for the rest.
-    pub fn recover<'a>(&'a self, plan: &'a RecoveryPlan) -> BoxFuture<'a, Result<RecoveryPlan, Error>> {
+    pub fn recover<'a>(
+        &'a self,
+        plan: &'a RecoveryPlan,
+    ) -> BoxFuture<'a, Result<RecoveryPlan, Error>> {
         Box::pin(recover::recover(&self.context, plan))
     }
 
-    /// Searches all hosts for what dead moves left, and puts it right: fences past their deadline are swapped back,
-    /// decided shards are opened, and schemas whose move has ended are dropped. It never touches a move that can be
-    /// resumed, nor an old copy that is kept.
+    /// Searches all hosts for what dead moves left, and puts it right: fences past their deadline
+    /// are swapped back, decided shards are opened, and schemas whose move has ended are dropped.
+    /// It never touches a move that can be resumed, nor an old copy that is kept.
     ///
     /// # Cancel safety
     /// Each object is handled by itself; call it again for the rest.
@@ -312,20 +351,30 @@ impl Mover {
         Box::pin(cleanup::gc(&self.context))
     }
 
-    /// Sets the desired state of a move's shards; the mover reads it within a heartbeat (two seconds). Gives the shards
-    /// that have not ended, and the hosts that could not be told. A hold with a time ends by itself at that time.
+    /// Sets the desired state of a move's shards; the mover reads it within a heartbeat (two
+    /// seconds). Gives the shards that have not ended, and the hosts that could not be told. A hold
+    /// with a time ends by itself at that time.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
     ///
     /// # Cancel safety
     /// Some hosts may have been told; call it again.
-    pub fn want(&self, id: MoveId, desired: DesiredState) -> BoxFuture<'_, Result<Heard<ShardId>, Error>> {
-        Box::pin(async move { requests::want(&self.context, id, desired).await.map(Heard::of) })
+    pub fn want(
+        &self,
+        id: MoveId,
+        desired: DesiredState,
+    ) -> BoxFuture<'_, Result<Heard<ShardId>, Error>> {
+        Box::pin(async move {
+            requests::want(&self.context, id, desired)
+                .await
+                .map(Heard::of)
+        })
     }
 
-    /// Asks a move's mover to stop, or to abort, from any machine. The mover reads it within a heartbeat (two seconds).
-    /// Gives the movers that are alive, and the hosts that could not be told.
+    /// Asks a move's mover to stop, or to abort, from any machine. The mover reads it within a
+    /// heartbeat (two seconds). Gives the movers that are alive, and the hosts that could not be
+    /// told.
     ///
     /// # Cancel safety
     /// Some may have been asked; call it again.
@@ -333,7 +382,8 @@ impl Mover {
         Box::pin(async move { Heard::of(requests::ask(&self.context, id, asked).await) })
     }
 
-    /// Who works on a move at present, to bring its shards to their end, and the hosts that could not be asked.
+    /// Who works on a move at present, to bring its shards to their end, and the hosts that could
+    /// not be asked.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -352,12 +402,15 @@ impl Mover {
         Box::pin(progress::progress(&self.context, id))
     }
 
-    /// What hosts keep for the reverse replications of kept entries. A host that does not answer is left out: whoever
-    /// read the entries has reported it already.
+    /// What hosts keep for the reverse replications of kept entries. A host that does not answer is
+    /// left out: whoever read the entries has reported it already.
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn reverse_streams(&self, entries: impl Iterator<Item = &Entry>) -> Vec<StreamProgress> {
+    pub async fn reverse_streams(
+        &self,
+        entries: impl Iterator<Item = &Entry>,
+    ) -> Vec<StreamProgress> {
         progress::reverse_streams(&self.context, entries).await
     }
 }

@@ -1,8 +1,9 @@
 //! Other sessions' statements, as they may be shown.
 
-/// An SQL expression: the first 100 characters of the statement in a column, with a `?` for each literal and comment,
-/// because logs, journals and messages must not show anybody's data. A literal that has no end is replaced up to the
-/// end of the text; where a text can be read in two ways, the longer match is replaced.
+/// An SQL expression: the first 100 characters of the statement in a column, with a `?` for each
+/// literal and comment, because logs, journals and messages must not show anybody's data. A literal
+/// that has no end is replaced up to the end of the text; where a text can be read in two ways, the
+/// longer match is replaced.
 pub(crate) fn shown(column: &str) -> String {
     let literals = [
         r"\'([^\'\\\\]|\\\\.|\'\')*(\'|$)",
@@ -13,7 +14,8 @@ pub(crate) fn shown(column: &str) -> String {
     ];
     let literals = literals.join("|");
     format!(
-        "pg_catalog.left(pg_catalog.regexp_replace(pg_catalog.regexp_replace({column}, E'{literals}', '?', 'g'),
+        "pg_catalog.left(pg_catalog.regexp_replace(pg_catalog.regexp_replace({column}, \
+            E'{literals}', '?', 'g'),
             E'\\\\s+', ' ', 'g'), 100)"
     )
 }

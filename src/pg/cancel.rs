@@ -1,9 +1,10 @@
 //! Asks a server to end the statement that runs on a connection.
 //!
-//! The driver closes the connection of such a request as soon as the request is written. A pooler takes that for a
-//! client that has changed its mind, and drops the request; PgBouncer before 1.19 may even crash. And the request may
-//! reach the server when another user has the session. So this waits, as libpq does, until the other side closes the
-//! connection: then it has done what it was asked for.
+//! The driver closes the connection of such a request as soon as the request is written. A pooler
+//! takes that for a client that has changed its mind, and drops the request; PgBouncer before 1.19
+//! may even crash. And the request may reach the server when another user has the session. So this
+//! waits, as libpq does, until the other side closes the connection: then it has done what it was
+//! asked for.
 
 use std::io;
 use std::path::PathBuf;
@@ -47,7 +48,9 @@ impl Canceller {
         // A task of its own, so that the request goes on when the caller gives up.
         let asking = tokio::spawn(async move {
             let late = || io::Error::from(io::ErrorKind::TimedOut);
-            tokio::time::timeout(CANCEL_MAX, self.ask_each()).await.unwrap_or_else(|_| Err(late()))
+            tokio::time::timeout(CANCEL_MAX, self.ask_each())
+                .await
+                .unwrap_or_else(|_| Err(late()))
         });
         asking.await?
     }
@@ -57,9 +60,12 @@ impl Canceller {
             Address::Unix(path) => self.ask(UnixStream::connect(path).await?).await,
             Address::Tcp(host, port) => {
                 let mut last = None;
-                // It is not known which of a name's addresses the connection leads to, so all are asked. A server that
-                // does not know the connection does nothing.
-                for address in tokio::net::lookup_host((host.as_str(), *port)).await?.take(ADDRESSES_MAX) {
+                // It is not known which of a name's addresses the connection leads to, so all are
+                // asked. A server that does not know the connection does nothing.
+                for address in tokio::net::lookup_host((host.as_str(), *port))
+                    .await?
+                    .take(ADDRESSES_MAX)
+                {
                     let asked = match TcpStream::connect(address).await {
                         Ok(stream) => self.ask(stream).await,
                         Err(error) => Err(error),
@@ -78,7 +84,10 @@ impl Canceller {
         let stream = UntilClosed(stream);
         let asked = match &self.tls {
             Some(tls) => {
-                let connect = MakeTlsConnect::<UntilClosed<S>>::make_tls_connect(&mut tls.clone(), &self.host);
+                let connect = MakeTlsConnect::<UntilClosed<S>>::make_tls_connect(
+                    &mut tls.clone(),
+                    &self.host,
+                );
                 let Ok(connect) = connect;
                 self.token.cancel_query_raw(stream, connect).await
             }
@@ -92,13 +101,21 @@ impl Canceller {
 struct UntilClosed<S>(S);
 
 impl<S: AsyncRead + Unpin> AsyncRead for UntilClosed<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(cx, buffer)
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for UntilClosed<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, bytes)
     }
 

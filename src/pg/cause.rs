@@ -15,7 +15,8 @@ pub fn words(error: &DbError) -> String {
     words
 }
 
-/// What an error says and what its causes say, each once. Where a server has answered, its own words are the last.
+/// What an error says and what its causes say, each once. Where a server has answered, its own
+/// words are the last.
 pub fn causes(error: &(dyn Error + 'static)) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
     for words in std::iter::successors(Some(error), |error| cause(*error)).map(words_of) {
@@ -38,12 +39,18 @@ fn words_of(error: &(dyn Error + 'static)) -> String {
 
 /// The server's own answer, where the driver says only "db error".
 fn answer<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DbError> {
-    error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::as_db_error)
+    error
+        .downcast_ref::<tokio_postgres::Error>()
+        .and_then(tokio_postgres::Error::as_db_error)
 }
 
 /// The cause that [`words_of`] has not told yet.
 fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
-    if answer(error).is_some() { None } else { error.source() }
+    if answer(error).is_some() {
+        None
+    } else {
+        error.source()
+    }
 }
 
 #[cfg(test)]
@@ -59,8 +66,14 @@ mod tests {
 
     #[test]
     fn a_cause_is_told_once() {
-        let layer = |what, source: Option<Layer>| Layer { what, source: source.map(Box::new) };
-        let error = layer("no answer: closed", Some(layer("closed", Some(layer("os error 104", None)))));
+        let layer = |what, source: Option<Layer>| Layer {
+            what,
+            source: source.map(Box::new),
+        };
+        let error = layer(
+            "no answer: closed",
+            Some(layer("closed", Some(layer("os error 104", None)))),
+        );
         assert_eq!(causes(&error), ["no answer: closed", "os error 104"]);
         assert_eq!(chain(&error), "no answer: closed: os error 104");
     }

@@ -24,10 +24,11 @@ use super::password::{PasswordError, Wanted};
 use super::tls::TlsError;
 use super::vitals::{Vitals, Watch};
 
-/// A client and the task that drives its socket. Dropping it ends the task and so closes the socket; the server then
-/// rolls an open transaction back.
+/// A client and the task that drives its socket. Dropping it ends the task and so closes the
+/// socket; the server then rolls an open transaction back.
 pub struct Connection {
-    /// It comes before `client` so that it ends first: a client that is dropped before would still send a good-bye.
+    /// It comes before `client` so that it ends first: a client that is dropped before would still
+    /// send a good-bye.
     driver: Driver,
     client: Client,
     canceller: Canceller,
@@ -39,16 +40,18 @@ pub struct Connection {
 /// What `search_path` a session begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SearchPath {
-    /// `pg_catalog, pg_temp`. With any other, whoever may create objects in a schema on it can have our role run his:
-    /// an operator with no exact match in `pg_catalog` is looked for there (CVE-2018-1058).
+    /// `pg_catalog, pg_temp`. With any other, whoever may create objects in a schema on it can have
+    /// our role run his: an operator with no exact match in `pg_catalog` is looked for there
+    /// (CVE-2018-1058).
     Closed,
-    /// What the server has for the role. An application's statements count on it, and a pooler's session would keep
-    /// another for whoever comes next.
+    /// What the server has for the role. An application's statements count on it, and a pooler's
+    /// session would keep another for whoever comes next.
     OfTheRole,
 }
 
-/// Statements of ours run with nothing but this. Two settings that a role may have been given change how what is asked
-/// looks, or which of our texts the server takes: they are always the same.
+/// Statements of ours run with nothing but this. Two settings that a role may have been given
+/// change how what is asked looks, or which of our texts the server takes: they are always the
+/// same.
 const CLOSE_PATH: &str = "SET search_path = pg_catalog, pg_temp; SET quote_all_identifiers = off; \
     SET backslash_quote = safe_encoding";
 
@@ -127,7 +130,8 @@ pub enum ConnectError {
         /// Whether it takes no writes.
         read_only: bool,
     },
-    /// The server is not, or not any more, the one that belongs under this name. Nothing was sent to it.
+    /// The server is not, or not any more, the one that belongs under this name. Nothing was sent
+    /// to it.
     #[error("{to}: {address} is not connected to")]
     Impostor {
         /// `user@address/database`.
@@ -139,7 +143,8 @@ pub enum ConnectError {
     },
     /// Two servers take writes, and nothing tells which of them is the host.
     #[error(
-        "{to}: both {first} and {second} take writes, and neither is known to be the later: stop the one that is not \
+        "{to}: both {first} and {second} take writes, and neither is known to be the later: stop \
+            the one that is not \
          the host (docs/high-availability.md)"
     )]
     TwoPrimaries {
@@ -153,16 +158,20 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether a server is there and does not let this login in: its user, its password, its database. A server that
-    /// is down says nothing.
+    /// Whether a server is there and does not let this login in: its user, its password, its
+    /// database. A server that is down says nothing.
     pub fn is_login_refused(&self) -> bool {
         match self {
             ConnectError::Password { .. } => true,
-            // 28: no such user, a wrong password, no line of pg_hba.conf. 3D000: no such database. 42501: the user may
-            // not connect to it. Without an answer: the server asks for a password, and there is none.
+            // 28: no such user, a wrong password, no line of pg_hba.conf. 3D000: no such database.
+            // 42501: the user may not connect to it. Without an answer: the server asks for a
+            // password, and there is none.
             ConnectError::Refused { source, .. } => match source.code() {
-                Some(code) => code.code().starts_with("28") || ["3D000", "42501"].contains(&code.code()),
-                None => std::error::Error::source(source).is_some_and(|cause| cause.to_string() == "password missing"),
+                Some(code) => {
+                    code.code().starts_with("28") || ["3D000", "42501"].contains(&code.code())
+                }
+                None => std::error::Error::source(source)
+                    .is_some_and(|cause| cause.to_string() == "password missing"),
             },
             _ => false,
         }
@@ -171,7 +180,8 @@ impl ConnectError {
     /// What an operator can do.
     pub fn remedy(&self) -> &'static str {
         if self.is_login_refused() {
-            "correct its user, password or database: in the config, or where the config says that the password is"
+            "correct its user, password or database: in the config, or where the config says that \
+                the password is"
         } else {
             "start it, or correct its url in the config"
         }
@@ -179,46 +189,62 @@ impl ConnectError {
 }
 
 impl ConnectOptions {
-    /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string says otherwise. The
-    /// session's `search_path` is `pg_catalog, pg_temp`, so that nothing of a stranger's is taken for a function or an
-    /// operator of PostgreSQL's: name the schema of all else. Do not go through a pooler in transaction mode.
+    /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string
+    /// says otherwise. The session's `search_path` is `pg_catalog, pg_temp`, so that nothing of a
+    /// stranger's is taken for a function or an operator of PostgreSQL's: name the schema of all
+    /// else. Do not go through a pooler in transaction mode.
     ///
-    /// Several addresses are tried one after the other, beginning with the one that answered last. For the first
-    /// connection all are asked, and the primary of the latest timeline is taken. `connect_timeout` limits the time
-    /// until an address is connected, and twice that limits all that is done there (so a server that takes the
-    /// connection but then says nothing is noticed too). The server is asked which one it is, in one round trip. Once
-    /// any clone of these options knows of a later timeline of the host, connections to an earlier one are closed.
+    /// Several addresses are tried one after the other, beginning with the one that answered last.
+    /// For the first connection all are asked, and the primary of the latest timeline is taken.
+    /// `connect_timeout` limits the time until an address is connected, and twice that limits all
+    /// that is done there (so a server that takes the connection but then says nothing is noticed
+    /// too). The server is asked which one it is, in one round trip. Once any clone of these
+    /// options knows of a later timeline of the host, connections to an earlier one are closed.
     ///
-    /// Whoever waits on the connection does not wait for ever: when nothing has come for as long as `keepalives_idle`
-    /// says, the server is asked over another connection whether it is at work. If it is not, or does not answer, the
-    /// connection is closed. An answer of more than a gigabyte closes it too.
+    /// Whoever waits on the connection does not wait for ever: when nothing has come for as long as
+    /// `keepalives_idle` says, the server is asked over another connection whether it is at work.
+    /// If it is not, or does not answer, the connection is closed. An answer of more than a
+    /// gigabyte closes it too.
     ///
     /// # Errors
-    /// When the password or certificates cannot be read, or the server cannot be reached, refuses, is silent, or is not
-    /// the one that belongs there.
+    /// When the password or certificates cannot be read, or the server cannot be reached, refuses,
+    /// is silent, or is not the one that belongs there.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub async fn connect(&self, application_name: &str) -> Result<Connection, ConnectError> {
-        self.open(Opening { application_name, search_path: SearchPath::Closed, heard: None, watched: Watched::Yes })
-            .await
+        self.open(Opening {
+            application_name,
+            search_path: SearchPath::Closed,
+            heard: None,
+            watched: Watched::Yes,
+        })
+        .await
     }
 
-    /// Opens a connection for an application's statements, through a pooler too: `search_path` is as the server has it
-    /// for the role. All else is as for [`ConnectOptions::connect`].
+    /// Opens a connection for an application's statements, through a pooler too: `search_path` is
+    /// as the server has it for the role. All else is as for [`ConnectOptions::connect`].
     ///
     /// # Errors
     /// As [`ConnectOptions::connect`].
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.
-    pub async fn connect_for_application(&self, application_name: &str) -> Result<Connection, ConnectError> {
-        self.open(Opening { application_name, search_path: SearchPath::OfTheRole, heard: None, watched: Watched::No })
-            .await
+    pub async fn connect_for_application(
+        &self,
+        application_name: &str,
+    ) -> Result<Connection, ConnectError> {
+        self.open(Opening {
+            application_name,
+            search_path: SearchPath::OfTheRole,
+            heard: None,
+            watched: Watched::No,
+        })
+        .await
     }
 
-    /// Opens a connection for LISTEN: each notification that arrives, and the end of the connection, wakes `heard`.
-    /// Several of them may wake it once.
+    /// Opens a connection for LISTEN: each notification that arrives, and the end of the
+    /// connection, wakes `heard`. Several of them may wake it once.
     ///
     /// # Errors
     /// As [`ConnectOptions::connect`].
@@ -231,7 +257,13 @@ impl ConnectOptions {
         heard: Arc<Notify>,
     ) -> Result<Connection, ConnectError> {
         let (search_path, heard) = (SearchPath::Closed, Some(heard));
-        self.open(Opening { application_name, search_path, heard, watched: Watched::Yes }).await
+        self.open(Opening {
+            application_name,
+            search_path,
+            heard,
+            watched: Watched::Yes,
+        })
+        .await
     }
 
     fn open<'a>(&'a self, opening: Opening<'a>) -> BoxFuture<'a, Result<Connection, ConnectError>> {
@@ -247,7 +279,8 @@ impl ConnectOptions {
     async fn open_in_turn(&self, opening: Opening<'_>) -> Result<Connection, ConnectError> {
         let mut last = None;
         for index in self.order() {
-            // Boxed, because with both ways to connect the future is larger than everything around it.
+            // Boxed, because with both ways to connect the future is larger than everything around
+            // it.
             let reached = Box::pin(self.reach_by(index, opening.clone())).await;
             let admitted = match reached.and_then(|connection| self.fit(index, connection)) {
                 Ok(connection) => self.admit(index, connection).await,
@@ -261,8 +294,9 @@ impl ConnectOptions {
         Err(last.expect("a connection string names at least one address"))
     }
 
-    /// Opens the first connection of a process when there are several addresses. All are asked, because the first in
-    /// the text may be a former primary. Once one has answered, the others have [`Self::OTHERS_MAX`] to answer.
+    /// Opens the first connection of a process when there are several addresses. All are asked,
+    /// because the first in the text may be a former primary. Once one has answered, the others
+    /// have [`Self::OTHERS_MAX`] to answer.
     async fn open_newest(&self, opening: Opening<'_>) -> Result<Connection, ConnectError> {
         let ask = |index| {
             let opening = opening.clone();
@@ -274,7 +308,9 @@ impl ConnectOptions {
         loop {
             let next = match until {
                 None => asked.next().await,
-                Some(until) => tokio::time::timeout_at(until, asked.next()).await.unwrap_or_default(),
+                Some(until) => tokio::time::timeout_at(until, asked.next())
+                    .await
+                    .unwrap_or_default(),
             };
             let Some((index, reached)) = next else { break };
             match reached.and_then(|connection| self.fit(index, connection)) {
@@ -293,14 +329,22 @@ impl ConnectOptions {
         };
         fitting.sort_by_key(|(index, connection)| {
             let place = order.iter().position(|at| at == index);
-            (!is_host(&connection.server), Reverse(connection.server.timeline()), place)
+            (
+                !is_host(&connection.server),
+                Reverse(connection.server.timeline()),
+                place,
+            )
         });
         if let [(one, first), (other, second), ..] = &fitting[..]
             && is_host(&second.server)
             && first.server.rivals(&second.server)
         {
             let (first, second) = (self.address(*one), self.address(*other));
-            return Err(ConnectError::TwoPrimaries { to: self.to_string(), first, second });
+            return Err(ConnectError::TwoPrimaries {
+                to: self.to_string(),
+                first,
+                second,
+            });
         }
         for (index, connection) in fitting {
             match self.admit(index, connection).await {
@@ -314,7 +358,8 @@ impl ConnectOptions {
         Err(last.expect("a connection string names at least one address"))
     }
 
-    /// Asks every address which server is there, all at the same time. No server is refused, and nothing is learned.
+    /// Asks every address which server is there, all at the same time. No server is refused, and
+    /// nothing is learned.
     #[cfg(feature = "ops")]
     pub(crate) fn ask_each<'a>(
         &'a self,
@@ -337,7 +382,16 @@ impl ConnectOptions {
             SearchPath::Closed => Watched::Yes,
             SearchPath::OfTheRole => Watched::No,
         };
-        self.reach_by(index, Opening { application_name, search_path, heard: None, watched }).await
+        self.reach_by(
+            index,
+            Opening {
+                application_name,
+                search_path,
+                heard: None,
+                watched,
+            },
+        )
+        .await
     }
 
     /// Opens a connection to one address for a few questions, each of which has a limit.
@@ -347,11 +401,29 @@ impl ConnectOptions {
         application_name: &str,
     ) -> Result<Connection, ConnectError> {
         let (search_path, watched) = (SearchPath::Closed, Watched::No);
-        self.reach_by(index, Opening { application_name, search_path, heard: None, watched }).await
+        self.reach_by(
+            index,
+            Opening {
+                application_name,
+                search_path,
+                heard: None,
+                watched,
+            },
+        )
+        .await
     }
 
-    async fn reach_by(&self, index: usize, opening: Opening<'_>) -> Result<Connection, ConnectError> {
-        let Opening { application_name, search_path, heard, watched } = opening;
+    async fn reach_by(
+        &self,
+        index: usize,
+        opening: Opening<'_>,
+    ) -> Result<Connection, ConnectError> {
+        let Opening {
+            application_name,
+            search_path,
+            heard,
+            watched,
+        } = opening;
         let to = || self.to_string();
         let mut config = self.at(index);
         // `fit` checks this later, with the other answers of the server.
@@ -360,9 +432,16 @@ impl ConnectOptions {
             config.application_name(application_name);
         }
         let host = self.host_name(index);
-        let wanted = Wanted { host: &host, port: self.port(index), database: self.database(), user: self.user() };
+        let wanted = Wanted {
+            host: &host,
+            port: self.port(index),
+            database: self.database(),
+            user: self.user(),
+        };
         let password = self.password.read(&wanted);
-        if let Some(password) = password.map_err(|source| ConnectError::Password { to: to(), source })? {
+        if let Some(password) =
+            password.map_err(|source| ConnectError::Password { to: to(), source })?
+        {
             config.password(password);
         }
         let limit = self.connect_timeout() * 2;
@@ -373,19 +452,44 @@ impl ConnectOptions {
         };
         let open = async || {
             let vitals = Arc::new(Vitals::default());
-            let watch = Watch { options: self.clone(), index, vitals: vitals.clone() };
-            let duties = Duties { heard: heard.clone(), watch: (watched == Watched::Yes).then_some(watch) };
-            let shaken = self.shake_hands(index, &config, statements, vitals.clone(), duties).await?;
-            let Session { driver, client, tls } = shaken;
+            let watch = Watch {
+                options: self.clone(),
+                index,
+                vitals: vitals.clone(),
+            };
+            let duties = Duties {
+                heard: heard.clone(),
+                watch: (watched == Watched::Yes).then_some(watch),
+            };
+            let shaken = self
+                .shake_hands(index, &config, statements, vitals.clone(), duties)
+                .await?;
+            let Session {
+                driver,
+                client,
+                tls,
+            } = shaken;
             let (token, address) = (client.cancel_token(), self.cancel_address(index));
-            let canceller = Canceller { token, address, host: host.clone(), tls };
-            Ok(Connection { driver, client, canceller, server: Server::default(), vitals })
+            let canceller = Canceller {
+                token,
+                address,
+                host: host.clone(),
+                tls,
+            };
+            Ok(Connection {
+                driver,
+                client,
+                canceller,
+                server: Server::default(),
+                vitals,
+            })
         };
         let opened = async {
             let mut connection = open().await?;
             connection.server = match connection.begin(search_path).await {
                 Ok(server) => server,
-                // The connection was ended. That says nothing about the server, so it is asked once more.
+                // The connection was ended. That says nothing about the server, so it is asked once
+                // more.
                 Err(_) => {
                     connection = open().await?;
                     connection.begin(search_path).await.map_err(refused)?
@@ -395,7 +499,10 @@ impl ConnectOptions {
         };
         match tokio::time::timeout(limit, opened).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(ConnectError::TimedOut { to: to(), timeout_ms: limit.as_millis() }),
+            Err(_) => Err(ConnectError::TimedOut {
+                to: to(),
+                timeout_ms: limit.as_millis(),
+            }),
         }
     }
 
@@ -408,16 +515,29 @@ impl ConnectOptions {
             _ => true,
         };
         let (to, address) = (|| self.to_string(), || self.address(index));
-        if wanted { Ok(connection) } else { Err(ConnectError::OtherRole { to: to(), address: address(), read_only }) }
+        if wanted {
+            Ok(connection)
+        } else {
+            Err(ConnectError::OtherRole {
+                to: to(),
+                address: address(),
+                read_only,
+            })
+        }
     }
 
     /// Takes the connection as one to the host, if the server is the host.
-    async fn admit(&self, index: usize, connection: Connection) -> Result<Connection, ConnectError> {
+    async fn admit(
+        &self,
+        index: usize,
+        connection: Connection,
+    ) -> Result<Connection, ConnectError> {
         let admit = || self.known.admit(connection.server, connection.driver());
         let mut admitted = admit();
         if admitted.is_err() {
             // An operator may have accepted this server as the host.
-            let records = tokio::time::timeout(Self::OTHERS_MAX, identity::own_records(&connection)).await;
+            let records =
+                tokio::time::timeout(Self::OTHERS_MAX, identity::own_records(&connection)).await;
             if self.known.accept(&records.unwrap_or_default()) {
                 admitted = admit();
             }
@@ -428,11 +548,15 @@ impl ConnectOptions {
     }
 
     fn impostor(&self, index: usize, source: Impostor) -> ConnectError {
-        ConnectError::Impostor { to: self.to_string(), address: self.address(index), source }
+        ConnectError::Impostor {
+            to: self.to_string(),
+            address: self.address(index),
+            source,
+        }
     }
 
-    /// Takes in what is known of the host from elsewhere. Closes all connections to servers that cannot be the host
-    /// then.
+    /// Takes in what is known of the host from elsewhere. Closes all connections to servers that
+    /// cannot be the host then.
     pub(crate) fn learn(&self, record: Record) {
         self.known.learn(record);
     }
@@ -442,16 +566,19 @@ impl ConnectOptions {
         self.known.record()
     }
 
-    /// Whether the server of a connection that was just opened is still the host, by what was learned since.
+    /// Whether the server of a connection that was just opened is still the host, by what was
+    /// learned since.
     pub(crate) fn is_host(&self, connection: &Connection) -> Result<(), ConnectError> {
         match (self.record(), connection.server.identity) {
-            (Some(known), Some(identity)) => known.judge(identity).map_err(|why| self.impostor(self.first(), why)),
+            (Some(known), Some(identity)) => known
+                .judge(identity)
+                .map_err(|why| self.impostor(self.first(), why)),
             _ => Ok(()),
         }
     }
 
-    /// Takes in which server answered at an address. If it is a later primary, connections begin with its address from
-    /// now on, and those to an earlier one are closed.
+    /// Takes in which server answered at an address. If it is a later primary, connections begin
+    /// with its address from now on, and those to an earlier one are closed.
     pub(crate) fn learn_of(&self, index: usize, server: Server) -> Seen {
         let seen = self.known.learn_of(server);
         if seen == Seen::Later {
@@ -462,8 +589,9 @@ impl ConnectOptions {
 }
 
 impl ConnectError {
-    /// Whether the server could not be reached, or no server that answered is the host's primary. This may pass, but
-    /// another try at once does not help. False when the server answered with an error.
+    /// Whether the server could not be reached, or no server that answered is the host's primary.
+    /// This may pass, but another try at once does not help. False when the server answered with an
+    /// error.
     pub fn is_unreachable(&self) -> bool {
         match self {
             ConnectError::TimedOut { .. }
@@ -472,9 +600,11 @@ impl ConnectError {
             | ConnectError::Impostor { .. }
             | ConnectError::TwoPrimaries { .. } => true,
             ConnectError::Refused { source, .. } => {
-                let cause = std::error::Error::source(source).and_then(|cause| cause.downcast_ref::<std::io::Error>());
+                let cause = std::error::Error::source(source)
+                    .and_then(|cause| cause.downcast_ref::<std::io::Error>());
                 // The TLS library reports a handshake that failed as invalid data.
-                let broken = |error: &std::io::Error| error.kind() != std::io::ErrorKind::InvalidData;
+                let broken =
+                    |error: &std::io::Error| error.kind() != std::io::ErrorKind::InvalidData;
                 source.as_db_error().is_none() && (source.is_closed() || cause.is_some_and(broken))
             }
             ConnectError::Password { .. } | ConnectError::Tls { .. } => false,
@@ -516,9 +646,9 @@ impl Connection {
         identity::ask(&self.client).await.map(|said| said.server)
     }
 
-    /// Asks the server, over another connection, to end the statement that runs on this one. Returns when the server
-    /// has taken note; that does not say whether a statement ran, or which. The future does not need this connection
-    /// any more.
+    /// Asks the server, over another connection, to end the statement that runs on this one.
+    /// Returns when the server has taken note; that does not say whether a statement ran, or which.
+    /// The future does not need this connection any more.
     ///
     /// # Errors
     /// When the server cannot be asked, or takes no note within two seconds.
@@ -534,10 +664,12 @@ impl Connection {
         self.canceller.clone()
     }
 
-    /// Closes the connection once everything that was sent on it is answered, and then returns. Dropping the future
-    /// closes it at once.
+    /// Closes the connection once everything that was sent on it is answered, and then returns.
+    /// Dropping the future closes it at once.
     pub(crate) async fn finish(self) {
-        let Connection { mut driver, client, .. } = self;
+        let Connection {
+            mut driver, client, ..
+        } = self;
         // The driver, told that nothing more comes, waits for the answers and then says good-bye.
         drop(client);
         driver.ended().await;

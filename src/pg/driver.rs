@@ -69,7 +69,10 @@ impl ConnectOptions {
         let to = || self.to_string();
         let refused = |source| ConnectError::Refused { to: to(), source };
         let unreachable = |source| ConnectError::Unreachable { to: to(), source };
-        let terms = Terms { statements, require_auth: self.require_auth.clone() };
+        let terms = Terms {
+            statements,
+            require_auth: self.require_auth.clone(),
+        };
         if self.tls_mode(index) == SslMode::Disable {
             // The string may ask for TLS where there is none, on a unix socket.
             let mut config = config.clone();
@@ -77,18 +80,34 @@ impl ConnectOptions {
             let socket = self.dial(index).await.map_err(unreachable)?;
             let socket = Guarded::plain(socket, terms, vitals);
             let (client, connection) = config.connect_raw(socket, NoTls).await.map_err(refused)?;
-            return Ok(Session { driver: drive(to(), connection, duties), client, tls: None });
+            return Ok(Session {
+                driver: drive(to(), connection, duties),
+                client,
+                tls: None,
+            });
         }
-        let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?.tls;
+        let tls = self
+            .tls
+            .connector()
+            .map_err(|source| ConnectError::Tls { to: to(), source })?
+            .tls;
         let socket = self.dial(index).await.map_err(unreachable)?;
         let socket = match config.get_ssl_negotiation() {
             SslNegotiation::Direct => Guarded::sealed(socket, terms.clone(), vitals.clone()),
             _ => Guarded::asking(socket, terms.clone(), vitals.clone()),
         };
-        let guarded = GuardedTls { tls: tls.clone(), terms, vitals };
+        let guarded = GuardedTls {
+            tls: tls.clone(),
+            terms,
+            vitals,
+        };
         let Ok(guarded) = guarded.to::<Guarded<Socket>>(&self.host_name(index));
         let (client, connection) = config.connect_raw(socket, guarded).await.map_err(refused)?;
-        Ok(Session { driver: drive(to(), connection, duties), client, tls: Some(tls) })
+        Ok(Session {
+            driver: drive(to(), connection, duties),
+            client,
+            tls: Some(tls),
+        })
     }
 }
 
@@ -99,10 +118,16 @@ where
 {
     let (ends, ended) = oneshot::channel::<Infallible>();
     let watched = duties.watch.map(|watch| (watch, to.clone()));
-    let driven = tokio::spawn(Driven { connection, heard: Heard(duties.heard), to, _ends: ends });
+    let driven = tokio::spawn(Driven {
+        connection,
+        heard: Heard(duties.heard),
+        to,
+        _ends: ends,
+    });
     if let Some((watch, to)) = watched {
         let driven = driven.abort_handle();
-        // A task of its own, since the driver is woken for each message and the watch once in some seconds.
+        // A task of its own, since the driver is woken for each message and the watch once in some
+        // seconds.
         tokio::spawn(async move {
             tokio::select! {
                 _ = ended => {}
@@ -116,8 +141,8 @@ where
     Driver(driven)
 }
 
-/// Drives a socket until its end. The connection is dropped before `heard`, so that a task that wakes finds the client
-/// closed.
+/// Drives a socket until its end. The connection is dropped before `heard`, so that a task that
+/// wakes finds the client closed.
 struct Driven<S, T> {
     connection: tokio_postgres::Connection<S, T>,
     heard: Heard,
@@ -137,7 +162,9 @@ where
         while let Some(message) = ready!(self.connection.poll_message(context)) {
             match message {
                 Ok(AsyncMessage::Notification(_)) => self.heard.tell(),
-                Ok(AsyncMessage::Notice(notice)) => tracing::debug!(notice = notice.message(), "the server says"),
+                Ok(AsyncMessage::Notice(notice)) => {
+                    tracing::debug!(notice = notice.message(), "the server says")
+                }
                 Ok(_) => {}
                 Err(error) => {
                     tell(&self.to, &error);
@@ -166,14 +193,20 @@ impl Drop for Heard {
     }
 }
 
-/// A caller that waits for an answer gets an error too, but not the reason. That connections end is nothing unusual;
-/// that a server does not keep to the protocol is.
+/// A caller that waits for an answer gets an error too, but not the reason. That connections end is
+/// nothing unusual; that a server does not keep to the protocol is.
 fn tell(to: &str, error: &tokio_postgres::Error) {
-    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<std::io::Error>());
-    match cause
-        .filter(|cause| matches!(cause.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::InvalidInput))
-    {
-        Some(cause) => tracing::warn!(%to, "a connection is closed, since what came makes no sense: {cause}"),
+    let cause =
+        std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    match cause.filter(|cause| {
+        matches!(
+            cause.kind(),
+            std::io::ErrorKind::InvalidData | std::io::ErrorKind::InvalidInput
+        )
+    }) {
+        Some(cause) => {
+            tracing::warn!(%to, "a connection is closed, since what came makes no sense: {cause}")
+        }
         None => tracing::debug!(%to, %error, "a connection ended"),
     }
 }

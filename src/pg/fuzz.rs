@@ -11,7 +11,9 @@ use super::{replication, service};
 
 /// A guard says the same of bytes, however they are cut.
 pub(crate) fn messages(data: &[u8]) {
-    let Some((cut, data)) = data.split_first() else { return };
+    let Some((cut, data)) = data.split_first() else {
+        return;
+    };
     let whole = Guard::of_test(Statements::Ours, Arc::default()).came_all([data]);
     let parts = data.chunks(usize::from(*cut).max(1));
     let cut = Guard::of_test(Statements::Ours, Arc::default()).came_all(parts);
@@ -34,9 +36,16 @@ pub(crate) fn frames(data: &[u8]) {
 
 /// Lines of `~/.pgpass`: five fields, whatever is escaped.
 pub(crate) fn pgpass(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
     for host in ["10.0.0.1", "/run/postgresql", ""] {
-        let wanted = Wanted { host, port: 5432, database: "app", user: "app" };
+        let wanted = Wanted {
+            host,
+            port: 5432,
+            database: "app",
+            user: "app",
+        };
         for line in text.lines() {
             if let Some(password) = match_line(line, &wanted) {
                 assert!(password.len() < line.len() && line.matches(':').count() >= 4);
@@ -47,7 +56,9 @@ pub(crate) fn pgpass(data: &[u8]) {
 
 /// A section of a service file, or the line that is wrong, without its value.
 pub(crate) fn service(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
     match service::section(text, "shop", Path::new("pg_service.conf")) {
         Ok(pairs) => {
             for pair in pairs.iter().flatten() {

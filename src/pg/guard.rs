@@ -1,9 +1,11 @@
-//! Looks at the messages between the driver and a server before the driver reads them. The driver believes what a
-//! server says of lengths, and collects what an answer has; a server that is not ours, or was taken over, would fill
-//! the memory with that. And it answers whatever a server asks for, with the password itself if that is what is asked.
+//! Looks at the messages between the driver and a server before the driver reads them. The driver
+//! believes what a server says of lengths, and collects what an answer has; a server that is not
+//! ours, or was taken over, would fill the memory with that. And it answers whatever a server asks
+//! for, with the password itself if that is what is asked.
 //!
-//! Invariant: nothing that a server says makes a connection wait for a message that cannot be, or an answer to a
-//! statement of ours grow without a bound; and the driver gets no request to authenticate that `require_auth` forbids.
+//! Invariant: nothing that a server says makes a connection wait for a message that cannot be, or
+//! an answer to a statement of ours grow without a bound; and the driver gets no request to
+//! authenticate that `require_auth` forbids.
 
 use std::io;
 use std::pin::Pin;
@@ -19,22 +21,22 @@ use super::vitals::Vitals;
 /// A message longer than this is none: PostgreSQL's own limit for one allocation.
 pub(super) const LONGEST_MESSAGE: usize = 0x3fff_ffff;
 
-/// Rows, copied data, errors and notices have what users write. Other messages are much shorter than this: the longest
-/// describes a row of 1664 columns.
+/// Rows, copied data, errors and notices have what users write. Other messages are much shorter
+/// than this: the longest describes a row of 1664 columns.
 const SHORT_MESSAGE: usize = 1024 * 1024;
 
 /// What a server may say before it takes the first statement. Its settings are a few kilobytes.
 const GREETING_MAX: u64 = 1024 * 1024;
 
-/// What the answer to one statement of ours may have: the longest row, and a little. The longest that there are list
-/// what a host's catalogs have.
+/// What the answer to one statement of ours may have: the longest row, and a little. The longest
+/// that there are list what a host's catalogs have.
 const ANSWER_MAX: u64 = (LONGEST_MESSAGE + SHORT_MESSAGE) as u64;
 
 /// What a message costs in memory beside its bytes.
 const MESSAGE_COST: u64 = 128;
 
-/// So many bytes of an answer are progress, and so is its end. Slower than that, by the times that a watch takes for
-/// long, is no network, but somebody who wants us to wait.
+/// So many bytes of an answer are progress, and so is its end. Slower than that, by the times that
+/// a watch takes for long, is no network, but somebody who wants us to wait.
 const PART: u64 = 1024;
 
 /// Whose statements a connection carries.
@@ -76,13 +78,17 @@ struct Frames {
 }
 
 impl Frames {
-    /// Takes bytes up to the end of a header or of a message. Gives the header's tag and length as soon as it is there.
+    /// Takes bytes up to the end of a header or of a message. Gives the header's tag and length as
+    /// soon as it is there.
     fn take<'a>(&mut self, bytes: &mut &'a [u8]) -> Step<'a> {
         if self.left > 0 {
             let (part, rest) = bytes.split_at(self.left.min(bytes.len()));
             *bytes = rest;
             self.left -= part.len();
-            return Step::Body { part, ended: self.left == 0 };
+            return Step::Body {
+                part,
+                ended: self.left == 0,
+            };
         }
         let count = (5 - self.have).min(bytes.len());
         let (part, rest) = bytes.split_at(count);
@@ -151,8 +157,14 @@ impl Guard {
     /// When it cannot be a message, or is more than a server has to say.
     fn came(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         if self.stage == Stage::TlsAnswer {
-            let Some((answer, rest)) = bytes.split_first() else { return Ok(()) };
-            self.stage = if *answer == b'S' { Stage::Sealed } else { Stage::Greeting };
+            let Some((answer, rest)) = bytes.split_first() else {
+                return Ok(());
+            };
+            self.stage = if *answer == b'S' {
+                Stage::Sealed
+            } else {
+                Stage::Greeting
+            };
             bytes = rest;
         }
         if self.stage == Stage::Sealed {
@@ -172,7 +184,11 @@ impl Guard {
                         self.requests(part)?;
                     }
                     // What comes unasked is no part of an answer that is waited for.
-                    self.part += if matches!(self.tag, b'N' | b'A' | b'S') { 0 } else { part.len() as u64 };
+                    self.part += if matches!(self.tag, b'N' | b'A' | b'S') {
+                        0
+                    } else {
+                        part.len() as u64
+                    };
                     if self.part >= PART {
                         self.part = 0;
                         self.vitals.progress();
@@ -187,7 +203,11 @@ impl Guard {
     }
 
     fn begins(&mut self, tag: u8, length: usize) -> io::Result<()> {
-        let max = if matches!(tag, b'D' | b'd' | b'E' | b'N') { LONGEST_MESSAGE } else { SHORT_MESSAGE };
+        let max = if matches!(tag, b'D' | b'd' | b'E' | b'N') {
+            LONGEST_MESSAGE
+        } else {
+            SHORT_MESSAGE
+        };
         if !(4..=max).contains(&length) {
             return Err(strange(format!(
                 "the server announced a message of {length} bytes and kind {:?}, which cannot be",
@@ -195,7 +215,9 @@ impl Guard {
             )));
         }
         if tag == b'R' && length < 8 {
-            return Err(strange("the server does not say how it authenticates".to_owned()));
+            return Err(strange(
+                "the server does not say how it authenticates".to_owned(),
+            ));
         }
         self.tag = tag;
         self.request.clear();
@@ -204,23 +226,27 @@ impl Guard {
             self.cost += length as u64 + MESSAGE_COST;
         }
         match (self.stage, self.statements) {
-            (Stage::Greeting, _) if self.cost > GREETING_MAX => {
-                Err(strange(format!("the server said more than {GREETING_MAX} bytes before it took a statement")))
-            }
-            (Stage::Answers, Statements::Ours) if self.cost > ANSWER_MAX => {
-                Err(strange(format!("the server answers one statement with more than {ANSWER_MAX} bytes")))
-            }
+            (Stage::Greeting, _) if self.cost > GREETING_MAX => Err(strange(format!(
+                "the server said more than {GREETING_MAX} bytes before it took a statement"
+            ))),
+            (Stage::Answers, Statements::Ours) if self.cost > ANSWER_MAX => Err(strange(format!(
+                "the server answers one statement with more than {ANSWER_MAX} bytes"
+            ))),
             _ => Ok(()),
         }
     }
 
-    /// Judges a request to authenticate as soon as its number is there. The driver answers no message before it has the
-    /// whole of it, and what comes together with a number that is refused does not get there.
+    /// Judges a request to authenticate as soon as its number is there. The driver answers no
+    /// message before it has the whole of it, and what comes together with a number that is refused
+    /// does not get there.
     fn requests(&mut self, part: &[u8]) -> io::Result<()> {
         let missing = 4 - self.request.len();
-        self.request.extend_from_slice(&part[..missing.min(part.len())]);
+        self.request
+            .extend_from_slice(&part[..missing.min(part.len())]);
         match <[u8; 4]>::try_from(self.request.as_slice()) {
-            Ok(number) if missing > 0 => self.asked.take(u32::from_be_bytes(number)).map_err(strange),
+            Ok(number) if missing > 0 => {
+                self.asked.take(u32::from_be_bytes(number)).map_err(strange)
+            }
             _ => Ok(()),
         }
     }
@@ -266,7 +292,11 @@ impl Guard {
                 }
                 continue;
             }
-            if let Step::Header { tag: tag @ (b'Q' | b'S' | b'F'), .. } = self.outgoing.take(&mut bytes) {
+            if let Step::Header {
+                tag: tag @ (b'Q' | b'S' | b'F'),
+                ..
+            } = self.outgoing.take(&mut bytes)
+            {
                 self.asked_by = tag;
                 self.vitals.asked();
             }
@@ -278,12 +308,25 @@ impl Guard {
 impl Guard {
     /// One that looks at messages from the beginning.
     pub(super) fn of_test(statements: Statements, vitals: Arc<Vitals>) -> Guard {
-        Guard::new(Stage::Greeting, Terms { statements, require_auth: None }, vitals)
+        Guard::new(
+            Stage::Greeting,
+            Terms {
+                statements,
+                require_auth: None,
+            },
+            vitals,
+        )
     }
 
     /// What it says of these bytes.
-    pub(super) fn came_all<'a>(mut self, parts: impl IntoIterator<Item = &'a [u8]>) -> Result<(), String> {
-        parts.into_iter().try_for_each(|part| self.came(part)).map_err(|error| error.to_string())
+    pub(super) fn came_all<'a>(
+        mut self,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<(), String> {
+        parts
+            .into_iter()
+            .try_for_each(|part| self.came(part))
+            .map_err(|error| error.to_string())
     }
 
     pub(super) fn sent(&mut self, bytes: &[u8]) {
@@ -304,26 +347,41 @@ pub(super) struct Guarded<S> {
 impl<S> Guarded<S> {
     /// Messages go over it from the beginning.
     pub(super) fn plain(inner: S, terms: Terms, vitals: Arc<Vitals>) -> Guarded<S> {
-        Guarded { inner, guard: Guard::new(Stage::Greeting, terms, vitals) }
+        Guarded {
+            inner,
+            guard: Guard::new(Stage::Greeting, terms, vitals),
+        }
     }
 
     /// The server is asked for TLS on it first.
     pub(super) fn asking(inner: S, terms: Terms, vitals: Arc<Vitals>) -> Guarded<S> {
-        Guarded { inner, guard: Guard::new(Stage::TlsAnswer, terms, vitals) }
+        Guarded {
+            inner,
+            guard: Guard::new(Stage::TlsAnswer, terms, vitals),
+        }
     }
 
     /// Only TLS goes over it.
     pub(super) fn sealed(inner: S, terms: Terms, vitals: Arc<Vitals>) -> Guarded<S> {
-        Guarded { inner, guard: Guard::new(Stage::Sealed, terms, vitals) }
+        Guarded {
+            inner,
+            guard: Guard::new(Stage::Sealed, terms, vitals),
+        }
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let Guarded { inner, guard } = &mut *self;
         let before = buffer.filled().len();
         let read = Pin::new(inner).poll_read(cx, buffer);
-        guard.vitals.starves(guard.stage != Stage::Sealed, read.is_pending());
+        guard
+            .vitals
+            .starves(guard.stage != Stage::Sealed, read.is_pending());
         if let Poll::Ready(Ok(())) = &read {
             guard.came(&buffer.filled()[before..])?;
         }
@@ -332,10 +390,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let Guarded { inner, guard } = &mut *self;
         let written = Pin::new(inner).poll_write(cx, bytes);
-        guard.vitals.chokes(guard.stage != Stage::Sealed, written.is_pending());
+        guard
+            .vitals
+            .chokes(guard.stage != Stage::Sealed, written.is_pending());
         if let Poll::Ready(Ok(count)) = &written {
             guard.went(&bytes[..*count]);
         }
@@ -371,7 +435,11 @@ impl<T> GuardedTls<T> {
         T: MakeTlsConnect<S>,
     {
         let GuardedTls { terms, vitals, .. } = self;
-        Ok(GuardedTls { tls: self.tls.make_tls_connect(name)?, terms, vitals })
+        Ok(GuardedTls {
+            tls: self.tls.make_tls_connect(name)?,
+            terms,
+            vitals,
+        })
     }
 }
 
@@ -400,7 +468,9 @@ mod tests {
     fn guard(statements: Statements) -> (Guard, Arc<Vitals>) {
         let vitals = Arc::new(Vitals::default());
         let mut guard = Guard::of_test(statements, vitals.clone());
-        guard.went(&[0, 0, 0, 8, 4, 210, 22, 47, 0, 0, 0, 12, 0, 3, 0, 0, b'x', b'x', 0, 0]);
+        guard.went(&[
+            0, 0, 0, 8, 4, 210, 22, 47, 0, 0, 0, 12, 0, 3, 0, 0, b'x', b'x', 0, 0,
+        ]);
         guard.came(b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I").unwrap();
         (guard, vitals)
     }
@@ -412,14 +482,29 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_before_it_comes() {
         let header = |tag: u8, length: u32| [&[tag][..], &length.to_be_bytes()].concat();
-        for (tag, length) in [(b'D', 0x4000_0000), (b'D', u32::MAX), (b'T', 0x10_0001), (b'Z', 3), (b'?', 0x1000_0000)]
-        {
-            let refused = guard(Statements::Ours).0.came(&header(tag, length)).unwrap_err().to_string();
+        for (tag, length) in [
+            (b'D', 0x4000_0000),
+            (b'D', u32::MAX),
+            (b'T', 0x10_0001),
+            (b'Z', 3),
+            (b'?', 0x1000_0000),
+        ] {
+            let refused = guard(Statements::Ours)
+                .0
+                .came(&header(tag, length))
+                .unwrap_err()
+                .to_string();
             assert!(refused.contains(&length.to_string()), "{refused}");
         }
         // As long as PostgreSQL's longest.
-        guard(Statements::Ours).0.came(&header(b'D', 0x3fff_ffff)).unwrap();
-        guard(Statements::Ours).0.came(&header(b'T', 0x10_0000)).unwrap();
+        guard(Statements::Ours)
+            .0
+            .came(&header(b'D', 0x3fff_ffff))
+            .unwrap();
+        guard(Statements::Ours)
+            .0
+            .came(&header(b'T', 0x10_0000))
+            .unwrap();
     }
 
     #[test]
@@ -449,32 +534,72 @@ mod tests {
     fn a_request_that_is_not_allowed_is_seen_before_it_is_whole() {
         let guard = |allowed: &str| {
             let require_auth = Some(RequireAuth::read(allowed).unwrap());
-            Guard::new(Stage::Greeting, Terms { statements: Statements::Ours, require_auth }, Arc::default())
+            Guard::new(
+                Stage::Greeting,
+                Terms {
+                    statements: Statements::Ours,
+                    require_auth,
+                },
+                Arc::default(),
+            )
         };
-        let (password, hash) = (message(b'R', &[0, 0, 0, 3]), message(b'R', &[0, 0, 0, 5, 1, 2, 3, 4]));
+        let (password, hash) = (
+            message(b'R', &[0, 0, 0, 3]),
+            message(b'R', &[0, 0, 0, 5, 1, 2, 3, 4]),
+        );
         let scram = message(b'R', b"\0\0\0\x0aSCRAM-SHA-256\0\0");
         let notice = message(b'N', b"SNOTICE\0\0");
         for (forbidden, what) in [(&password, "password itself"), (&hash, "MD5")] {
-            let refused = guard("scram-sha-256").came_all([&notice[..], forbidden]).unwrap_err();
-            assert!(refused.contains(what) && refused.contains("require_auth"), "{refused}");
+            let refused = guard("scram-sha-256")
+                .came_all([&notice[..], forbidden])
+                .unwrap_err();
+            assert!(
+                refused.contains(what) && refused.contains("require_auth"),
+                "{refused}"
+            );
             // However it comes, the last byte of the number is not given on.
             let mut bytewise = guard("scram-sha-256");
             let came = [&notice[..], forbidden].concat();
-            let passed = came.iter().take_while(|byte| bytewise.came(&[**byte]).is_ok()).count();
+            let passed = came
+                .iter()
+                .take_while(|byte| bytewise.came(&[**byte]).is_ok())
+                .count();
             assert_eq!(passed, notice.len() + 8);
-            // Nor is one that stands behind others in what is read at once, or comes after the greeting.
+            // Nor is one that stands behind others in what is read at once, or comes after the
+            // greeting.
             let greeting = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
-            assert!(guard("scram-sha-256,none").came(&[&greeting[..], forbidden].concat()).is_err());
+            assert!(
+                guard("scram-sha-256,none")
+                    .came(&[&greeting[..], forbidden].concat())
+                    .is_err()
+            );
         }
         guard("scram-sha-256").came_all(scram.chunks(1)).unwrap();
-        guard("password").came_all([&password[..], b"R\0\0\0\x08\0\0\0\0"]).unwrap();
-        assert!(guard("password").came(&message(b'R', &[0, 0, 0])).is_err(), "it asks for nothing");
-        assert!(guard("!none").came(&message(b'R', &[0; 4])).unwrap_err().to_string().contains("no password"));
+        guard("password")
+            .came_all([&password[..], b"R\0\0\0\x08\0\0\0\0"])
+            .unwrap();
+        assert!(
+            guard("password").came(&message(b'R', &[0, 0, 0])).is_err(),
+            "it asks for nothing"
+        );
+        assert!(
+            guard("!none")
+                .came(&message(b'R', &[0; 4]))
+                .unwrap_err()
+                .to_string()
+                .contains("no password")
+        );
     }
 
     #[test]
     fn what_is_within_tls_is_looked_at_there() {
-        let (vitals, terms) = (Arc::new(Vitals::default()), Terms { statements: Statements::Ours, require_auth: None });
+        let (vitals, terms) = (
+            Arc::new(Vitals::default()),
+            Terms {
+                statements: Statements::Ours,
+                require_auth: None,
+            },
+        );
         let mut outside = Guard::new(Stage::TlsAnswer, terms.clone(), vitals.clone());
         outside.went(&[0, 0, 0, 8, 4, 210, 22, 47]);
         outside.came(b"S").unwrap();
@@ -493,7 +618,12 @@ mod tests {
         };
         assert!(!waits());
         // Two at once, in pieces.
-        let sent = [message(b'Q', b"SELECT 1\0"), message(b'P', b"\0SELECT 2\0\0\0"), message(b'S', b"")].concat();
+        let sent = [
+            message(b'Q', b"SELECT 1\0"),
+            message(b'P', b"\0SELECT 2\0\0\0"),
+            message(b'S', b""),
+        ]
+        .concat();
         for byte in sent {
             guard.went(&[byte]);
         }
@@ -510,15 +640,26 @@ mod tests {
     fn while_data_goes_there_nothing_is_waited_for() {
         let (mut guard, vitals) = guard(Statements::Ours);
         vitals.starves(true, true);
-        guard.went(&[message(b'B', b"\0\0\0\0\0\0\0\0"), message(b'E', b"\0\0\0\0\0"), message(b'S', b"")].concat());
+        guard.went(
+            &[
+                message(b'B', b"\0\0\0\0\0\0\0\0"),
+                message(b'E', b"\0\0\0\0\0"),
+                message(b'S', b""),
+            ]
+            .concat(),
+        );
         assert!(vitals.is_waiting());
-        guard.came(&[message(b'2', b""), message(b'G', b"\0\0\0")].concat()).unwrap();
+        guard
+            .came(&[message(b'2', b""), message(b'G', b"\0\0\0")].concat())
+            .unwrap();
         assert!(!vitals.is_waiting());
         guard.went(&message(b'd', b"1\t2\n"));
         assert!(!vitals.is_waiting());
         guard.went(&[message(b'c', b""), message(b'S', b"")].concat());
         assert!(vitals.is_waiting());
-        guard.came(&[message(b'C', b"COPY 1\0"), message(b'Z', b"I")].concat()).unwrap();
+        guard
+            .came(&[message(b'C', b"COPY 1\0"), message(b'Z', b"I")].concat())
+            .unwrap();
         assert!(!vitals.is_waiting());
     }
 

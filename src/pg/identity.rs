@@ -1,12 +1,12 @@
 //! Which server answers under a host's name, and whether it is still the host.
 //!
-//! After a fail-over the former primary may come back as it was: it takes writes that the promoted server never gets. A
-//! promotion raises the timeline, which tells the two apart. The system identifier tells a server of another cluster.
-//! What is known of a host, its [`Record`], only grows: by generation, which an operator raises by accepting a server,
-//! then by timeline.
+//! After a fail-over the former primary may come back as it was: it takes writes that the promoted
+//! server never gets. A promotion raises the timeline, which tells the two apart. The system
+//! identifier tells a server of another cluster. What is known of a host, its [`Record`], only
+//! grows: by generation, which an operator raises by accepting a server, then by timeline.
 //!
-//! Invariant: once a process has seen a host at a timeline, no connection of an older one is used there. New ones are
-//! refused, and open ones are closed, whatever they are in the middle of.
+//! Invariant: once a process has seen a host at a timeline, no connection of an older one is used
+//! there. New ones are refused, and open ones are closed, whatever they are in the middle of.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,7 +17,8 @@ use tokio_postgres::{Client, Row};
 /// Which server it is, as it says itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The system identifier, which a server has in common with its standbys, and with any other copy of its files.
+    /// The system identifier, which a server has in common with its standbys, and with any other
+    /// copy of its files.
     pub system: i64,
     /// The timeline that it writes. `None` for a standby.
     pub timeline: Option<u32>,
@@ -30,15 +31,17 @@ pub struct Server {
     pub identity: Option<Identity>,
     /// Whether transactions are read only there, as on a standby.
     pub read_only: bool,
-    /// When it was started, in seconds since 1970: two addresses that lead to one server say the same.
+    /// When it was started, in seconds since 1970: two addresses that lead to one server say the
+    /// same.
     started: f64,
 }
 
-/// What is known of a host: how often an operator has accepted a server for it, and which server it is.
+/// What is known of a host: how often an operator has accepted a server for it, and which server it
+/// is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// 1 when the host was bootstrapped, one more each time that an operator accepted another server. 0: seen, not
-    /// recorded.
+    /// 1 when the host was bootstrapped, one more each time that an operator accepted another
+    /// server. 0: seen, not recorded.
     pub generation: u32,
     /// The system identifier.
     pub system: i64,
@@ -64,8 +67,10 @@ pub(crate) enum Seen {
 pub enum Impostor {
     /// It was the host; another server was promoted in its place.
     #[error(
-        "it is a former primary: it writes timeline {timeline}, and the host was seen at timeline {newest}. Nothing is \
-         written there: fence it (docs/high-availability.md); if it is what was restored on purpose, `pgshard host \
+        "it is a former primary: it writes timeline {timeline}, and the host was seen at timeline \
+            {newest}. Nothing is \
+         written there: fence it (docs/high-availability.md); if it is what was restored on \
+         purpose, `pgshard host \
          accept` says so"
     )]
     Former {
@@ -76,8 +81,10 @@ pub enum Impostor {
     },
     /// It is of another system.
     #[error(
-        "it is another server: its system identifier is {system}, the host's is {known}. Nothing is written there: \
-         correct the url; if the host was upgraded or restored by a dump, `pgshard host accept` says so"
+        "it is another server: its system identifier is {system}, the host's is {known}. Nothing \
+            is written there: \
+         correct the url; if the host was upgraded or restored by a dump, `pgshard host accept` \
+         says so"
     )]
     Other {
         /// Its system identifier.
@@ -94,18 +101,22 @@ pub(super) struct Said {
     pub(super) process: i32,
 }
 
-/// This is one round trip, and no function in it needs a privilege. The timeline is that of the log:
-/// `pg_control_checkpoint()` shows the former one until a promoted server has made a checkpoint.
+/// This is one round trip, and no function in it needs a privilege. The timeline is that of the
+/// log: `pg_control_checkpoint()` shows the former one until a promoted server has made a
+/// checkpoint.
 pub(super) const WHO: &str = "SELECT pg_catalog.current_setting('transaction_read_only'), \
-    CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, \
+    CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN \
+    pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, \
     (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
-    pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()), pg_catalog.pg_backend_pid()";
+    pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()), \
+    pg_catalog.pg_backend_pid()";
 
 /// Asks a server that refuses [`WHO`] at least whether it takes writes.
 const WHETHER_IT_WRITES: &str = "SELECT pg_catalog.current_setting('transaction_read_only')";
 
 /// What the server has recorded of its own host, the last generation first.
-const OWN_RECORDS: &str = "SELECT i.generation, i.system_identifier, i.timeline FROM pgshard.identity i \
+const OWN_RECORDS: &str = "SELECT i.generation, i.system_identifier, i.timeline FROM \
+    pgshard.identity i \
     JOIN pgshard.cluster c ON c.host_name = i.host_name ORDER BY i.generation DESC";
 
 /// Asks a server which one it is.
@@ -118,15 +129,36 @@ pub(super) async fn ask(client: &Client) -> Result<Said, tokio_postgres::Error> 
             let row = rows.first();
             let file: Option<&str> = row.and_then(|row| row.try_get(1).ok().flatten());
             let system = row.and_then(|row| row.try_get(2).ok());
-            let identity = system.map(|system| Identity { system, timeline: file.and_then(timeline) });
+            let identity = system.map(|system| Identity {
+                system,
+                timeline: file.and_then(timeline),
+            });
             let started = row.and_then(|row| row.try_get(3).ok()).unwrap_or_default();
             let process = row.and_then(|row| row.try_get(4).ok()).unwrap_or_default();
-            Ok(Said { server: Server { identity, read_only: row.is_some_and(is_read_only), started }, process })
+            Ok(Said {
+                server: Server {
+                    identity,
+                    read_only: row.is_some_and(is_read_only),
+                    started,
+                },
+                process,
+            })
         }
-        Err(error) if error.as_db_error().is_some_and(|error| !ends_the_connection(error)) => {
+        Err(error)
+            if error
+                .as_db_error()
+                .is_some_and(|error| !ends_the_connection(error)) =>
+        {
             let rows = client.query_typed(WHETHER_IT_WRITES, &[]).await?;
             let read_only = rows.first().is_some_and(is_read_only);
-            Ok(Said { server: Server { identity: None, read_only, started: 0.0 }, process: 0 })
+            Ok(Said {
+                server: Server {
+                    identity: None,
+                    read_only,
+                    started: 0.0,
+                },
+                process: 0,
+            })
         }
         Err(error) => Err(error),
     }
@@ -141,10 +173,13 @@ pub(super) fn timeline(file: &str) -> Option<u32> {
     u32::from_str_radix(file.get(..8)?, 16).ok()
 }
 
-/// What the server has recorded of its own host, if it belongs to a cluster. This is asked when the server is not the
-/// one that was known.
+/// What the server has recorded of its own host, if it belongs to a cluster. This is asked when the
+/// server is not the one that was known.
 pub(super) async fn own_records(client: &Client) -> Vec<Record> {
-    let rows = client.query_typed(OWN_RECORDS, &[]).await.unwrap_or_default();
+    let rows = client
+        .query_typed(OWN_RECORDS, &[])
+        .await
+        .unwrap_or_default();
     rows.iter().filter_map(|row| record(row, 0)).collect()
 }
 
@@ -153,7 +188,11 @@ pub(crate) fn record(row: &Row, first: usize) -> Option<Record> {
     let generation: i32 = row.try_get(first).ok()?;
     let timeline: i64 = row.try_get(first + 2).ok()?;
     let system = row.try_get(first + 1).ok()?;
-    Some(Record { generation: u32::try_from(generation).ok()?, system, timeline: u32::try_from(timeline).ok()? })
+    Some(Record {
+        generation: u32::try_from(generation).ok()?,
+        system,
+        timeline: u32::try_from(timeline).ok()?,
+    })
 }
 
 impl Server {
@@ -169,9 +208,13 @@ impl Server {
 
     /// Whether both take writes, and neither is known to be the later.
     pub fn rivals(&self, other: &Server) -> bool {
-        let (Some(one), Some(two)) = (self.identity, other.identity) else { return false };
+        let (Some(one), Some(two)) = (self.identity, other.identity) else {
+            return false;
+        };
         let primaries = one.timeline.is_some() && two.timeline.is_some();
-        primaries && !self.is_same(other) && (one.timeline == two.timeline || one.system != two.system)
+        primaries
+            && !self.is_same(other)
+            && (one.timeline == two.timeline || one.system != two.system)
     }
 }
 
@@ -179,7 +222,11 @@ impl Server {
 impl Server {
     /// A server whose start time is this number.
     pub(crate) fn of_test(identity: Option<Identity>, number: usize) -> Server {
-        Server { identity, read_only: false, started: number as f64 }
+        Server {
+            identity,
+            read_only: false,
+            started: number as f64,
+        }
     }
 }
 
@@ -190,30 +237,52 @@ impl Record {
     /// Why it is not.
     pub fn judge(&self, identity: Identity) -> Result<(), Impostor> {
         if identity.system != self.system {
-            return Err(Impostor::Other { system: identity.system, known: self.system });
+            return Err(Impostor::Other {
+                system: identity.system,
+                known: self.system,
+            });
         }
         match identity.timeline {
-            Some(timeline) if timeline < self.timeline => Err(Impostor::Former { timeline, newest: self.timeline }),
+            Some(timeline) if timeline < self.timeline => Err(Impostor::Former {
+                timeline,
+                newest: self.timeline,
+            }),
             _ => Ok(()),
         }
     }
 
-    /// What is known with both. If `other` contradicts this record, and no operator has decided it, `other` is left
-    /// out.
+    /// What is known with both. If `other` contradicts this record, and no operator has decided it,
+    /// `other` is left out.
     #[must_use]
     pub fn with(self, other: Record) -> Record {
-        let (former, latter) = if other.generation < self.generation { (other, self) } else { (self, other) };
-        if former.system == latter.system && (former.generation == latter.generation || former.generation == 0) {
-            return Record { timeline: former.timeline.max(latter.timeline), ..latter };
+        let (former, latter) = if other.generation < self.generation {
+            (other, self)
+        } else {
+            (self, other)
+        };
+        if former.system == latter.system
+            && (former.generation == latter.generation || former.generation == 0)
+        {
+            return Record {
+                timeline: former.timeline.max(latter.timeline),
+                ..latter
+            };
         }
-        if former.generation == latter.generation { self } else { latter }
+        if former.generation == latter.generation {
+            self
+        } else {
+            latter
+        }
     }
 
-    /// The last of these records, which are one server's, if they say that it took the place of this one.
+    /// The last of these records, which are one server's, if they say that it took the place of
+    /// this one.
     fn replaced_by(&self, records: &[Record]) -> Option<Record> {
         let last = *records.first()?;
-        let knew = |record: &&Record| record.system == self.system && record.generation == self.generation;
-        let descends = self.generation == 0 && records.iter().any(|record| record.system == self.system)
+        let knew =
+            |record: &&Record| record.system == self.system && record.generation == self.generation;
+        let descends = self.generation == 0
+            && records.iter().any(|record| record.system == self.system)
             || records.iter().any(|record| knew(&record));
         (last.generation > self.generation && descends).then_some(last)
     }
@@ -272,10 +341,21 @@ impl Known {
 
     /// Takes in what a server says of itself, if it is of the known system.
     pub(super) fn learn_of(&self, server: Server) -> Seen {
-        let Some(Identity { system, timeline: Some(timeline) }) = server.identity else { return Seen::Nothing };
+        let Some(Identity {
+            system,
+            timeline: Some(timeline),
+        }) = server.identity
+        else {
+            return Seen::Nothing;
+        };
         let mut state = self.state();
-        let Some(known) = state.record else { return Seen::Nothing };
-        match known.judge(Identity { system, timeline: Some(timeline) }) {
+        let Some(known) = state.record else {
+            return Seen::Nothing;
+        };
+        match known.judge(Identity {
+            system,
+            timeline: Some(timeline),
+        }) {
             Err(impostor) => Seen::Impostor(impostor),
             Ok(()) if timeline > known.timeline => {
                 state.learn(Record { timeline, ..known });
@@ -286,17 +366,23 @@ impl Known {
         }
     }
 
-    /// Takes a connection as one to the host, until a later server is known; or says why it leads elsewhere. A server
-    /// that does not say which one it is is taken.
+    /// Takes a connection as one to the host, until a later server is known; or says why it leads
+    /// elsewhere. A server that does not say which one it is is taken.
     pub(super) fn admit(&self, server: Server, driver: AbortHandle) -> Result<(), Impostor> {
-        let Some(identity) = server.identity else { return Ok(()) };
+        let Some(identity) = server.identity else {
+            return Ok(());
+        };
         let mut state = self.state();
         if let Some(known) = state.record {
             known.judge(identity)?;
         }
         let generation = state.record.map_or(0, |known| known.generation);
         let timeline = identity.timeline.unwrap_or(0);
-        state.learn(Record { generation, system: identity.system, timeline });
+        state.learn(Record {
+            generation,
+            system: identity.system,
+            timeline,
+        });
         state.open.push((identity, driver));
         if identity.timeline.is_some() {
             state.host = server;
@@ -304,7 +390,8 @@ impl Known {
         Ok(())
     }
 
-    /// Takes in what a server has recorded, if that says that an operator has accepted it in place of the known one.
+    /// Takes in what a server has recorded, if that says that an operator has accepted it in place
+    /// of the known one.
     pub(super) fn accept(&self, records: &[Record]) -> bool {
         let mut state = self.state();
         let replaced = state.record.and_then(|known| known.replaced_by(records));
@@ -360,19 +447,31 @@ mod tests {
 
     impl From<Recorded> for Record {
         fn from(Recorded(generation, system, timeline): Recorded) -> Record {
-            Record { generation, system, timeline }
+            Record {
+                generation,
+                system,
+                timeline,
+            }
         }
     }
 
     /// The vectors that every client of a cluster must meet; the Python package does too.
     #[test]
     fn vectors() {
-        let vectors: Vectors = serde_json::from_str(include_str!("../../tests/vectors/identity.json")).unwrap();
+        let vectors: Vectors =
+            serde_json::from_str(include_str!("../../tests/vectors/identity.json")).unwrap();
         for case in &vectors.timelines {
             assert_eq!(timeline(&case.file), case.timeline, "{}", case.file);
         }
-        for Judge { known, identity: (system, timeline), refused } in vectors.judge {
-            let said = Record::from(known).judge(Identity { system, timeline }).map_err(|why| why.to_string());
+        for Judge {
+            known,
+            identity: (system, timeline),
+            refused,
+        } in vectors.judge
+        {
+            let said = Record::from(known)
+                .judge(Identity { system, timeline })
+                .map_err(|why| why.to_string());
             let as_said = match (&said, &refused) {
                 (Err(said), Some(refused)) => said.starts_with(refused.as_str()),
                 (said, refused) => said.is_ok() && refused.is_none(),
@@ -384,7 +483,10 @@ mod tests {
         }
         for Replaced { known, records, by } in vectors.replaced_by {
             let records: Vec<Record> = records.into_iter().map(Record::from).collect();
-            assert_eq!(Record::from(known).replaced_by(&records), by.map(Record::from));
+            assert_eq!(
+                Record::from(known).replaced_by(&records),
+                by.map(Record::from)
+            );
         }
     }
 
@@ -399,17 +501,32 @@ mod tests {
             started,
         };
         let (a, b) = (server(7, Some(1), 10.0), server(7, Some(2), 20.0));
-        assert_eq!(known.learn_of(b), Seen::Nothing, "nothing is known of the host");
+        assert_eq!(
+            known.learn_of(b),
+            Seen::Nothing,
+            "nothing is known of the host"
+        );
         known.admit(a, first.abort_handle()).unwrap();
-        known.admit(server(7, None, 20.0), standby.abort_handle()).unwrap();
-        let other = Impostor::Other { system: 8, known: 7 };
+        known
+            .admit(server(7, None, 20.0), standby.abort_handle())
+            .unwrap();
+        let other = Impostor::Other {
+            system: 8,
+            known: 7,
+        };
         assert_eq!(known.learn_of(a), Seen::Nothing);
-        assert_eq!(known.learn_of(server(8, Some(5), 30.0)), Seen::Impostor(other));
+        assert_eq!(
+            known.learn_of(server(8, Some(5), 30.0)),
+            Seen::Impostor(other)
+        );
         assert_eq!(known.learn_of(server(7, Some(1), 30.0)), Seen::Rival);
         assert_eq!(known.learn_of(b), Seen::Later);
         assert!(first.await.unwrap_err().is_cancelled());
         known.admit(b, second.abort_handle()).unwrap();
-        let former = Impostor::Former { timeline: 1, newest: 2 };
+        let former = Impostor::Former {
+            timeline: 1,
+            newest: 2,
+        };
         assert_eq!(known.admit(a, standby.abort_handle()), Err(former));
         assert_eq!(known.learn_of(a), Seen::Impostor(former));
         assert!(!standby.is_finished() && !second.is_finished());

@@ -1,7 +1,7 @@
 //! The environment in which libpq's programs (`psql`, `pg_dump`) connect as this process does.
 //!
-//! Invariant: it contains no password. The password is where the config says, or in a file that only this user can read
-//! and that is removed with the environment.
+//! Invariant: it contains no password. The password is where the config says, or in a file that
+//! only this user can read and that is removed with the environment.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,8 +13,8 @@ use super::options::ConnectOptions;
 use super::password::{Password, PasswordError, Wanted};
 use super::tls::{RootCert, SslMode};
 
-/// The environment of a libpq program that connects as some [`ConnectOptions`] do. Keep it until the program has ended:
-/// it may own a file with the password.
+/// The environment of a libpq program that connects as some [`ConnectOptions`] do. Keep it until
+/// the program has ended: it may own a file with the password.
 #[derive(Debug)]
 pub struct LibpqEnvironment {
     variables: Vec<(&'static str, String)>,
@@ -45,7 +45,8 @@ impl LibpqEnvironment {
         "PGAPPNAME",
     ];
 
-    /// The variables to remove first: an inherited one that is not set again would lead to another server.
+    /// The variables to remove first: an inherited one that is not set again would lead to another
+    /// server.
     pub fn removed(&self) -> Vec<&'static str> {
         // libpq would take it instead of the file.
         let password = self.passfile.as_ref().map(|_| "PGPASSWORD");
@@ -59,14 +60,20 @@ impl LibpqEnvironment {
 }
 
 impl ConnectOptions {
-    /// The environment with which a libpq program connects as these options do, with these schemas in its
-    /// `search_path`.
+    /// The environment with which a libpq program connects as these options do, with these schemas
+    /// in its `search_path`.
     ///
     /// # Errors
     /// When the password cannot be read, or no file can be written for it.
-    pub fn libpq_environment(&self, search_path: &[&str]) -> Result<LibpqEnvironment, PasswordError> {
+    pub fn libpq_environment(
+        &self,
+        search_path: &[&str],
+    ) -> Result<LibpqEnvironment, PasswordError> {
         let config = &self.config;
-        let mut variables = vec![("PGDATABASE", self.database().to_owned()), ("PGUSER", self.user().to_owned())];
+        let mut variables = vec![
+            ("PGDATABASE", self.database().to_owned()),
+            ("PGUSER", self.user().to_owned()),
+        ];
         let mut list = |name, values: Vec<String>| {
             if !values.is_empty() {
                 variables.push((name, values.join(",")));
@@ -77,8 +84,18 @@ impl ConnectOptions {
             Host::Unix(path) => path.display().to_string(),
         };
         list("PGHOST", config.get_hosts().iter().map(name).collect());
-        list("PGHOSTADDR", config.get_hostaddrs().iter().map(ToString::to_string).collect());
-        list("PGPORT", config.get_ports().iter().map(ToString::to_string).collect());
+        list(
+            "PGHOSTADDR",
+            config
+                .get_hostaddrs()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+        );
+        list(
+            "PGPORT",
+            config.get_ports().iter().map(ToString::to_string).collect(),
+        );
         if let Some(timeout) = config.get_connect_timeout() {
             variables.push(("PGCONNECT_TIMEOUT", timeout.as_secs().max(1).to_string()));
         }
@@ -89,15 +106,24 @@ impl ConnectOptions {
         };
         variables.push(("PGTARGETSESSIONATTRS", wanted.to_owned()));
         self.put_tls(&mut variables);
-        let path: Vec<String> = search_path.iter().map(|schema| super::quote_ident(schema)).collect();
+        let path: Vec<String> = search_path
+            .iter()
+            .map(|schema| super::quote_ident(schema))
+            .collect();
         let mut options = config.get_options().unwrap_or_default().to_owned();
         if !path.is_empty() {
             let separator = if options.is_empty() { "" } else { " " };
-            options.push_str(&format!("{separator}-c search_path={}", escaped(&path.join(","))));
+            options.push_str(&format!(
+                "{separator}-c search_path={}",
+                escaped(&path.join(","))
+            ));
         }
         variables.push(("PGOPTIONS", options));
         let passfile = self.put_password(&mut variables)?;
-        Ok(LibpqEnvironment { variables, passfile })
+        Ok(LibpqEnvironment {
+            variables,
+            passfile,
+        })
     }
 
     fn put_tls(&self, variables: &mut Vec<(&'static str, String)>) {
@@ -122,7 +148,11 @@ impl ConnectOptions {
             variables.push(("PGCHANNELBINDING", "require".to_owned()));
         }
         // Before version 16 libpq does not know this one, and goes on without it.
-        variables.extend(self.require_auth.as_ref().map(|required| ("PGREQUIREAUTH", required.text.clone())));
+        variables.extend(
+            self.require_auth
+                .as_ref()
+                .map(|required| ("PGREQUIREAUTH", required.text.clone())),
+        );
     }
 
     /// The name of the password file: an existing one, or one that this writes.
@@ -131,7 +161,12 @@ impl ConnectOptions {
         variables: &mut Vec<(&'static str, String)>,
     ) -> Result<Option<NamedTempFile>, PasswordError> {
         let name = |path: &Path| ("PGPASSFILE", path.display().to_string());
-        let wanted = Wanted { host: "", port: 0, database: self.database(), user: self.user() };
+        let wanted = Wanted {
+            host: "",
+            port: 0,
+            database: self.database(),
+            user: self.user(),
+        };
         let secret = match &self.password {
             // libpq looks there by itself.
             Password::Standard => return Ok(None),
@@ -139,13 +174,21 @@ impl ConnectOptions {
                 variables.push(name(path));
                 return Ok(None);
             }
-            Password::Given(_) | Password::Env(_) | Password::File(_) => self.password.read(&wanted)?,
+            Password::Given(_) | Password::Env(_) | Password::File(_) => {
+                self.password.read(&wanted)?
+            }
         };
-        let Some(secret) = secret else { return Ok(None) };
+        let Some(secret) = secret else {
+            return Ok(None);
+        };
         let escaped = secret.replace('\\', "\\\\").replace(':', "\\:");
         // Only its owner may read it, from the moment it is created.
-        let written = NamedTempFile::new().and_then(|mut file| writeln!(file, "*:*:*:*:{escaped}").map(|()| file));
-        let file = written.map_err(|source| PasswordError::File { path: std::env::temp_dir(), source })?;
+        let written = NamedTempFile::new()
+            .and_then(|mut file| writeln!(file, "*:*:*:*:{escaped}").map(|()| file));
+        let file = written.map_err(|source| PasswordError::File {
+            path: std::env::temp_dir(),
+            source,
+        })?;
         variables.push(name(file.path()));
         Ok(Some(file))
     }
@@ -154,7 +197,9 @@ impl ConnectOptions {
 /// A value inside `options`, where a blank would end it and a backslash quotes the next character.
 fn escaped(text: &str) -> String {
     let special = |c: char| c == '\\' || c.is_ascii_whitespace();
-    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
+    text.chars()
+        .flat_map(|c| special(c).then_some('\\').into_iter().chain([c]))
+        .collect()
 }
 
 #[cfg(test)]
@@ -162,7 +207,11 @@ mod tests {
     use super::*;
 
     fn value<'a>(environment: &'a LibpqEnvironment, name: &str) -> Option<&'a str> {
-        environment.variables().iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
+        environment
+            .variables()
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, value)| value.as_str())
     }
 
     #[test]
@@ -191,21 +240,36 @@ mod tests {
         let said = format!("{environment:?}{:?}", environment.variables());
         assert!(!said.contains("cr\\"), "{said}");
         let path = std::path::PathBuf::from(value(&environment, "PGPASSFILE").unwrap());
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "*:*:*:*:se\\:cr\\\\et\n");
-        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            "*:*:*:*:se\\:cr\\\\et\n"
+        );
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(&path).unwrap().permissions(),
+        );
         assert_eq!(mode & 0o777, 0o600);
-        assert!(environment.removed().contains(&"PGPASSWORD") && environment.removed().contains(&"PGSERVICE"));
+        assert!(
+            environment.removed().contains(&"PGPASSWORD")
+                && environment.removed().contains(&"PGSERVICE")
+        );
         drop(environment);
         assert!(!path.exists(), "the file goes with the environment");
     }
 
     #[test]
     fn files_that_libpq_reads_are_left_to_it() {
-        let options = ConnectOptions::parse("postgres://app@10.0.0.1/db?passfile=/etc/pass").unwrap();
+        let options =
+            ConnectOptions::parse("postgres://app@10.0.0.1/db?passfile=/etc/pass").unwrap();
         let environment = options.libpq_environment(&[]).unwrap();
         assert_eq!(value(&environment, "PGPASSFILE"), Some("/etc/pass"));
-        assert!(!environment.removed().contains(&"PGPASSWORD"), "it counts before the file, as for us");
+        assert!(
+            !environment.removed().contains(&"PGPASSWORD"),
+            "it counts before the file, as for us"
+        );
         let options = ConnectOptions::parse("postgres://app@10.0.0.1/db").unwrap();
-        assert_eq!(value(&options.libpq_environment(&[]).unwrap(), "PGPASSFILE"), None);
+        assert_eq!(
+            value(&options.libpq_environment(&[]).unwrap(), "PGPASSFILE"),
+            None
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! Asks a host's other addresses whether a server there takes writes. A standby that was promoted is found in this way
-//! even while the former primary lives on, frozen or unaware of it.
+//! Asks a host's other addresses whether a server there takes writes. A standby that was promoted
+//! is found in this way even while the former primary lives on, frozen or unaware of it.
 //!
-//! Invariant: a host with one address costs nothing. Each other address is asked once in [`Lookout::EVERY`], on a
-//! connection that is kept, and no call waits for the answer.
+//! Invariant: a host with one address costs nothing. Each other address is asked once in
+//! [`Lookout::EVERY`], on a connection that is kept, and no call waits for the answer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,7 +15,8 @@ use super::identity::Seen;
 use super::{ConnectOptions, Connection, Server};
 use crate::map::HostName;
 
-/// Looks at the other addresses of one host, from its first connection on, for as long as whoever uses it lives.
+/// Looks at the other addresses of one host, from its first connection on, for as long as whoever
+/// uses it lives.
 pub(crate) struct Lookout {
     host: HostName,
     connect: ConnectOptions,
@@ -29,7 +30,9 @@ pub(crate) struct Lookout {
 
 impl std::fmt::Debug for Lookout {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lookout").field("host", &self.host).finish_non_exhaustive()
+        f.debug_struct("Lookout")
+            .field("host", &self.host)
+            .finish_non_exhaustive()
     }
 }
 
@@ -39,10 +42,21 @@ impl Lookout {
     /// How long an answer may take, the connection included.
     const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-    pub(crate) fn new(host: HostName, connect: ConnectOptions, application_name: String) -> Lookout {
+    pub(crate) fn new(
+        host: HostName,
+        connect: ConnectOptions,
+        application_name: String,
+    ) -> Lookout {
         let several = connect.is_for_primary() && connect.addresses().len() > 1;
         let (looking, warned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Lookout { host, connect, application_name, several, looking, warned }
+        Lookout {
+            host,
+            connect,
+            application_name,
+            several,
+            looking,
+            warned,
+        }
     }
 
     /// Starts looking, unless that was done already.
@@ -51,11 +65,14 @@ impl Lookout {
             return;
         }
         let looking = Looking(Arc::downgrade(self));
-        let mut kept: Vec<Option<Connection>> = self.connect.addresses().iter().map(|_| None).collect();
+        let mut kept: Vec<Option<Connection>> =
+            self.connect.addresses().iter().map(|_| None).collect();
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Self::EVERY).await;
-                let Some(lookout) = looking.0.upgrade() else { return };
+                let Some(lookout) = looking.0.upgrade() else {
+                    return;
+                };
                 lookout.look(&mut kept).await;
             }
         });
@@ -75,7 +92,8 @@ impl Lookout {
             }
             (index, answer.ok().flatten())
         };
-        let answers: Vec<(usize, Option<Server>)> = join_all(kept.iter_mut().enumerate().map(ask)).await;
+        let answers: Vec<(usize, Option<Server>)> =
+            join_all(kept.iter_mut().enumerate().map(ask)).await;
         let mut strange = false;
         for (index, server) in answers {
             let Some(server) = server else { continue };
@@ -83,7 +101,8 @@ impl Lookout {
             match self.connect.learn_of(index, server) {
                 Seen::Nothing => {}
                 Seen::Later => {
-                    tracing::warn!(%host, address, "was promoted: connections to the former primary are closed");
+                    tracing::warn!(%host, address, "was promoted: connections to the former \
+                        primary are closed");
                 }
                 Seen::Impostor(why) => {
                     strange = true;
@@ -94,7 +113,8 @@ impl Lookout {
                 Seen::Rival => {
                     strange = true;
                     if !self.warned.load(Ordering::Relaxed) {
-                        tracing::error!(%host, address, "another server takes writes too, and nothing tells which is \
+                        tracing::error!(%host, address, "another server takes writes too, and \
+                            nothing tells which is \
                             right");
                     }
                 }
@@ -110,13 +130,16 @@ impl Lookout {
             }
             *kept = None;
         }
-        let asked = self.connect.reach(index, &self.application_name, SearchPath::OfTheRole);
+        let asked = self
+            .connect
+            .reach(index, &self.application_name, SearchPath::OfTheRole);
         let connection = Box::pin(asked).await.ok()?;
         Some(kept.insert(connection).server())
     }
 }
 
-/// Notes that nobody looks once the task ends: who looks can outlive the runtime that the task ran in.
+/// Notes that nobody looks once the task ends: who looks can outlive the runtime that the task ran
+/// in.
 struct Looking(Weak<Lookout>);
 
 impl Drop for Looking {

@@ -1,9 +1,9 @@
-//! PostgreSQL as the rest of the crate sees it: how to [connect](ConnectOptions), how to [quote](quote_ident), which
-//! SQLSTATE means what ([`state`]), how an error is told ([`cause`]), and SQL whose schema is filled in later
-//! ([`Template`]).
+//! PostgreSQL as the rest of the crate sees it: how to [connect](ConnectOptions), how to
+//! [quote](quote_ident), which SQLSTATE means what ([`state`]), how an error is told ([`cause`]),
+//! and SQL whose schema is filled in later ([`Template`]).
 //!
-//! Invariant: no password leaves this module (not in `Debug`, errors or logs), and every name or text that
-//! goes into SQL goes through [`quote_ident`] or [`quote_literal`].
+//! Invariant: no password leaves this module (not in `Debug`, errors or logs), and every name or
+//! text that goes into SQL goes through [`quote_ident`] or [`quote_literal`].
 
 #[cfg(feature = "ops")]
 mod activity;

@@ -17,8 +17,8 @@ use super::require_auth::RequireAuth;
 use super::service;
 use super::tls::{RootCert, SslMode, TlsOptions};
 
-/// How to reach one PostgreSQL database: a libpq URL or key=value string, read as libpq reads it. A key that asks for
-/// what pgshard cannot check is refused.
+/// How to reach one PostgreSQL database: a libpq URL or key=value string, read as libpq reads it. A
+/// key that asks for what pgshard cannot check is refused.
 ///
 /// `Debug` and `Display` never show a password.
 #[derive(Clone)]
@@ -44,8 +44,8 @@ pub enum OptionsError {
         /// What is wrong.
         reason: String,
     },
-    /// The host holds an `@`: user or password do, and it is not escaped there. The text is not repeated, as it holds a
-    /// part of the password.
+    /// The host holds an `@`: user or password do, and it is not escaped there. The text is not
+    /// repeated, as it holds a part of the password.
     #[error("the host holds an @: write %40 for an @ in user or password")]
     AtInHost,
     /// A key that pgshard does not know. It is not shown, because it may be a part of a password.
@@ -62,7 +62,8 @@ pub enum OptionsError {
         /// What is wrong.
         reason: String,
     },
-    /// A key asks for what pgshard cannot check. The connection would be trusted further than the string allows.
+    /// A key asks for what pgshard cannot check. The connection would be trusted further than the
+    /// string allows.
     #[error("{key} asks for something that pgshard does not have: {why}")]
     Unsupported {
         /// The key.
@@ -76,8 +77,8 @@ pub enum OptionsError {
         /// What was given.
         mode: String,
     },
-    /// `sslrootcert=system` with an `sslmode` that does not look at the server's name: any server whose certificate
-    /// somebody sold would do.
+    /// `sslrootcert=system` with an `sslmode` that does not look at the server's name: any server
+    /// whose certificate somebody sold would do.
     #[error("sslmode {mode:?} is too weak for sslrootcert=system: that wants verify-full")]
     WeakWithSystem {
         /// What was given.
@@ -87,7 +88,9 @@ pub enum OptionsError {
     #[error("sslnegotiation=direct wants sslmode=require, verify-ca or verify-full")]
     WeakWithDirect,
     /// `target_session_attrs` is none that we know.
-    #[error("target_session_attrs {value:?} is none of any, read-write, primary, read-only, standby")]
+    #[error(
+        "target_session_attrs {value:?} is none of any, read-write, primary, read-only, standby"
+    )]
     TargetSessionAttrs {
         /// What was given.
         value: String,
@@ -131,9 +134,9 @@ fn set_limits(config: &mut tokio_postgres::Config) {
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(ConnectOptions::CONNECT_TIMEOUT);
     }
-    // Half-open connections are found within a minute. The kernel alone takes two hours to look and eleven minutes more
-    // to give up, and a quarter of an hour for what was sent and never acknowledged. A mover whose target is cut off
-    // would keep its shard closed for as long.
+    // Half-open connections are found within a minute. The kernel alone takes two hours to look and
+    // eleven minutes more to give up, and a quarter of an hour for what was sent and never
+    // acknowledged. A mover whose target is cut off would keep its shard closed for as long.
     if config.get_keepalives_idle() == tokio_postgres::Config::new().get_keepalives_idle() {
         config.keepalives_idle(Duration::from_secs(30));
     }
@@ -148,39 +151,55 @@ fn set_limits(config: &mut tokio_postgres::Config) {
     }
 }
 
-/// A word as it was given, for an error. What no key could mean may be a part of a password: a string that is mistyped,
-/// or two of them without a space between.
+/// A word as it was given, for an error. What no key could mean may be a part of a password: a
+/// string that is mistyped, or two of them without a space between.
 pub(super) fn word(value: &str) -> String {
-    let is_word = value.len() <= 30 && value.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_'));
-    if is_word { value.to_owned() } else { "…".to_owned() }
+    let is_word = value.len() <= 30
+        && value
+            .bytes()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_'));
+    if is_word {
+        value.to_owned()
+    } else {
+        "…".to_owned()
+    }
 }
 
 fn named(files: &[PathBuf]) -> String {
-    let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-    if files.is_empty() { "any file: PGSERVICEFILE and HOME are not set".to_owned() } else { files.join(" or ") }
+    let files: Vec<String> = files
+        .iter()
+        .map(|file| file.display().to_string())
+        .collect();
+    if files.is_empty() {
+        "any file: PGSERVICEFILE and HOME are not set".to_owned()
+    } else {
+        files.join(" or ")
+    }
 }
 
 impl ConnectOptions {
     /// How long one address may take to answer, unless the string says `connect_timeout`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// How long the other addresses have to answer once one server has answered. Then that server is taken for the
-    /// host.
+    /// How long the other addresses have to answer once one server has answered. Then that server
+    /// is taken for the host.
     pub(super) const OTHERS_MAX: Duration = Duration::from_secs(2);
 
     /// Reads a libpq URL (`postgres://app@10.0.0.1:5432/app?sslmode=require`) or key=value string
-    /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it does not say itself is taken from that
-    /// section of the file that `PGSERVICEFILE` names, of `~/.pg_service.conf`, or of `pg_service.conf` in the folder
-    /// `PGSYSCONFDIR`. How far the server is trusted may also be said by the service that `PGSERVICE` names, and then
-    /// by libpq's variables (`PGSSLMODE`, `PGSSLROOTCERT`, `PGREQUIREAUTH`, `PGCHANNELBINDING` and their like). No
-    /// variable says which server is meant, or which role.
+    /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it does not say
+    /// itself is taken from that section of the file that `PGSERVICEFILE` names, of
+    /// `~/.pg_service.conf`, or of `pg_service.conf` in the folder `PGSYSCONFDIR`. How far the
+    /// server is trusted may also be said by the service that `PGSERVICE` names, and then by
+    /// libpq's variables (`PGSSLMODE`, `PGSSLROOTCERT`, `PGREQUIREAUTH`, `PGCHANNELBINDING` and
+    /// their like). No variable says which server is meant, or which role.
     ///
     /// # Errors
-    /// When it cannot be read, or names no host, user or database; when there is no such service, or its section cannot
-    /// be used; when it asks for what pgshard cannot check.
+    /// When it cannot be read, or names no host, user or database; when there is no such service,
+    /// or its section cannot be used; when it asks for what pgshard cannot check.
     pub fn parse(text: &str) -> Result<ConnectOptions, OptionsError> {
         // What is no text is no word that a key may have, and no file that is there.
-        let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        let variable =
+            |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         ConnectOptions::parse_with(text, &service::standard_files(), variable)
     }
 
@@ -208,7 +227,9 @@ impl ConnectOptions {
         config.ssl_mode(match tls.mode {
             SslMode::Disable => tokio_postgres::config::SslMode::Disable,
             SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
-            SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => tokio_postgres::config::SslMode::Require,
+            SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => {
+                tokio_postgres::config::SslMode::Require
+            }
         });
         let direct = config.get_ssl_negotiation() == SslNegotiation::Direct;
         if direct && config.get_ssl_mode() != tokio_postgres::config::SslMode::Require {
@@ -219,7 +240,14 @@ impl ConnectOptions {
             None => read.passfile.map_or(Password::Standard, Password::Passfile),
         };
         let require_auth = read.require_auth;
-        Ok(ConnectOptions { config, tls, password, require_auth, answered: Arc::default(), known: Arc::default() })
+        Ok(ConnectOptions {
+            config,
+            tls,
+            password,
+            require_auth,
+            answered: Arc::default(),
+            known: Arc::default(),
+        })
     }
 
     /// The same options with another source of the password.
@@ -229,14 +257,20 @@ impl ConnectOptions {
         self
     }
 
-    /// The same options, with certificate, key and password files that are not absolute taken as below `folder`.
+    /// The same options, with certificate, key and password files that are not absolute taken as
+    /// below `folder`.
     #[must_use]
     pub fn with_files_below(mut self, folder: &Path) -> ConnectOptions {
         let root_cert = match &mut self.tls.root_cert {
             RootCert::File(file) => Some(file),
             RootCert::Standard | RootCert::System => None,
         };
-        let files = [root_cert, self.tls.crl.as_mut(), self.tls.cert.as_mut(), self.tls.key.as_mut()];
+        let files = [
+            root_cert,
+            self.tls.crl.as_mut(),
+            self.tls.cert.as_mut(),
+            self.tls.key.as_mut(),
+        ];
         for file in files.into_iter().flatten() {
             *file = folder.join(&*file);
         }
@@ -246,13 +280,17 @@ impl ConnectOptions {
         self
     }
 
-    /// Each address by itself, as a server of any kind: what `target_session_attrs` says of all of them is left out.
-    /// What is known of the host is known to all of them.
+    /// Each address by itself, as a server of any kind: what `target_session_attrs` says of all of
+    /// them is left out. What is known of the host is known to all of them.
     pub fn each_address(&self) -> Vec<ConnectOptions> {
         let one = |index| {
             let mut config = self.at(index);
             config.target_session_attrs(TargetSessionAttrs::Any);
-            ConnectOptions { config, answered: Arc::default(), ..self.clone() }
+            ConnectOptions {
+                config,
+                answered: Arc::default(),
+                ..self.clone()
+            }
         };
         (0..self.count()).map(one).collect()
     }
@@ -260,7 +298,11 @@ impl ConnectOptions {
     /// The addresses, `10.0.0.1:5432` or `/run/postgresql:5432`, in the order they are tried.
     pub fn addresses(&self) -> Vec<String> {
         let hosts: Vec<String> = if self.config.get_hosts().is_empty() {
-            self.config.get_hostaddrs().iter().map(ToString::to_string).collect()
+            self.config
+                .get_hostaddrs()
+                .iter()
+                .map(ToString::to_string)
+                .collect()
         } else {
             let name = |host: &Host| match host {
                 Host::Tcp(name) => name.clone(),
@@ -268,7 +310,11 @@ impl ConnectOptions {
             };
             self.config.get_hosts().iter().map(name).collect()
         };
-        hosts.iter().enumerate().map(|(index, host)| format!("{host}:{}", self.port(index))).collect()
+        hosts
+            .iter()
+            .enumerate()
+            .map(|(index, host)| format!("{host}:{}", self.port(index)))
+            .collect()
     }
 
     /// The database's name.
@@ -299,7 +345,8 @@ impl ConnectOptions {
             && self.require_auth == other.require_auth
     }
 
-    /// These options for the host of `others`: what is known about which server that is stays known.
+    /// These options for the host of `others`: what is known about which server that is stays
+    /// known.
     pub(crate) fn for_host_of(mut self, others: &ConnectOptions) -> ConnectOptions {
         self.known = others.known.clone();
         self
@@ -312,7 +359,10 @@ impl ConnectOptions {
 
     /// How long one address may take to be connected.
     pub(super) fn connect_timeout(&self) -> Duration {
-        self.config.get_connect_timeout().copied().unwrap_or(Self::CONNECT_TIMEOUT)
+        self.config
+            .get_connect_timeout()
+            .copied()
+            .unwrap_or(Self::CONNECT_TIMEOUT)
     }
 
     /// The address that a new connection begins with.
@@ -327,7 +377,10 @@ impl ConnectOptions {
 
     /// How many addresses there are.
     fn count(&self) -> usize {
-        self.config.get_hosts().len().max(self.config.get_hostaddrs().len())
+        self.config
+            .get_hosts()
+            .len()
+            .max(self.config.get_hostaddrs().len())
     }
 
     /// The addresses in the order in which they are tried.
@@ -359,11 +412,20 @@ impl ConnectOptions {
         if let Some(address) = from.get_hostaddrs().get(index) {
             config.hostaddr(*address);
         }
-        config.port(self.port(index)).user(self.user()).dbname(self.database());
-        config.ssl_mode(from.get_ssl_mode()).ssl_negotiation(from.get_ssl_negotiation());
-        config.channel_binding(from.get_channel_binding()).target_session_attrs(from.get_target_session_attrs());
+        config
+            .port(self.port(index))
+            .user(self.user())
+            .dbname(self.database());
+        config
+            .ssl_mode(from.get_ssl_mode())
+            .ssl_negotiation(from.get_ssl_negotiation());
+        config
+            .channel_binding(from.get_channel_binding())
+            .target_session_attrs(from.get_target_session_attrs());
         config.load_balance_hosts(from.get_load_balance_hosts());
-        config.keepalives(from.get_keepalives()).keepalives_idle(from.get_keepalives_idle());
+        config
+            .keepalives(from.get_keepalives())
+            .keepalives_idle(from.get_keepalives_idle());
         if let Some(options) = from.get_options() {
             config.options(options);
         }
@@ -385,7 +447,8 @@ impl ConnectOptions {
         config
     }
 
-    /// What TLS is asked for at one of the addresses. As in libpq none is on a unix socket, whatever the string says.
+    /// What TLS is asked for at one of the addresses. As in libpq none is on a unix socket,
+    /// whatever the string says.
     pub(super) fn tls_mode(&self, index: usize) -> SslMode {
         match self.cancel_address(index) {
             Address::Unix(_) => SslMode::Disable,
@@ -398,14 +461,22 @@ impl ConnectOptions {
         match self.config.get_hosts().get(index) {
             Some(Host::Tcp(name)) => name.clone(),
             Some(Host::Unix(path)) => PathBuf::from(path).display().to_string(),
-            None => self.config.get_hostaddrs().get(index).map(ToString::to_string).unwrap_or_default(),
+            None => self
+                .config
+                .get_hostaddrs()
+                .get(index)
+                .map(ToString::to_string)
+                .unwrap_or_default(),
         }
     }
 
     /// Where a cancel request for a connection to this address goes.
     pub(super) fn cancel_address(&self, index: usize) -> Address {
         let port = self.port(index);
-        match (self.config.get_hosts().get(index), self.config.get_hostaddrs().get(index)) {
+        match (
+            self.config.get_hosts().get(index),
+            self.config.get_hostaddrs().get(index),
+        ) {
             (_, Some(address)) => Address::Tcp(address.to_string(), port),
             (Some(Host::Unix(path)), None) => Address::Unix(path.join(format!(".s.PGSQL.{port}"))),
             _ => Address::Tcp(self.host_name(index), port),
@@ -414,19 +485,33 @@ impl ConnectOptions {
 
     pub(super) fn port(&self, index: usize) -> u16 {
         let ports = self.config.get_ports();
-        ports.get(index).or_else(|| ports.first()).copied().unwrap_or(5432)
+        ports
+            .get(index)
+            .or_else(|| ports.first())
+            .copied()
+            .unwrap_or(5432)
     }
 }
 
 impl fmt::Display for ConnectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}/{}", self.user(), self.addresses().join(","), self.database())
+        write!(
+            f,
+            "{}@{}/{}",
+            self.user(),
+            self.addresses().join(","),
+            self.database()
+        )
     }
 }
 
 impl fmt::Debug for ConnectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ConnectOptions({self}, {:?}, password {:?})", self.tls.mode, self.password)
+        write!(
+            f,
+            "ConnectOptions({self}, {:?}, password {:?})",
+            self.tls.mode, self.password
+        )
     }
 }
 
@@ -452,7 +537,10 @@ mod tests {
             let options = ConnectOptions::parse(text).unwrap();
             assert_eq!(options.to_string(), "app@10.0.0.1:6432/shop");
             assert_eq!(options.tls().mode, SslMode::VerifyFull);
-            assert_eq!(options.tls().root_cert, RootCert::File("/etc/ca.pem".into()));
+            assert_eq!(
+                options.tls().root_cert,
+                RootCert::File("/etc/ca.pem".into())
+            );
             assert_eq!(options.config.get_password(), Some(&b"s ecret"[..]));
             assert!(!format!("{options:?} {options}").contains("ecret"));
         }
@@ -461,13 +549,21 @@ mod tests {
     #[test]
     fn a_file_of_passwords_in_the_string() {
         let password = |text: &str| {
-            let options = ConnectOptions::parse(text).unwrap().with_files_below(Path::new("/etc/shop"));
+            let options = ConnectOptions::parse(text)
+                .unwrap()
+                .with_files_below(Path::new("/etc/shop"));
             format!("{:?}", options.password())
         };
-        for text in ["postgres://app@h/db?passfile=my%20pass", "host=h user=app dbname=db passfile='my pass'"] {
+        for text in [
+            "postgres://app@h/db?passfile=my%20pass",
+            "host=h user=app dbname=db passfile='my pass'",
+        ] {
             assert_eq!(password(text), r#"Passfile("/etc/shop/my pass")"#);
         }
-        assert_eq!(password("postgres://app@h/db?passfile=/x"), r#"Passfile("/x")"#);
+        assert_eq!(
+            password("postgres://app@h/db?passfile=/x"),
+            r#"Passfile("/x")"#
+        );
         assert_eq!(password("postgres://app:x@h/db?passfile=/x"), "Given(..)");
         assert_eq!(password("postgres://app@h/db?passfile="), "Standard");
     }
@@ -476,62 +572,153 @@ mod tests {
     fn a_service_says_what_the_string_does_not() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pg_service.conf");
-        let text = "[shop]\nhost=10.0.0.1\nport=6432\ndbname=shop\nuser=app\npassword=hun%r'2 \\ x\n\
+        let text = "[shop]\nhost=10.0.0.1\nport=6432\ndbname=shop\nuser=app\npassword=hun%r'2 \\ \
+            x\n\
+            \
+            \
+            \
+            \
+            \
+            \
+            \
+            \
             sslmode=verify-full\nsslrootcert=/etc/ca.pem\ntarget_session_attrs=primary\nconnect_timeout=3\n\
+            \
+            \
+            \
+            \
+            \
+            \
+            \
+            \
             [bad]\nhost=10.0.0.1\nhunter2=x\n[worse]\nconnect_timeout=hunter2\n[mode]\nsslmode=verify\n";
         std::fs::write(&file, text).unwrap();
-        let parse = |text: &str| ConnectOptions::parse_with(text, std::slice::from_ref(&file), |_| None);
-        for text in ["service=shop", "postgres:///?service=shop", "postgresql://?service=shop"] {
-            let options = parse(text).unwrap();
-            assert_eq!(options.to_string(), "app@10.0.0.1:6432/shop", "{text}");
-            assert_eq!(options.config.get_password(), Some(&b"hun%r'2 \\ x"[..]), "{text}");
-            assert_eq!(options.tls().mode, SslMode::VerifyFull, "{text}");
-            assert_eq!(options.tls().root_cert, RootCert::File("/etc/ca.pem".into()), "{text}");
-            assert_eq!(options.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
-            assert_eq!(options.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
-        }
-        for (text, shown) in [
-            ("service=shop user=me port=1 sslmode=disable", "me@10.0.0.1:1/shop"),
-            ("port=1 user='me' service='shop' sslmode=disable", "me@10.0.0.1:1/shop"),
-            ("postgres://me@/?service=shop&port=1&sslmode=disable", "me@10.0.0.1:1/shop"),
-            ("postgres://me@db2,db3/?service=shop&sslmode=disable", "me@db2:5432,db3:5432/shop"),
-            // One host without a port leaves the port to the service, as in libpq.
-            ("postgres://me@db2/?service=shop&sslmode=disable", "me@db2:6432/shop"),
-            ("postgres://me:x@db2:7/other?sslmode=disable&service=shop", "me@db2:7/other"),
+        let parse =
+            |text: &str| ConnectOptions::parse_with(text, std::slice::from_ref(&file), |_| None);
+        for text in [
+            "service=shop",
+            "postgres:///?service=shop",
+            "postgresql://?service=shop",
         ] {
             let options = parse(text).unwrap();
-            assert_eq!((options.to_string(), options.tls().mode), (shown.to_owned(), SslMode::Disable), "{text}");
+            assert_eq!(options.to_string(), "app@10.0.0.1:6432/shop", "{text}");
+            assert_eq!(
+                options.config.get_password(),
+                Some(&b"hun%r'2 \\ x"[..]),
+                "{text}"
+            );
+            assert_eq!(options.tls().mode, SslMode::VerifyFull, "{text}");
+            assert_eq!(
+                options.tls().root_cert,
+                RootCert::File("/etc/ca.pem".into()),
+                "{text}"
+            );
+            assert_eq!(
+                options.config.get_target_session_attrs(),
+                TargetSessionAttrs::ReadWrite
+            );
+            assert_eq!(
+                options.config.get_connect_timeout(),
+                Some(&Duration::from_secs(3))
+            );
+        }
+        for (text, shown) in [
+            (
+                "service=shop user=me port=1 sslmode=disable",
+                "me@10.0.0.1:1/shop",
+            ),
+            (
+                "port=1 user='me' service='shop' sslmode=disable",
+                "me@10.0.0.1:1/shop",
+            ),
+            (
+                "postgres://me@/?service=shop&port=1&sslmode=disable",
+                "me@10.0.0.1:1/shop",
+            ),
+            (
+                "postgres://me@db2,db3/?service=shop&sslmode=disable",
+                "me@db2:5432,db3:5432/shop",
+            ),
+            // One host without a port leaves the port to the service, as in libpq.
+            (
+                "postgres://me@db2/?service=shop&sslmode=disable",
+                "me@db2:6432/shop",
+            ),
+            (
+                "postgres://me:x@db2:7/other?sslmode=disable&service=shop",
+                "me@db2:7/other",
+            ),
+        ] {
+            let options = parse(text).unwrap();
+            assert_eq!(
+                (options.to_string(), options.tls().mode),
+                (shown.to_owned(), SslMode::Disable),
+                "{text}"
+            );
         }
         let error = |text: &str| parse(text).unwrap_err().to_string();
         let place = |section: &str| format!("service [{section}] of {}: ", file.display());
-        assert_eq!(error("service=none"), format!("there is no service \"none\" in {}", file.display()));
-        assert_eq!(error("service=bad"), place("bad") + "line 13 has a key that pgshard does not know");
-        assert_eq!(error("service=worse"), place("worse") + "line 15 has a wrong value for connect_timeout");
-        assert_eq!(error("service=mode"), place("mode") + "line 17 has a wrong value for sslmode");
+        assert_eq!(
+            error("service=none"),
+            format!("there is no service \"none\" in {}", file.display())
+        );
+        assert_eq!(
+            error("service=bad"),
+            place("bad") + "line 13 has a key that pgshard does not know"
+        );
+        assert_eq!(
+            error("service=worse"),
+            place("worse") + "line 15 has a wrong value for connect_timeout"
+        );
+        assert_eq!(
+            error("service=mode"),
+            place("mode") + "line 17 has a wrong value for sslmode"
+        );
     }
 
     #[test]
     fn a_key_that_asks_for_tls_is_found_wherever_libpq_finds_it() {
         let mode = |text: &str| {
-            let options =
-                ConnectOptions::parse_with(text, &[], |_| None).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let options = ConnectOptions::parse_with(text, &[], |_| None)
+                .unwrap_or_else(|error| panic!("{text}: {error}"));
             (options.to_string(), options.tls().mode)
         };
         for (text, to) in [
             ("postgres://app:pa?ss@h/db?sslmode=require", "app@h:5432/db"),
-            ("postgres://app:a?sslmode=disable@h/db?sslmode=require", "app@h:5432/db"),
+            (
+                "postgres://app:a?sslmode=disable@h/db?sslmode=require",
+                "app@h:5432/db",
+            ),
             ("postgres://app:x@h/db?ss%6Cmode=require", "app@h:5432/db"),
-            ("postgres://app:x@h/db?application_name=a@b&sslmode=require", "app@h:5432/db"),
-            ("postgres://h/db?user=app&application_name=x:y@z&sslmode=require", "app@h:5432/db"),
-            ("postgres://h/d@b?user=app&sslmode=require", "app@h:5432/d@b"),
-            ("postgres://app@h/db?sslmode=disable&sslmode=require", "app@h:5432/db"),
-            ("host=h user=app dbname=db sslmode = 'require'", "app@h:5432/db"),
+            (
+                "postgres://app:x@h/db?application_name=a@b&sslmode=require",
+                "app@h:5432/db",
+            ),
+            (
+                "postgres://h/db?user=app&application_name=x:y@z&sslmode=require",
+                "app@h:5432/db",
+            ),
+            (
+                "postgres://h/d@b?user=app&sslmode=require",
+                "app@h:5432/d@b",
+            ),
+            (
+                "postgres://app@h/db?sslmode=disable&sslmode=require",
+                "app@h:5432/db",
+            ),
+            (
+                "host=h user=app dbname=db sslmode = 'require'",
+                "app@h:5432/db",
+            ),
         ] {
             assert_eq!(mode(text), (to.to_owned(), SslMode::Require), "{text}");
         }
-        // In libpq a password ends at the first @, and the rest of it is the host. With a slash in it there is no
-        // user at all. Nothing of it is shown.
-        for text in ["postgres://app:pa/ss@h/db?sslmode=require", "postgres://app:p@ss@h/db?sslmode=require"] {
+        // In libpq a password ends at the first @, and the rest of it is the host. With a slash in
+        // it there is no user at all. Nothing of it is shown.
+        for text in [
+            "postgres://app:pa/ss@h/db?sslmode=require",
+            "postgres://app:p@ss@h/db?sslmode=require",
+        ] {
             let error = ConnectOptions::parse(text).unwrap_err().to_string();
             assert!(!error.contains("ss@"), "{error}");
         }
@@ -539,10 +726,16 @@ mod tests {
 
     #[test]
     fn a_password_with_an_at_is_not_shown_as_a_host() {
-        for text in ["postgres://app:p@ssw0rd@h/db", "postgres://app:p@ssw0rd@h1,h2/db?sslmode=require"] {
+        for text in [
+            "postgres://app:p@ssw0rd@h/db",
+            "postgres://app:p@ssw0rd@h1,h2/db?sslmode=require",
+        ] {
             let error = ConnectOptions::parse(text).unwrap_err();
             let shown = format!("{error} {error:?}");
-            assert!(shown.contains("write %40") && !shown.contains("ssw0rd"), "{shown}");
+            assert!(
+                shown.contains("write %40") && !shown.contains("ssw0rd"),
+                "{shown}"
+            );
         }
         let options = ConnectOptions::parse("postgres://app:p%40ssw0rd@h/db").unwrap();
         assert_eq!(options.to_string(), "app@h:5432/db");
@@ -551,36 +744,88 @@ mod tests {
     #[test]
     fn the_environment_says_what_the_string_does_not() {
         let parse = |text: &str, variables: &[(&str, &str)]| {
-            let find =
-                |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned());
+            let find = |name: &str| {
+                variables
+                    .iter()
+                    .find(|(own, _)| *own == name)
+                    .map(|(_, value)| (*value).to_owned())
+            };
             ConnectOptions::parse_with(text, &[], find)
         };
-        let strict = [("PGSSLMODE", "verify-full"), ("PGSSLROOTCERT", "/etc/ca.pem"), ("PGCHANNELBINDING", "require")];
-        for text in ["postgres://app@h/db", "postgres://app:a?b@h/db?application_name=x", "host=h user=app dbname=db"] {
+        let strict = [
+            ("PGSSLMODE", "verify-full"),
+            ("PGSSLROOTCERT", "/etc/ca.pem"),
+            ("PGCHANNELBINDING", "require"),
+        ];
+        for text in [
+            "postgres://app@h/db",
+            "postgres://app:a?b@h/db?application_name=x",
+            "host=h user=app dbname=db",
+        ] {
             let options = parse(text, &strict).unwrap();
             assert_eq!(options.tls().mode, SslMode::VerifyFull, "{text}");
-            assert_eq!(options.tls().root_cert, RootCert::File("/etc/ca.pem".into()), "{text}");
+            assert_eq!(
+                options.tls().root_cert,
+                RootCert::File("/etc/ca.pem".into()),
+                "{text}"
+            );
             let binding = options.config.get_channel_binding();
-            assert_eq!(binding, tokio_postgres::config::ChannelBinding::Require, "{text}");
+            assert_eq!(
+                binding,
+                tokio_postgres::config::ChannelBinding::Require,
+                "{text}"
+            );
         }
-        let own = parse("postgres://app@h/db?sslmode=disable&channel_binding=disable", &strict).unwrap();
+        let own = parse(
+            "postgres://app@h/db?sslmode=disable&channel_binding=disable",
+            &strict,
+        )
+        .unwrap();
         assert_eq!(own.tls().mode, SslMode::Disable);
-        let wrong = parse("postgres://app@h/db", &[("PGSSLMODE", "full")]).unwrap_err().to_string();
-        assert!(wrong.starts_with("PGSSLMODE in the environment: sslmode \"full\" is none of"), "{wrong}");
-        let wrong = parse("postgres://app@h/db", &[("PGCHANNELBINDING", "maybe")]).unwrap_err().to_string();
-        assert!(wrong.starts_with("PGCHANNELBINDING in the environment: "), "{wrong}");
-        // A variable that is set to nothing is no word that a key may have; a file without a name is none at all.
+        let wrong = parse("postgres://app@h/db", &[("PGSSLMODE", "full")])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            wrong.starts_with("PGSSLMODE in the environment: sslmode \"full\" is none of"),
+            "{wrong}"
+        );
+        let wrong = parse("postgres://app@h/db", &[("PGCHANNELBINDING", "maybe")])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            wrong.starts_with("PGCHANNELBINDING in the environment: "),
+            "{wrong}"
+        );
+        // A variable that is set to nothing is no word that a key may have; a file without a name
+        // is none at all.
         assert!(parse("postgres://app@h/db", &[("PGSSLMODE", "")]).is_err());
-        assert_eq!(parse("postgres://app@h/db", &[("PGSSLROOTCERT", "")]).unwrap().tls().root_cert, RootCert::Standard);
-        assert_eq!(parse("postgres://app@h/db", &[("PGREQUIRESSL", "1")]).unwrap().tls().mode, SslMode::Require);
+        assert_eq!(
+            parse("postgres://app@h/db", &[("PGSSLROOTCERT", "")])
+                .unwrap()
+                .tls()
+                .root_cert,
+            RootCert::Standard
+        );
+        assert_eq!(
+            parse("postgres://app@h/db", &[("PGREQUIRESSL", "1")])
+                .unwrap()
+                .tls()
+                .mode,
+            SslMode::Require
+        );
         for (name, value) in [
             ("PGREQUIREPEER", "postgres"),
             ("PGGSSENCMODE", "require"),
             ("PGSSLCRLDIR", "/etc/crl"),
             ("PGSSLCERTMODE", "require"),
         ] {
-            let error = parse("postgres://app@h/db", &[(name, value)]).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{name} in the environment: ")), "{error}");
+            let error = parse("postgres://app@h/db", &[(name, value)])
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.starts_with(&format!("{name} in the environment: ")),
+                "{error}"
+            );
         }
     }
 
@@ -588,8 +833,11 @@ mod tests {
     fn a_service_of_the_environment_says_what_is_trusted_and_not_which_server_is_meant() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pg_service.conf");
-        std::fs::write(&file, "[strict]\nhost=10.0.0.9\nport=1\nsslmode=verify-ca\nrequire_auth=scram-sha-256\n")
-            .unwrap();
+        std::fs::write(
+            &file,
+            "[strict]\nhost=10.0.0.9\nport=1\nsslmode=verify-ca\nrequire_auth=scram-sha-256\n",
+        )
+        .unwrap();
         let parse = |service: &str| {
             let variable = |name: &str| match name {
                 "PGSERVICE" => Some(service.to_owned()),
@@ -599,15 +847,28 @@ mod tests {
             ConnectOptions::parse_with("postgres://app@h/db", std::slice::from_ref(&file), variable)
         };
         let strict = parse("strict").unwrap();
-        assert_eq!((strict.to_string(), strict.tls().mode), ("app@h:5432/db".to_owned(), SslMode::VerifyCa));
+        assert_eq!(
+            (strict.to_string(), strict.tls().mode),
+            ("app@h:5432/db".to_owned(), SslMode::VerifyCa)
+        );
         assert!(strict.require_auth.is_some());
-        assert!(matches!(parse("none"), Err(OptionsError::NoSuchService { .. })));
+        assert!(matches!(
+            parse("none"),
+            Err(OptionsError::NoSuchService { .. })
+        ));
     }
 
     #[test]
     fn a_key_that_comes_twice_counts_once() {
-        for text in ["host=a host=b port=1 port=2 user=u dbname=d", "postgres://u@a:1/d?host=b&port=2"] {
-            assert_eq!(ConnectOptions::parse(text).unwrap().addresses(), ["b:2"], "{text}");
+        for text in [
+            "host=a host=b port=1 port=2 user=u dbname=d",
+            "postgres://u@a:1/d?host=b&port=2",
+        ] {
+            assert_eq!(
+                ConnectOptions::parse(text).unwrap().addresses(),
+                ["b:2"],
+                "{text}"
+            );
         }
     }
 
@@ -629,11 +890,27 @@ mod tests {
     #[test]
     fn with_the_machines_certificates_the_name_is_verified() {
         let mode = |keys: &str| ConnectOptions::parse(&format!("host=h user=app dbname=db {keys}"));
-        assert_eq!(mode("sslrootcert=system").unwrap().tls().mode, SslMode::VerifyFull);
-        assert_eq!(mode("sslrootcert=system sslmode=verify-full").unwrap().tls().mode, SslMode::VerifyFull);
+        assert_eq!(
+            mode("sslrootcert=system").unwrap().tls().mode,
+            SslMode::VerifyFull
+        );
+        assert_eq!(
+            mode("sslrootcert=system sslmode=verify-full")
+                .unwrap()
+                .tls()
+                .mode,
+            SslMode::VerifyFull
+        );
         for weak in ["disable", "allow", "prefer", "require", "verify-ca"] {
-            let error = mode(&format!("sslmode={weak} sslrootcert=system")).unwrap_err().to_string();
-            assert_eq!(error, format!("sslmode {weak:?} is too weak for sslrootcert=system: that wants verify-full"));
+            let error = mode(&format!("sslmode={weak} sslrootcert=system"))
+                .unwrap_err()
+                .to_string();
+            assert_eq!(
+                error,
+                format!(
+                    "sslmode {weak:?} is too weak for sslrootcert=system: that wants verify-full"
+                )
+            );
         }
     }
 
@@ -645,9 +922,15 @@ mod tests {
         assert_eq!(options.addresses(), ["/run/pg:5432"]);
         let text = "postgres://app:x@a,b:1/app?target_session_attrs=primary&sslmode=require&connect_timeout=3";
         let each = ConnectOptions::parse(text).unwrap().each_address();
-        assert_eq!(each.iter().map(ToString::to_string).collect::<Vec<_>>(), ["app@a:5432/app", "app@b:1/app"]);
+        assert_eq!(
+            each.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["app@a:5432/app", "app@b:1/app"]
+        );
         for one in each {
-            assert_eq!(one.config.get_target_session_attrs(), TargetSessionAttrs::Any);
+            assert_eq!(
+                one.config.get_target_session_attrs(),
+                TargetSessionAttrs::Any
+            );
             assert_eq!(
                 (one.tls.mode, one.config.get_connect_timeout()),
                 (SslMode::Require, Some(&Duration::from_secs(3)))
@@ -669,20 +952,35 @@ mod tests {
         assert!(error("postgres://app@10.0.0.1:port/app").contains("port"));
         assert!(!error("hots=a password=hunter2").contains("hunter2"));
         for key in ["sslmode", "target_session_attrs"] {
-            let glued = error(&format!("host=a user=b dbname=c {key}=anypostgres://b:hunter2@a/c"));
-            assert!(glued.starts_with(&format!("{key} \"…\" is none of")), "{glued}");
+            let glued = error(&format!(
+                "host=a user=b dbname=c {key}=anypostgres://b:hunter2@a/c"
+            ));
+            assert!(
+                glued.starts_with(&format!("{key} \"…\" is none of")),
+                "{glued}"
+            );
         }
     }
 
     #[test]
     fn half_open_connections_are_found_unless_the_string_says_otherwise() {
-        let config = |keys: &str| ConnectOptions::parse(&format!("host=x user=x dbname=x {keys}")).unwrap().config;
+        let config = |keys: &str| {
+            ConnectOptions::parse(&format!("host=x user=x dbname=x {keys}"))
+                .unwrap()
+                .config
+        };
         let seconds = Duration::from_secs;
         let plain = config("");
-        assert_eq!((plain.get_keepalives_idle(), plain.get_keepalives_retries()), (seconds(30), Some(3)));
+        assert_eq!(
+            (plain.get_keepalives_idle(), plain.get_keepalives_retries()),
+            (seconds(30), Some(3))
+        );
         assert_eq!(plain.get_tcp_user_timeout(), Some(&seconds(60)));
         let given = config("keepalives_idle=5 keepalives_count=2 tcp_user_timeout=7000");
-        assert_eq!((given.get_keepalives_idle(), given.get_tcp_user_timeout()), (seconds(5), Some(&seconds(7))));
+        assert_eq!(
+            (given.get_keepalives_idle(), given.get_tcp_user_timeout()),
+            (seconds(5), Some(&seconds(7)))
+        );
         assert_eq!(given.get_keepalives_retries(), Some(2));
     }
 }

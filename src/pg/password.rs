@@ -1,11 +1,13 @@
-//! Where a password comes from: an environment variable, a file, `~/.pgpass` or the URL. It is never shown.
+//! Where a password comes from: an environment variable, a file, `~/.pgpass` or the URL. It is
+//! never shown.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::service::home;
 
-/// A source of a password. It is read again for every connection, so that a rotated password needs no restart.
+/// A source of a password. It is read again for every connection, so that a rotated password needs
+/// no restart.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Password {
     /// `PGPASSWORD`, then the file `PGPASSFILE` names or `~/.pgpass`, then none.
@@ -15,8 +17,8 @@ pub enum Password {
     Env(String),
     /// The first line of this file.
     File(PathBuf),
-    /// `passfile` of a connection string: as [`Password::Standard`], with this file, which must be there, instead of
-    /// `~/.pgpass`.
+    /// `passfile` of a connection string: as [`Password::Standard`], with this file, which must be
+    /// there, instead of `~/.pgpass`.
     Passfile(PathBuf),
     /// Given in the URL.
     Given(String),
@@ -78,7 +80,10 @@ impl Password {
             },
             Password::File(path) => {
                 let text = std::fs::read_to_string(path);
-                let text = text.map_err(|source| PasswordError::File { path: path.clone(), source })?;
+                let text = text.map_err(|source| PasswordError::File {
+                    path: path.clone(),
+                    source,
+                })?;
                 Ok(text.lines().next().map(str::to_owned))
             }
             Password::Passfile(path) => match variable() {
@@ -90,7 +95,9 @@ impl Password {
                     return Ok(Some(password));
                 }
                 let home = || home().map(|home| home.join(".pgpass"));
-                let named = std::env::var_os("PGPASSFILE").filter(|name| !name.is_empty()).map(PathBuf::from);
+                let named = std::env::var_os("PGPASSFILE")
+                    .filter(|name| !name.is_empty())
+                    .map(PathBuf::from);
                 match named.or_else(home) {
                     Some(path) if path.is_file() => from_pgpass(&path, wanted),
                     _ => Ok(None),
@@ -102,24 +109,45 @@ impl Password {
 
 /// An empty password is none.
 fn variable() -> Option<String> {
-    std::env::var("PGPASSWORD").ok().filter(|password| !password.is_empty())
+    std::env::var("PGPASSWORD")
+        .ok()
+        .filter(|password| !password.is_empty())
 }
 
 fn from_pgpass(path: &Path, wanted: &Wanted<'_>) -> Result<Option<String>, PasswordError> {
     use std::os::unix::fs::PermissionsExt;
-    let failed = |source| PasswordError::File { path: path.to_owned(), source };
-    if std::fs::metadata(path).map_err(failed)?.permissions().mode() & 0o077 != 0 {
-        return Err(PasswordError::Exposed { path: path.to_owned() });
+    let failed = |source| PasswordError::File {
+        path: path.to_owned(),
+        source,
+    };
+    if std::fs::metadata(path)
+        .map_err(failed)?
+        .permissions()
+        .mode()
+        & 0o077
+        != 0
+    {
+        return Err(PasswordError::Exposed {
+            path: path.to_owned(),
+        });
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    Ok(text.lines().filter(|line| !line.starts_with('#')).find_map(|line| match_line(line, wanted)))
+    Ok(text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .find_map(|line| match_line(line, wanted)))
 }
 
-/// `host:port:database:user:password`, each of the first four `*` for any, `\` before `:` and `\` in a field.
+/// `host:port:database:user:password`, each of the first four `*` for any, `\` before `:` and `\`
+/// in a field.
 /// <https://www.postgresql.org/docs/current/libpq-pgpass.html>
 pub(super) fn match_line(line: &str, wanted: &Wanted<'_>) -> Option<String> {
     // libpq looks the standard folders of unix sockets up as localhost.
-    let host = if STANDARD_SOCKETS.contains(&wanted.host) { "localhost" } else { wanted.host };
+    let host = if STANDARD_SOCKETS.contains(&wanted.host) {
+        "localhost"
+    } else {
+        wanted.host
+    };
     let port = wanted.port.to_string();
     let mut rest = line;
     for value in [host, &port, wanted.database, wanted.user] {
@@ -138,7 +166,8 @@ pub(super) fn match_line(line: &str, wanted: &Wanted<'_>) -> Option<String> {
     Some(password)
 }
 
-/// Where a server's socket is when nobody says otherwise: PostgreSQL's own folder, and that of distributions.
+/// Where a server's socket is when nobody says otherwise: PostgreSQL's own folder, and that of
+/// distributions.
 const STANDARD_SOCKETS: [&str; 3] = ["/tmp", "/var/run/postgresql", "/run/postgresql"];
 
 /// What comes after a field that has this value.
@@ -162,9 +191,17 @@ mod tests {
 
     #[test]
     fn pgpass_lines() {
-        let wanted = Wanted { host: "10.0.0.1", port: 5432, database: "app", user: "me" };
+        let wanted = Wanted {
+            host: "10.0.0.1",
+            port: 5432,
+            database: "app",
+            user: "me",
+        };
         let found = |line| match_line(line, &wanted);
-        assert_eq!(found("10.0.0.1:5432:app:me:se:cret").as_deref(), Some("se:cret"));
+        assert_eq!(
+            found("10.0.0.1:5432:app:me:se:cret").as_deref(),
+            Some("se:cret")
+        );
         assert_eq!(found(r"*:*:*:me:a\:b\\c").as_deref(), Some(r"a:b\c"));
         assert_eq!(found("10.0.0.2:5432:app:me:x"), None);
         assert_eq!(found("nonsense"), None);
@@ -172,10 +209,24 @@ mod tests {
         assert_eq!(found("*:*:*:m:x"), None);
         assert_eq!(found("*:*:*:mee:x"), None);
         assert_eq!(found("*:*:*:me"), None);
-        let socket = |host| Wanted { host, port: 5432, database: "app", user: "me" };
-        assert_eq!(match_line("localhost:5432:app:me:x", &socket("/var/run/postgresql")).as_deref(), Some("x"));
-        assert_eq!(match_line("localhost:5432:app:me:x", &socket("/srv/sockets")), None);
-        assert_eq!(match_line("/srv/sockets:5432:app:me:x", &socket("/srv/sockets")).as_deref(), Some("x"));
+        let socket = |host| Wanted {
+            host,
+            port: 5432,
+            database: "app",
+            user: "me",
+        };
+        assert_eq!(
+            match_line("localhost:5432:app:me:x", &socket("/var/run/postgresql")).as_deref(),
+            Some("x")
+        );
+        assert_eq!(
+            match_line("localhost:5432:app:me:x", &socket("/srv/sockets")),
+            None
+        );
+        assert_eq!(
+            match_line("/srv/sockets:5432:app:me:x", &socket("/srv/sockets")).as_deref(),
+            Some("x")
+        );
     }
 
     #[test]
@@ -184,7 +235,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pass");
         let source = Password::Passfile(path.clone());
-        let read = |user: &str| source.read(&Wanted { host: "127.0.0.1", port: 5432, database: "app", user });
+        let read = |user: &str| {
+            source.read(&Wanted {
+                host: "127.0.0.1",
+                port: 5432,
+                database: "app",
+                user,
+            })
+        };
         assert!(matches!(read("app"), Err(PasswordError::File { .. })));
         std::fs::write(&path, "*:*:*:app:hunter2\n").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
@@ -196,6 +254,9 @@ mod tests {
 
     #[test]
     fn a_given_password_is_not_shown() {
-        assert_eq!(format!("{:?}", Password::Given("hunter2".into())), "Given(..)");
+        assert_eq!(
+            format!("{:?}", Password::Given("hunter2".into())),
+            "Given(..)"
+        );
     }
 }

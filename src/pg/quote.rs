@@ -2,14 +2,20 @@
 
 /// A name as a quoted identifier: `we"ird` becomes `"we""ird"`.
 ///
-/// A NUL byte cannot be in a name in PostgreSQL; it is dropped, as it would cut the statement short.
+/// A NUL byte cannot be in a name in PostgreSQL; it is dropped, as it would cut the statement
+/// short.
 pub fn quote_ident(name: &str) -> String {
     quoted(name, '"')
 }
 
-/// A text as a string literal, whatever `standard_conforming_strings` is: with a backslash in it, an `E''` literal.
+/// A text as a string literal, whatever `standard_conforming_strings` is: with a backslash in it,
+/// an `E''` literal.
 pub fn quote_literal(text: &str) -> String {
-    if text.contains('\\') { format!(" E{}", quoted(&text.replace('\\', "\\\\"), '\'')) } else { quoted(text, '\'') }
+    if text.contains('\\') {
+        format!(" E{}", quoted(&text.replace('\\', "\\\\"), '\''))
+    } else {
+        quoted(text, '\'')
+    }
 }
 
 fn quoted(text: &str, mark: char) -> String {
@@ -29,7 +35,11 @@ fn quoted(text: &str, mark: char) -> String {
 #[cfg(feature = "ops")]
 pub(crate) fn do_block(body: &str) -> String {
     let tag = "$rights$";
-    if body.contains(tag) { format!("DO {}", quote_literal(body)) } else { format!("DO {tag} {body} {tag}") }
+    if body.contains(tag) {
+        format!("DO {}", quote_literal(body))
+    } else {
+        format!("DO {tag} {body} {tag}")
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! A connection in replication mode, which `tokio_postgres` does not have: sockets, TLS and passwords as for ordinary
-//! connections, then replication commands and the stream of one slot.
+//! A connection in replication mode, which `tokio_postgres` does not have: sockets, TLS and
+//! passwords as for ordinary connections, then replication commands and the stream of one slot.
 //!
-//! It does only what a logical stream needs: `START_REPLICATION`, and commands that answer with a row.
+//! It does only what a logical stream needs: `START_REPLICATION`, and commands that answer with a
+//! row.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -24,11 +25,12 @@ use super::socket::Socket;
 use super::tls::{SslMode, TlsError};
 use super::vitals::{LOOKS, Patience, Sign, look};
 
-/// The process, the system identifier and, from a primary, the log file that it writes, whose name begins with the
-/// timeline.
+/// The process, the system identifier and, from a primary, the log file that it writes, whose name
+/// begins with the timeline.
 const WHO: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_backend_pid(), \
     (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
-    CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END)";
+    CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN \
+    pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END)";
 
 /// How much is read at once, at most.
 const READ_BYTES: usize = 64 * 1024;
@@ -144,12 +146,16 @@ pub(crate) struct Writer {
 }
 
 impl ConnectOptions {
-    /// Opens a connection in replication mode to the host's primary. Of several addresses it takes the first that
-    /// accepts it, is not in recovery, and is not a former primary; it tries the one that answered last first.
+    /// Opens a connection in replication mode to the host's primary. Of several addresses it takes
+    /// the first that accepts it, is not in recovery, and is not a former primary; it tries the one
+    /// that answered last first.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.
-    pub(crate) async fn replicate(&self, application_name: &str) -> Result<Replication, ReplicationError> {
+    pub(crate) async fn replicate(
+        &self,
+        application_name: &str,
+    ) -> Result<Replication, ReplicationError> {
         let mut failed = None;
         for index in self.order() {
             let limit = self.connect_timeout() * 2;
@@ -160,7 +166,10 @@ impl ConnectOptions {
             };
             let opened = tokio::time::timeout(limit, opened).await;
             let opened = opened.unwrap_or_else(|_| {
-                Err(ReplicationError::TimedOut { to: self.to_string(), timeout_ms: limit.as_millis() })
+                Err(ReplicationError::TimedOut {
+                    to: self.to_string(),
+                    timeout_ms: limit.as_millis(),
+                })
             });
             match opened {
                 Ok(connection) => return Ok(connection),
@@ -170,33 +179,76 @@ impl ConnectOptions {
         Err(failed.expect("at least one address was tried"))
     }
 
-    /// Checks that the server writes the timeline at which the host is known. A server that does not say is taken.
-    async fn check_primary(&self, index: usize, connection: &mut Replication) -> Result<(), ReplicationError> {
-        let unfit = |what: String| ReplicationError::Unsupported { to: self.to_string(), what };
+    /// Checks that the server writes the timeline at which the host is known. A server that does
+    /// not say is taken.
+    async fn check_primary(
+        &self,
+        index: usize,
+        connection: &mut Replication,
+    ) -> Result<(), ReplicationError> {
+        let unfit = |what: String| ReplicationError::Unsupported {
+            to: self.to_string(),
+            what,
+        };
         let said = match connection.value(WHO).await {
             Ok(said) => said.unwrap_or_default(),
             Err(ReplicationError::Refused { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
         let mut words = said.split(' ');
-        connection.reader.process = words.next().and_then(|process| process.parse().ok()).unwrap_or_default();
-        let Some(system) = words.next().and_then(|system| system.parse().ok()) else { return Ok(()) };
+        connection.reader.process = words
+            .next()
+            .and_then(|process| process.parse().ok())
+            .unwrap_or_default();
+        let Some(system) = words.next().and_then(|system| system.parse().ok()) else {
+            return Ok(());
+        };
         let Some(timeline) = words.next().and_then(identity::timeline) else {
             return Err(unfit(format!("address {} of it is a standby", index + 1)));
         };
-        let judged = self.record().map(|known| known.judge(Identity { system, timeline: Some(timeline) }));
-        judged.unwrap_or(Ok(())).map_err(|why| unfit(format!("{} is not connected to: {why}", self.address(index))))
+        let judged = self.record().map(|known| {
+            known.judge(Identity {
+                system,
+                timeline: Some(timeline),
+            })
+        });
+        judged.unwrap_or(Ok(())).map_err(|why| {
+            unfit(format!(
+                "{} is not connected to: {why}",
+                self.address(index)
+            ))
+        })
     }
 
-    async fn replicate_with(&self, index: usize, application_name: &str) -> Result<Replication, ReplicationError> {
+    async fn replicate_with(
+        &self,
+        index: usize,
+        application_name: &str,
+    ) -> Result<Replication, ReplicationError> {
         let to = self.to_string();
-        let socket = |source| ReplicationError::Socket { to: self.to_string(), source };
+        let socket = |source| ReplicationError::Socket {
+            to: self.to_string(),
+            source,
+        };
         let (stream, host, end_point) = self.open_socket(index).await?;
         let (reader, writer) = tokio::io::split(stream);
         let buffer = BytesMut::with_capacity(READ_BYTES);
-        let reader = Reader { to: to.clone(), socket: reader, buffer, options: self.clone(), index, process: 0 };
-        let mut connection = Replication { reader, writer: Writer { to, socket: writer } };
-        let name = self.config.get_application_name().unwrap_or(application_name);
+        let reader = Reader {
+            to: to.clone(),
+            socket: reader,
+            buffer,
+            options: self.clone(),
+            index,
+            process: 0,
+        };
+        let mut connection = Replication {
+            reader,
+            writer: Writer { to, socket: writer },
+        };
+        let name = self
+            .config
+            .get_application_name()
+            .unwrap_or(application_name);
         let mut parameters = vec![
             ("user", self.user()),
             ("database", self.database()),
@@ -206,7 +258,8 @@ impl ConnectOptions {
         ];
         // These settings decide the texts of values; every session of a mover has them.
         let options = format!(
-            "{} -c datestyle=ISO,YMD -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=1 \
+            "{} -c datestyle=ISO,YMD -c intervalstyle=postgres -c timezone=UTC -c \
+                extra_float_digits=1 \
              -c bytea_output=hex -c xmloption=content -c lc_monetary=C",
             self.config.get_options().unwrap_or_default()
         );
@@ -214,15 +267,23 @@ impl ConnectOptions {
         let mut buffer = BytesMut::new();
         frontend::startup_message(parameters, &mut buffer).map_err(socket)?;
         connection.writer.send(&buffer).await?;
-        connection.authenticate(self, &host, index, end_point).await?;
+        connection
+            .authenticate(self, &host, index, end_point)
+            .await?;
         Ok(connection)
     }
 
-    /// The socket, with TLS as the options ask for, the name that it was opened with, and what the connection can be
-    /// bound to.
+    /// The socket, with TLS as the options ask for, the name that it was opened with, and what the
+    /// connection can be bound to.
     async fn open_socket(&self, index: usize) -> Result<Opened, ReplicationError> {
-        let failed = |source| ReplicationError::Socket { to: self.to_string(), source };
-        let (mut stream, name) = (self.dial(index).await.map_err(failed)?, self.host_name(index));
+        let failed = |source| ReplicationError::Socket {
+            to: self.to_string(),
+            source,
+        };
+        let (mut stream, name) = (
+            self.dial(index).await.map_err(failed)?,
+            self.host_name(index),
+        );
         if self.tls_mode(index) == SslMode::Disable {
             return Ok((Box::new(stream), name, None));
         }
@@ -237,14 +298,23 @@ impl ConnectOptions {
                     return Ok((Box::new(stream), name, None));
                 }
                 let what = "the server does not support TLS".to_owned();
-                return Err(ReplicationError::Unsupported { to: self.to_string(), what });
+                return Err(ReplicationError::Unsupported {
+                    to: self.to_string(),
+                    what,
+                });
             }
         }
         let connector = self.tls.connector();
-        let mut connector = connector.map_err(|source| ReplicationError::Tls { to: self.to_string(), source })?;
+        let mut connector = connector.map_err(|source| ReplicationError::Tls {
+            to: self.to_string(),
+            source,
+        })?;
         let Ok(connect) = MakeTlsConnect::<Socket>::make_tls_connect(&mut connector.tls, &name);
         let stream = connect.connect(stream).await.map_err(failed)?;
-        let end_point = connector.certificate.get().and_then(|certificate| binding::end_point(certificate));
+        let end_point = connector
+            .certificate
+            .get()
+            .and_then(|certificate| binding::end_point(certificate));
         Ok((Box::new(stream), name, end_point))
     }
 }
@@ -258,23 +328,46 @@ impl Replication {
         end_point: Option<Vec<u8>>,
     ) -> Result<(), ReplicationError> {
         let to = options.to_string();
-        let unsupported = |what: &str| ReplicationError::Unsupported { to: to.clone(), what: what.to_owned() };
-        let broken = |source| ReplicationError::Socket { to: to.clone(), source };
+        let unsupported = |what: &str| ReplicationError::Unsupported {
+            to: to.clone(),
+            what: what.to_owned(),
+        };
+        let broken = |source| ReplicationError::Socket {
+            to: to.clone(),
+            source,
+        };
         let password = || {
-            let wanted = Wanted { host, port: options.port(index), database: options.database(), user: options.user() };
+            let wanted = Wanted {
+                host,
+                port: options.port(index),
+                database: options.database(),
+                user: options.user(),
+            };
             let read = options.password.read(&wanted);
-            read.map_err(|source| ReplicationError::Password { to: to.clone(), source })?
-                .ok_or_else(|| unsupported("the server asks for a password and none is given"))
+            read.map_err(|source| ReplicationError::Password {
+                to: to.clone(),
+                source,
+            })?
+            .ok_or_else(|| unsupported("the server asks for a password and none is given"))
         };
         let binding = options.config.get_channel_binding();
-        let mut proof = Proof { binding, end_point, scram: None, bound: false };
+        let mut proof = Proof {
+            binding,
+            end_point,
+            scram: None,
+            bound: false,
+        };
         let mut asked = Asked::new(options.require_auth.clone());
         let mut authenticated = false;
         loop {
             let mut message = self.reader.answer().await?;
             match message.tag {
                 b'Z' if authenticated => return Ok(()),
-                b'Z' => return Err(unsupported("the server is ready before it has authenticated anybody")),
+                b'Z' => {
+                    return Err(unsupported(
+                        "the server is ready before it has authenticated anybody",
+                    ));
+                }
                 b'R' if message.body.len() >= 4 => {}
                 // Parameters, the key for a cancel, notices.
                 _ => continue,
@@ -283,7 +376,9 @@ impl Replication {
             asked.take(request).map_err(|why| unsupported(&why))?;
             // Only a proof that is bound to this very connection says that nobody sits in between.
             if matches!(request, 0 | 3 | 5) && binding == ChannelBinding::Require && !proof.bound {
-                return Err(unsupported("the server did not use channel binding, which channel_binding=require wants"));
+                return Err(unsupported(
+                    "the server did not use channel binding, which channel_binding=require wants",
+                ));
             }
             let mut out = BytesMut::new();
             match request {
@@ -291,7 +386,9 @@ impl Replication {
                     authenticated = true;
                     continue;
                 }
-                3 => frontend::password_message(password()?.as_bytes(), &mut out).map_err(broken)?,
+                3 => {
+                    frontend::password_message(password()?.as_bytes(), &mut out).map_err(broken)?
+                }
                 5 if message.body.len() == 4 => {
                     let salt = message.body.get_u32().to_be_bytes();
                     let hash = md5_hash(options.user().as_bytes(), password()?.as_bytes(), salt);
@@ -300,27 +397,41 @@ impl Replication {
                 10 => {
                     let (mechanism, bound) = proof.choose(&message.body).map_err(unsupported)?;
                     let first = ScramSha256::new(password()?.as_bytes(), bound);
-                    frontend::sasl_initial_response(mechanism, first.message(), &mut out).map_err(broken)?;
+                    frontend::sasl_initial_response(mechanism, first.message(), &mut out)
+                        .map_err(broken)?;
                     proof.scram = Some(first);
                 }
                 11 => {
-                    let state = proof.scram.as_mut().ok_or_else(|| unsupported("SASL went on before it began"))?;
+                    let state = proof
+                        .scram
+                        .as_mut()
+                        .ok_or_else(|| unsupported("SASL went on before it began"))?;
                     state.update(&message.body).map_err(broken)?;
                     frontend::sasl_response(state.message(), &mut out).map_err(broken)?;
                 }
                 12 => {
-                    let state = proof.scram.as_mut().ok_or_else(|| unsupported("SASL ended before it began"))?;
+                    let state = proof
+                        .scram
+                        .as_mut()
+                        .ok_or_else(|| unsupported("SASL ended before it began"))?;
                     state.finish(&message.body).map_err(broken)?;
                     continue;
                 }
-                _ => return Err(unsupported("the server asks for a way to authenticate that is not known here")),
+                _ => {
+                    return Err(unsupported(
+                        "the server asks for a way to authenticate that is not known here",
+                    ));
+                }
             }
             self.writer.send(&out).await?;
         }
     }
 
     /// Runs a command that answers with at most one row, and returns its first column.
-    pub(crate) async fn value(&mut self, command: &str) -> Result<Option<String>, ReplicationError> {
+    pub(crate) async fn value(
+        &mut self,
+        command: &str,
+    ) -> Result<Option<String>, ReplicationError> {
         self.writer.query(command).await?;
         let mut value = None;
         loop {
@@ -340,8 +451,12 @@ impl Replication {
         }
     }
 
-    /// Starts a stream: `command` is a START_REPLICATION. From here on the halves are used by themselves.
-    pub(crate) async fn start(mut self, command: &str) -> Result<(Reader, Writer), ReplicationError> {
+    /// Starts a stream: `command` is a START_REPLICATION. From here on the halves are used by
+    /// themselves.
+    pub(crate) async fn start(
+        mut self,
+        command: &str,
+    ) -> Result<(Reader, Writer), ReplicationError> {
         self.writer.query(command).await?;
         while self.reader.answer().await?.tag != b'W' {}
         Ok((self.reader, self.writer))
@@ -360,20 +475,41 @@ struct Proof {
 
 impl Proof {
     /// The mechanism to take of those that the server offers, and what the proof is bound to.
-    fn choose(&mut self, offered: &[u8]) -> Result<(&'static str, sasl::ChannelBinding), &'static str> {
-        let offers = |name: &str| offered.split(|byte| *byte == 0).any(|one| one == name.as_bytes());
-        let end_point = self.end_point.clone().filter(|_| self.binding != ChannelBinding::Disable);
+    fn choose(
+        &mut self,
+        offered: &[u8],
+    ) -> Result<(&'static str, sasl::ChannelBinding), &'static str> {
+        let offers = |name: &str| {
+            offered
+                .split(|byte| *byte == 0)
+                .any(|one| one == name.as_bytes())
+        };
+        let end_point = self
+            .end_point
+            .clone()
+            .filter(|_| self.binding != ChannelBinding::Disable);
         let chosen = match end_point {
             Some(hash) if offers(sasl::SCRAM_SHA_256_PLUS) => {
                 self.bound = true;
-                (sasl::SCRAM_SHA_256_PLUS, sasl::ChannelBinding::tls_server_end_point(hash))
+                (
+                    sasl::SCRAM_SHA_256_PLUS,
+                    sasl::ChannelBinding::tls_server_end_point(hash),
+                )
             }
             _ if self.binding == ChannelBinding::Require => {
-                return Err("channel_binding=require, and neither side can bind the password to this connection");
+                return Err(
+                    "channel_binding=require, and neither side can bind the password to this \
+                        connection",
+                );
             }
-            // A server that could bind it learns from this that somebody has taken that out of its offer.
-            Some(_) if offers(sasl::SCRAM_SHA_256) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
-            None if offers(sasl::SCRAM_SHA_256) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
+            // A server that could bind it learns from this that somebody has taken that out of its
+            // offer.
+            Some(_) if offers(sasl::SCRAM_SHA_256) => {
+                (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested())
+            }
+            None if offers(sasl::SCRAM_SHA_256) => {
+                (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported())
+            }
             _ => return Err("the server offers no way to authenticate that is known here"),
         };
         Ok(chosen)
@@ -391,8 +527,8 @@ impl Reader {
         }
     }
 
-    /// Waits until something has come. If nothing does, the server is asked over another connection whether it is at
-    /// work on this one.
+    /// Waits until something has come. If nothing does, the server is asked over another connection
+    /// whether it is at work on this one.
     ///
     /// # Errors
     /// When the connection breaks or is dead.
@@ -400,7 +536,9 @@ impl Reader {
     /// # Cancel safety
     /// Nothing that came is lost.
     pub(crate) async fn fill(&mut self) -> Result<(), ReplicationError> {
-        let Some(Patience { idle, interval }) = self.options.patience() else { return self.read().await };
+        let Some(Patience { idle, interval }) = self.options.patience() else {
+            return self.read().await;
+        };
         let (begun, mut limit, mut looks) = (Instant::now(), idle, 0);
         loop {
             if let Ok(read) = tokio::time::timeout(limit, self.read()).await {
@@ -411,7 +549,10 @@ impl Reader {
             looks = if sign == Sign::Busy { 0 } else { looks + 1 };
             if looks > LOOKS {
                 let timeout_ms = begun.elapsed().as_millis();
-                return Err(ReplicationError::TimedOut { to: self.to.clone(), timeout_ms });
+                return Err(ReplicationError::TimedOut {
+                    to: self.to.clone(),
+                    timeout_ms,
+                });
             }
             limit = interval;
         }
@@ -420,7 +561,10 @@ impl Reader {
     async fn read(&mut self) -> Result<(), ReplicationError> {
         self.buffer.reserve(READ_BYTES);
         let read = self.socket.read_buf(&mut self.buffer).await;
-        let broken = |source| ReplicationError::Socket { to: self.to.clone(), source };
+        let broken = |source| ReplicationError::Socket {
+            to: self.to.clone(),
+            source,
+        };
         match read.map_err(broken)? {
             0 => Err(broken(io::ErrorKind::UnexpectedEof.into())),
             _ => Ok(()),
@@ -434,13 +578,21 @@ impl Reader {
 }
 
 /// Takes a message that is there as a whole.
-pub(super) fn take_message(buffer: &mut BytesMut, to: &str) -> Result<Option<Message>, ReplicationError> {
-    let Some(header) = buffer.get(..5) else { return Ok(None) };
+pub(super) fn take_message(
+    buffer: &mut BytesMut,
+    to: &str,
+) -> Result<Option<Message>, ReplicationError> {
+    let Some(header) = buffer.get(..5) else {
+        return Ok(None);
+    };
     let tag = header[0];
     let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
     if !(4..=LONGEST_MESSAGE).contains(&length) {
         let what = format!("a message of {length} bytes came, which cannot be");
-        return Err(ReplicationError::Unsupported { to: to.to_owned(), what });
+        return Err(ReplicationError::Unsupported {
+            to: to.to_owned(),
+            what,
+        });
     }
     if buffer.len() < 1 + length {
         return Ok(None);
@@ -456,14 +608,22 @@ pub(super) fn take_message(buffer: &mut BytesMut, to: &str) -> Result<Option<Mes
 impl Writer {
     async fn query(&mut self, command: &str) -> Result<(), ReplicationError> {
         let mut buffer = BytesMut::new();
-        let failed = |source| ReplicationError::Socket { to: self.to.clone(), source };
+        let failed = |source| ReplicationError::Socket {
+            to: self.to.clone(),
+            source,
+        };
         frontend::query(command, &mut buffer).map_err(failed)?;
         self.send(&buffer).await
     }
 
-    /// Tells the server, on a running stream, up to where everything is written, and up to where it is flushed and
-    /// applied.
-    pub(crate) async fn status(&mut self, written: u64, flushed: u64, reply: Reply) -> Result<(), ReplicationError> {
+    /// Tells the server, on a running stream, up to where everything is written, and up to where it
+    /// is flushed and applied.
+    pub(crate) async fn status(
+        &mut self,
+        written: u64,
+        flushed: u64,
+        reply: Reply,
+    ) -> Result<(), ReplicationError> {
         let mut data = Vec::with_capacity(34);
         data.push(b'r');
         for position in [written, flushed, flushed] {
@@ -471,13 +631,20 @@ impl Writer {
         }
         // The time of day. The server only uses it to show how old this status is.
         let since_2000 = Duration::from_secs(946_684_800);
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
         let now = i64::try_from(now.saturating_sub(since_2000).as_micros()).unwrap_or(i64::MAX);
         data.extend_from_slice(&now.to_be_bytes());
         data.push(u8::from(reply == Reply::Wanted));
         let mut buffer = BytesMut::new();
-        let failed = |source| ReplicationError::Socket { to: self.to.clone(), source };
-        frontend::CopyData::new(&data[..]).map_err(failed)?.write(&mut buffer);
+        let failed = |source| ReplicationError::Socket {
+            to: self.to.clone(),
+            source,
+        };
+        frontend::CopyData::new(&data[..])
+            .map_err(failed)?
+            .write(&mut buffer);
         self.send(&buffer).await
     }
 
@@ -490,7 +657,10 @@ impl Writer {
     }
 
     async fn send(&mut self, bytes: &[u8]) -> Result<(), ReplicationError> {
-        let failed = |source| ReplicationError::Socket { to: self.to.clone(), source };
+        let failed = |source| ReplicationError::Socket {
+            to: self.to.clone(),
+            source,
+        };
         self.socket.write_all(bytes).await.map_err(failed)?;
         self.socket.flush().await.map_err(failed)
     }
@@ -501,7 +671,13 @@ fn refusal(to: &str, body: &[u8]) -> ReplicationError {
     let field = |letter: u8| {
         let mut fields = body.split(|byte| *byte == 0);
         let found = fields.find(|field| field.first() == Some(&letter));
-        found.map(|field| String::from_utf8_lossy(&field[1..]).into_owned()).unwrap_or_default()
+        found
+            .map(|field| String::from_utf8_lossy(&field[1..]).into_owned())
+            .unwrap_or_default()
     };
-    ReplicationError::Refused { to: to.to_owned(), code: field(b'C'), message: field(b'M') }
+    ReplicationError::Refused {
+        to: to.to_owned(),
+        code: field(b'C'),
+        message: field(b'M'),
+    }
 }

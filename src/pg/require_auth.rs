@@ -1,4 +1,5 @@
-//! `require_auth`: the ways in which a server may ask who connects, as libpq 16 and later know them.
+//! `require_auth`: the ways in which a server may ask who connects, as libpq 16 and later know
+//! them.
 //! <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNECT-REQUIRE-AUTH>
 
 use super::options::OptionsError;
@@ -8,7 +9,8 @@ use super::options::OptionsError;
 pub(super) enum Method {
     /// The server is sent the password itself.
     Password,
-    /// The server is sent a hash of the password, which is as good as the password to whoever stole it.
+    /// The server is sent a hash of the password, which is as good as the password to whoever stole
+    /// it.
     Md5,
     /// Both sides prove that they know the password, and neither learns it from the other.
     Scram,
@@ -42,17 +44,28 @@ pub(super) struct RequireAuth {
 impl RequireAuth {
     /// Reads the value of `require_auth`. An empty one allows no method, as in libpq.
     pub(super) fn read(value: &str) -> Result<RequireAuth, OptionsError> {
-        let wrong = |reason: &str| OptionsError::WrongValue { key: "require_auth", reason: reason.to_owned() };
+        let wrong = |reason: &str| OptionsError::WrongValue {
+            key: "require_auth",
+            reason: reason.to_owned(),
+        };
         if value.is_empty() {
-            return Ok(RequireAuth { text: String::new(), methods: vec![Method::None], negated: false });
+            return Ok(RequireAuth {
+                text: String::new(),
+                methods: vec![Method::None],
+                negated: false,
+            });
         }
         let negated = value.starts_with('!');
         let mut methods = Vec::new();
         for name in value.split(',') {
             if name.starts_with('!') != negated {
-                return Err(wrong("it names what is allowed, or with ! before each what is not, but not both"));
+                return Err(wrong(
+                    "it names what is allowed, or with ! before each what is not, but not both",
+                ));
             }
-            let known = METHODS.iter().find(|(known, _)| *known == name.trim_start_matches('!'));
+            let known = METHODS
+                .iter()
+                .find(|(known, _)| *known == name.trim_start_matches('!'));
             let (_, method) = known.filter(|_| !name.starts_with("!!")).ok_or_else(|| {
                 let names: Vec<&str> = METHODS.iter().map(|(name, _)| *name).collect();
                 wrong(&format!("known are {}", names.join(", ")))
@@ -62,7 +75,11 @@ impl RequireAuth {
             }
             methods.push(*method);
         }
-        Ok(RequireAuth { text: value.to_owned(), methods, negated })
+        Ok(RequireAuth {
+            text: value.to_owned(),
+            methods,
+            negated,
+        })
     }
 
     fn allows(&self, method: Method) -> bool {
@@ -70,8 +87,8 @@ impl RequireAuth {
     }
 }
 
-/// What a server has asked for on a connection so far, and whether that is allowed. Without `require_auth` every method
-/// is allowed. An exchange that the server ends early never is.
+/// What a server has asked for on a connection so far, and whether that is allowed. Without
+/// `require_auth` every method is allowed. An exchange that the server ends early never is.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     required: Option<RequireAuth>,
@@ -83,7 +100,10 @@ pub(super) struct Asked {
 
 impl Asked {
     pub(super) fn new(required: Option<RequireAuth>) -> Asked {
-        Asked { required, ..Asked::default() }
+        Asked {
+            required,
+            ..Asked::default()
+        }
     }
 
     /// Takes in a request of the server, the number that an authentication message begins with.
@@ -102,10 +122,21 @@ impl Asked {
             }
             7 | 8 => (Method::Foreign("gss"), "asks for GSSAPI"),
             9 => (Method::Foreign("sspi"), "asks for SSPI"),
-            _ => return Err("the server asks for a way to authenticate that pgshard does not know".to_owned()),
+            _ => {
+                return Err(
+                    "the server asks for a way to authenticate that pgshard does not know"
+                        .to_owned(),
+                );
+            }
         };
-        if self.required.as_ref().is_some_and(|required| !required.allows(method)) {
-            return Err(format!("the server {ask}, which require_auth does not allow: nothing was sent"));
+        if self
+            .required
+            .as_ref()
+            .is_some_and(|required| !required.allows(method))
+        {
+            return Err(format!(
+                "the server {ask}, which require_auth does not allow: nothing was sent"
+            ));
         }
         self.begun = method == Method::Scram;
         self.done = matches!(method, Method::Password | Method::Md5);
@@ -116,7 +147,9 @@ impl Asked {
     fn end(&self) -> Result<(), String> {
         if self.begun && !self.done {
             return Err(
-                "the server ended the authentication before it had proved that it knows the password".to_owned()
+                "the server ended the authentication before it had proved that it knows the \
+                    password"
+                    .to_owned(),
             );
         }
         match &self.required {
@@ -134,7 +167,8 @@ mod tests {
 
     /// Whether a server may send these requests one after the other.
     fn passes(value: &str, requests: &[u32]) -> bool {
-        let mut asked = Asked::new((value != "nothing said").then(|| RequireAuth::read(value).unwrap()));
+        let mut asked =
+            Asked::new((value != "nothing said").then(|| RequireAuth::read(value).unwrap()));
         requests.iter().all(|request| asked.take(*request).is_ok())
     }
 
@@ -156,13 +190,22 @@ mod tests {
             ("!password,!md5", [true, false, false, true]),
             ("!scram-sha-256,!none,!gss", [false, true, true, false]),
         ] {
-            assert_eq!(servers.map(|requests| passes(value, requests)), expected, "{value}");
+            assert_eq!(
+                servers.map(|requests| passes(value, requests)),
+                expected,
+                "{value}"
+            );
         }
     }
 
     #[test]
     fn an_exchange_has_an_end() {
-        for value in ["nothing said", "scram-sha-256", "!password", "scram-sha-256,none"] {
+        for value in [
+            "nothing said",
+            "scram-sha-256",
+            "!password",
+            "scram-sha-256,none",
+        ] {
             for requests in [&[10, 0][..], &[10, 11, 0], &[11], &[12, 0], &[99]] {
                 assert!(!passes(value, requests), "{value} {requests:?}");
             }
@@ -173,7 +216,18 @@ mod tests {
 
     #[test]
     fn what_is_no_list_of_methods() {
-        for value in ["x", "scram-sha-256,!md5", "!md5,none", "md5,md5", "md5,", ",md5", "!!md5", "MD5", " md5", "!"] {
+        for value in [
+            "x",
+            "scram-sha-256,!md5",
+            "!md5,none",
+            "md5,md5",
+            "md5,",
+            ",md5",
+            "!!md5",
+            "MD5",
+            " md5",
+            "!",
+        ] {
             let error = RequireAuth::read(value).unwrap_err().to_string();
             assert!(error.contains("require_auth"), "{value}: {error}");
         }

@@ -5,12 +5,14 @@ use super::quote::quote_ident;
 const SHARD: &str = "{shard}";
 const LITERAL: &str = "{{shard}}";
 
-/// SQL in which `{shard}` stands for a shard's schema. Read once, rendered for as many shards as need be.
+/// SQL in which `{shard}` stands for a shard's schema. Read once, rendered for as many shards as
+/// need be.
 ///
-/// `{shard}` is replaced wherever it stands, in string literals too, by the schema's name. That stands without quotes
-/// where PostgreSQL reads it as the same name without them, as every shard's, so that it means the schema in a literal
-/// too: `schemaname = '{shard}'`, `'{shard}.photos'::regclass`. Any other name has its quotes, there too. `{{shard}}`
-/// is the text `{shard}` itself. Every other brace is the SQL's own (`'{"a": 1}'::jsonb`, `'{1,2}'::int[]`).
+/// `{shard}` is replaced wherever it stands, in string literals too, by the schema's name. That
+/// stands without quotes where PostgreSQL reads it as the same name without them, as every shard's,
+/// so that it means the schema in a literal too: `schemaname = '{shard}'`,
+/// `'{shard}.photos'::regclass`. Any other name has its quotes, there too. `{{shard}}` is the text
+/// `{shard}` itself. Every other brace is the SQL's own (`'{"a": 1}'::jsonb`, `'{1,2}'::int[]`).
 ///
 /// ```
 /// use pgshard::pg::Template;
@@ -55,14 +57,19 @@ impl Template {
 
     /// The SQL for the shard with this schema, a name that is not quoted yet.
     pub fn render(&self, schema: &str) -> String {
-        if is_plain(schema) { self.pieces.join(schema) } else { self.pieces.join(&quote_ident(schema)) }
+        if is_plain(schema) {
+            self.pieces.join(schema)
+        } else {
+            self.pieces.join(&quote_ident(schema))
+        }
     }
 }
 
 /// Whether the name means the same without quotes. No keyword has a digit in it.
 fn is_plain(name: &str) -> bool {
     let is_digit = |b: u8| b.is_ascii_digit();
-    name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || is_digit(b))
+    name.bytes()
+        .all(|b| b.is_ascii_lowercase() || b == b'_' || is_digit(b))
         && name.bytes().any(is_digit)
         && !name.starts_with(|c: char| c.is_ascii_digit())
 }
@@ -79,8 +86,14 @@ mod tests {
             ("", ""),
             ("{shard}", r#""s""#),
             ("FROM {shard}.a JOIN {shard}.b", r#"FROM "s".a JOIN "s".b"#),
-            ("SELECT '{{shard}}', {shard}.f()", r#"SELECT '{shard}', "s".f()"#),
-            ("SELECT '{shrad}', '{Shard}', '{ shard }'", "SELECT '{shrad}', '{Shard}', '{ shard }'"),
+            (
+                "SELECT '{{shard}}', {shard}.f()",
+                r#"SELECT '{shard}', "s".f()"#,
+            ),
+            (
+                "SELECT '{shrad}', '{Shard}', '{ shard }'",
+                "SELECT '{shrad}', '{Shard}', '{ shard }'",
+            ),
             (r#"'{"a": {"b": 1}}'::jsonb"#, r#"'{"a": {"b": 1}}'::jsonb"#),
             ("{{{shard}}}", "{{shard}}"),
             ("{shard", "{shard"),
@@ -89,17 +102,26 @@ mod tests {
         ] {
             assert_eq!(Template::new(sql).render("s"), rendered, "{sql}");
         }
-        assert_eq!(Template::new("{shard}.t").render("we\"ird"), r#""we""ird".t"#);
+        assert_eq!(
+            Template::new("{shard}.t").render("we\"ird"),
+            r#""we""ird".t"#
+        );
         assert!(!Template::new("{{shard}}").names_shard());
     }
 
     #[test]
     fn quotes_stand_only_where_they_must() {
         for plain in ["shard_0007", "s1", "_1", "app1_0000"] {
-            assert_eq!(Template::new("'{shard}' {shard}.t").render(plain), format!("'{plain}' {plain}.t"));
+            assert_eq!(
+                Template::new("'{shard}' {shard}.t").render(plain),
+                format!("'{plain}' {plain}.t")
+            );
         }
         for other in ["user", "s", "1s", "S1", "s1$", "s-1", "s 1", "é1", ""] {
-            assert_eq!(Template::new("{shard}.t").render(other), format!("\"{other}\".t"));
+            assert_eq!(
+                Template::new("{shard}.t").render(other),
+                format!("\"{other}\".t")
+            );
         }
     }
 

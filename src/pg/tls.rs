@@ -9,8 +9,12 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{ServerCertVerifierBuilder, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime,
+};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::options::{OptionsError, word};
@@ -21,8 +25,9 @@ use super::service::home;
 pub enum SslMode {
     /// No TLS.
     Disable,
-    /// TLS if the server has it; the certificate is verified only if a root certificate is there. The default, as in
-    /// libpq. One that is found wrong is refused here, where libpq goes on without TLS.
+    /// TLS if the server has it; the certificate is verified only if a root certificate is there.
+    /// The default, as in libpq. One that is found wrong is refused here, where libpq goes on
+    /// without TLS.
     #[default]
     Prefer,
     /// TLS or nothing; the certificate is verified only if a root certificate is there.
@@ -39,8 +44,8 @@ pub enum RootCert {
     /// Nothing is said: `~/.postgresql/root.crt`, if that is there.
     #[default]
     Standard,
-    /// `system`: those that the machine trusts. With these, `sslmode` is `verify-full` and nothing less: everybody can
-    /// have a certificate of theirs.
+    /// `system`: those that the machine trusts. With these, `sslmode` is `verify-full` and nothing
+    /// less: everybody can have a certificate of theirs.
     System,
     /// Those of a PEM file.
     File(PathBuf),
@@ -69,8 +74,8 @@ pub struct TlsOptions {
     pub key: Option<PathBuf>,
     /// Whether the client shows its certificate: not with `sslcertmode=disable`.
     pub show_cert: bool,
-    /// `sslcrl`: PEM file of the certificates that their authorities have revoked. `None`: `~/.postgresql/root.crl`, if
-    /// that is there.
+    /// `sslcrl`: PEM file of the certificates that their authorities have revoked. `None`:
+    /// `~/.postgresql/root.crl`, if that is there.
     pub crl: Option<PathBuf>,
     /// `ssl_min_protocol_version`.
     pub min_version: TlsVersion,
@@ -108,7 +113,8 @@ pub enum TlsError {
         reason: String,
     },
     /// Others than its owner may read the key.
-    #[error("the private key {} can be read by others: chmod 600, or 640 where root owns it", path.display())]
+    #[error("the private key {} can be read by others: chmod 600, or 640 where root owns \
+        it", path.display())]
     OpenKey {
         /// The file.
         path: PathBuf,
@@ -126,7 +132,8 @@ pub enum TlsError {
     HalfClientCert,
     /// There is no certificate to trust.
     #[error(
-        "no trusted certificate was found: name a file with sslrootcert, or sslrootcert=system for those that this \
+        "no trusted certificate was found: name a file with sslrootcert, or sslrootcert=system for \
+            those that this \
          machine trusts, with sslmode=verify-full"
     )]
     NoRoots,
@@ -176,17 +183,21 @@ impl TlsOptions {
         Ok(true)
     }
 
-    /// Takes what the whole of a connection string means: with the machine's certificates `sslmode` is `verify-full`.
+    /// Takes what the whole of a connection string means: with the machine's certificates `sslmode`
+    /// is `verify-full`.
     ///
     /// # Errors
-    /// When the string asks for less; `mode` is its `sslmode`, if it has one. When no version of TLS is left.
+    /// When the string asks for less; `mode` is its `sslmode`, if it has one. When no version of
+    /// TLS is left.
     pub(super) fn settle(&mut self, mode: Option<&str>) -> Result<(), OptionsError> {
         if self.min_version > self.max_version {
             return Err(wrong_version("ssl_min_protocol_version"));
         }
         match (&self.root_cert, mode) {
             (RootCert::System, Some(mode)) if self.mode != SslMode::VerifyFull => {
-                Err(OptionsError::WeakWithSystem { mode: mode.to_owned() })
+                Err(OptionsError::WeakWithSystem {
+                    mode: mode.to_owned(),
+                })
             }
             (RootCert::System, _) => {
                 self.mode = SslMode::VerifyFull;
@@ -196,17 +207,24 @@ impl TlsOptions {
         }
     }
 
-    /// A connector for these options. Reads the files each time, so that a renewed certificate needs no restart.
+    /// A connector for these options. Reads the files each time, so that a renewed certificate
+    /// needs no restart.
     pub(super) fn connector(&self) -> Result<Connector, TlsError> {
         let seen = Arc::<OnceLock<CertificateDer<'static>>>::default();
         let certificate = seen.clone();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider.clone());
-        let versions = [(TlsVersion::V12, &rustls::version::TLS12), (TlsVersion::V13, &rustls::version::TLS13)];
-        let spoken =
-            versions.into_iter().filter(|(version, _)| (self.min_version..=self.max_version).contains(version));
+        let versions = [
+            (TlsVersion::V12, &rustls::version::TLS12),
+            (TlsVersion::V13, &rustls::version::TLS13),
+        ];
+        let spoken = versions
+            .into_iter()
+            .filter(|(version, _)| (self.min_version..=self.max_version).contains(version));
         let spoken: Vec<_> = spoken.map(|(_, version)| version).collect();
-        let config = config.with_protocol_versions(&spoken).map_err(TlsError::Rustls)?;
+        let config = config
+            .with_protocol_versions(&spoken)
+            .map_err(TlsError::Rustls)?;
         let roots = self.roots()?;
         let verified = match self.mode {
             SslMode::VerifyFull | SslMode::VerifyCa => true,
@@ -215,37 +233,75 @@ impl TlsOptions {
             SslMode::Disable => false,
         };
         let verifier = if verified {
-            let roots = Arc::new(roots.filter(|roots| !roots.is_empty()).ok_or(TlsError::NoRoots)?);
+            let roots = Arc::new(
+                roots
+                    .filter(|roots| !roots.is_empty())
+                    .ok_or(TlsError::NoRoots)?,
+            );
             let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone());
-            let inner = self.with_revoked(inner)?.build().map_err(|_| TlsError::NoRoots)?;
-            Verifier { provider, chain: Some(inner), name: self.mode == SslMode::VerifyFull, seen }
+            let inner = self
+                .with_revoked(inner)?
+                .build()
+                .map_err(|_| TlsError::NoRoots)?;
+            Verifier {
+                provider,
+                chain: Some(inner),
+                name: self.mode == SslMode::VerifyFull,
+                seen,
+            }
         } else {
-            Verifier { provider, chain: None, name: false, seen }
+            Verifier {
+                provider,
+                chain: None,
+                name: false,
+                seen,
+            }
         };
-        let config = config.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
+        let config = config
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier));
         let mut config = match (&self.cert, &self.key) {
             _ if !self.show_cert => config.with_no_client_auth(),
             (None, None) => config.with_no_client_auth(),
             (Some(cert), Some(key)) => {
                 let chain = certificates("sslcert", cert)?;
                 refuse_open(key)?;
-                let key = PrivateKeyDer::from_pem_file(key).map_err(|error| pem("sslkey", key, &error))?;
-                config.with_client_auth_cert(chain, key).map_err(TlsError::Rustls)?
+                let key = PrivateKeyDer::from_pem_file(key)
+                    .map_err(|error| pem("sslkey", key, &error))?;
+                config
+                    .with_client_auth_cert(chain, key)
+                    .map_err(TlsError::Rustls)?
             }
             _ => return Err(TlsError::HalfClientCert),
         };
         // Servers from 17 on take a handshake without the request before it from nobody else.
         config.alpn_protocols = vec![b"postgresql".to_vec()];
-        Ok(Connector { tls: MakeRustlsConnect::new(config), certificate })
+        Ok(Connector {
+            tls: MakeRustlsConnect::new(config),
+            certificate,
+        })
     }
 
-    /// The verifier, with the certificates that are revoked. As in libpq the file is looked for where none is named,
-    /// and each authority in it must have its list.
-    fn with_revoked(&self, builder: ServerCertVerifierBuilder) -> Result<ServerCertVerifierBuilder, TlsError> {
-        let standard = || home().map(|home| home.join(".postgresql/root.crl")).filter(|path| path.exists());
-        let Some(path) = self.crl.clone().or_else(standard) else { return Ok(builder) };
-        let revoked = |reason| TlsError::Revoked { path: path.clone(), reason };
-        let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_file_iter(&path).and_then(Iterator::collect);
+    /// The verifier, with the certificates that are revoked. As in libpq the file is looked for
+    /// where none is named, and each authority in it must have its list.
+    fn with_revoked(
+        &self,
+        builder: ServerCertVerifierBuilder,
+    ) -> Result<ServerCertVerifierBuilder, TlsError> {
+        let standard = || {
+            home()
+                .map(|home| home.join(".postgresql/root.crl"))
+                .filter(|path| path.exists())
+        };
+        let Some(path) = self.crl.clone().or_else(standard) else {
+            return Ok(builder);
+        };
+        let revoked = |reason| TlsError::Revoked {
+            path: path.clone(),
+            reason,
+        };
+        let lists: Result<Vec<_>, _> =
+            CertificateRevocationListDer::pem_file_iter(&path).and_then(Iterator::collect);
         let lists = lists.map_err(|error| revoked(error.to_string()))?;
         if lists.is_empty() {
             return Err(revoked("it has no list".to_owned()));
@@ -280,16 +336,24 @@ fn standard_root_cert() -> Option<PathBuf> {
 }
 
 fn wrong_version(key: &'static str) -> OptionsError {
-    OptionsError::WrongValue { key, reason: "known are TLSv1.2 and TLSv1.3, the least before the most".to_owned() }
+    OptionsError::WrongValue {
+        key,
+        reason: "known are TLSv1.2 and TLSv1.3, the least before the most".to_owned(),
+    }
 }
 
-/// Refuses what libpq refuses: a key that others may read, or, where root owns it, more than read by its group.
+/// Refuses what libpq refuses: a key that others may read, or, where root owns it, more than read
+/// by its group.
 fn refuse_open(path: &Path) -> Result<(), TlsError> {
-    let Ok(facts) = std::fs::metadata(path) else { return Ok(()) };
+    let Ok(facts) = std::fs::metadata(path) else {
+        return Ok(());
+    };
     let forbidden = if facts.uid() == 0 { 0o037 } else { 0o077 };
     match facts.is_file() && facts.mode() & forbidden == 0 {
         true => Ok(()),
-        false => Err(TlsError::OpenKey { path: path.to_owned() }),
+        false => Err(TlsError::OpenKey {
+            path: path.to_owned(),
+        }),
     }
 }
 
@@ -299,7 +363,11 @@ fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'st
 }
 
 fn pem(key: &'static str, path: &Path, error: &rustls::pki_types::pem::Error) -> TlsError {
-    TlsError::Pem { key, path: path.to_owned(), reason: error.to_string() }
+    TlsError::Pem {
+        key,
+        path: path.to_owned(),
+        reason: error.to_string(),
+    }
 }
 
 /// Makes TLS of a socket, and tells the certificate that the server has shown.
@@ -307,12 +375,15 @@ fn pem(key: &'static str, path: &Path, error: &rustls::pki_types::pem::Error) ->
 pub(super) struct Connector {
     pub(super) tls: MakeRustlsConnect,
     /// Set once a handshake has come that far; by the first, so a connector is for one connection.
-    #[cfg_attr(not(feature = "ops"), allow(dead_code, reason = "replication connections are for moves"))]
+    #[cfg_attr(
+        not(feature = "ops"),
+        allow(dead_code, reason = "replication connections are for moves")
+    )]
     pub(super) certificate: Arc<OnceLock<CertificateDer<'static>>>,
 }
 
-/// Verifies as much as the mode asks for: nothing, the chain, or the chain and the name. The signatures of the
-/// handshake are always verified.
+/// Verifies as much as the mode asks for: nothing, the chain, or the chain and the name. The
+/// signatures of the handshake are always verified.
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
@@ -332,7 +403,9 @@ impl ServerCertVerifier for Verifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let _ = self.seen.set(end_entity.clone().into_owned());
-        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        let Some(chain) = &self.chain else {
+            return Ok(ServerCertVerified::assertion());
+        };
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp, now) {
             // The chain is checked before the name, so a wrong name says that the chain is right.
             Err(Error::InvalidCertificate(
@@ -371,6 +444,8 @@ impl ServerCertVerifier for Verifier {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }

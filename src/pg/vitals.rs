@@ -1,8 +1,9 @@
 //! Whether a connection that is waited on is alive.
 //!
-//! A server may work on a statement for hours and say nothing. A connection whose other side is gone, or that a
-//! firewall or a proxy has forgotten, says nothing either. The kernel tells only where the peer's kernel does not
-//! answer. So who has waited for long asks the server over another connection whether it is at work on this one.
+//! A server may work on a statement for hours and say nothing. A connection whose other side is
+//! gone, or that a firewall or a proxy has forgotten, says nothing either. The kernel tells only
+//! where the peer's kernel does not answer. So who has waited for long asks the server over another
+//! connection whether it is at work on this one.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use super::options::ConnectOptions;
 /// What the guards of a connection note.
 #[derive(Default)]
 pub(super) struct Vitals {
-    /// Answers that were asked for and have not ended. Negative for no longer than two threads need.
+    /// Answers that were asked for and have not ended. Negative for no longer than two threads
+    /// need.
     awaited: AtomicU64,
     ended: AtomicU64,
     progress: AtomicU64,
@@ -88,7 +90,8 @@ pub(super) enum Sign {
 const WHAT_IT_DOES: &str = "SELECT state, wait_event_type FROM pg_catalog.pg_stat_activity \
     WHERE pid OPERATOR(pg_catalog.=) $1";
 
-/// So many looks must say that a connection is dead. An answer may be on its way at the time of one.
+/// So many looks must say that a connection is dead. An answer may be on its way at the time of
+/// one.
 pub(super) const LOOKS: u32 = 2;
 
 /// How long a connection may be silent while its server has the next word.
@@ -102,8 +105,14 @@ pub(crate) struct Patience {
 impl ConnectOptions {
     /// What the options for the kernel's own keepalives say of it; `None` with `keepalives=0`.
     pub(crate) fn patience(&self) -> Option<Patience> {
-        let interval = self.config.get_keepalives_interval().unwrap_or(Duration::from_secs(10));
-        self.config.get_keepalives().then(|| Patience { idle: self.config.get_keepalives_idle(), interval })
+        let interval = self
+            .config
+            .get_keepalives_interval()
+            .unwrap_or(Duration::from_secs(10));
+        self.config.get_keepalives().then(|| Patience {
+            idle: self.config.get_keepalives_idle(),
+            interval,
+        })
     }
 }
 
@@ -115,8 +124,9 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Returns when the connection is dead, with the reason. `keepalives_idle` is how long nothing may come before the
-    /// server is asked, `keepalives_interval` how often it is asked then, and with `keepalives=0` nobody looks.
+    /// Returns when the connection is dead, with the reason. `keepalives_idle` is how long nothing
+    /// may come before the server is asked, `keepalives_interval` how often it is asked then, and
+    /// with `keepalives=0` nobody looks.
     pub(super) async fn given_up(self) -> String {
         let Some(Patience { idle, interval }) = self.options.patience() else {
             return std::future::pending().await;
@@ -131,7 +141,12 @@ impl Watch {
             if since.elapsed() < idle {
                 continue;
             }
-            let sign = look(self.options.clone(), self.index, self.vitals.pid.load(Ordering::Relaxed)).await;
+            let sign = look(
+                self.options.clone(),
+                self.index,
+                self.vitals.pid.load(Ordering::Relaxed),
+            )
+            .await;
             looks = if sign == Sign::Busy { 0 } else { looks + 1 };
             if looks >= LOOKS && self.vitals.seen() == seen {
                 let seconds = since.elapsed().as_secs();
@@ -148,8 +163,13 @@ impl Watch {
     }
 }
 
-/// Asks the server what the process does. In a box, since it opens a connection, which a watch belongs to.
-pub(super) fn look(options: ConnectOptions, index: usize, pid: i32) -> Pin<Box<dyn Future<Output = Sign> + Send>> {
+/// Asks the server what the process does. In a box, since it opens a connection, which a watch
+/// belongs to.
+pub(super) fn look(
+    options: ConnectOptions,
+    index: usize,
+    pid: i32,
+) -> Pin<Box<dyn Future<Output = Sign> + Send>> {
     Box::pin(async move {
         let connection = match options.reach_unwatched(index, "pgshard watch").await {
             Ok(connection) => connection,
@@ -167,7 +187,9 @@ pub(super) fn look(options: ConnectOptions, index: usize, pid: i32) -> Pin<Box<d
             Ok(Err(error)) if error.as_db_error().is_some() => return Sign::Busy,
             _ => return Sign::Silent,
         };
-        let Some(row) = rows.first() else { return Sign::Ended };
+        let Some(row) = rows.first() else {
+            return Sign::Ended;
+        };
         let text = |column: usize| row.try_get::<_, Option<String>>(column).ok().flatten();
         match (text(0).as_deref(), text(1).as_deref()) {
             (Some("active"), Some("Client" | "Activity")) => Sign::Idle,

@@ -65,7 +65,8 @@ pub enum Reason {
         /// The source.
         host: HostName,
     },
-    /// Its source has more than its share and its target less, in percent of the share, before this move.
+    /// Its source has more than its share and its target less, in percent of the share, before this
+    /// move.
     Levels {
         /// How much more; positive.
         source_percent: f64,
@@ -83,9 +84,16 @@ impl fmt::Display for Reason {
             Reason::Emptied { host } => write!(f, "{host} is to be empty"),
             Reason::Apart { from } => write!(f, "it is kept apart from shard {from}"),
             Reason::OverLimit { host } => write!(f, "{host} has more than it may"),
-            Reason::Levels { source_percent, target_percent } => {
+            Reason::Levels {
+                source_percent,
+                target_percent,
+            } => {
                 let target = -target_percent;
-                write!(f, "the source is {source_percent:.1} % over its share, the target {target:.1} % below")
+                write!(
+                    f,
+                    "the source is {source_percent:.1} % over its share, the target {target:.1} % \
+                        below"
+                )
             }
             Reason::Exchanged => f.write_str("in exchange for others: together they come closer"),
         }
@@ -105,7 +113,11 @@ pub struct Unmet {
 
 impl fmt::Display for Unmet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "shard {} stays on {}, although {}", self.shard, self.host, self.reason)
+        write!(
+            f,
+            "shard {} stays on {}, although {}",
+            self.shard, self.host, self.reason
+        )
     }
 }
 
@@ -135,8 +147,8 @@ pub struct Amount {
     pub part: f64,
 }
 
-/// How often the steps of the search are repeated, each for what the one before has made possible. The second changes
-/// something rarely, the third next to never.
+/// How often the steps of the search are repeated, each for what the one before has made possible.
+/// The second changes something rarely, the third next to never.
 const ROUNDS_MAX: usize = 3;
 
 /// Plans.
@@ -167,7 +179,8 @@ const ROUNDS_MAX: usize = 3;
 /// ```
 ///
 /// # Errors
-/// When the problem contradicts itself. It is no error if not everything can be met: the plan names what is not.
+/// When the problem contradicts itself. It is no error if not everything can be met: the plan names
+/// what is not.
 pub fn plan(problem: &Problem) -> Result<Plan, Error> {
     let problem = problem.checked()?;
     let start = Load::of(&problem);
@@ -189,12 +202,18 @@ pub fn plan(problem: &Problem) -> Result<Plan, Error> {
         take_back(&mut end);
         moves = order(&start, &end, level(&end), problem.options.moves_max);
         let mut reached = start.clone();
-        moves.iter().for_each(|planned| reached.put(planned.shard, planned.to));
+        moves
+            .iter()
+            .for_each(|planned| reached.put(planned.shard, planned.to));
         // Where the order has left moves out, others may have lost their point.
         let before = reached.at.clone();
         end = reached;
         // Too few moves to make the fullest host less full are still a part of the way.
-        if problem.options.moves_max.is_some_and(|most| moves.len() >= most) {
+        if problem
+            .options
+            .moves_max
+            .is_some_and(|most| moves.len() >= most)
+        {
             break;
         }
         take_back(&mut end);
@@ -206,14 +225,29 @@ pub fn plan(problem: &Problem) -> Result<Plan, Error> {
     }
     // The plan reports where these moves lead, even if the rounds were not enough.
     end = start.clone();
-    moves.iter().for_each(|planned| end.put(planned.shard, planned.to));
+    moves
+        .iter()
+        .for_each(|planned| end.put(planned.shard, planned.to));
     let name = |host: usize| problem.hosts[host].name.clone();
     let moves = moves.into_iter().map(|planned| {
         let shard = &problem.shards[planned.shard];
         let (source, target) = (name(planned.from), name(planned.to));
-        Move { shard: shard.shard, source, target, weight: shard.weight, bytes: shard.bytes, reason: planned.reason }
+        Move {
+            shard: shard.shard,
+            source,
+            target,
+            weight: shard.weight,
+            bytes: shard.bytes,
+            reason: planned.reason,
+        }
     });
-    let spread = |load: &Load<'_>| if bound > 0.0 { (load.peak() / bound - 1.0).max(0.0) } else { 0.0 };
+    let spread = |load: &Load<'_>| {
+        if bound > 0.0 {
+            (load.peak() / bound - 1.0).max(0.0)
+        } else {
+            0.0
+        }
+    };
     Ok(Plan {
         moves: moves.collect(),
         hosts: hosts(&start, &end),
@@ -231,7 +265,11 @@ fn hosts(start: &Load<'_>, end: &Load<'_>) -> Vec<HostLoad> {
         shards: load.count[at],
         weight: load.weight[at],
         bytes: load.bytes[at],
-        part: if total > 0 { load.weight[at] as f64 / total as f64 } else { 0.0 },
+        part: if total > 0 {
+            load.weight[at] as f64 / total as f64
+        } else {
+            0.0
+        },
     };
     let host = |(at, host): (usize, &super::Host)| HostLoad {
         host: host.name.clone(),
@@ -244,8 +282,15 @@ fn hosts(start: &Load<'_>, end: &Load<'_>) -> Vec<HostLoad> {
 
 fn unmet(end: &Load<'_>) -> Vec<Unmet> {
     let one = |shard: usize| {
-        let (number, host) = (end.problem.shards[shard].shard, end.problem.hosts[end.at[shard]].name.clone());
-        end.why_it_must(shard).map(|reason| Unmet { shard: number, host, reason })
+        let (number, host) = (
+            end.problem.shards[shard].shard,
+            end.problem.hosts[end.at[shard]].name.clone(),
+        );
+        end.why_it_must(shard).map(|reason| Unmet {
+            shard: number,
+            host,
+            reason,
+        })
     };
     (0..end.at.len()).filter_map(one).collect()
 }

@@ -33,7 +33,8 @@ pub struct Shard {
     pub shard: ShardId,
     /// The host that serves it.
     pub host: HostName,
-    /// What is to be spread evenly: 1 for the number of shards, bytes, writes a second, or anything else.
+    /// What is to be spread evenly: 1 for the number of shards, bytes, writes a second, or anything
+    /// else.
     pub weight: u64,
     /// What moving it costs.
     pub bytes: u64,
@@ -45,7 +46,8 @@ pub struct Shard {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
-    /// How far over its share the fullest host may be before shards are moved to even that out: 0.02 is 2 %.
+    /// How far over its share the fullest host may be before shards are moved to even that out:
+    /// 0.02 is 2 %.
     pub threshold: f64,
     /// The most moves.
     pub moves_max: Option<usize>,
@@ -58,7 +60,10 @@ impl Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threshold: Options::THRESHOLD, moves_max: None }
+        Options {
+            threshold: Options::THRESHOLD,
+            moves_max: None,
+        }
     }
 }
 
@@ -133,31 +138,72 @@ impl Problem {
         problem.shards.sort_by_key(|shard| shard.shard);
         problem.apart.sort();
         problem.apart.dedup();
-        if let Some(pair) = problem.hosts.windows(2).find(|pair| pair[0].name == pair[1].name) {
-            return Err(Error::Twice { what: format!("host {}", pair[0].name) });
+        if let Some(pair) = problem
+            .hosts
+            .windows(2)
+            .find(|pair| pair[0].name == pair[1].name)
+        {
+            return Err(Error::Twice {
+                what: format!("host {}", pair[0].name),
+            });
         }
-        if let Some(pair) = problem.shards.windows(2).find(|pair| pair[0].shard == pair[1].shard) {
-            return Err(Error::Twice { what: format!("shard {}", pair[0].shard) });
+        if let Some(pair) = problem
+            .shards
+            .windows(2)
+            .find(|pair| pair[0].shard == pair[1].shard)
+        {
+            return Err(Error::Twice {
+                what: format!("shard {}", pair[0].shard),
+            });
         }
         for Host { name, limits } in &problem.hosts {
             // A share that is next to nothing would make every load on it infinite.
             let sound = limits.weight == 0.0 || (1e-6..=1e6).contains(&limits.weight);
             if !sound {
-                return Err(Error::Weight { host: name.clone(), weight: limits.weight.to_string() });
+                return Err(Error::Weight {
+                    host: name.clone(),
+                    weight: limits.weight.to_string(),
+                });
             }
         }
         if problem.hosts.iter().all(|host| host.limits.weight == 0.0) {
             return Err(Error::NoHost);
         }
-        let known = |name: &HostName| problem.hosts.binary_search_by(|host| host.name.cmp(name)).is_ok();
-        for Shard { shard, host, constraint, .. } in &problem.shards {
-            let pinned = if let Constraint::Pinned(to) = constraint { Some(to) } else { None };
-            if let Some(host) = [Some(host), pinned].into_iter().flatten().find(|name| !known(name)) {
-                return Err(Error::UnknownHost { shard: *shard, host: host.clone() });
+        let known = |name: &HostName| {
+            problem
+                .hosts
+                .binary_search_by(|host| host.name.cmp(name))
+                .is_ok()
+        };
+        for Shard {
+            shard,
+            host,
+            constraint,
+            ..
+        } in &problem.shards
+        {
+            let pinned = if let Constraint::Pinned(to) = constraint {
+                Some(to)
+            } else {
+                None
+            };
+            if let Some(host) = [Some(host), pinned]
+                .into_iter()
+                .flatten()
+                .find(|name| !known(name))
+            {
+                return Err(Error::UnknownHost {
+                    shard: *shard,
+                    host: host.clone(),
+                });
             }
         }
-        let sum =
-            |value: fn(&Shard) -> u64| problem.shards.iter().try_fold(0u64, |sum, shard| sum.checked_add(value(shard)));
+        let sum = |value: fn(&Shard) -> u64| {
+            problem
+                .shards
+                .iter()
+                .try_fold(0u64, |sum, shard| sum.checked_add(value(shard)))
+        };
         let exact = |sum: Option<u64>| sum.is_some_and(|sum| sum < 1 << 53);
         if !(exact(sum(|shard| shard.weight)) && exact(sum(|shard| shard.bytes))) {
             return Err(Error::TooHeavy);

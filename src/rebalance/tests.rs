@@ -17,44 +17,95 @@ fn id(number: usize) -> ShardId {
 }
 
 fn host(number: usize, weight: f64) -> Host {
-    Host { name: name(number), limits: HostLimits { weight, ..HostLimits::default() } }
+    Host {
+        name: name(number),
+        limits: HostLimits {
+            weight,
+            ..HostLimits::default()
+        },
+    }
 }
 
 fn shard(number: usize, on: usize, weight: u64, bytes: u64) -> Shard {
-    Shard { shard: id(number), host: name(on), weight, bytes, constraint: Constraint::Free }
+    Shard {
+        shard: id(number),
+        host: name(on),
+        weight,
+        bytes,
+        constraint: Constraint::Free,
+    }
 }
 
 fn any_problem() -> impl Strategy<Value = Problem> {
-    let limits = (0usize..8, prop::option::weighted(0.2, 1u32..20), prop::option::weighted(0.2, 100u64..4000));
+    let limits = (
+        0usize..8,
+        prop::option::weighted(0.2, 1u32..20),
+        prop::option::weighted(0.2, 100u64..4000),
+    );
     let hosts = prop::collection::vec(limits, 1..6);
-    let shards = prop::collection::vec((any::<usize>(), 0u64..200, 0u64..200, 0usize..12, any::<usize>()), 0..40);
+    let shards = prop::collection::vec(
+        (
+            any::<usize>(),
+            0u64..200,
+            0u64..200,
+            0usize..12,
+            any::<usize>(),
+        ),
+        0..40,
+    );
     let apart = prop::collection::vec(prop::collection::btree_set(0usize..40, 2..4), 0..4);
-    let options = (prop_oneof![Just(0.0), Just(0.02), Just(0.5)], prop::option::weighted(0.3, 0usize..20));
-    (hosts, shards, apart, options).prop_filter_map("some host takes shards", |(hosts, shards, apart, options)| {
-        let count = hosts.len();
-        let host = |(number, (weight, shards_max, bytes_max)): (usize, (usize, Option<u32>, Option<u64>))| Host {
-            name: name(number),
-            limits: HostLimits { weight: [0.0, 1.0, 1.0, 1.0, 2.0, 0.5, 3.7, 1.0][weight], shards_max, bytes_max },
-        };
-        let shard = |(number, (on, weight, bytes, hold, pin)): (usize, (usize, u64, u64, usize, usize))| Shard {
-            shard: id(number),
-            host: name(on % count),
-            weight,
-            bytes,
-            constraint: match hold {
-                0 => Constraint::Stays,
-                1 => Constraint::Pinned(name(pin % count)),
-                _ => Constraint::Free,
-            },
-        };
-        let problem = Problem {
-            hosts: hosts.into_iter().enumerate().map(host).collect(),
-            shards: shards.into_iter().enumerate().map(shard).collect(),
-            apart: apart.into_iter().map(|set| set.into_iter().map(id).collect()).collect(),
-            options: Options { threshold: options.0, moves_max: options.1 },
-        };
-        problem.hosts.iter().any(|host| host.limits.weight > 0.0).then_some(problem)
-    })
+    let options = (
+        prop_oneof![Just(0.0), Just(0.02), Just(0.5)],
+        prop::option::weighted(0.3, 0usize..20),
+    );
+    (hosts, shards, apart, options).prop_filter_map(
+        "some host takes shards",
+        |(hosts, shards, apart, options)| {
+            let count = hosts.len();
+            let host = |(number, (weight, shards_max, bytes_max)): (
+                usize,
+                (usize, Option<u32>, Option<u64>),
+            )| Host {
+                name: name(number),
+                limits: HostLimits {
+                    weight: [0.0, 1.0, 1.0, 1.0, 2.0, 0.5, 3.7, 1.0][weight],
+                    shards_max,
+                    bytes_max,
+                },
+            };
+            let shard = |(number, (on, weight, bytes, hold, pin)): (
+                usize,
+                (usize, u64, u64, usize, usize),
+            )| Shard {
+                shard: id(number),
+                host: name(on % count),
+                weight,
+                bytes,
+                constraint: match hold {
+                    0 => Constraint::Stays,
+                    1 => Constraint::Pinned(name(pin % count)),
+                    _ => Constraint::Free,
+                },
+            };
+            let problem = Problem {
+                hosts: hosts.into_iter().enumerate().map(host).collect(),
+                shards: shards.into_iter().enumerate().map(shard).collect(),
+                apart: apart
+                    .into_iter()
+                    .map(|set| set.into_iter().map(id).collect())
+                    .collect(),
+                options: Options {
+                    threshold: options.0,
+                    moves_max: options.1,
+                },
+            };
+            problem
+                .hosts
+                .iter()
+                .any(|host| host.limits.weight > 0.0)
+                .then_some(problem)
+        },
+    )
 }
 
 /// Where everything is, with sums of its own: it does not rely on the planner's.
@@ -65,16 +116,32 @@ struct Placed<'p> {
 
 impl<'p> Placed<'p> {
     fn of(problem: &'p Problem) -> Placed<'p> {
-        Placed { problem, at: problem.shards.iter().map(|shard| (shard.shard, shard.host.clone())).collect() }
+        Placed {
+            problem,
+            at: problem
+                .shards
+                .iter()
+                .map(|shard| (shard.shard, shard.host.clone()))
+                .collect(),
+        }
     }
 
     fn on<'a>(&'a self, host: &'a HostName) -> impl Iterator<Item = &'a Shard> {
-        self.problem.shards.iter().filter(move |shard| self.at[&shard.shard] == *host)
+        self.problem
+            .shards
+            .iter()
+            .filter(move |shard| self.at[&shard.shard] == *host)
     }
 
     fn peak(&self) -> f64 {
-        let hosts = self.problem.hosts.iter().filter(|host| host.limits.weight > 0.0);
-        let fullness = |host: &Host| self.on(&host.name).map(|s| s.weight).sum::<u64>() as f64 / host.limits.weight;
+        let hosts = self
+            .problem
+            .hosts
+            .iter()
+            .filter(|host| host.limits.weight > 0.0);
+        let fullness = |host: &Host| {
+            self.on(&host.name).map(|s| s.weight).sum::<u64>() as f64 / host.limits.weight
+        };
         hosts.map(fullness).fold(0.0, f64::max)
     }
 
@@ -85,11 +152,18 @@ impl<'p> Placed<'p> {
             let here: Vec<&Shard> = self.on(&host.name).collect();
             let limits = host.limits;
             let pinned = |shard: &&&Shard| matches!(&shard.constraint, Constraint::Pinned(to) if *to != host.name);
-            let away = here.iter().filter(|shard| limits.weight == 0.0 || pinned(shard)).count() as u64;
-            let crowd = |set: &BTreeSet<ShardId>| here.iter().filter(|s| set.contains(&s.shard)).count() as u64;
+            let away = here
+                .iter()
+                .filter(|shard| limits.weight == 0.0 || pinned(shard))
+                .count() as u64;
+            let crowd = |set: &BTreeSet<ShardId>| {
+                here.iter().filter(|s| set.contains(&s.shard)).count() as u64
+            };
             let sets: BTreeSet<_> = self.problem.apart.iter().collect();
             let near: u64 = sets.iter().map(|set| crowd(set).saturating_sub(1)).sum();
-            let over = limits.shards_max.map_or(0, |max| (here.len() as u64).saturating_sub(u64::from(max)));
+            let over = limits
+                .shards_max
+                .map_or(0, |max| (here.len() as u64).saturating_sub(u64::from(max)));
             shards += away + near + over;
             let size: u64 = here.iter().map(|shard| shard.bytes).sum();
             bytes += limits.bytes_max.map_or(0, |max| size.saturating_sub(max));
@@ -99,19 +173,34 @@ impl<'p> Placed<'p> {
 
     /// Whether a shard may come to a host.
     fn may_take(&self, shard: &Shard, to: &HostName) -> bool {
-        let limits = self.problem.hosts.iter().find(|host| host.name == *to).unwrap().limits;
+        let limits = self
+            .problem
+            .hosts
+            .iter()
+            .find(|host| host.name == *to)
+            .unwrap()
+            .limits;
         let here: Vec<&Shard> = self.on(to).collect();
-        let apart =
-            |set: &BTreeSet<ShardId>| !set.contains(&shard.shard) || here.iter().all(|s| !set.contains(&s.shard));
+        let apart = |set: &BTreeSet<ShardId>| {
+            !set.contains(&shard.shard) || here.iter().all(|s| !set.contains(&s.shard))
+        };
         limits.weight > 0.0
-            && limits.shards_max.is_none_or(|max| here.len() < max as usize)
-            && limits.bytes_max.is_none_or(|max| here.iter().map(|s| s.bytes).sum::<u64>() + shard.bytes <= max)
+            && limits
+                .shards_max
+                .is_none_or(|max| here.len() < max as usize)
+            && limits
+                .bytes_max
+                .is_none_or(|max| here.iter().map(|s| s.bytes).sum::<u64>() + shard.bytes <= max)
             && self.problem.apart.iter().all(apart)
     }
 }
 
 fn shard_in(problem: &Problem, shard: ShardId) -> &Shard {
-    problem.shards.iter().find(|known| known.shard == shard).unwrap()
+    problem
+        .shards
+        .iter()
+        .find(|known| known.shard == shard)
+        .unwrap()
 }
 
 proptest! {
@@ -154,8 +243,8 @@ proptest! {
         if placed.wrong().0 > 0 {
             prop_assert!(!plan.unmet.is_empty());
         }
-        // A shard that must leave an emptied host and has a place to go has gone, unless the number of moves was
-        // limited.
+        // A shard that must leave an emptied host and has a place to go has gone, unless the number
+        // of moves was limited.
         if problem.options.moves_max.is_none() {
             for unmet in plan.unmet.iter().filter(|unmet| matches!(unmet.reason, Reason::Emptied { .. })) {
                 let shard = shard_in(&problem, unmet.shard);
@@ -203,7 +292,8 @@ proptest! {
     fn a_second_plan_moves_nothing(mut problem in any_problem()) {
         problem.options = Options { threshold: 0.02, moves_max: None };
         let first = plan(&problem).unwrap();
-        // A search that found no better place may find one from there, but only where it was stuck far from the bound.
+        // A search that found no better place may find one from there, but only where it was stuck
+        // far from the bound.
         if first.spread_after > 0.02 || !first.unmet.is_empty() {
             return Ok(());
         }
@@ -255,7 +345,8 @@ proptest! {
     }
 }
 
-/// Weights as they are found in life: `exp` of a normal distribution, so that a few are a hundred times the median.
+/// Weights as they are found in life: `exp` of a normal distribution, so that a few are a hundred
+/// times the median.
 fn log_normal(random: &mut fastrand::Rng, sigma: f64) -> f64 {
     let (u, v) = (1.0 - random.f64(), random.f64());
     (sigma * (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()).exp()
@@ -267,14 +358,34 @@ fn hard(seed: u64, weight_is_bytes: bool) -> Problem {
     let shares = [1.0, 1.0, 2.0, 0.7, 3.3, 1.6];
     let shards = (0..329).map(|number| {
         let weight = (log_normal(&mut random, 1.2) * 1e6) as u64 + 1;
-        let bytes = if weight_is_bytes { weight } else { (log_normal(&mut random, 1.5) * 1e7) as u64 + 1 };
+        let bytes = if weight_is_bytes {
+            weight
+        } else {
+            (log_normal(&mut random, 1.5) * 1e7) as u64 + 1
+        };
         // Most on the first, as after a start on one host.
-        let on = if random.f64() < 0.6 { 0 } else { random.usize(0..6) };
+        let on = if random.f64() < 0.6 {
+            0
+        } else {
+            random.usize(0..6)
+        };
         shard(number, on, weight, bytes)
     });
-    let options = Options { threshold: 0.0, moves_max: None };
-    let hosts = shares.iter().enumerate().map(|(number, share)| host(number, *share)).collect();
-    Problem { hosts, shards: shards.collect(), options, ..Problem::default() }
+    let options = Options {
+        threshold: 0.0,
+        moves_max: None,
+    };
+    let hosts = shares
+        .iter()
+        .enumerate()
+        .map(|(number, share)| host(number, *share))
+        .collect();
+    Problem {
+        hosts,
+        shards: shards.collect(),
+        options,
+        ..Problem::default()
+    }
 }
 
 /// The bytes that any plan with this peak must move, where weights are bytes: what is over it.
@@ -294,10 +405,17 @@ fn a_hard_instance_is_solved_close_to_its_bound() {
         for weight_is_bytes in [true, false] {
             let problem = hard(seed, weight_is_bytes);
             let plan = plan(&problem).unwrap();
-            assert!(plan.spread_after <= 0.005, "seed {seed}: {:.4} of {:.4}", plan.spread_after, plan.spread_before);
+            assert!(
+                plan.spread_after <= 0.005,
+                "seed {seed}: {:.4} of {:.4}",
+                plan.spread_after,
+                plan.spread_before
+            );
             if weight_is_bytes {
                 let mut placed = Placed::of(&problem);
-                plan.moves.iter().for_each(|one| drop(placed.at.insert(one.shard, one.target.clone())));
+                plan.moves
+                    .iter()
+                    .for_each(|one| drop(placed.at.insert(one.shard, one.target.clone())));
                 let moved: u64 = plan.moves.iter().map(|one| one.bytes).sum();
                 worst_bytes = worst_bytes.max(moved as f64 / least_bytes(&problem, placed.peak()));
             }
@@ -310,14 +428,20 @@ fn a_hard_instance_is_solved_close_to_its_bound() {
 fn a_new_host_gets_its_share_and_nothing_else_moves() {
     let problem = Problem {
         hosts: (0..4).map(|number| host(number, 1.0)).collect(),
-        shards: (0..4096).map(|number| shard(number, number % 3, 1, 1000 + number as u64)).collect(),
+        shards: (0..4096)
+            .map(|number| shard(number, number % 3, 1, 1000 + number as u64))
+            .collect(),
         ..Problem::default()
     };
     let plan = plan(&problem).unwrap();
     assert_eq!(plan.moves.len(), 1024);
     assert!(plan.moves.iter().all(|one| one.target == name(3)));
     // The smallest of each: by count any will do.
-    assert!(plan.moves.iter().all(|one| one.bytes < 1000 + 1100), "{:?}", plan.moves.iter().map(|m| m.bytes).max());
+    assert!(
+        plan.moves.iter().all(|one| one.bytes < 1000 + 1100),
+        "{:?}",
+        plan.moves.iter().map(|m| m.bytes).max()
+    );
     assert_eq!(plan.spread_after, 0.0);
 }
 
@@ -325,31 +449,63 @@ fn a_new_host_gets_its_share_and_nothing_else_moves() {
 fn a_few_moves_at_a_time_get_there_too() {
     let mut problem = Problem {
         hosts: (0..4).map(|number| host(number, 1.0)).collect(),
-        shards: (0..40).map(|number| shard(number, number % 2, 1 + number as u64 % 3, 7)).collect(),
-        options: Options { threshold: 0.0, moves_max: Some(1) },
+        shards: (0..40)
+            .map(|number| shard(number, number % 2, 1 + number as u64 % 3, 7))
+            .collect(),
+        options: Options {
+            threshold: 0.0,
+            moves_max: Some(1),
+        },
         ..Problem::default()
     };
-    let whole = plan(&Problem { options: Options { threshold: 0.0, moves_max: None }, ..problem.clone() }).unwrap();
+    let whole = plan(&Problem {
+        options: Options {
+            threshold: 0.0,
+            moves_max: None,
+        },
+        ..problem.clone()
+    })
+    .unwrap();
     let mut steps = 0;
     while let [only] = plan(&problem).unwrap().moves.as_slice() {
-        problem.shards.iter_mut().find(|shard| shard.shard == only.shard).unwrap().host = only.target.clone();
+        problem
+            .shards
+            .iter_mut()
+            .find(|shard| shard.shard == only.shard)
+            .unwrap()
+            .host = only.target.clone();
         steps += 1;
         assert!(steps <= 40, "each step is one forward");
     }
-    assert!(plan(&problem).unwrap().spread_before <= whole.spread_after, "after {steps} steps");
+    assert!(
+        plan(&problem).unwrap().spread_before <= whole.spread_after,
+        "after {steps} steps"
+    );
 }
 
 #[test]
 fn draining_moves_only_what_is_there() {
     let problem = Problem {
         hosts: (0..3).map(|number| host(number, 1.0)).collect(),
-        shards: (0..90).map(|number| shard(number, if number < 60 { 0 } else { 1 }, 1, 1)).collect(),
+        shards: (0..90)
+            .map(|number| shard(number, if number < 60 { 0 } else { 1 }, 1, 1))
+            .collect(),
         ..Problem::default()
     };
     let plan = plan(&problem.clone().draining(&name(0))).unwrap();
     assert_eq!(plan.moves.len(), 60);
-    assert!(plan.moves.iter().all(|one| one.source == name(0) && one.shard < id(60)));
-    assert_eq!(plan.hosts.iter().map(|host| host.after.shards).collect::<Vec<_>>(), [0, 45, 45]);
+    assert!(
+        plan.moves
+            .iter()
+            .all(|one| one.source == name(0) && one.shard < id(60))
+    );
+    assert_eq!(
+        plan.hosts
+            .iter()
+            .map(|host| host.after.shards)
+            .collect::<Vec<_>>(),
+        [0, 45, 45]
+    );
     assert_eq!(plan.moves[0].reason.to_string(), "db0 is to be empty");
 }
 
@@ -365,26 +521,49 @@ fn what_cannot_be_met_is_said() {
     let first = plan(&problem).unwrap();
     let said: Vec<String> = first.unmet.iter().map(ToString::to_string).collect();
     assert_eq!(said.len(), 2, "{said:?}");
-    assert!(said[0].contains("although it is kept apart from shard"), "{said:?}");
+    assert!(
+        said[0].contains("although it is kept apart from shard"),
+        "{said:?}"
+    );
     let drained = plan(&problem.draining(&name(0))).unwrap();
-    assert!(drained.unmet.iter().any(|unmet| unmet.shard == id(3)), "{:?}", drained.unmet);
+    assert!(
+        drained.unmet.iter().any(|unmet| unmet.shard == id(3)),
+        "{:?}",
+        drained.unmet
+    );
 }
 
 #[test]
 fn nonsense_is_refused() {
-    let good = Problem { hosts: vec![host(0, 1.0)], shards: vec![shard(0, 0, 1, 1)], ..Problem::default() };
+    let good = Problem {
+        hosts: vec![host(0, 1.0)],
+        shards: vec![shard(0, 0, 1, 1)],
+        ..Problem::default()
+    };
     let error = |change: fn(&mut Problem)| {
         let mut problem = good.clone();
         change(&mut problem);
         plan(&problem).unwrap_err().to_string()
     };
-    assert_eq!(error(|p| p.hosts.push(host(0, 1.0))), "host db0 is there twice");
-    assert_eq!(error(|p| p.shards.push(shard(0, 0, 1, 1))), "shard 0 is there twice");
-    assert_eq!(error(|p| p.shards[0].host = name(7)), "shard 0 is for host db7, which does not exist");
+    assert_eq!(
+        error(|p| p.hosts.push(host(0, 1.0))),
+        "host db0 is there twice"
+    );
+    assert_eq!(
+        error(|p| p.shards.push(shard(0, 0, 1, 1))),
+        "shard 0 is there twice"
+    );
+    assert_eq!(
+        error(|p| p.shards[0].host = name(7)),
+        "shard 0 is for host db7, which does not exist"
+    );
     assert_eq!(
         error(|p| p.hosts[0].limits.weight = f64::NAN),
         "host db0 cannot have the weight NaN: it must be 0 to 1000000"
     );
-    assert_eq!(error(|p| p.hosts[0].limits.weight = 0.0), "no host takes shards: all have the weight 0");
+    assert_eq!(
+        error(|p| p.hosts[0].limits.weight = 0.0),
+        "no host takes shards: all have the weight 0"
+    );
     assert!(error(|p| p.shards[0].weight = 1 << 53).contains("2^53"));
 }

@@ -23,7 +23,11 @@ pub(super) trait Answer: Sized + Send {
 }
 
 impl Answer for Vec<Row> {
-    async fn ask(client: &Client, statement: &Statement, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
+    async fn ask(
+        client: &Client,
+        statement: &Statement,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
         client.query(statement, params).await
     }
 
@@ -55,7 +59,11 @@ impl FirstRow {
 }
 
 impl Answer for FirstRow {
-    async fn ask(client: &Client, statement: &Statement, params: &[&(dyn ToSql + Sync)]) -> Result<FirstRow, Error> {
+    async fn ask(
+        client: &Client,
+        statement: &Statement,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<FirstRow, Error> {
         FirstRow::of(client.query_raw(statement, params.iter().copied()).await?).await
     }
 
@@ -69,11 +77,19 @@ impl Answer for FirstRow {
 }
 
 impl Answer for u64 {
-    async fn ask(client: &Client, statement: &Statement, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
+    async fn ask(
+        client: &Client,
+        statement: &Statement,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
         client.execute(statement, params).await
     }
 
-    async fn ask_typed(client: &Client, sql: &str, params: Vec<(&(dyn ToSql + Sync), Type)>) -> Result<u64, Error> {
+    async fn ask_typed(
+        client: &Client,
+        sql: &str,
+        params: Vec<(&(dyn ToSql + Sync), Type)>,
+    ) -> Result<u64, Error> {
         client.execute_typed(sql, &params).await
     }
 }

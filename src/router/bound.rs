@@ -1,4 +1,5 @@
-//! A call's parameters, encoded for the types that the server named: they no longer borrow from the caller.
+//! A call's parameters, encoded for the types that the server named: they no longer borrow from the
+//! caller.
 
 use std::sync::Arc;
 
@@ -27,7 +28,8 @@ pub(super) struct OtherType {
 }
 
 impl Bound {
-    /// Encodes the parameters. `None` when the driver refuses one: it says why when the statement is run by itself.
+    /// Encodes the parameters. `None` when the driver refuses one: it says why when the statement
+    /// is run by itself.
     pub(crate) fn new(params: &[&(dyn ToSql + Sync)], types: &[Type]) -> Option<Bound> {
         if params.len() != types.len() {
             return None;
@@ -38,9 +40,18 @@ impl Bound {
                 IsNull::Yes => None,
                 IsNull::No => Some(bytes.to_vec().into_boxed_slice()),
             };
-            Some(Value { ty: ty.clone(), format: param.encode_format(ty), bytes })
+            Some(Value {
+                ty: ty.clone(),
+                format: param.encode_format(ty),
+                bytes,
+            })
         };
-        params.iter().zip(types).map(bind).collect::<Option<_>>().map(Bound)
+        params
+            .iter()
+            .zip(types)
+            .map(bind)
+            .collect::<Option<_>>()
+            .map(Bound)
     }
 
     pub(crate) fn values(&self) -> Vec<&(dyn ToSql + Sync)> {
@@ -49,8 +60,9 @@ impl Bound {
 }
 
 impl Value {
-    /// Whether the bytes are right for `wanted` too. Those of an enum are its label, so another shard's enum with the
-    /// same labels takes them. Those of composite types and arrays contain type OIDs, which differ from shard to shard.
+    /// Whether the bytes are right for `wanted` too. Those of an enum are its label, so another
+    /// shard's enum with the same labels takes them. Those of composite types and arrays contain
+    /// type OIDs, which differ from shard to shard.
     fn fits(&self, wanted: &Type) -> bool {
         match (self.ty.kind(), wanted.kind()) {
             (Kind::Enum(made), Kind::Enum(wanted)) => made == wanted,
@@ -60,8 +72,14 @@ impl Value {
 }
 
 impl ToSql for Value {
-    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
-        let Some(bytes) = &self.bytes else { return Ok(IsNull::Yes) };
+    fn to_sql(
+        &self,
+        _: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        let Some(bytes) = &self.bytes else {
+            return Ok(IsNull::Yes);
+        };
         out.extend_from_slice(bytes);
         Ok(IsNull::No)
     }
@@ -78,7 +96,10 @@ impl ToSql for Value {
         if self.fits(wanted) {
             return self.to_sql(wanted, out);
         }
-        Err(Box::new(OtherType { made: self.ty.clone(), wanted: wanted.clone() }))
+        Err(Box::new(OtherType {
+            made: self.ty.clone(),
+            wanted: wanted.clone(),
+        }))
     }
 
     fn encode_format(&self, _: &Type) -> Format {

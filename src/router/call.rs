@@ -12,8 +12,8 @@ use super::handle::Shard;
 use super::host::Host;
 use super::outcome::Outcome;
 
-/// Makes the span of a call. The empty fields are filled when the call ends. The names with dots are OpenTelemetry's
-/// for database clients, the others are ours.
+/// Makes the span of a call. The empty fields are filled when the call ends. The names with dots
+/// are OpenTelemetry's for database clients, the others are ours.
 macro_rules! call_span {
     ($name:literal, $shard:expr) => {
         tracing::debug_span!(
@@ -39,7 +39,8 @@ pub(super) struct Call<'r> {
     /// Whether what was sent may take effect on the server.
     sent: AtomicBool,
     tries: AtomicU32,
-    /// The host that gave the answer. Where it is not known, the call counts for the host that serves the shard.
+    /// The host that gave the answer. Where it is not known, the call counts for the host that
+    /// serves the shard.
     answered_by: OnceLock<Arc<Host>>,
     ended: bool,
 }
@@ -54,12 +55,20 @@ pub(super) struct Fault {
 
 impl Fault {
     pub(super) fn new(outcome: Outcome) -> Fault {
-        Fault { outcome, code: None }
+        Fault {
+            outcome,
+            code: None,
+        }
     }
 
     pub(super) fn of(error: &Error) -> Fault {
-        let code = error.code().and_then(|code| code.code().as_bytes().try_into().ok());
-        Fault { outcome: Outcome::of(error), code }
+        let code = error
+            .code()
+            .and_then(|code| code.code().as_bytes().try_into().ok());
+        Fault {
+            outcome: Outcome::of(error),
+            code,
+        }
     }
 }
 
@@ -76,22 +85,31 @@ impl<'r> Call<'r> {
         }
     }
 
-    /// Runs a call to its end, or to its time limit. The work is pinned by the caller: each future that it is handed to
-    /// as a value would contain it once more.
+    /// Runs a call to its end, or to its time limit. The work is pinned by the caller: each future
+    /// that it is handed to as a value would contain it once more.
     pub(super) async fn limited<T, E: From<Error>>(
         &self,
         work: Pin<&mut impl Future<Output = Result<T, E>>>,
     ) -> Result<T, E> {
-        let Some(limit) = self.shard.limit() else { return self.spanned(work).await };
+        let Some(limit) = self.shard.limit() else {
+            return self.spanned(work).await;
+        };
         match tokio::time::timeout(limit, self.spanned(work)).await {
             Ok(answer) => answer,
-            Err(_) => Err(E::from(self.shard.timed_out(limit, self.sent.load(Ordering::Relaxed)))),
+            Err(_) => Err(E::from(
+                self.shard
+                    .timed_out(limit, self.sent.load(Ordering::Relaxed)),
+            )),
         }
     }
 
     /// Without a span there is nothing to enter and to leave.
     async fn spanned<T>(&self, work: Pin<&mut impl Future<Output = T>>) -> T {
-        if self.span.is_disabled() { work.await } else { work.instrument(self.span.clone()).await }
+        if self.span.is_disabled() {
+            work.await
+        } else {
+            work.instrument(self.span.clone()).await
+        }
     }
 
     /// Records how the call ended; `fault` says what an error means.
@@ -109,7 +127,8 @@ impl<'r> Call<'r> {
         let _ = self.answered_by.set(host);
     }
 
-    /// Says whether what is on its way may take effect. The error of a call that reaches its limit tells the caller.
+    /// Says whether what is on its way may take effect. The error of a call that reaches its limit
+    /// tells the caller.
     pub(super) fn may_take_effect(&self, may: bool) {
         self.sent.store(may, Ordering::Relaxed);
     }
@@ -121,7 +140,11 @@ impl<'r> Call<'r> {
         let host = match self.answered_by.get() {
             Some(host) => {
                 host.metrics.request(&host.name, took, outcome);
-                if self.span.is_disabled() { None } else { Some(host.name.clone()) }
+                if self.span.is_disabled() {
+                    None
+                } else {
+                    Some(host.name.clone())
+                }
             }
             None => self.shard.router().count(self.shard.id(), took, outcome),
         };
@@ -132,15 +155,21 @@ impl<'r> Call<'r> {
             self.span.record("host", tracing::field::display(host));
         }
         self.span.record("outcome", outcome.as_str());
-        self.span.record("retries", self.tries.load(Ordering::Relaxed).saturating_sub(1));
+        self.span.record(
+            "retries",
+            self.tries.load(Ordering::Relaxed).saturating_sub(1),
+        );
         let code = fault.and_then(|fault| fault.code);
-        let code = code.as_ref().and_then(|code| std::str::from_utf8(code).ok());
+        let code = code
+            .as_ref()
+            .and_then(|code| std::str::from_utf8(code).ok());
         if let Some(code) = code {
             self.span.record("db.response.status_code", code);
         }
         if outcome != Outcome::Ok {
             self.span.record("otel.status_code", "ERROR");
-            self.span.record("error.type", code.unwrap_or(outcome.as_str()));
+            self.span
+                .record("error.type", code.unwrap_or(outcome.as_str()));
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Keeps calls from waiting for a host that cannot be reached.
 //!
-//! While the circuit is closed, each call connects by itself. The first connection that fails opens the circuit. From
-//! then on calls fail at once, also those that wait already, and a task tries to connect again, with growing pauses.
-//! What a try finds out counts for all calls.
+//! While the circuit is closed, each call connects by itself. The first connection that fails opens
+//! the circuit. From then on calls fail at once, also those that wait already, and a task tries to
+//! connect again, with growing pauses. What a try finds out counts for all calls.
 //!
-//! Invariant: a host that answers again is used again within [`Circuit::PAUSE_MAX`] and the time of one try. No try is
-//! made while nobody calls. An error that the server itself gave does not open the circuit, because the server was
-//! reached.
+//! Invariant: a host that answers again is used again within [`Circuit::PAUSE_MAX`] and the time of
+//! one try. No try is made while nobody calls. An error that the server itself gave does not open
+//! the circuit, because the server was reached.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,8 +20,8 @@ use crate::pg::{ConnectError, ConnectOptions};
 /// The state of one host, shared by its pools.
 pub(super) struct Circuit {
     state: watch::Sender<CircuitState>,
-    /// Connections of an earlier generation are closed instead of used: the host went silent, or is no longer the
-    /// primary.
+    /// Connections of an earlier generation are closed instead of used: the host went silent, or is
+    /// no longer the primary.
     generation: AtomicU32,
     connect: ConnectOptions,
     application_name: String,
@@ -56,14 +56,15 @@ impl CircuitState {
     fn down(&self, now: Instant) -> Option<Down> {
         match self {
             CircuitState::Closed { .. } => None,
-            CircuitState::Open { until, cause, .. } => {
-                Some(Down { cause: cause.clone(), again_in: until.saturating_duration_since(now) })
-            }
+            CircuitState::Open { until, cause, .. } => Some(Down {
+                cause: cause.clone(),
+                again_in: until.saturating_duration_since(now),
+            }),
         }
     }
 
-    /// The state after a connection failed: open, for twice as long as before. `chance`, 0 to 1, spreads the tries of a
-    /// fleet.
+    /// The state after a connection failed: open, for twice as long as before. `chance`, 0 to 1,
+    /// spreads the tries of a fleet.
     fn failed(&self, cause: Arc<ConnectError>, now: Instant, chance: f64) -> CircuitState {
         let pause = match self {
             CircuitState::Closed { .. } => Circuit::PAUSE_MIN,
@@ -72,7 +73,12 @@ impl CircuitState {
             CircuitState::Open { pause, .. } => (*pause * 2).min(Circuit::PAUSE_MAX),
         };
         let until = now + pause.mul_f64(0.75 + chance.clamp(0.0, 1.0) / 4.0);
-        CircuitState::Open { until, pause, cause, trying: None }
+        CircuitState::Open {
+            until,
+            pause,
+            cause,
+            trying: None,
+        }
     }
 }
 
@@ -81,15 +87,25 @@ impl Circuit {
     pub(super) const PAUSE_MIN: Duration = Duration::from_millis(100);
     /// The longest time in which nothing is tried.
     pub(super) const PAUSE_MAX: Duration = Duration::from_secs(2);
-    /// How long after a try's start calls wait for its result, unless the host was silent the last time. A host that is
-    /// up answers within a few milliseconds.
+    /// How long after a try's start calls wait for its result, unless the host was silent the last
+    /// time. A host that is up answers within a few milliseconds.
     const TRY_WAIT: Duration = Duration::from_millis(200);
     /// The least time between two doubts of a closed circuit.
     const DOUBT_EVERY: Duration = Duration::from_secs(1);
 
-    pub(super) fn new(connect: ConnectOptions, application_name: String, try_max: Duration) -> Circuit {
+    pub(super) fn new(
+        connect: ConnectOptions,
+        application_name: String,
+        try_max: Duration,
+    ) -> Circuit {
         let state = watch::Sender::new(CircuitState::Closed { doubted: None });
-        Circuit { state, generation: AtomicU32::new(0), connect, application_name, try_max }
+        Circuit {
+            state,
+            generation: AtomicU32::new(0),
+            connect,
+            application_name,
+            try_max,
+        }
     }
 
     /// The generation of connections that are opened now.
@@ -106,7 +122,12 @@ impl Circuit {
     pub(super) fn retire(&self, generation: u32) {
         // Another call may have retired it already.
         let next = generation.wrapping_add(1);
-        let _ = self.generation.compare_exchange(generation, next, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.generation.compare_exchange(
+            generation,
+            next,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
     }
 
     /// Whether a call may go on to the host.
@@ -134,12 +155,27 @@ impl Circuit {
         }
         let waits = match &*seen.borrow_and_update() {
             // A host that was silent may be silent again.
-            CircuitState::Open { cause, .. } if matches!(**cause, ConnectError::TimedOut { .. }) => Duration::ZERO,
-            CircuitState::Open { trying: Some(since), .. } => Self::TRY_WAIT.saturating_sub(since.elapsed()),
+            CircuitState::Open { cause, .. }
+                if matches!(**cause, ConnectError::TimedOut { .. }) =>
+            {
+                Duration::ZERO
+            }
+            CircuitState::Open {
+                trying: Some(since),
+                ..
+            } => Self::TRY_WAIT.saturating_sub(since.elapsed()),
             _ => Duration::ZERO,
         };
         if !waits.is_zero() {
-            let settled = |state: &CircuitState| !matches!(state, CircuitState::Open { trying: Some(_), .. });
+            let settled = |state: &CircuitState| {
+                !matches!(
+                    state,
+                    CircuitState::Open {
+                        trying: Some(_),
+                        ..
+                    }
+                )
+            };
             let _ = tokio::time::timeout(waits, seen.wait_for(settled)).await;
         }
         self.state.borrow().down(Instant::now()).map_or(Ok(()), Err)
@@ -158,7 +194,8 @@ impl Circuit {
         }
     }
 
-    /// Takes note that a connection could not be opened. Returns the cause, for the caller's own error.
+    /// Takes note that a connection could not be opened. Returns the cause, for the caller's own
+    /// error.
     pub(super) fn failed(&self, cause: ConnectError) -> Arc<ConnectError> {
         let cause = Arc::new(cause);
         if !cause.is_unreachable() {
@@ -181,11 +218,14 @@ impl Circuit {
         cause
     }
 
-    /// A connection was lost, or an answer took too long: starts a task that finds out whether the host is still there.
+    /// A connection was lost, or an answer took too long: starts a task that finds out whether the
+    /// host is still there.
     pub(super) fn doubt(self: &Arc<Self>) {
         let now = Instant::now();
         let begins = self.state.send_if_modified(|state| match state {
-            CircuitState::Closed { doubted } if doubted.is_none_or(|at| now - at >= Self::DOUBT_EVERY) => {
+            CircuitState::Closed { doubted }
+                if doubted.is_none_or(|at| now - at >= Self::DOUBT_EVERY) =>
+            {
                 *doubted = Some(now);
                 true
             }
@@ -198,11 +238,15 @@ impl Circuit {
 
     /// The error of a connection that was not opened within the limit of one try.
     pub(super) fn timed_out(&self) -> ConnectError {
-        ConnectError::TimedOut { to: self.connect.to_string(), timeout_ms: self.try_max.as_millis() }
+        ConnectError::TimedOut {
+            to: self.connect.to_string(),
+            timeout_ms: self.try_max.as_millis(),
+        }
     }
 
     fn start_try(self: Arc<Self>) {
-        // Made here and moved into the task: it is dropped even if the runtime ends before the task runs.
+        // Made here and moved into the task: it is dropped even if the runtime ends before the task
+        // runs.
         let trying = Trying(self.clone());
         tokio::spawn(async move {
             let _trying = trying;
@@ -214,8 +258,8 @@ impl Circuit {
             match outcome {
                 Err(error) if error.is_unreachable() => {
                     self.failed(error);
-                    // `failed` only announces a circuit that opens, but the calls that wait for this try must learn
-                    // that it ended.
+                    // `failed` only announces a circuit that opens, but the calls that wait for
+                    // this try must learn that it ended.
                     self.state.send_modify(|_| ());
                 }
                 // A server that refuses the connection is up.
@@ -234,8 +278,8 @@ impl Circuit {
     }
 }
 
-/// Says that no try is on its way once this one ends, however it ends: a router can outlive the runtime that the try
-/// ran in.
+/// Says that no try is on its way once this one ends, however it ends: a router can outlive the
+/// runtime that the try ran in.
 struct Trying(Arc<Circuit>);
 
 impl Drop for Trying {
@@ -252,7 +296,10 @@ mod tests {
     use super::*;
 
     fn cause() -> Arc<ConnectError> {
-        Arc::new(ConnectError::TimedOut { to: "x".to_owned(), timeout_ms: 1 })
+        Arc::new(ConnectError::TimedOut {
+            to: "x".to_owned(),
+            timeout_ms: 1,
+        })
     }
 
     #[test]
@@ -262,13 +309,19 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..8 {
             state = state.failed(cause(), now, 1.0);
-            let CircuitState::Open { until, pause, .. } = state else { panic!("{state:?}") };
+            let CircuitState::Open { until, pause, .. } = state else {
+                panic!("{state:?}")
+            };
             assert_eq!(until, now + pause);
             pauses.push(pause.as_millis());
             // A straggler changes nothing.
-            let CircuitState::Open { pause: same, .. } = state.failed(cause(), now, 1.0) else { panic!() };
+            let CircuitState::Open { pause: same, .. } = state.failed(cause(), now, 1.0) else {
+                panic!()
+            };
             assert_eq!(same, pause);
-            let CircuitState::Open { ref mut trying, .. } = state else { panic!() };
+            let CircuitState::Open { ref mut trying, .. } = state else {
+                panic!()
+            };
             *trying = Some(now);
         }
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 2000, 2000, 2000]);
@@ -280,7 +333,10 @@ mod tests {
         for chance in [0.0, 0.5, 1.0] {
             let state = CircuitState::Closed { doubted: None }.failed(cause(), now, chance);
             let again_in = state.down(now).unwrap().again_in;
-            assert!(again_in >= Circuit::PAUSE_MIN.mul_f64(0.75) && again_in <= Circuit::PAUSE_MIN, "{again_in:?}");
+            assert!(
+                again_in >= Circuit::PAUSE_MIN.mul_f64(0.75) && again_in <= Circuit::PAUSE_MIN,
+                "{again_in:?}"
+            );
         }
     }
 }

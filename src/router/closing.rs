@@ -11,11 +11,11 @@ use super::host::Host;
 use super::pool::PoolState;
 
 impl Router {
-    /// Closes the router and all its clones: a call that asks for a connection from now on, or waits for one, gets
-    /// [`Error::Closed`](super::Error::Closed). Calls and transactions that have a connection may go on for as long as
-    /// `limit`. Then their connections are closed, and their errors say whether what was on its way may have run.
-    /// Returns how many connections were closed in this way. Connections to a host's address before its URL was
-    /// corrected count too.
+    /// Closes the router and all its clones: a call that asks for a connection from now on, or
+    /// waits for one, gets [`Error::Closed`](super::Error::Closed). Calls and transactions that
+    /// have a connection may go on for as long as `limit`. Then their connections are closed, and
+    /// their errors say whether what was on its way may have run. Returns how many connections were
+    /// closed in this way. Connections to a host's address before its URL was corrected count too.
     ///
     /// A router that is dropped closes its connections too, but waits for no call.
     ///
@@ -41,12 +41,16 @@ impl Router {
         cut
     }
 
-    /// How many connections each pool has, and how many calls wait; sorted by host. A pool is made when the router
-    /// first hears of its host, and opens no connection before one is needed.
+    /// How many connections each pool has, and how many calls wait; sorted by host. A pool is made
+    /// when the router first hears of its host, and opens no connection before one is needed.
     pub fn pools(&self) -> Vec<PoolState> {
         let hosts = self.inner().hosts.load();
-        let of_host =
-            |host: &Arc<Host>| host.pools().into_iter().map(|pool| pool.state(&host.name)).collect::<Vec<_>>();
+        let of_host = |host: &Arc<Host>| {
+            host.pools()
+                .into_iter()
+                .map(|pool| pool.state(&host.name))
+                .collect::<Vec<_>>()
+        };
         let mut pools: Vec<PoolState> = hosts.values().flat_map(of_host).collect();
         pools.sort_by(|one, other| one.host.cmp(&other.host));
         pools

@@ -1,14 +1,16 @@
 //! Ends connections on which an answer may still be awaited.
 //!
-//! A statement that nobody waits for any more is ended on the server first, and only then another call gets its slot.
-//! So there are never more backends than slots, and an abandoned statement does not take effect later.
+//! A statement that nobody waits for any more is ended on the server first, and only then another
+//! call gets its slot. So there are never more backends than slots, and an abandoned statement does
+//! not take effect later.
 //!
-//! A pooler must not be left with an answer on its way. PgBouncer before 1.21 takes a server connection for ready once
-//! it was ready at one moment, although the client had sent more. When that client leaves, the next client gets the
-//! server connection with the outstanding answers on it, and takes each for the answer to a statement of its own. So a
-//! connection is closed only once everything is answered. This holds in a transaction too: PgBouncer then closes the
-//! server connection, with everything that was prepared there. Nothing is sent to avoid that, because its answer could
-//! be the one that comes too late.
+//! A pooler must not be left with an answer on its way. PgBouncer before 1.21 takes a server
+//! connection for ready once it was ready at one moment, although the client had sent more. When
+//! that client leaves, the next client gets the server connection with the outstanding answers on
+//! it, and takes each for the answer to a statement of its own. So a connection is closed only once
+//! everything is answered. This holds in a transaction too: PgBouncer then closes the server
+//! connection, with everything that was prepared there. Nothing is sent to avoid that, because its
+//! answer could be the one that comes too late.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +31,10 @@ pub(super) struct Ends {
 
 impl Default for Ends {
     fn default() -> Ends {
-        Ends { cancels: Arc::new(Semaphore::new(4)), lingering: Arc::new(Semaphore::new(16)) }
+        Ends {
+            cancels: Arc::new(Semaphore::new(4)),
+            lingering: Arc::new(Semaphore::new(16)),
+        }
     }
 }
 
@@ -39,18 +44,22 @@ const CANCEL_EVERY: Duration = Duration::from_millis(50);
 /// How long a slot is kept while its connection's statements end on the server.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// How long a connection to a pooler goes on waiting after its slot was freed. A pooler that is silent for longer is
-/// most likely gone. A statement that waits for the client, as COPY FROM STDIN does, ends only with its connection.
+/// How long a connection to a pooler goes on waiting after its slot was freed. A pooler that is
+/// silent for longer is most likely gone. A statement that waits for the client, as COPY FROM STDIN
+/// does, ends only with its connection.
 const LINGER_MAX: Duration = Duration::from_secs(60);
 
-/// How long to wait before the first cancel request when it is not known whether a statement is running.
+/// How long to wait before the first cancel request when it is not known whether a statement is
+/// running.
 pub(super) const GRACE: Duration = Duration::from_millis(20);
 
-/// Ends on the server what nobody waits for any more, and only then gives its slot to others. The cancel request is
-/// repeated, because several statements may be on their way one behind the other. The session is closed, so a cancel
-/// request that comes late hits nobody else's statement.
+/// Ends on the server what nobody waits for any more, and only then gives its slot to others. The
+/// cancel request is repeated, because several statements may be on their way one behind the other.
+/// The session is closed, so a cancel request that comes late hits nobody else's statement.
 pub(super) fn end_on_server(session: Box<Session>, slot: Slot, grace: Duration) {
-    let Ok(runtime) = Handle::try_current() else { return close(session, slot) };
+    let Ok(runtime) = Handle::try_current() else {
+        return close(session, slot);
+    };
     if session.connection.is_closed() {
         return close(session, slot);
     }
@@ -59,14 +68,21 @@ pub(super) fn end_on_server(session: Box<Session>, slot: Slot, grace: Duration) 
 
 async fn end(session: Box<Session>, slot: Slot, grace: Duration) {
     let (generation, is_pooled) = (session.generation, session.is_pooled());
-    let Session { connection, circuit, ends, .. } = *session;
+    let Session {
+        connection,
+        circuit,
+        ends,
+        ..
+    } = *session;
     let canceller = connection.canceller();
     let mut finishing = std::pin::pin!(connection.finish());
     let asking = async {
         tokio::time::sleep(grace).await;
-        // Once the generation is retired (the host fell silent, or another server is the primary) no answer will come.
+        // Once the generation is retired (the host fell silent, or another server is the primary)
+        // no answer will come.
         while generation == circuit.generation() {
-            // The semaphore is never closed. Each task that waits here holds a slot, so there are few.
+            // The semaphore is never closed. Each task that waits here holds a slot, so there are
+            // few.
             let turn = ends.cancels.acquire().await;
             let _ = canceller.clone().cancel().await;
             drop(turn);

@@ -9,13 +9,15 @@ use crate::map::{HostName, MapVersion};
 use crate::pg::{self, state};
 use crate::shard::{KeyKind, ShardCount, ShardId};
 
-/// Why a call did not give what was asked for. Display names the shard and the host; the cause is the source.
+/// Why a call did not give what was asked for. Display names the shard and the host; the cause is
+/// the source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The number is no ID of this cluster: its shard bits name a shard that does not exist.
     #[error(
-        "{id} is no ID of this cluster: it names shard {shard}, and there are {shards} shards, 0 to {}",
+        "{id} is no ID of this cluster: it names shard {shard}, and there are {shards} shards, 0 \
+            to {}",
         shards.get() - 1
     )]
     NoSuchId {
@@ -27,7 +29,8 @@ pub enum Error {
         shards: ShardCount,
     },
     /// The cluster does not have this shard.
-    #[error("shard {shard} does not exist: the cluster has {shards} shards, 0 to {}", shards.get() - 1)]
+    #[error("shard {shard} does not exist: the cluster has {shards} shards, 0 to \
+        {}", shards.get() - 1)]
     NoSuchShard {
         /// The shard asked for.
         shard: ShardId,
@@ -42,7 +45,8 @@ pub enum Error {
         /// What the config says.
         cluster: KeyKind,
     },
-    /// The host belongs to another cluster than the config, or the config has been changed where it cannot be.
+    /// The host belongs to another cluster than the config, or the config has been changed where it
+    /// cannot be.
     #[error("host {host} of shard {shard} is not as the config says: run `pgshard check`")]
     HostDiffers {
         /// The shard.
@@ -60,8 +64,12 @@ pub enum Error {
         /// The router's N.
         shards: ShardCount,
     },
-    /// A map of an earlier version than the router's: it would send requests to hosts where shards were before.
-    #[error("the map is version {given}, and the router has version {current}: publish it with a larger version")]
+    /// A map of an earlier version than the router's: it would send requests to hosts where shards
+    /// were before.
+    #[error(
+        "the map is version {given}, and the router has version {current}: publish it with a \
+            larger version"
+    )]
     OlderMap {
         /// The version of the map given.
         given: MapVersion,
@@ -85,7 +93,9 @@ pub enum Error {
         host: HostName,
     },
     /// BEGIN, COMMIT, ROLLBACK and their like are the router's own.
-    #[error("shard {shard}: transactions are started and ended by `transaction`, not by a statement")]
+    #[error(
+        "shard {shard}: transactions are started and ended by `transaction`, not by a statement"
+    )]
     TransactionControl {
         /// The shard.
         shard: ShardId,
@@ -106,7 +116,8 @@ pub enum Error {
         /// Why.
         source: Arc<pg::ConnectError>,
     },
-    /// A connection to the host failed a moment ago, and the router does not try again yet. Nothing was sent.
+    /// A connection to the host failed a moment ago, and the router does not try again yet. Nothing
+    /// was sent.
     #[error("host {host} of shard {shard} is out of reach, and is tried again in {again_in_ms} ms")]
     HostDown {
         /// The shard.
@@ -119,9 +130,9 @@ pub enum Error {
         source: Arc<pg::ConnectError>,
     },
     /// The call reached its time limit ([`Shard::within`](super::Shard::within),
-    /// [`Options::statement_timeout`](super::Options::statement_timeout)), or a call over many shards reached its own
-    /// ([`Shards::deadline`](crate::fanout::Shards::deadline)) before this shard had answered. What was sent is
-    /// cancelled.
+    /// [`Options::statement_timeout`](super::Options::statement_timeout)), or a call over many
+    /// shards reached its own ([`Shards::deadline`](crate::fanout::Shards::deadline)) before this
+    /// shard had answered. What was sent is cancelled.
     #[error(
         "shard {shard} on host {host} gave no answer within {limit_ms} ms{}",
         if *may_have_run { ", and the statement may have run" } else { "" }
@@ -133,9 +144,9 @@ pub enum Error {
         host: HostName,
         /// The limit.
         limit_ms: u128,
-        /// Whether it may have taken effect. False when nothing was on its way, when the statement only reads by the
-        /// caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)), and in a transaction
-        /// whose COMMIT was not sent.
+        /// Whether it may have taken effect. False when nothing was on its way, when the statement
+        /// only reads by the caller's word ([`Sql::reading`](super::Sql::reading),
+        /// [`Selects`](super::Selects)), and in a transaction whose COMMIT was not sent.
         may_have_run: bool,
     },
     /// The call got no connection to the host in time.
@@ -172,17 +183,18 @@ pub enum Error {
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// Whether the statement may have taken effect. False within a transaction, because that is rolled back, and
-        /// for a statement that only reads by the caller's word ([`Sql::reading`](super::Sql::reading),
-        /// [`Selects`](super::Selects)). A SELECT without that word may have taken effect: it can call a function that
-        /// writes.
+        /// Whether the statement may have taken effect. False within a transaction, because that is
+        /// rolled back, and for a statement that only reads by the caller's word
+        /// ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)). A SELECT without
+        /// that word may have taken effect: it can call a function that writes.
         may_have_run: bool,
         /// What the driver says.
         source: tokio_postgres::Error,
     },
     /// The connection ended during COMMIT: the transaction has taken effect, or it has not.
     #[error(
-        "the connection to host {host} of shard {shard} was lost during COMMIT: it is not known whether it took effect"
+        "the connection to host {host} of shard {shard} was lost during COMMIT: it is not known \
+            whether it took effect"
     )]
     InDoubt {
         /// The shard.
@@ -202,10 +214,11 @@ pub enum Error {
         /// What the server or the driver says.
         source: tokio_postgres::Error,
     },
-    /// A statement that must not be run again by itself (CALL, DO, …) met a shard that is being moved. What it had
-    /// committed before stays.
+    /// A statement that must not be run again by itself (CALL, DO, …) met a shard that is being
+    /// moved. What it had committed before stays.
     #[error(
-        "shard {shard} is being moved from host {host}, and a statement that may have committed in part is not run \
+        "shard {shard} is being moved from host {host}, and a statement that may have committed in \
+            part is not run \
          again"
     )]
     NotRepeated {
@@ -248,58 +261,67 @@ pub enum Error {
         /// Why not. All calls that waited for the same answer share it.
         source: Arc<LookUpError>,
     },
-    /// The router was [closed](super::Router::close). Nothing was sent for this call, or what was sent is rolled back.
+    /// The router was [closed](super::Router::close). Nothing was sent for this call, or what was
+    /// sent is rolled back.
     #[error("the router is closed")]
     Closed,
     /// A [`Transaction`](super::Transaction) was used after its closure had returned.
-    #[error("the transaction on shard {shard} has ended: its handle is of no use outside its closure")]
+    #[error(
+        "the transaction on shard {shard} has ended: its handle is of no use outside its closure"
+    )]
     TransactionEnded {
         /// The shard.
         shard: ShardId,
     },
-    /// A statement was run on a transaction beside one of its open savepoints, where a rollback to the savepoint would
-    /// undo it too. Nothing was sent.
+    /// A statement was run on a transaction beside one of its open savepoints, where a rollback to
+    /// the savepoint would undo it too. Nothing was sent.
     #[error(
-        "the transaction on shard {shard} has a savepoint open: a statement runs within it, or before or after it, not \
+        "the transaction on shard {shard} has a savepoint open: a statement runs within it, or \
+            before or after it, not \
          beside it"
     )]
     SavepointOpen {
         /// The shard.
         shard: ShardId,
     },
-    /// The closure returned `Ok` although one of its statements had failed, or a statement or savepoint had been given
-    /// up. There was nothing to commit, so the transaction was rolled back. A statement that follows one that was given
-    /// up gets this error too, and is not sent.
+    /// The closure returned `Ok` although one of its statements had failed, or a statement or
+    /// savepoint had been given up. There was nothing to commit, so the transaction was rolled
+    /// back. A statement that follows one that was given up gets this error too, and is not sent.
     #[error(
-        "the transaction on shard {shard} is rolled back: a statement in it failed or was given up, and the closure \
+        "the transaction on shard {shard} is rolled back: a statement in it failed or was given \
+            up, and the closure \
          went on without a savepoint"
     )]
     TransactionFailed {
         /// The shard.
         shard: ShardId,
     },
-    /// A call over many shards failed on some of them; `?` turns [`Partial`](crate::fanout::Partial) into this error.
-    /// The other shards have done what was asked, so repeating the whole call would do that twice.
-    /// [`Partial::of`](crate::fanout::Partial::of) reads from the error what is done and what is not.
+    /// A call over many shards failed on some of them; `?` turns
+    /// [`Partial`](crate::fanout::Partial) into this error. The other shards have done what was
+    /// asked, so repeating the whole call would do that twice.
+    /// [`Partial::of`](crate::fanout::Partial::of) reads from the error what is done and what is
+    /// not.
     #[error("{failed} of {shards} shards failed, and the others did what was wanted of them")]
     Partial {
         /// How many shards failed.
         failed: usize,
         /// How many shards the call was for.
         shards: usize,
-        /// Whether any part of it may have taken effect: on a shard that did not fail, or on one where the statement
-        /// may have run.
+        /// Whether any part of it may have taken effect: on a shard that did not fail, or on one
+        /// where the statement may have run.
         may_have_run: bool,
         /// Whether every failure is the application's ([`Error::is_application`]).
         application: bool,
-        /// Whether the whole call may be made again: nothing has taken effect, and each failure is temporary.
+        /// Whether the whole call may be made again: nothing has taken effect, and each failure is
+        /// temporary.
         retryable: bool,
         /// The [`Partial`](crate::fanout::Partial) itself, with what is done.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// What a host recorded at bootstrap differs from the router's options, which would send keys to other shards.
+/// What a host recorded at bootstrap differs from the router's options, which would send keys to
+/// other shards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostDiffers {
@@ -353,8 +375,9 @@ pub enum LookUpError {
 pub enum PoolPhase {
     /// All connections of the pool were in use.
     Wait,
-    /// All connections of the pool were in use, and the call was made within the closure of a transaction, which holds
-    /// one of them. Once there are as many such transactions as connections, they wait for each other.
+    /// All connections of the pool were in use, and the call was made within the closure of a
+    /// transaction, which holds one of them. Once there are as many such transactions as
+    /// connections, they wait for each other.
     WaitWithin,
     /// The connections in use to all hosts together were as many as there may be
     /// ([`Options::max_connections`](super::Options::max_connections)).
@@ -365,7 +388,9 @@ impl std::fmt::Display for PoolPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             PoolPhase::Wait => "waiting for a free connection",
-            PoolPhase::WaitWithin => "waiting for another connection within a transaction, which keeps one of them,",
+            PoolPhase::WaitWithin => {
+                "waiting for another connection within a transaction, which keeps one of them,"
+            }
             PoolPhase::Limit => "waiting for a connection among all that the router may have",
         })
     }
@@ -408,8 +433,9 @@ impl std::fmt::Display for Expected {
 }
 
 impl Error {
-    /// Whether the same call may succeed later, and nothing of this one has taken effect, so that it is safe to make it
-    /// again. An application answers such an error with "try again" (HTTP 503).
+    /// Whether the same call may succeed later, and nothing of this one has taken effect, so that
+    /// it is safe to make it again. An application answers such an error with "try again" (HTTP
+    /// 503).
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Connect { .. }
@@ -417,7 +443,9 @@ impl Error {
             | Error::PoolTimeout { .. }
             | Error::TooManyWaiting { .. }
             | Error::ShardUnavailable { .. } => true,
-            Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => !may_have_run,
+            Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => {
+                !may_have_run
+            }
             Error::Partial { retryable, .. } => *retryable,
             Error::Statement { source, .. } => {
                 state::is_signpost(source) || source.code().is_some_and(state::is_transient)
@@ -425,9 +453,10 @@ impl Error {
             Error::LookUp { source, .. } => match &**source {
                 LookUpError::Connect(_) | LookUpError::TimedOut(_) => true,
                 LookUpError::Statement(source) => source.as_db_error().is_none(),
-                LookUpError::Closed | LookUpError::Answer(_) | LookUpError::Differs(_) | LookUpError::ControlOld => {
-                    false
-                }
+                LookUpError::Closed
+                | LookUpError::Answer(_)
+                | LookUpError::Differs(_)
+                | LookUpError::ControlOld => false,
             },
             _ => false,
         }
@@ -457,11 +486,13 @@ impl Error {
 
     /// What the server said, if it said something.
     pub fn as_db_error(&self) -> Option<&DbError> {
-        self.as_postgres_error().and_then(tokio_postgres::Error::as_db_error)
+        self.as_postgres_error()
+            .and_then(tokio_postgres::Error::as_db_error)
     }
 
     /// The server's SQLSTATE, if it gave one.
     pub fn code(&self) -> Option<&SqlState> {
-        self.as_postgres_error().and_then(tokio_postgres::Error::code)
+        self.as_postgres_error()
+            .and_then(tokio_postgres::Error::code)
     }
 }

@@ -3,8 +3,8 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
 
-/// A type that a row can be read as: a tuple of its columns in their order, or a struct ([`from_row!`](crate::from_row)
-/// reads each field from the column of its name).
+/// A type that a row can be read as: a tuple of its columns in their order, or a struct
+/// ([`from_row!`](crate::from_row) reads each field from the column of its name).
 ///
 /// ```no_run
 /// use pgshard::from_row;
@@ -48,7 +48,8 @@ tuples!(A 0, B 1, C 2, D 3, E 4, F 5);
 tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
 tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
 
-/// A struct that is read from the columns with its fields' names: [`router::FromRow`](crate::router::FromRow).
+/// A struct that is read from the columns with its fields' names:
+/// [`router::FromRow`](crate::router::FromRow).
 #[macro_export]
 macro_rules! from_row {
     (

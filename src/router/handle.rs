@@ -26,12 +26,13 @@ use crate::map::HostName;
 use crate::pg::state;
 use crate::shard::{KeyKind, ShardId};
 
-/// A shard to run SQL on. Made by [`Router::by_key`], [`Router::by_id`] and [`Router::shard`] without I/O; holds no
-/// connection.
+/// A shard to run SQL on. Made by [`Router::by_key`], [`Router::by_id`] and [`Router::shard`]
+/// without I/O; holds no connection.
 ///
-/// Each method borrows a connection to the host that serves the shard now, and gives it back. A statement that meets a
-/// move waits for it (see [the module](super)). So a call can be long, but not longer than
-/// [`Options::retry_for`](super::Options::retry_for) and the time that the statement itself takes.
+/// Each method borrows a connection to the host that serves the shard now, and gives it back. A
+/// statement that meets a move waits for it (see [the module](super)). So a call can be long, but
+/// not longer than [`Options::retry_for`](super::Options::retry_for) and the time that the
+/// statement itself takes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shard<'r> {
     router: &'r Router,
@@ -48,13 +49,18 @@ impl<'r> Shard<'r> {
     }
 
     pub(super) fn of_key(router: &'r Router, id: ShardId, key: KeyKind) -> Shard<'r> {
-        Shard { router, id, key, limit: router.inner().options.statement_timeout }
+        Shard {
+            router,
+            id,
+            key,
+            limit: router.inner().options.statement_timeout,
+        }
     }
 
     /// The same shard, for calls that may take this long instead of
-    /// [`Options::statement_timeout`](super::Options::statement_timeout). The limit includes all waiting and every try,
-    /// and is for a transaction as a whole. A call that reaches it gives [`Error::TimedOut`], and what it had sent is
-    /// cancelled.
+    /// [`Options::statement_timeout`](super::Options::statement_timeout). The limit includes all
+    /// waiting and every try, and is for a transaction as a whole. A call that reaches it gives
+    /// [`Error::TimedOut`], and what it had sent is cancelled.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Shard<'r> {
         self.limit = Some(limit);
@@ -74,13 +80,25 @@ impl<'r> Shard<'r> {
         };
         // The calls that follow must know whether the statement was slow or the host is gone.
         place.host.circuit.doubt();
-        Error::TimedOut { shard: self.id, host: place.host.name.clone(), limit_ms: limit.as_millis(), may_have_run }
+        Error::TimedOut {
+            shard: self.id,
+            host: place.host.name.clone(),
+            limit_ms: limit.as_millis(),
+            may_have_run,
+        }
     }
 
     /// Checks that the handle was made from a key of the cluster's kind.
     pub(super) fn checked(self) -> Result<(), Error> {
         let cluster = self.router.key_kind();
-        if self.key == cluster { Ok(()) } else { Err(Error::WrongKey { given: self.key, cluster }) }
+        if self.key == cluster {
+            Ok(())
+        } else {
+            Err(Error::WrongKey {
+                given: self.key,
+                cluster,
+            })
+        }
     }
 
     pub(super) fn router(self) -> &'r Router {
@@ -99,17 +117,22 @@ impl<'r> Shard<'r> {
 
     /// The host that serves the shard now, as far as the router knows.
     pub fn host(self) -> HostName {
-        self.router.inner().host_name(self.id).expect("a handle is only made for a shard that the cluster has")
+        self.router
+            .inner()
+            .host_name(self.id)
+            .expect("a handle is only made for a shard that the cluster has")
     }
 
     query_methods! {
         /// Runs a statement and gives its rows. `{shard}` in it is the shard's schema.
         ///
         /// # Errors
-        /// See [`Error`]. An error of the server, or of the driver about a parameter, is [`Error::Statement`].
+        /// See [`Error`]. An error of the server, or of the driver about a parameter, is
+        /// [`Error::Statement`].
         ///
         /// # Cancel safety
-        /// The statement may have taken effect when its future is dropped; the connection is closed.
+        /// The statement may have taken effect when its future is dropped; the connection is
+        /// closed.
         (self) self
     }
 
@@ -119,7 +142,11 @@ impl<'r> Shard<'r> {
 
     /// The error for a row that is not what the call wants.
     pub(super) fn strange_row(self, source: tokio_postgres::Error) -> Error {
-        Error::Statement { shard: self.id, host: self.host(), source }
+        Error::Statement {
+            shard: self.id,
+            host: self.host(),
+            source,
+        }
     }
 
     /// Runs a statement and gives the number of rows that it changed (of a SELECT: found).
@@ -129,15 +156,20 @@ impl<'r> Shard<'r> {
     ///
     /// # Cancel safety
     /// As [`Shard::query`].
-    pub async fn execute<'s>(self, sql: impl Into<SqlText<'s>>, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
+    pub async fn execute<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
         self.run(sql.into(), params).await
     }
 
-    /// Reserves `count` IDs of the shard at once, 1,000,000 at most, in growing order. Use it to know the IDs before
-    /// the rows are written, or for a bulk load, where it costs a tenth of making them row by row.
+    /// Reserves `count` IDs of the shard at once, 1,000,000 at most, in growing order. Use it to
+    /// know the IDs before the rows are written, or for a bulk load, where it costs a tenth of
+    /// making them row by row.
     ///
-    /// They are the caller's for good, wherever the shard is when they are used; IDs that are not used are gaps. They
-    /// are greater than every ID that the same connection was given before.
+    /// They are the caller's for good, wherever the shard is when they are used; IDs that are not
+    /// used are gaps. They are greater than every ID that the same connection was given before.
     ///
     /// # Errors
     /// As [`Shard::query`]; [`Error::Statement`] for more than 1,000,000.
@@ -149,13 +181,14 @@ impl<'r> Shard<'r> {
         Ok(ids.into_iter().map(|(id,)| id).collect())
     }
 
-    /// Runs a closure within a transaction: COMMIT when it gives `Ok`, ROLLBACK when it gives `Err` (or its future is
-    /// dropped, or panics).
+    /// Runs a closure within a transaction: COMMIT when it gives `Ok`, ROLLBACK when it gives `Err`
+    /// (or its future is dropped, or panics).
     ///
-    /// The whole closure is run again when one of its statements met a move, whatever it returned, and once when a
-    /// statement had been prepared before a migration of the application. So it must do nothing that cannot be done
-    /// twice. A statement that fails ends the transaction, as always in PostgreSQL; to go on after a failure, run the
-    /// statement within a [`Transaction::savepoint`].
+    /// The whole closure is run again when one of its statements met a move, whatever it returned,
+    /// and once when a statement had been prepared before a migration of the application. So it
+    /// must do nothing that cannot be done twice. A statement that fails ends the transaction, as
+    /// always in PostgreSQL; to go on after a failure, run the statement within a
+    /// [`Transaction::savepoint`].
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
@@ -168,9 +201,9 @@ impl<'r> Shard<'r> {
     /// ```
     ///
     /// # Errors
-    /// The closure's own, and, as `E`, those of the router: [`Error::InDoubt`] when the connection was lost during
-    /// COMMIT, which is never tried again, and [`Error::TransactionFailed`] when the closure gave `Ok` although a
-    /// statement had failed.
+    /// The closure's own, and, as `E`, those of the router: [`Error::InDoubt`] when the connection
+    /// was lost during COMMIT, which is never tried again, and [`Error::TransactionFailed`] when
+    /// the closure gave `Ok` although a statement had failed.
     ///
     /// # Cancel safety
     /// Rolled back when the future is dropped before COMMIT was sent.
@@ -183,8 +216,8 @@ impl<'r> Shard<'r> {
         self.build_transaction().run(work).await
     }
 
-    /// As [`Shard::transaction`], for SQL that cannot name the shard's schema, as an ORM's: within it `search_path` is
-    /// the shard's schema, and `{shard}` means it as always.
+    /// As [`Shard::transaction`], for SQL that cannot name the shard's schema, as an ORM's: within
+    /// it `search_path` is the shard's schema, and `{shard}` means it as always.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
@@ -194,13 +227,14 @@ impl<'r> Shard<'r> {
     /// # Ok(()) }
     /// ```
     ///
-    /// `SET LOCAL` sets it, so it ends with the transaction, no other user of the connection meets it, and it works
-    /// through a pooler in transaction mode. There is no such mode for single statements: they would need the
-    /// transaction too.
+    /// `SET LOCAL` sets it, so it ends with the transaction, no other user of the connection meets
+    /// it, and it works through a pooler in transaction mode. There is no such mode for single
+    /// statements: they would need the transaction too.
     ///
-    /// Behind the shard's schema there are only `pg_catalog` and temporary tables: a table that the shard does not have
-    /// is an error, even if `public` has one of that name. A caller that needs what is in `public` (an extension's
-    /// functions) adds it with [`TransactionBuilder::search_path`]. Then a name that is missing in the shard does fall
+    /// Behind the shard's schema there are only `pg_catalog` and temporary tables: a table that the
+    /// shard does not have is an error, even if `public` has one of that name. A caller that needs
+    /// what is in `public` (an extension's functions) adds it with
+    /// [`TransactionBuilder::search_path`]. Then a name that is missing in the shard does fall
     /// through to `public`, where every shard reads and writes the same rows.
     ///
     /// # Errors
@@ -222,12 +256,12 @@ impl<'r> Shard<'r> {
         TransactionBuilder::new(self.router, self)
     }
 
-    /// A connection to the host that serves the shard now, for what this library does not cover: COPY, LISTEN, streams,
-    /// pipelines. Its holder handles moves itself: after an `SH001` (or one of its relatives, see [`crate::pg::state`])
-    /// it gives the client back and asks for another.
+    /// A connection to the host that serves the shard now, for what this library does not cover:
+    /// COPY, LISTEN, streams, pipelines. Its holder handles moves itself: after an `SH001` (or one
+    /// of its relatives, see [`crate::pg::state`]) it gives the client back and asks for another.
     ///
-    /// It comes from the same pool as every other connection; when it goes back, everything that a session can be left
-    /// with is undone (one round trip).
+    /// It comes from the same pool as every other connection; when it goes back, everything that a
+    /// session can be left with is undone (one round trip).
     ///
     /// # Errors
     /// When there is no connection to the host, or none is free in time.
@@ -238,13 +272,24 @@ impl<'r> Shard<'r> {
         self.checked()?;
         let place = self.router.inner().place(self.id)?;
         let lease = place.lease(self.id, Use::Longer).await?;
-        Ok(RawClient::new(lease, self.id, place.host.name.clone(), self.schema()))
+        Ok(RawClient::new(
+            lease,
+            self.id,
+            place.host.name.clone(),
+            self.schema(),
+        ))
     }
 
-    async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+    async fn run<A: Answer>(
+        self,
+        sql: SqlText<'_>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<A, Error> {
         self.checked()?;
         let call = Call::new(self, call_span!("pgshard.statement", self.id));
-        let result = call.limited(pin!(self.run_to_end(sql, params, &call))).await;
+        let result = call
+            .limited(pin!(self.run_to_end(sql, params, &call)))
+            .await;
         call.ended(&result, Fault::of);
         result
     }
@@ -259,15 +304,20 @@ impl<'r> Shard<'r> {
         let shard = self.id;
         let sql = inner.sql.read(sql);
         let kind = sql.class();
-        if matches!(kind, StatementClass::Control | StatementClass::Savepoint | StatementClass::RollbackTo) {
+        if matches!(
+            kind,
+            StatementClass::Control | StatementClass::Savepoint | StatementClass::RollbackTo
+        ) {
             return Err(Error::TransactionControl { shard });
         }
         if sql.asks_about_names() && matches!(kind, StatementClass::Read | StatementClass::Write) {
-            // A signpost would have given another answer instead of an error. So this is a transaction: it commits only
-            // once the host has said that it serves the shard.
+            // A signpost would have given another answer instead of an error. So this is a
+            // transaction: it commits only once the host has said that it serves the shard.
             let sql = &sql;
             let asking = |tx: Transaction| async move { tx.run(SqlText::Read(sql), params).await };
-            return Box::pin(self.build_transaction().run_to_end(asking, call)).await.map_err(Failure::into_inner);
+            return Box::pin(self.build_transaction().run_to_end(asking, call))
+                .await
+                .map_err(Failure::into_inner);
         }
         let only_reads = sql.only_reads(inner.options.selects);
         let rendered = Rendered::new(&sql, &inner.prefix, shard);
@@ -299,14 +349,27 @@ impl<'r> Shard<'r> {
                     continue;
                 }
                 let may_have_run = failed.sent && !only_reads;
-                return Err(Error::ConnectionLost { shard, host: host(), may_have_run, source: failed.error });
+                return Err(Error::ConnectionLost {
+                    shard,
+                    host: host(),
+                    may_have_run,
+                    source: failed.error,
+                });
             }
-            let statement = |source| Error::Statement { shard, host: host(), source };
-            if state::is_read_only(&failed.error) && kind.repeatable() && lease.is_on_standby().await {
+            let statement = |source| Error::Statement {
+                shard,
+                host: host(),
+                source,
+            };
+            if state::is_read_only(&failed.error)
+                && kind.repeatable()
+                && lease.is_on_standby().await
+            {
                 Box::pin(recovery.failed_over(&place, lease)).await?;
                 continue;
             }
-            let outdated = failed.may_be_outdated() && prepare == Prepare::Once && kind.repeatable();
+            let outdated =
+                failed.may_be_outdated() && prepare == Prepare::Once && kind.repeatable();
             let Some(signal) = MoveSignal::of(&failed.error) else {
                 if outdated {
                     prepare = Prepare::Anew;
@@ -325,14 +388,21 @@ impl<'r> Shard<'r> {
             if !kind.repeatable() {
                 // If that cannot be found out, the move may have caused the error.
                 let own = signal == MoveSignal::Relative
-                    && matches!(Box::pin(recovery.is_own(signal, &place, began)).await, Ok(true));
+                    && matches!(
+                        Box::pin(recovery.is_own(signal, &place, began)).await,
+                        Ok(true)
+                    );
                 return Err(if own {
                     statement(failed.error)
                 } else {
                     if let Some(lease) = lease {
                         lease.discard();
                     }
-                    Error::NotRepeated { shard, host: host(), source: failed.error }
+                    Error::NotRepeated {
+                        shard,
+                        host: host(),
+                        source: failed.error,
+                    }
                 });
             }
             match Box::pin(recovery.after(signal, &place, began, &mut lease)).await? {
@@ -346,7 +416,8 @@ impl<'r> Shard<'r> {
 
 pub(super) const NEXT_IDS: &str = "SELECT id FROM {shard}.next_ids($1) AS id";
 
-/// The argument of `next_ids`. A count that does not fit is too large anyway, and the server says so.
+/// The argument of `next_ids`. A count that does not fit is too large anyway, and the server says
+/// so.
 pub(super) fn reserved(count: u32) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }

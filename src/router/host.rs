@@ -27,7 +27,8 @@ pub(super) struct Host {
     /// The options that it was made from.
     pub(super) options: HostOptions,
     pool: Arc<Pool>,
-    /// Connections for lookups only: a lookup must get through when every other connection waits for its answer.
+    /// Connections for lookups only: a lookup must get through when every other connection waits
+    /// for its answer.
     look_ups: Arc<Pool>,
     pub(super) circuit: Arc<Circuit>,
     pub(super) ownership_lookups: OwnershipLookups,
@@ -38,7 +39,8 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// How many connections there are for lookups. Two are enough: an answer takes well under a millisecond.
+    /// How many connections there are for lookups. Two are enough: an answer takes well under a
+    /// millisecond.
     pub(super) const LOOK_UPS: usize = 2;
 
     /// Makes the pools; no connection is opened.
@@ -49,11 +51,19 @@ impl Host {
         peers: &Arc<Peers>,
     ) -> Host {
         let connect = || host.connect.clone();
-        let circuit = Arc::new(Circuit::new(connect(), options.application_name.clone(), options.create_max));
+        let circuit = Arc::new(Circuit::new(
+            connect(),
+            options.application_name.clone(),
+            options.create_max,
+        ));
         let learned = Arc::new(Learned::new());
         let statements = |max| match host.prepare {
             PrepareMode::Unnamed => Statements::Unnamed(learned.clone()),
-            PrepareMode::Named => Statements::Named { max, learned: learned.clone(), fall_out: Arc::default() },
+            PrepareMode::Named => Statements::Named {
+                max,
+                learned: learned.clone(),
+                fall_out: Arc::default(),
+            },
         };
         let opener = Opener {
             connect: connect(),
@@ -65,19 +75,39 @@ impl Host {
             recycle_max: options.recycle_max,
             statements: statements(options.statements_per_connection),
             circuit: circuit.clone(),
-            lookout: Arc::new(Lookout::new(host.name.clone(), connect(), options.application_name.clone())),
+            lookout: Arc::new(Lookout::new(
+                host.name.clone(),
+                connect(),
+                options.application_name.clone(),
+            )),
             peers: peers.clone(),
             ends: Arc::default(),
             recycle: options.recycle,
         };
         let waiting_max = options.waiters_per_host;
         let pool = |size, limit, opener| {
-            Pool::new(PoolOptions { host: &host.name, size, waiting_max, limit }, options, opener)
+            Pool::new(
+                PoolOptions {
+                    host: &host.name,
+                    size,
+                    waiting_max,
+                    limit,
+                },
+                options,
+                opener,
+            )
         };
         Host {
             name: host.name.clone(),
             options: host.clone(),
-            look_ups: pool(Self::LOOK_UPS, None, Opener { statements: statements(8), ..opener.clone() }),
+            look_ups: pool(
+                Self::LOOK_UPS,
+                None,
+                Opener {
+                    statements: statements(8),
+                    ..opener.clone()
+                },
+            ),
             pool: pool(host.pool_size, limit, opener),
             circuit,
             ownership_lookups: OwnershipLookups::new(),
@@ -98,26 +128,47 @@ impl Host {
         }
         let began = Instant::now();
         let lease = Box::pin(self.connection(self.pool.get(Some(shard), held_for))).await;
-        self.metrics.pool(&self.name, began.elapsed(), lease.is_ok());
+        self.metrics
+            .pool(&self.name, began.elapsed(), lease.is_ok());
         let host = || self.name.clone();
         lease.map_err(|fault| match fault {
-            PoolFault::Connect(source) => Error::Connect { shard, host: host(), source },
-            PoolFault::Down { cause, again_in } => {
-                Error::HostDown { shard, host: host(), again_in_ms: again_in.as_millis(), source: cause }
-            }
-            PoolFault::Differs(source) => Error::HostDiffers { shard, host: host(), source },
-            PoolFault::TimedOut(phase, limit) => {
-                Error::PoolTimeout { shard, host: host(), phase, limit_ms: limit.as_millis() }
-            }
+            PoolFault::Connect(source) => Error::Connect {
+                shard,
+                host: host(),
+                source,
+            },
+            PoolFault::Down { cause, again_in } => Error::HostDown {
+                shard,
+                host: host(),
+                again_in_ms: again_in.as_millis(),
+                source: cause,
+            },
+            PoolFault::Differs(source) => Error::HostDiffers {
+                shard,
+                host: host(),
+                source,
+            },
+            PoolFault::TimedOut(phase, limit) => Error::PoolTimeout {
+                shard,
+                host: host(),
+                phase,
+                limit_ms: limit.as_millis(),
+            },
             PoolFault::TooManyWait => {
                 let (queue, limit) = (Queue::Connection, self.waiters_max);
-                Error::TooManyWaiting { shard, host: host(), queue, limit }
+                Error::TooManyWaiting {
+                    shard,
+                    host: host(),
+                    queue,
+                    limit,
+                }
             }
             PoolFault::Closed => Error::Closed,
         })
     }
 
-    /// Borrows an idle connection, or opens one if there may be another. Does not wait until one is given back.
+    /// Borrows an idle connection, or opens one if there may be another. Does not wait until one is
+    /// given back.
     pub(super) async fn lease_if_free(&self) -> Option<Lease> {
         self.circuit.pass().await.ok()?;
         tokio::select! {
@@ -140,24 +191,40 @@ impl Host {
 
     /// The pools for lookups, its own and those of its standbys.
     pub(super) fn look_up_pools(&self) -> Vec<Arc<Pool>> {
-        let standbys = self.replicas.hosts().map(|standby| standby.look_ups.clone());
-        std::iter::once(self.look_ups.clone()).chain(standbys).collect()
+        let standbys = self
+            .replicas
+            .hosts()
+            .map(|standby| standby.look_ups.clone());
+        std::iter::once(self.look_ups.clone())
+            .chain(standbys)
+            .collect()
     }
 
     /// Borrows a connection for a lookup.
     pub(super) async fn control(&self) -> Result<Lease, LookUpError> {
-        self.connection(self.look_ups.get(None, Use::Longer)).await.map_err(|fault| match fault {
-            PoolFault::Connect(source) | PoolFault::Down { cause: source, .. } => LookUpError::Connect(source),
-            PoolFault::Differs(source) => LookUpError::Differs(source),
-            PoolFault::TimedOut(_, limit) => LookUpError::TimedOut(limit),
-            PoolFault::TooManyWait => LookUpError::TimedOut(Duration::ZERO),
-            PoolFault::Closed => LookUpError::Closed,
-        })
+        self.connection(self.look_ups.get(None, Use::Longer))
+            .await
+            .map_err(|fault| match fault {
+                PoolFault::Connect(source) | PoolFault::Down { cause: source, .. } => {
+                    LookUpError::Connect(source)
+                }
+                PoolFault::Differs(source) => LookUpError::Differs(source),
+                PoolFault::TimedOut(_, limit) => LookUpError::TimedOut(limit),
+                PoolFault::TooManyWait => LookUpError::TimedOut(Duration::ZERO),
+                PoolFault::Closed => LookUpError::Closed,
+            })
     }
 
-    /// Waits for a connection of a pool. Fails as soon as any call finds out that the host is out of reach.
-    async fn connection(&self, getting: impl Future<Output = Result<Lease, GetError>>) -> Result<Lease, PoolFault> {
-        let down = |down: Down| PoolFault::Down { cause: down.cause, again_in: down.again_in };
+    /// Waits for a connection of a pool. Fails as soon as any call finds out that the host is out
+    /// of reach.
+    async fn connection(
+        &self,
+        getting: impl Future<Output = Result<Lease, GetError>>,
+    ) -> Result<Lease, PoolFault> {
+        let down = |down: Down| PoolFault::Down {
+            cause: down.cause,
+            again_in: down.again_in,
+        };
         self.circuit.pass().await.map_err(down)?;
         // `biased`: where a connection is free, only the first branch is ever polled.
         tokio::select! {
@@ -169,7 +236,9 @@ impl Host {
 
     fn pool_fault(&self, error: GetError) -> PoolFault {
         match error {
-            GetError::Open(OpenError::Connect(error)) => PoolFault::Connect(self.circuit.failed(error)),
+            GetError::Open(OpenError::Connect(error)) => {
+                PoolFault::Connect(self.circuit.failed(error))
+            }
             GetError::Open(OpenError::Differs(error)) => PoolFault::Differs(error),
             GetError::TimedOut(phase) => PoolFault::TimedOut(phase, self.wait_max),
             GetError::TooManyWait => PoolFault::TooManyWait,
@@ -180,7 +249,10 @@ impl Host {
 
 enum PoolFault {
     Connect(Arc<ConnectError>),
-    Down { cause: Arc<ConnectError>, again_in: Duration },
+    Down {
+        cause: Arc<ConnectError>,
+        again_in: Duration,
+    },
     Differs(HostDiffers),
     TimedOut(PoolPhase, Duration),
     TooManyWait,

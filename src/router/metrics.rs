@@ -1,15 +1,16 @@
-//! What a router counts and measures, with the `metrics` crate; the names are in `docs/metrics.md` too: OpenTelemetry's
-//! where it has one for clients of databases, and ours.
+//! What a router counts and measures, with the `metrics` crate; the names are in `docs/metrics.md`
+//! too: OpenTelemetry's where it has one for clients of databases, and ours.
 //!
-//! Without a recorder this costs next to nothing. With one it costs a few additions a request, because each host keeps
-//! its handles. They are made when the host is first used, so a recorder must be installed before.
+//! Without a recorder this costs next to nothing. With one it costs a few additions a request,
+//! because each host keeps its handles. They are made when the host is first used, so a recorder
+//! must be installed before.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use metrics::{
-    Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
-    histogram,
+    Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge,
+    describe_histogram, gauge, histogram,
 };
 
 use super::outcome::Outcome;
@@ -54,19 +55,67 @@ const STATE_LABEL: &str = "db.client.connection.state";
 
 /// Tells the recorder what the names mean.
 fn describe() {
-    describe_counter!(REQUESTS, Unit::Count, "Statements and transactions, by host and outcome");
-    describe_histogram!(OPERATION_DURATION, Unit::Seconds, "From the call to its answer, retries included");
-    describe_histogram!(POOL_WAIT_TIME, Unit::Seconds, "From asking for a connection to having it");
-    describe_counter!(POOL_FAILURES, Unit::Count, "Requests for a connection that got none");
-    describe_gauge!(POOL_MAX, Unit::Count, "The most connections that a host's pools may have");
-    describe_gauge!(POOL_CONNECTIONS, Unit::Count, "Connections of a host's pools, by state");
-    describe_gauge!(POOL_PENDING, Unit::Count, "Calls that wait for a connection");
-    describe_counter!(LOOK_UPS, Unit::Count, "Questions to a host about who owns a shard");
+    describe_counter!(
+        REQUESTS,
+        Unit::Count,
+        "Statements and transactions, by host and outcome"
+    );
+    describe_histogram!(
+        OPERATION_DURATION,
+        Unit::Seconds,
+        "From the call to its answer, retries included"
+    );
+    describe_histogram!(
+        POOL_WAIT_TIME,
+        Unit::Seconds,
+        "From asking for a connection to having it"
+    );
+    describe_counter!(
+        POOL_FAILURES,
+        Unit::Count,
+        "Requests for a connection that got none"
+    );
+    describe_gauge!(
+        POOL_MAX,
+        Unit::Count,
+        "The most connections that a host's pools may have"
+    );
+    describe_gauge!(
+        POOL_CONNECTIONS,
+        Unit::Count,
+        "Connections of a host's pools, by state"
+    );
+    describe_gauge!(
+        POOL_PENDING,
+        Unit::Count,
+        "Calls that wait for a connection"
+    );
+    describe_counter!(
+        LOOK_UPS,
+        Unit::Count,
+        "Questions to a host about who owns a shard"
+    );
     describe_counter!(SIGNPOSTS, Unit::Count, "Answers of signposts");
-    describe_counter!(FENCES, Unit::Count, "Times that a call waited because its shard was fenced");
-    describe_counter!(RETRIES, Unit::Count, "Statements and transactions run again, by reason");
-    describe_counter!(READS, Unit::Count, "Reads that a standby may answer, by whether one did");
-    describe_gauge!(REPLICA_LAG_SECONDS, Unit::Seconds, "How old what a standby shows may be");
+    describe_counter!(
+        FENCES,
+        Unit::Count,
+        "Times that a call waited because its shard was fenced"
+    );
+    describe_counter!(
+        RETRIES,
+        Unit::Count,
+        "Statements and transactions run again, by reason"
+    );
+    describe_counter!(
+        READS,
+        Unit::Count,
+        "Reads that a standby may answer, by whether one did"
+    );
+    describe_gauge!(
+        REPLICA_LAG_SECONDS,
+        Unit::Seconds,
+        "How old what a standby shows may be"
+    );
     describe_gauge!(MAP_VERSION, Unit::Count, "Version of the shard map");
 }
 
@@ -98,9 +147,13 @@ impl Handles {
         describe();
         let host = || host.to_string();
         Handles {
-            requests: Outcome::ALL.map(|outcome| counter!(REQUESTS, "host" => host(), "outcome" => outcome.as_str())),
+            requests: Outcome::ALL
+                .map(|outcome| counter!(REQUESTS, "host" => host(), "outcome" => outcome.as_str())),
             durations: Outcome::ALL.map(|outcome| {
-                let mut labels = vec![Label::new("host", host()), Label::new("db.system.name", "postgresql")];
+                let mut labels = vec![
+                    Label::new("host", host()),
+                    Label::new("db.system.name", "postgresql"),
+                ];
                 if outcome != Outcome::Ok {
                     labels.push(Label::new("error.type", outcome.as_str()));
                 }
@@ -209,7 +262,11 @@ pub(super) struct PoolGauges {
 
 impl PoolGauges {
     pub(super) fn new(host: &HostName, size: usize) -> PoolGauges {
-        PoolGauges { host: host.clone(), size, told: None }
+        PoolGauges {
+            host: host.clone(),
+            size,
+            told: None,
+        }
     }
 
     pub(super) fn publish(&mut self, counts: Counts) {
@@ -224,12 +281,19 @@ impl PoolGauges {
             }
         };
         let host = || self.host.to_string();
-        tell(gauge!(POOL_MAX, "host" => host(), POOL_LABEL => host()), size_before, size);
-        let connections =
-            |state| gauge!(POOL_CONNECTIONS, "host" => host(), POOL_LABEL => host(), STATE_LABEL => state);
+        tell(
+            gauge!(POOL_MAX, "host" => host(), POOL_LABEL => host()),
+            size_before,
+            size,
+        );
+        let connections = |state| gauge!(POOL_CONNECTIONS, "host" => host(), POOL_LABEL => host(), STATE_LABEL => state);
         tell(connections("idle"), before.idle, counts.idle);
         tell(connections("used"), before.used, counts.used);
-        tell(gauge!(POOL_PENDING, "host" => host(), POOL_LABEL => host()), before.waiting, counts.waiting);
+        tell(
+            gauge!(POOL_PENDING, "host" => host(), POOL_LABEL => host()),
+            before.waiting,
+            counts.waiting,
+        );
     }
 }
 
@@ -243,7 +307,8 @@ impl Drop for PoolGauges {
 
 /// Sets how old the data may be that the standby at this address shows.
 pub(super) fn replica_lag(host: &HostName, standby: &str, lag: Duration) {
-    gauge!(REPLICA_LAG_SECONDS, "host" => host.to_string(), "standby" => standby.to_owned()).set(lag.as_secs_f64());
+    gauge!(REPLICA_LAG_SECONDS, "host" => host.to_string(), "standby" => standby.to_owned())
+        .set(lag.as_secs_f64());
 }
 
 /// Sets the version of the router's map.
@@ -263,22 +328,45 @@ mod tests {
         let host = HostName::new("db1").unwrap();
         let mut told = metrics::with_local_recorder(&recorder, || {
             let (mut one, mut other) = (PoolGauges::new(&host, 4), PoolGauges::new(&host, 4));
-            one.publish(Counts { idle: 1, used: 2, waiting: 3 });
-            other.publish(Counts { idle: 1, used: 1, waiting: 0 });
-            one.publish(Counts { idle: 3, used: 0, waiting: 0 });
+            one.publish(Counts {
+                idle: 1,
+                used: 2,
+                waiting: 3,
+            });
+            other.publish(Counts {
+                idle: 1,
+                used: 1,
+                waiting: 0,
+            });
+            one.publish(Counts {
+                idle: 3,
+                used: 0,
+                waiting: 0,
+            });
             drop(other);
             let read = |value| match value {
                 DebugValue::Gauge(value) => value.into_inner(),
                 other => panic!("{other:?}"),
             };
-            let all = recorder.snapshotter().snapshot().into_vec().into_iter().map(|(key, _, _, value)| {
-                let labels: Vec<&str> = key.key().labels().map(|label| label.value()).collect();
-                (format!("{} {}", key.key().name(), labels.join(" ")), read(value))
-            });
+            let all = recorder
+                .snapshotter()
+                .snapshot()
+                .into_vec()
+                .into_iter()
+                .map(|(key, _, _, value)| {
+                    let labels: Vec<&str> = key.key().labels().map(|label| label.value()).collect();
+                    (
+                        format!("{} {}", key.key().name(), labels.join(" ")),
+                        read(value),
+                    )
+                });
             all.collect::<Vec<_>>()
         });
         told.sort_by(|one, other| one.0.cmp(&other.0));
-        let told: Vec<(&str, f64)> = told.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        let told: Vec<(&str, f64)> = told
+            .iter()
+            .map(|(name, value)| (name.as_str(), *value))
+            .collect();
         assert_eq!(
             told,
             [

@@ -1,7 +1,7 @@
 //! Whether a migration has run in every shard, for applications that start while it runs.
 //!
-//! Invariant: "everywhere" means that a host said so of each of the N shards. A shard that no host says it serves
-//! counts as not done.
+//! Invariant: "everywhere" means that a host said so of each of the N shards. A shard that no host
+//! says it serves counts as not done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -46,12 +46,14 @@ pub struct Migrated {
     pub asked: BTreeSet<HostName>,
     /// The hosts that did not answer, and why.
     pub silent: BTreeMap<HostName, LookUpError>,
-    /// SHA-256 of the texts that have run, in hexadecimal: more than one where the file was changed in between.
+    /// SHA-256 of the texts that have run, in hexadecimal: more than one where the file was changed
+    /// in between.
     pub checksums: BTreeSet<String>,
 }
 
 impl Migrated {
-    /// Whether it has run in every shard of the cluster, or, if it is one that runs once per host, on every host.
+    /// Whether it has run in every shard of the cluster, or, if it is one that runs once per host,
+    /// on every host.
     pub fn is_everywhere(&self) -> bool {
         let on_hosts = !self.hosts.is_empty() && self.silent.is_empty() && self.hosts == self.asked;
         on_hosts || self.having.len() == self.shards.get() as usize
@@ -59,7 +61,9 @@ impl Migrated {
 
     /// The shards that no host says it serves.
     pub fn unserved(&self) -> impl Iterator<Item = ShardId> {
-        self.shards.iter().filter(|shard| !self.having.contains(shard) && !self.lacking.contains(shard))
+        self.shards
+            .iter()
+            .filter(|shard| !self.having.contains(shard) && !self.lacking.contains(shard))
     }
 }
 
@@ -69,16 +73,28 @@ impl fmt::Display for Migrated {
         if self.hosts.is_empty() {
             write!(f, "{name} has run in {having} of {shards} shards")?;
             if !self.lacking.is_empty() {
-                write!(f, "; shards that lack it: {}", print_shards(self.lacking.iter().copied()))?;
+                write!(
+                    f,
+                    "; shards that lack it: {}",
+                    print_shards(self.lacking.iter().copied())
+                )?;
             }
             let unserved: Vec<ShardId> = self.unserved().collect();
             if !unserved.is_empty() {
-                write!(f, "; shards that no host says it serves: {}", print_shards(unserved))?;
+                write!(
+                    f,
+                    "; shards that no host says it serves: {}",
+                    print_shards(unserved)
+                )?;
             }
         } else {
             let all = self.asked.len() + self.silent.len();
             write!(f, "{name} has run on {} of {all} hosts", self.hosts.len())?;
-            let lacking: Vec<&str> = self.asked.difference(&self.hosts).map(HostName::as_str).collect();
+            let lacking: Vec<&str> = self
+                .asked
+                .difference(&self.hosts)
+                .map(HostName::as_str)
+                .collect();
             if !lacking.is_empty() {
                 write!(f, "; hosts that lack it: {}", lacking.join(", "))?;
             }
@@ -101,8 +117,8 @@ pub struct NotMigrated {
 }
 
 impl Router {
-    /// Asks every host how far a migration is. `name` is the name of its file, with or without `.sql`. Any role that
-    /// may use a shard on each host may ask.
+    /// Asks every host how far a migration is. `name` is the name of its file, with or without
+    /// `.sql`. Any role that may use a shard on each host may ask.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -111,7 +127,10 @@ impl Router {
         let hosts: Vec<_> = self.inner().hosts.load().values().cloned().collect();
         let answers = join_all(hosts.iter().map(|host| async {
             let answer = tokio::time::timeout(ANSWER_MAX, ask(host, name)).await;
-            (host.name.clone(), answer.unwrap_or(Err(LookUpError::TimedOut(ANSWER_MAX))))
+            (
+                host.name.clone(),
+                answer.unwrap_or(Err(LookUpError::TimedOut(ANSWER_MAX))),
+            )
         }));
         let mut how_far = Migrated {
             name: name.to_owned(),
@@ -129,15 +148,17 @@ impl Router {
                 Err(error) => drop(how_far.silent.insert(host, error)),
             }
         }
-        // A move may have opened the shard elsewhere between two answers. Which answer is the later one is not known,
-        // so the shard counts as lacking it.
-        how_far.having.retain(|shard| !how_far.lacking.contains(shard));
+        // A move may have opened the shard elsewhere between two answers. Which answer is the later
+        // one is not known, so the shard counts as lacking it.
+        how_far
+            .having
+            .retain(|shard| !how_far.lacking.contains(shard));
         how_far
     }
 
-    /// Waits until a migration has run in every shard of the cluster, or on every host if it runs once per host. For an
-    /// application that is started before `pgshard migrate up` has ended. `name` is the name of its file, with or
-    /// without `.sql`.
+    /// Waits until a migration has run in every shard of the cluster, or on every host if it runs
+    /// once per host. For an application that is started before `pgshard migrate up` has ended.
+    /// `name` is the name of its file, with or without `.sql`.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router) -> Result<(), Box<dyn std::error::Error>> {
@@ -146,12 +167,16 @@ impl Router {
     /// ```
     ///
     /// # Errors
-    /// [`NotMigrated`] when the time is over first. It says how far the migration is, which shards no host serves and
-    /// which hosts did not answer.
+    /// [`NotMigrated`] when the time is over first. It says how far the migration is, which shards
+    /// no host serves and which hosts did not answer.
     ///
     /// # Cancel safety
     /// Only reads; may be dropped and called again.
-    pub async fn wait_for_migration(&self, name: &str, within: Duration) -> Result<(), NotMigrated> {
+    pub async fn wait_for_migration(
+        &self,
+        name: &str,
+        within: Duration,
+    ) -> Result<(), NotMigrated> {
         let begun = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {
@@ -161,7 +186,10 @@ impl Router {
             }
             let waited = begun.elapsed();
             let Some(left) = within.checked_sub(waited).filter(|left| !left.is_zero()) else {
-                return Err(NotMigrated { waited, how_far: Box::new(how_far) });
+                return Err(NotMigrated {
+                    waited,
+                    how_far: Box::new(how_far),
+                });
             };
             tokio::time::sleep(pause.min(left)).await;
             pause = (pause * 2).min(PAUSE_MAX);
@@ -194,11 +222,21 @@ async fn ask(host: &Host, name: &str) -> Result<Answer, LookUpError> {
     loop {
         tries += 1;
         let mut lease = host.control().await?;
-        match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&name], Prepare::Once).await {
-            Ok(rows) => return rows.first().ok_or_else(|| LookUpError::Answer("no row".to_owned())).and_then(read),
-            // A connection may have died while it was idle, which only its use shows. Once the idle ones were tried,
-            // the next is new.
-            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
+        match lease
+            .run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&name], Prepare::Once)
+            .await
+        {
+            Ok(rows) => {
+                return rows
+                    .first()
+                    .ok_or_else(|| LookUpError::Answer("no row".to_owned()))
+                    .and_then(read);
+            }
+            // A connection may have died while it was idle, which only its use shows. Once the idle
+            // ones were tried, the next is new.
+            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => {
+                lease.discard()
+            }
             Err(failed) => {
                 let old = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];
                 return Err(match failed.error.code() {

@@ -1,21 +1,24 @@
 //! The router: from a key or an ID to a connection that reaches its shard, also while shards move.
 //!
-//! - [`Router`] knows the map and the hosts; [`Shard`] runs SQL on one shard; [`Transaction`] is what a closure gets.
+//! - [`Router`] knows the map and the hosts; [`Shard`] runs SQL on one shard; [`Transaction`] is
+//!   what a closure gets.
 //! - [`Reads`] are statements that a standby may answer.
 //! - `{shard}` in SQL is the shard's schema ([`crate::pg::Template`]).
 //!
 //! # Moves
 //!
-//! A shard that is being moved is closed for some milliseconds, and afterwards it is elsewhere. The router holds back
-//! statements that run into that and runs them again, [`Options::retry_for`] long at most. The exceptions get a clear
-//! error instead: CALL, DO and all else that can commit before its end ([`Error::NotRepeated`]), everything on a
-//! [`RawClient`], and a connection that is lost while a writing statement or COMMIT is on its way.
+//! A shard that is being moved is closed for some milliseconds, and afterwards it is elsewhere. The
+//! router holds back statements that run into that and runs them again, [`Options::retry_for`] long
+//! at most. The exceptions get a clear error instead: CALL, DO and all else that can commit before
+//! its end ([`Error::NotRepeated`]), everything on a [`RawClient`], and a connection that is lost
+//! while a writing statement or COMMIT is on its way.
 //!
-//! An error that a move can have caused (a missing name, say) costs one question to the shard's host before the
-//! application gets it.
+//! An error that a move can have caused (a missing name, say) costs one question to the shard's
+//! host before the application gets it.
 //!
-//! Invariant: the router never decides who serves a shard. It believes a host only about itself, and the signpost on a
-//! host that no longer serves the shard refuses whatever a router sends there by mistake.
+//! Invariant: the router never decides who serves a shard. It believes a host only about itself,
+//! and the signpost on a host that no longer serves the shard refuses whatever a router sends there
+//! by mistake.
 
 mod answer;
 mod bound;
@@ -98,7 +101,8 @@ pub struct Router(Arc<Inner>);
 /// What a router has done about moves since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Questions to hosts about who owns a shard. Callers that ask a host at the same time share one.
+    /// Questions to hosts about who owns a shard. Callers that ask a host at the same time share
+    /// one.
     pub look_ups: u64,
     /// Statements and transactions that were run again.
     pub retries: u64,
@@ -109,9 +113,15 @@ impl Router {
     pub fn new(options: Options) -> Router {
         let limit = options.max_connections.map(ConnectionLimit::new);
         let peers = Arc::<Peers>::default();
-        options.hosts.iter().for_each(|host| peers.add(&host.name, &host.connect));
+        options
+            .hosts
+            .iter()
+            .for_each(|host| peers.add(&host.name, &host.connect));
         let host = |host| Arc::new(Host::new(host, &options, limit.as_ref(), &peers));
-        let hosts = options.hosts.iter().map(|options| (options.name.clone(), host(options)));
+        let hosts = options
+            .hosts
+            .iter()
+            .map(|options| (options.name.clone(), host(options)));
         metrics::map_version(options.map.version());
         Router(Arc::new(Inner {
             shards: options.map.shards(),
@@ -123,7 +133,9 @@ impl Router {
             key: options.key,
             sql: SqlCache::new(),
             retry_for: options.retry_for,
-            waiting: std::iter::repeat_with(AtomicU32::default).take(options.map.shards().get() as usize).collect(),
+            waiting: std::iter::repeat_with(AtomicU32::default)
+                .take(options.map.shards().get() as usize)
+                .collect(),
             options,
             unknown: Mutex::default(),
             follower: Mutex::new(None),
@@ -134,12 +146,12 @@ impl Router {
         }))
     }
 
-    /// The shard of a key: any integer type, or a text or UUID where the cluster's keys are those. No I/O, no
-    /// allocation.
+    /// The shard of a key: any integer type, or a text or UUID where the cluster's keys are those.
+    /// No I/O, no allocation.
     ///
-    /// A key of another kind than the cluster's is refused: every call on the handle gives [`Error::WrongKey`] before
-    /// anything is sent. The shard number of such a handle means nothing; code that uses only the number calls
-    /// [`Router::try_by_key`] instead.
+    /// A key of another kind than the cluster's is refused: every call on the handle gives
+    /// [`Error::WrongKey`] before anything is sent. The shard number of such a handle means
+    /// nothing; code that uses only the number calls [`Router::try_by_key`] instead.
     pub fn by_key<K: Key>(&self, key: K) -> Shard<'_> {
         Shard::of_key(self, self.0.shards.shard_of_key(key), K::KIND)
     }
@@ -164,7 +176,11 @@ impl Router {
     /// [`Error::NoSuchId`] when the cluster does not have that shard.
     pub fn by_id(&self, id: i64) -> Result<Shard<'_>, Error> {
         let (shard, shards) = (Id::decode(id).shard(), self.0.shards);
-        if shards.contains(shard) { Ok(Shard::new(self, shard)) } else { Err(Error::NoSuchId { id, shard, shards }) }
+        if shards.contains(shard) {
+            Ok(Shard::new(self, shard))
+        } else {
+            Err(Error::NoSuchId { id, shard, shards })
+        }
     }
 
     /// A shard by its number. No I/O, no allocation.
@@ -173,7 +189,11 @@ impl Router {
     /// [`Error::NoSuchShard`] when the cluster does not have it.
     pub fn shard(&self, shard: ShardId) -> Result<Shard<'_>, Error> {
         let shards = self.0.shards;
-        if shards.contains(shard) { Ok(Shard::new(self, shard)) } else { Err(Error::NoSuchShard { shard, shards }) }
+        if shards.contains(shard) {
+            Ok(Shard::new(self, shard))
+        } else {
+            Err(Error::NoSuchShard { shard, shards })
+        }
     }
 
     /// N.
@@ -201,15 +221,16 @@ impl Router {
     /// Takes another map. Placements that hosts have told the router are kept where they are newer.
     ///
     /// # Errors
-    /// [`Error::OtherCluster`] when it has another number of shards, [`Error::OlderMap`] when it is of an earlier
-    /// version; then the old one stays.
+    /// [`Error::OtherCluster`] when it has another number of shards, [`Error::OlderMap`] when it is
+    /// of an earlier version; then the old one stays.
     pub fn set_map(&self, map: Arc<ShardMap>) -> Result<(), Error> {
         self.0.set_map(map)
     }
 
-    /// Takes the current map of a store and every map that replaces it, whatever its version (a restored store has an
-    /// earlier one). It also asks the [`HostSource`] how the hosts are reached. This goes on until the store is gone or
-    /// the last clone of the router is dropped. A second call ends what the first one started.
+    /// Takes the current map of a store and every map that replaces it, whatever its version (a
+    /// restored store has an earlier one). It also asks the [`HostSource`] how the hosts are
+    /// reached. This goes on until the store is gone or the last clone of the router is dropped. A
+    /// second call ends what the first one started.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -220,15 +241,19 @@ impl Router {
         let task = tokio::spawn(async move {
             let mut map = maps.current();
             loop {
-                let Some(router) = inner.upgrade() else { return };
+                let Some(router) = inner.upgrade() else {
+                    return;
+                };
                 if let Err(error) = router.follow_map(map) {
                     tracing::warn!(%error, "a map was not taken; the old one stays");
                 }
                 drop(router);
                 map = loop {
-                    let Some(router) = inner.upgrade() else { return };
-                    // The source may read a file, so this must not run on a worker thread. If it panics, the next round
-                    // asks again.
+                    let Some(router) = inner.upgrade() else {
+                        return;
+                    };
+                    // The source may read a file, so this must not run on a worker thread. If it
+                    // panics, the next round asks again.
                     let _ = tokio::task::spawn_blocking(move || router.renew_hosts()).await;
                     tokio::select! {
                         newer = maps.changed() => match newer {
@@ -241,15 +266,19 @@ impl Router {
                 };
             }
         });
-        let mut follower = self.0.follower.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut follower = self
+            .0
+            .follower
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some((former, _)) = follower.replace((task.abort_handle(), refresh)) {
             former.abort();
         }
     }
 
-    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, and asks the
-    /// [`HostSource`] for the hosts. Call it on the signal that means "read your config again". Returns at once, and
-    /// does nothing when the router follows no store.
+    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, and
+    /// asks the [`HostSource`] for the hosts. Call it on the signal that means "read your config
+    /// again". Returns at once, and does nothing when the router follows no store.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router) -> std::io::Result<()> {
@@ -263,7 +292,12 @@ impl Router {
     /// # Ok(()) }
     /// ```
     pub fn refresh_map(&self) {
-        if let Some((_, refresh)) = &*self.0.follower.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some((_, refresh)) = &*self
+            .0
+            .follower
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+        {
             refresh.now();
             self.0.hosts_wanted.notify_one();
         }
@@ -272,7 +306,13 @@ impl Router {
     /// What the router has done about moves so far.
     pub fn stats(&self) -> Stats {
         Stats {
-            look_ups: self.0.hosts.load().values().map(|host| host.ownership_lookups.asked()).sum(),
+            look_ups: self
+                .0
+                .hosts
+                .load()
+                .values()
+                .map(|host| host.ownership_lookups.asked())
+                .sum(),
             retries: self.0.retries.load(Ordering::Relaxed),
         }
     }
@@ -287,8 +327,14 @@ impl Router {
         self.0.options.statement_timeout
     }
 
-    /// Counts a call that has ended, for the host that serves its shard by now, and returns that host's name.
-    pub(crate) fn count(&self, shard: ShardId, took: Duration, outcome: Outcome) -> Option<HostName> {
+    /// Counts a call that has ended, for the host that serves its shard by now, and returns that
+    /// host's name.
+    pub(crate) fn count(
+        &self,
+        shard: ShardId,
+        took: Duration,
+        outcome: Outcome,
+    ) -> Option<HostName> {
         let place = self.0.place(shard).ok()?;
         place.host.metrics.request(&place.host.name, took, outcome);
         Some(place.host.name.clone())

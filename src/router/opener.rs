@@ -25,7 +25,8 @@ pub(super) struct Opener {
     pub(super) statements: Statements,
     pub(super) key: KeyKind,
     pub(super) shards: ShardCount,
-    /// Whether a connection to the host was opened once, and its server found to belong to this cluster.
+    /// Whether a connection to the host was opened once, and its server found to belong to this
+    /// cluster.
     pub(super) admitted: Arc<AtomicBool>,
     pub(super) circuit: Arc<Circuit>,
     pub(super) lookout: Arc<Lookout>,
@@ -49,10 +50,14 @@ impl Opener {
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub(super) async fn open(&self, ends_at: Option<Instant>) -> Result<Session, OpenError> {
-        // Taken before the connection is opened: a server that is retired meanwhile may be the one that it leads to.
+        // Taken before the connection is opened: a server that is retired meanwhile may be the one
+        // that it leads to.
         let generation = self.circuit.generation();
         let opening = async {
-            let connection = self.connect.connect_for_application(&self.application_name).await?;
+            let connection = self
+                .connect
+                .connect_for_application(&self.application_name)
+                .await?;
             self.admit(&connection).await?;
             Ok(connection)
         };
@@ -73,7 +78,8 @@ impl Opener {
         }))
     }
 
-    /// Whether an idle session can be used. Cleans it first, if that was not done when it came back.
+    /// Whether an idle session can be used. Cleans it first, if that was not done when it came
+    /// back.
     ///
     /// # Cancel safety
     /// A session that was being cleaned when the future was dropped must not be used again.
@@ -88,23 +94,41 @@ impl Opener {
         true
     }
 
-    /// On the first connection to a host, checks that the host maps keys to shards as this router does, and then takes
-    /// in what it has recorded of the other hosts and itself. A host that has recorded nothing belongs to no cluster.
-    /// It passes here: every statement on a shard fails there by itself.
+    /// On the first connection to a host, checks that the host maps keys to shards as this router
+    /// does, and then takes in what it has recorded of the other hosts and itself. A host that has
+    /// recorded nothing belongs to no cluster. It passes here: every statement on a shard fails
+    /// there by itself.
     async fn admit(&self, connection: &Connection) -> Result<(), OpenError> {
         if self.admitted.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let recorded = connection.query_typed("SELECT shards, key_kind FROM pgshard.cluster", &[]).await;
+        let recorded = connection
+            .query_typed("SELECT shards, key_kind FROM pgshard.cluster", &[])
+            .await;
         if let Ok([row]) = recorded.as_deref() {
-            // A row that cannot be read answers nothing, so a connection that gives one is not used.
-            let strange = |source| ConnectError::Refused { to: self.connect.to_string(), source };
-            let (shards, key): (i32, String) = (row.try_get(0).map_err(strange)?, row.try_get(1).map_err(strange)?);
+            // A row that cannot be read answers nothing, so a connection that gives one is not
+            // used.
+            let strange = |source| ConnectError::Refused {
+                to: self.connect.to_string(),
+                source,
+            };
+            let (shards, key): (i32, String) = (
+                row.try_get(0).map_err(strange)?,
+                row.try_get(1).map_err(strange)?,
+            );
             if shards != i32::from(self.shards.get()) {
-                return Err(HostDiffers::Shards { recorded: shards, config: self.shards }.into());
+                return Err(HostDiffers::Shards {
+                    recorded: shards,
+                    config: self.shards,
+                }
+                .into());
             }
             if key != self.key.as_str() {
-                return Err(HostDiffers::Key { recorded: key, config: self.key }.into());
+                return Err(HostDiffers::Key {
+                    recorded: key,
+                    config: self.key,
+                }
+                .into());
             }
             self.peers.ask(connection).await;
             self.connect.is_host(connection)?;

@@ -20,16 +20,23 @@ pub struct HostOptions {
     pub pool_size: usize,
     /// How statements are prepared there.
     pub prepare: PrepareMode,
-    /// The servers that may answer [`Reads`](super::Reads) for this host: its standbys. The host itself may be among
-    /// them. Each has as many connections as the host. While somebody reads, each is asked how far it is once a second,
-    /// and at least four times in [`Options::max_replica_lag`]. Default none.
+    /// The servers that may answer [`Reads`](super::Reads) for this host: its standbys. The host
+    /// itself may be among them. Each has as many connections as the host. While somebody reads,
+    /// each is asked how far it is once a second, and at least four times in
+    /// [`Options::max_replica_lag`]. Default none.
     pub replicas: Vec<ConnectOptions>,
 }
 
 impl HostOptions {
     /// This host, with at most `pool_size` connections and the defaults.
     pub fn new(name: HostName, connect: ConnectOptions, pool_size: usize) -> HostOptions {
-        HostOptions { name, connect, pool_size, prepare: PrepareMode::default(), replicas: Vec::new() }
+        HostOptions {
+            name,
+            connect,
+            pool_size,
+            prepare: PrepareMode::default(),
+            replicas: Vec::new(),
+        }
     }
 
     /// Whether host and replicas are reached in the same way.
@@ -37,7 +44,9 @@ impl HostOptions {
         let replicas = self.replicas.iter().zip(&other.replicas);
         self.connect.reaches_as(&other.connect)
             && self.replicas.len() == other.replicas.len()
-            && replicas.into_iter().all(|(one, other)| one.reaches_as(other))
+            && replicas
+                .into_iter()
+                .all(|(one, other)| one.reaches_as(other))
     }
 }
 
@@ -49,45 +58,50 @@ pub enum PrepareMode {
     /// By name, and kept: a statement that comes again is only executed.
     #[default]
     Named,
-    /// Without a name, each time: for PgBouncer in transaction mode, where the next statement may get another session.
-    /// What a session keeps from one statement to the next (SET, LISTEN, temporary tables) is of no use there, and
-    /// values of the application's own types (an enum, say) must be cast to text.
+    /// Without a name, each time: for PgBouncer in transaction mode, where the next statement may
+    /// get another session. What a session keeps from one statement to the next (SET, LISTEN,
+    /// temporary tables) is of no use there, and values of the application's own types (an enum,
+    /// say) must be cast to text.
     Unnamed,
 }
 
 /// What becomes of a session between two callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recycle {
-    /// It is cleaned when a statement, by its text, may have left something in it: SET, LISTEN, temporary tables,
-    /// `SELECT … INTO`, `set_config` for more than the transaction, advisory locks of the session, and any function
-    /// that is not known to leave nothing (the usual builtin ones are known). What the text does not show is missed: a
-    /// trigger, a view or a default whose function sets something.
+    /// It is cleaned when a statement, by its text, may have left something in it: SET, LISTEN,
+    /// temporary tables, `SELECT … INTO`, `set_config` for more than the transaction, advisory
+    /// locks of the session, and any function that is not known to leave nothing (the usual builtin
+    /// ones are known). What the text does not show is missed: a trigger, a view or a default whose
+    /// function sets something.
     #[default]
     Fast,
-    /// It is cleaned after each call and each transaction. With [`PrepareMode::Unnamed`] each statement then is a
-    /// transaction of its own, which cleans up before the pooler gives the session to somebody else: two more round
-    /// trips.
+    /// It is cleaned after each call and each transaction. With [`PrepareMode::Unnamed`] each
+    /// statement then is a transaction of its own, which cleans up before the pooler gives the
+    /// session to somebody else: two more round trips.
     Clean,
 }
 
 /// Whether a statement that begins with SELECT, VALUES, TABLE or SHOW can change anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Selects {
-    /// It may call a function that does. If its connection is lost after it was sent, it may have run, unless the
-    /// caller said otherwise ([`Sql::reading`](super::Sql::reading), [`Shard::reads`](super::Shard::reads), a READ ONLY
-    /// transaction).
+    /// It may call a function that does. If its connection is lost after it was sent, it may have
+    /// run, unless the caller said otherwise ([`Sql::reading`](super::Sql::reading),
+    /// [`Shard::reads`](super::Shard::reads), a READ ONLY transaction).
     #[default]
     MayWrite,
-    /// The application has no such function, or calls it in other statements only (WITH, INSERT, …).
+    /// The application has no such function, or calls it in other statements only (WITH, INSERT,
+    /// …).
     OnlyRead,
 }
 
-/// Knows the hosts that are added later, and how each host is reached by now. It is a function, and may read a file.
+/// Knows the hosts that are added later, and how each host is reached by now. It is a function, and
+/// may read a file.
 ///
-/// The router calls it for a host that it finds in a map or on a signpost and does not know: once if the function knows
-/// the host, else at most ten times a second. While the router [follows](super::Router::follow) a store, it also asks
-/// for each of its hosts every five seconds. When the answer for a host differs from the one before in how the host or
-/// its replicas are reached, the router reaches them as the new answer says.
+/// The router calls it for a host that it finds in a map or on a signpost and does not know: once
+/// if the function knows the host, else at most ten times a second. While the router
+/// [follows](super::Router::follow) a store, it also asks for each of its hosts every five seconds.
+/// When the answer for a host differs from the one before in how the host or its replicas are
+/// reached, the router reaches them as the new answer says.
 #[derive(Clone)]
 pub struct HostSource(Arc<Ask>);
 
@@ -114,7 +128,8 @@ impl fmt::Debug for HostSource {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The hosts. A host without shards may be there; one with shards must, unless `host_source` knows it.
+    /// The hosts. A host without shards may be there; one with shards must, unless `host_source`
+    /// knows it.
     pub hosts: Vec<HostOptions>,
     /// Knows hosts that are added later. Default none.
     pub host_source: Option<HostSource>,
@@ -124,41 +139,46 @@ pub struct Options {
     pub key: KeyKind,
     /// The map to start with.
     pub map: Arc<ShardMap>,
-    /// How long a call may wait for a shard that is being moved, in all. Default 15 s: longer than a fence's deadline
-    /// (10 s), so that a call that waits for a mover that died is still there when the shard opens again.
+    /// How long a call may wait for a shard that is being moved, in all. Default 15 s: longer than
+    /// a fence's deadline (10 s), so that a call that waits for a mover that died is still there
+    /// when the shard opens again.
     pub retry_for: Duration,
-    /// The most connections to all hosts together, without those for lookups. A connection that nobody uses makes room
-    /// for one to another host. Default no limit but the hosts' own.
+    /// The most connections to all hosts together, without those for lookups. A connection that
+    /// nobody uses makes room for one to another host. Default no limit but the hosts' own.
     pub max_connections: Option<usize>,
-    /// How long a call may take, with all waiting and every try; [`Shard::within`](super::Shard::within) sets it for
-    /// one call. A statement that reaches the limit is cancelled. Default no limit.
+    /// How long a call may take, with all waiting and every try;
+    /// [`Shard::within`](super::Shard::within) sets it for one call. A statement that reaches the
+    /// limit is cancelled. Default no limit.
     pub statement_timeout: Option<Duration>,
-    /// How old the data may be that [`Reads`](super::Reads) see: a standby that may lag behind further is not read.
-    /// Default 5 s.
+    /// How old the data may be that [`Reads`](super::Reads) see: a standby that may lag behind
+    /// further is not read. Default 5 s.
     pub max_replica_lag: Duration,
-    /// How long a read waits for a standby to reach its [`Position`](super::Position). Default 200 ms.
+    /// How long a read waits for a standby to reach its [`Position`](super::Position). Default 200
+    /// ms.
     pub replica_wait: Duration,
-    /// How many calls may wait for one shard that is being moved; the next gets [`Error::TooManyWaiting`](super::Error)
-    /// at once. Default 1024.
+    /// How many calls may wait for one shard that is being moved; the next gets
+    /// [`Error::TooManyWaiting`](super::Error) at once. Default 1024.
     pub waiters_per_shard: u32,
-    /// How many calls may wait for a free connection to one host; the next gets the same error. Default 4096.
+    /// How many calls may wait for a free connection to one host; the next gets the same error.
+    /// Default 4096.
     pub waiters_per_host: u32,
     /// How long a call may wait for a free connection. Default 5 s.
     pub wait_max: Duration,
-    /// About how long a connection that nobody uses is kept. Default 10 minutes; `None` keeps it for as long as it
-    /// works.
+    /// About how long a connection that nobody uses is kept. Default 10 minutes; `None` keeps it
+    /// for as long as it works.
     pub idle_timeout: Option<Duration>,
-    /// The age at which a connection is closed once nobody uses it: its server process gives back the memory that it
-    /// has gathered, and a host's new address is found. Each connection gets up to a tenth less, so that not all are
-    /// opened again at the same time. Default 30 minutes; `None` keeps a connection for as long as it works.
+    /// The age at which a connection is closed once nobody uses it: its server process gives back
+    /// the memory that it has gathered, and a host's new address is found. Each connection gets up
+    /// to a tenth less, so that not all are opened again at the same time. Default 30 minutes;
+    /// `None` keeps a connection for as long as it works.
     pub max_lifetime: Option<Duration>,
-    /// How long opening a connection may take. Default 10 s; usually the connection's own `connect_timeout` (5 s an
-    /// address) ends first.
+    /// How long opening a connection may take. Default 10 s; usually the connection's own
+    /// `connect_timeout` (5 s an address) ends first.
     pub create_max: Duration,
     /// How long cleaning a used connection may take. Default 2 s.
     pub recycle_max: Duration,
-    /// The most prepared statements that a connection keeps, in the client and on the server; 0 keeps none. The same
-    /// statement counts once for each shard. Default 256.
+    /// The most prepared statements that a connection keeps, in the client and on the server; 0
+    /// keeps none. The same statement counts once for each shard. Default 256.
     pub statements_per_connection: usize,
     /// What becomes of a session between two callers.
     pub recycle: Recycle,

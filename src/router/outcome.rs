@@ -56,19 +56,22 @@ impl Outcome {
     }
 }
 
-/// Whether the statement or its values are to blame for this SQLSTATE. That is every code but those for trouble of the
-/// server, for its load, and for conflicts with other transactions.
+/// Whether the statement or its values are to blame for this SQLSTATE. That is every code but those
+/// for trouble of the server, for its load, and for conflicts with other transactions.
 fn is_applications(code: &SqlState) -> bool {
     const CLUSTERS: [&str; 9] = ["08", "25006", "40", "53", "55P03", "57", "58", "F0", "XX"];
-    code.code() != state::SHARD_MOVED && !CLUSTERS.iter().any(|class| code.code().starts_with(class))
+    code.code() != state::SHARD_MOVED
+        && !CLUSTERS.iter().any(|class| code.code().starts_with(class))
 }
 
-/// What an application wants to know of an error. Every error is the application's or the cluster's. Whether it is
-/// worth another try, and whether the call may have taken effect, are separate questions ([`Error::is_retryable`],
-/// [`Error::may_have_run`]). `examples/photo_app.rs` answers HTTP requests by these.
+/// What an application wants to know of an error. Every error is the application's or the
+/// cluster's. Whether it is worth another try, and whether the call may have taken effect, are
+/// separate questions ([`Error::is_retryable`], [`Error::may_have_run`]). `examples/photo_app.rs`
+/// answers HTTP requests by these.
 impl Error {
-    /// Whether the application asked for something impossible: a constraint, a type, a name, a key of another kind,
-    /// another number of rows. The same call gives the same error, however healthy the cluster is.
+    /// Whether the application asked for something impossible: a constraint, a type, a name, a key
+    /// of another kind, another number of rows. The same call gives the same error, however healthy
+    /// the cluster is.
     pub fn is_application(&self) -> bool {
         match self {
             Error::NoSuchId { .. }
@@ -87,19 +90,27 @@ impl Error {
         }
     }
 
-    /// Whether the cluster could not do it: a host out of reach, a pool or a server too busy, a move that takes long, a
-    /// lost connection, a time limit, a conflict with another transaction.
+    /// Whether the cluster could not do it: a host out of reach, a pool or a server too busy, a
+    /// move that takes long, a lost connection, a time limit, a conflict with another transaction.
     pub fn is_cluster(&self) -> bool {
         !self.is_application()
     }
 
-    /// Whether there is no such row: `query_one` found none, or the ID names no shard of the cluster.
+    /// Whether there is no such row: `query_one` found none, or the ID names no shard of the
+    /// cluster.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Error::RowCount { expected: Expected::One, got: 0, .. } | Error::NoSuchId { .. })
+        matches!(
+            self,
+            Error::RowCount {
+                expected: Expected::One,
+                got: 0,
+                ..
+            } | Error::NoSuchId { .. }
+        )
     }
 
-    /// Whether a time limit was reached: the call's, a pool's, or the server's `statement_timeout` (or somebody
-    /// cancelled the statement there).
+    /// Whether a time limit was reached: the call's, a pool's, or the server's `statement_timeout`
+    /// (or somebody cancelled the statement there).
     pub fn is_timeout(&self) -> bool {
         match self {
             Error::TimedOut { .. } | Error::PoolTimeout { .. } => true,
@@ -115,11 +126,12 @@ impl Error {
 
     /// Whether a constraint refused it: unique, foreign key, check, not null, exclusion.
     pub fn is_constraint_violation(&self) -> bool {
-        self.code().is_some_and(|code| code.code().starts_with("23"))
+        self.code()
+            .is_some_and(|code| code.code().starts_with("23"))
     }
 
-    /// The name of the constraint that refused it, as the shard's tables have it. A not-null constraint has none in
-    /// most versions.
+    /// The name of the constraint that refused it, as the shard's tables have it. A not-null
+    /// constraint has none in most versions.
     pub fn constraint(&self) -> Option<&str> {
         self.as_db_error().and_then(|error| error.constraint())
     }

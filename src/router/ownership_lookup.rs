@@ -1,8 +1,10 @@
-//! Asks a host about its shards. Callers share questions, however many they are and however many shards they ask about.
+//! Asks a host about its shards. Callers share questions, however many they are and however many
+//! shards they ask about.
 //!
-//! Invariant: a caller only gets an answer to a question that was sent after the caller asked. An older answer may be
-//! from before the very fence that the caller ran into. There is a pause between questions, so that an application
-//! whose statements are all wrong cannot flood the host with them.
+//! Invariant: a caller only gets an answer to a question that was sent after the caller asked. An
+//! older answer may be from before the very fence that the caller ran into. There is a pause
+//! between questions, so that an application whose statements are all wrong cannot flood the host
+//! with them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +25,8 @@ use super::stale::{MoveSignal, OwnershipLookup, OwnershipState, Row};
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
-const LOOK: &str = "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last_fence_ago_ms, open_token, \
+const LOOK: &str = "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last_fence_ago_ms, \
+    open_token, \
                     incoming_epoch FROM pg_catalog.unnest($1::int4[]) AS asked(shard), \
                     LATERAL pgshard.look(asked.shard)";
 
@@ -35,14 +38,14 @@ const SHARDS_MAX: usize = 512;
 
 /// The lookups at one host.
 pub(super) struct OwnershipLookups {
-    /// Callers that met a signpost. A move causes about one question of theirs, and the answer ends a pause, so they
-    /// are hardly held back.
+    /// Callers that met a signpost. A move causes about one question of theirs, and the answer ends
+    /// a pause, so they are hardly held back.
     signposts: Callers,
-    /// Callers whose error may just as well be the application's own. They ask apart, so that they never hold up the
-    /// others.
+    /// Callers whose error may just as well be the application's own. They ask apart, so that they
+    /// never hold up the others.
     relatives: Callers,
-    /// For each shard whose move stood still: when a call last tried to mend that. A call holds the lock while it
-    /// tries. At most N entries.
+    /// For each shard whose move stood still: when a call last tried to mend that. A call holds the
+    /// lock while it tries. At most N entries.
     mending: Mutex<HashMap<ShardId, Arc<Turn<Option<Instant>>>>>,
     asked: AtomicU64,
 }
@@ -81,11 +84,18 @@ pub(super) enum Mend {
 
 impl Callers {
     fn new(spacing: Duration) -> Callers {
-        Callers { spacing, wanted: Mutex::default(), last: Turn::default() }
+        Callers {
+            spacing,
+            wanted: Mutex::default(),
+            last: Turn::default(),
+        }
     }
 
     fn want(&self, shard: ShardId) {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner).insert(shard);
+        self.wanted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(shard);
     }
 
     /// The shards of the next question; `shard` is always among them.
@@ -125,7 +135,8 @@ impl OwnershipLookups {
     /// Asks about a shard, or shares a question that is sent from now on.
     ///
     /// # Cancel safety
-    /// The caller that waits next asks instead, about its own shard and those that are still wanted.
+    /// The caller that waits next asks instead, about its own shard and those that are still
+    /// wanted.
     pub(super) async fn ask(
         &self,
         host: &Host,
@@ -139,10 +150,17 @@ impl OwnershipLookups {
         let wanted = Instant::now();
         callers.want(shard);
         let mut last = callers.last.lock().await;
-        let known = last.answers.get(&shard).filter(|(asked, _)| *asked >= wanted);
+        let known = last
+            .answers
+            .get(&shard)
+            .filter(|(asked, _)| *asked >= wanted);
         if known.is_none() {
-            // Callers that come during this pause share the answer, since the question is sent after they asked.
-            if let Some(early) = last.asked.and_then(|asked| callers.spacing.checked_sub(asked.elapsed())) {
+            // Callers that come during this pause share the answer, since the question is sent
+            // after they asked.
+            if let Some(early) = last
+                .asked
+                .and_then(|asked| callers.spacing.checked_sub(asked.elapsed()))
+            {
                 tokio::time::sleep(early).await;
             }
             let shards = callers.take(shard);
@@ -156,22 +174,37 @@ impl OwnershipLookups {
             };
             match answer {
                 Ok(lookups) => {
-                    last.answers.extend(lookups.into_iter().map(|(shard, lookup)| (shard, (asked, Ok(lookup)))));
+                    last.answers.extend(
+                        lookups
+                            .into_iter()
+                            .map(|(shard, lookup)| (shard, (asked, Ok(lookup)))),
+                    );
                 }
                 Err(error) => {
-                    last.answers.extend(shards.into_iter().map(|shard| (shard, (asked, Err(error.clone())))));
+                    last.answers.extend(
+                        shards
+                            .into_iter()
+                            .map(|shard| (shard, (asked, Err(error.clone())))),
+                    );
                 }
             }
         }
-        match last.answers.get(&shard).filter(|(asked, _)| *asked >= wanted) {
-            Some((asked, Ok(lookup))) => Ok(Answered { lookup: lookup.clone(), asked: *asked }),
+        match last
+            .answers
+            .get(&shard)
+            .filter(|(asked, _)| *asked >= wanted)
+        {
+            Some((asked, Ok(lookup))) => Ok(Answered {
+                lookup: lookup.clone(),
+                asked: *asked,
+            }),
             Some((_, Err(error))) => Err(error.clone()),
             None => Err(Arc::new(LookUpError::Answer("no row".to_owned()))),
         }
     }
 
-    /// Mends what the answer to the question sent at `seen` showed, unless another call has tried since then. True if
-    /// this call did it.
+    /// Mends what the answer to the question sent at `seen` showed, unless another call has tried
+    /// since then. True if this call did it.
     pub(super) async fn mend(
         &self,
         host: &Host,
@@ -179,7 +212,13 @@ impl OwnershipLookups {
         seen: Instant,
         mend: Mend,
     ) -> Result<bool, LookUpError> {
-        let turn = self.mending.lock().unwrap_or_else(PoisonError::into_inner).entry(shard).or_default().clone();
+        let turn = self
+            .mending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(shard)
+            .or_default()
+            .clone();
         let mut mended = turn.lock().await;
         if mended.is_some_and(|mended| mended > seen) {
             return Ok(false);
@@ -194,18 +233,26 @@ impl OwnershipLookups {
     }
 }
 
-async fn look_up(host: &Host, shards: &[ShardId]) -> Result<Vec<(ShardId, OwnershipLookup)>, LookUpError> {
+async fn look_up(
+    host: &Host,
+    shards: &[ShardId],
+) -> Result<Vec<(ShardId, OwnershipLookup)>, LookUpError> {
     let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
     let sql = Sql::new(LOOK);
     let mut tries = 0;
     loop {
         tries += 1;
         let mut lease = host.control().await?;
-        match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&shards], Prepare::Once).await {
+        match lease
+            .run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&shards], Prepare::Once)
+            .await
+        {
             Ok(rows) => return rows.iter().map(read).collect(),
-            // A connection may have died while it was idle, which only its use shows. Once the idle ones were tried,
-            // the next is new.
-            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
+            // A connection may have died while it was idle, which only its use shows. Once the idle
+            // ones were tried, the next is new.
+            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => {
+                lease.discard()
+            }
             Err(failed) => return Err(LookUpError::Statement(failed.error)),
         }
     }
@@ -221,8 +268,9 @@ async fn act(host: &Host, shard: ShardId, mend: Mend) -> Result<bool, LookUpErro
 }
 
 async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookUpError> {
-    // The short lock timeout: if the mover holds the row, it is at work, and there is nothing to mend. READ WRITE,
-    // because a role whose transactions are read only by default must be able to end a dead mover's fence too.
+    // The short lock timeout: if the mover holds the row, it is at work, and there is nothing to
+    // mend. READ WRITE, because a role whose transactions are read only by default must be able to
+    // end a dead mover's fence too.
     lease
         .begin("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; SET LOCAL lock_timeout = '200ms'")
         .await
@@ -236,10 +284,14 @@ async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookU
         Some(token) => &[&shard, token],
     };
     let sql = Sql::new(text);
-    let ran: Result<Vec<SqlRow>, _> = lease.run(Rendered::alone(&sql), params, Prepare::Once).await;
+    let ran: Result<Vec<SqlRow>, _> = lease
+        .run(Rendered::alone(&sql), params, Prepare::Once)
+        .await;
     let rows = ran.map_err(|failed| LookUpError::Statement(failed.error))?;
     lease.commit().await.map_err(LookUpError::Statement)?;
-    rows.first().map_or(Ok(false), |row| row.try_get(0)).map_err(LookUpError::Statement)
+    rows.first()
+        .map_or(Ok(false), |row| row.try_get(0))
+        .map_err(LookUpError::Statement)
 }
 
 fn read(row: &SqlRow) -> Result<(ShardId, OwnershipLookup), LookUpError> {
@@ -258,14 +310,38 @@ fn read(row: &SqlRow) -> Result<(ShardId, OwnershipLookup), LookUpError> {
     let token: Option<Uuid> = row.try_get("open_token").map_err(column)?;
     let incoming = epoch(row.try_get("incoming_epoch").map_err(column)?)?;
     let state = match state {
-        None => return Ok((shard, OwnershipLookup { row: None, incoming })),
+        None => {
+            return Ok((
+                shard,
+                OwnershipLookup {
+                    row: None,
+                    incoming,
+                },
+            ));
+        }
         Some("serving") => OwnershipState::Serving,
-        Some("fenced") => OwnershipState::Fenced { overdue: deadline_in_ms.is_some_and(|ms| ms < 0.0) },
-        Some("moved") => OwnershipState::Moved { peer: peer.ok_or_else(strange)?, token },
+        Some("fenced") => OwnershipState::Fenced {
+            overdue: deadline_in_ms.is_some_and(|ms| ms < 0.0),
+        },
+        Some("moved") => OwnershipState::Moved {
+            peer: peer.ok_or_else(strange)?,
+            token,
+        },
         Some(other) => return Err(LookUpError::Answer(other.to_owned())),
     };
     let epoch = epoch(row.try_get("epoch").map_err(column)?)?.ok_or_else(strange)?;
     // If the clock was set back, the fence lies in the future. It then counts as just now.
-    let last_fence_ago = last_fence_ago_ms.map(|ms| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default());
-    Ok((shard, OwnershipLookup { row: Some(Row { state, epoch, last_fence_ago }), incoming }))
+    let last_fence_ago =
+        last_fence_ago_ms.map(|ms| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default());
+    Ok((
+        shard,
+        OwnershipLookup {
+            row: Some(Row {
+                state,
+                epoch,
+                last_fence_ago,
+            }),
+            incoming,
+        },
+    ))
 }

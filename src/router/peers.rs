@@ -8,7 +8,8 @@ use tokio_postgres::Client;
 use crate::map::HostName;
 use crate::pg::{self, ConnectOptions, Record};
 
-const RECORDS: &str = "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity";
+const RECORDS: &str =
+    "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity";
 
 /// The hosts of a router by name, with what any of them has recorded of each.
 #[derive(Default)]
@@ -31,12 +32,17 @@ impl Peers {
         }
     }
 
-    /// Asks one host what it has recorded of all hosts. A host with an older control schema has recorded nothing.
+    /// Asks one host what it has recorded of all hosts. A host with an older control schema has
+    /// recorded nothing.
     pub(super) async fn ask(&self, client: &Client) {
-        let Ok(rows) = client.query_typed(RECORDS, &[]).await else { return };
+        let Ok(rows) = client.query_typed(RECORDS, &[]).await else {
+            return;
+        };
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for row in &rows {
-            let (Ok(name), Some(record)) = (row.try_get::<_, String>(0), pg::record(row, 1)) else { continue };
+            let (Ok(name), Some(record)) = (row.try_get::<_, String>(0), pg::record(row, 1)) else {
+                continue;
+            };
             let peer = peers.entry(name).or_default();
             let known = peer.record.map_or(record, |known| known.with(record));
             peer.record = Some(known);

@@ -1,8 +1,10 @@
-//! A connection to a host that carries statements of several shards at a time, one behind the other.
+//! A connection to a host that carries statements of several shards at a time, one behind the
+//! other.
 //!
-//! Invariant: a caller that holds such a connection waits for nothing that needs another one. A statement that met a
-//! move is given back as [`Ran::Again`], and [`Shard::query`](super::Shard::query) runs it once the connection is given
-//! back. A connection that still awaits an answer never goes back to its pool.
+//! Invariant: a caller that holds such a connection waits for nothing that needs another one. A
+//! statement that met a move is given back as [`Ran::Again`], and
+//! [`Shard::query`](super::Shard::query) runs it once the connection is given back. A connection
+//! that still awaits an answer never goes back to its pool.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -35,7 +37,8 @@ pub(crate) enum Ran {
     Again,
 }
 
-/// A connection that several statements share. Cheap to clone; goes back to its pool with the last clone.
+/// A connection that several statements share. Cheap to clone; goes back to its pool with the last
+/// clone.
 #[derive(Clone)]
 pub(crate) struct PipelinedConnection(Arc<Shared>);
 
@@ -45,8 +48,8 @@ struct Shared {
     lease: Option<Lease>,
     /// Statements whose answers are awaited.
     awaited: AtomicUsize,
-    /// The session may remember a signpost, or is lost, or was asked to cancel something. The connection does not go
-    /// back to its pool, and nothing more is sent on it.
+    /// The session may remember a signpost, or is lost, or was asked to cancel something. The
+    /// connection does not go back to its pool, and nothing more is sent on it.
     spoiled: AtomicBool,
     /// A statement was cancelled.
     cancelled: AtomicBool,
@@ -54,28 +57,40 @@ struct Shared {
 
 impl Router {
     /// Borrows one to the host that serves this shard now; waits for it as long as any other call.
-    pub(crate) async fn pipelined_connection(&self, shard: ShardId) -> Result<PipelinedConnection, Error> {
+    pub(crate) async fn pipelined_connection(
+        &self,
+        shard: ShardId,
+    ) -> Result<PipelinedConnection, Error> {
         let place = self.inner().place(shard)?;
         let lease = place.lease(shard, Use::Longer).await?;
         Ok(PipelinedConnection::new(self, place.host, lease))
     }
 
     /// The same, but only if the host's pool has a connection that nobody uses or waits for.
-    pub(crate) async fn pipelined_connection_if_free(&self, shard: ShardId) -> Option<PipelinedConnection> {
+    pub(crate) async fn pipelined_connection_if_free(
+        &self,
+        shard: ShardId,
+    ) -> Option<PipelinedConnection> {
         let place = self.inner().place(shard).ok()?;
         let lease = place.host.lease_if_free().await?;
         Some(PipelinedConnection::new(self, place.host, lease))
     }
 
-    /// How many such connections a call may have to the host of this shard: half of the pool, so that one call never
-    /// takes all connections.
+    /// How many such connections a call may have to the host of this shard: half of the pool, so
+    /// that one call never takes all connections.
     pub(crate) fn pipelined_connections_max(&self, shard: ShardId) -> usize {
-        self.inner().place(shard).map_or(1, |place| (place.host.pool_size() / 2).max(1))
+        self.inner()
+            .place(shard)
+            .map_or(1, |place| (place.host.pool_size() / 2).max(1))
     }
 
-    /// The types of a statement's parameters on a shard. `None` when the statement may not be pipelined, or the server
-    /// refuses it.
-    pub(crate) async fn parameter_types(&self, shard: ShardId, sql: &Sql) -> Result<Option<Vec<Type>>, Error> {
+    /// The types of a statement's parameters on a shard. `None` when the statement may not be
+    /// pipelined, or the server refuses it.
+    pub(crate) async fn parameter_types(
+        &self,
+        shard: ShardId,
+        sql: &Sql,
+    ) -> Result<Option<Vec<Type>>, Error> {
         if !may_be_pipelined(sql) {
             return Ok(None);
         }
@@ -84,10 +99,9 @@ impl Router {
         connection.0.awaited.fetch_add(1, Ordering::Relaxed);
         let types = connection.0.lease().session().prepare(rendered).await;
         connection.0.awaited.fetch_sub(1, Ordering::Relaxed);
-        if types
-            .as_ref()
-            .is_err_and(|failed| failed.lost(&connection.0.lease().session().connection) || failed.may_be_remembered())
-        {
+        if types.as_ref().is_err_and(|failed| {
+            failed.lost(&connection.0.lease().session().connection) || failed.may_be_remembered()
+        }) {
             connection.0.spoiled.store(true, Ordering::Relaxed);
         }
         Ok(types.ok().flatten())
@@ -108,9 +122,13 @@ impl PipelinedConnection {
         PipelinedConnection(Arc::new(shared))
     }
 
-    /// Whether the statement is prepared here for this shard, so that it is cheaper here than elsewhere.
+    /// Whether the statement is prepared here for this shard, so that it is cheaper here than
+    /// elsewhere.
     pub(crate) fn has(&self, shard: ShardId, sql: &Sql) -> bool {
-        self.0.lease().session().has(Rendered::new(sql, self.0.router.prefix(), shard))
+        self.0
+            .lease()
+            .session()
+            .has(Rendered::new(sql, self.0.router.prefix(), shard))
     }
 
     pub(crate) fn host(&self) -> &HostName {
@@ -122,8 +140,8 @@ impl PipelinedConnection {
         self.0.lease().session().can_pipeline()
     }
 
-    /// Prepares the statement here, so that [`PipelinedConnection::query`] sends it as soon as it is polled. That also
-    /// reports what is wrong with it.
+    /// Prepares the statement here, so that [`PipelinedConnection::query`] sends it as soon as it
+    /// is polled. That also reports what is wrong with it.
     pub(crate) async fn prepare(&self, shard: ShardId, sql: &Sql) {
         let shared = &*self.0;
         if self.may_run(shard, sql) {
@@ -137,7 +155,11 @@ impl PipelinedConnection {
     /// Whether this statement may be pipelined, and this connection leads to this shard's host.
     fn may_run(&self, shard: ShardId, sql: &Sql) -> bool {
         let shared = &*self.0;
-        let here = shared.router.inner().place(shard).is_ok_and(|place| place.host.name == shared.host.name);
+        let here = shared
+            .router
+            .inner()
+            .place(shard)
+            .is_ok_and(|place| place.host.name == shared.host.name);
         let caught = !self.can_pipeline() && shared.awaited.load(Ordering::Relaxed) > 0;
         here && !caught && may_be_pipelined(sql) && !shared.spoiled.load(Ordering::Relaxed)
     }
@@ -145,8 +167,14 @@ impl PipelinedConnection {
     /// Sends a statement behind those that are on their way, and waits for its rows.
     ///
     /// # Cancel safety
-    /// The statement may have taken effect when its future is dropped; the connection is closed with its last clone.
-    pub(crate) async fn query(&self, shard: ShardId, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Ran {
+    /// The statement may have taken effect when its future is dropped; the connection is closed
+    /// with its last clone.
+    pub(crate) async fn query(
+        &self,
+        shard: ShardId,
+        sql: &Sql,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Ran {
         let shared = &*self.0;
         let only_reads = shared.router.only_reads(sql);
         if !self.may_run(shard, sql) {
@@ -155,9 +183,18 @@ impl PipelinedConnection {
         let began = Instant::now();
         shared.awaited.fetch_add(1, Ordering::Relaxed);
         let rendered = Rendered::new(sql, shared.router.prefix(), shard);
-        let ran = shared.lease().session().run(rendered, params, Prepare::Once, false).await;
+        let ran = shared
+            .lease()
+            .session()
+            .run(rendered, params, Prepare::Once, false)
+            .await;
         shared.awaited.fetch_sub(1, Ordering::Relaxed);
-        let count = |outcome| shared.host.metrics.request(&shared.host.name, began.elapsed(), outcome);
+        let count = |outcome| {
+            shared
+                .host
+                .metrics
+                .request(&shared.host.name, began.elapsed(), outcome)
+        };
         let failed = match ran {
             Ok(rows) => {
                 count(Outcome::Ok);
@@ -173,15 +210,20 @@ impl PipelinedConnection {
                 return Ran::Again;
             }
             count(Outcome::Cluster);
-            return Ran::Done(Err(Error::ConnectionLost { shard, host, may_have_run: true, source: failed.error }));
+            return Ran::Done(Err(Error::ConnectionLost {
+                shard,
+                host,
+                may_have_run: true,
+                source: failed.error,
+            }));
         }
         if failed.may_be_remembered() || is_unexpected(&failed.error) {
             shared.spoiled.store(true, Ordering::Relaxed);
         }
-        // A server that refuses to write may have become a standby. A statement that was cancelled for another one's
-        // sake is not to blame.
-        let cancelled =
-            shared.cancelled.load(Ordering::Relaxed) && failed.error.code() == Some(&SqlState::QUERY_CANCELED);
+        // A server that refuses to write may have become a standby. A statement that was cancelled
+        // for another one's sake is not to blame.
+        let cancelled = shared.cancelled.load(Ordering::Relaxed)
+            && failed.error.code() == Some(&SqlState::QUERY_CANCELED);
         if MoveSignal::of(&failed.error).is_some()
             || failed.may_be_outdated()
             || state::is_read_only(&failed.error)
@@ -190,19 +232,29 @@ impl PipelinedConnection {
         {
             return Ran::Again;
         }
-        let error = Error::Statement { shard, host, source: failed.error };
+        let error = Error::Statement {
+            shard,
+            host,
+            source: failed.error,
+        };
         count(Outcome::of(&error));
         Ran::Done(Err(error))
     }
 
-    /// The error of a statement that reached its time limit. From now on, a statement that is cancelled on this
-    /// connection is run again.
+    /// The error of a statement that reached its time limit. From now on, a statement that is
+    /// cancelled on this connection is run again.
     pub(crate) fn timed_out(&self, shard: ShardId, limit: Duration, may_have_run: bool) -> Error {
         let shared = &*self.0;
         shared.spoiled.store(true, Ordering::Relaxed);
         shared.cancelled.store(true, Ordering::Relaxed);
-        shared.host.metrics.request(&shared.host.name, limit, Outcome::Timeout);
-        let late = shared.router.shard(shard).map(|shard| shard.timed_out(limit, may_have_run));
+        shared
+            .host
+            .metrics
+            .request(&shared.host.name, limit, Outcome::Timeout);
+        let late = shared
+            .router
+            .shard(shard)
+            .map(|shard| shard.timed_out(limit, may_have_run));
         late.unwrap_or_else(|error| error)
     }
 
@@ -224,7 +276,9 @@ fn is_other_type(error: &tokio_postgres::Error) -> bool {
 
 impl Shared {
     fn lease(&self) -> &Lease {
-        self.lease.as_ref().expect("a pipelined connection has its lease until it is dropped")
+        self.lease
+            .as_ref()
+            .expect("a pipelined connection has its lease until it is dropped")
     }
 }
 

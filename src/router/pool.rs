@@ -1,9 +1,11 @@
-//! The connections of one host: borrowed, waited for, opened, checked, and closed when they are old.
+//! The connections of one host: borrowed, waited for, opened, checked, and closed when they are
+//! old.
 //!
-//! [`slots`](super::slots) decides which connection a call gets and which call waits. This file carries that out.
+//! [`slots`](super::slots) decides which connection a call gets and which call waits. This file
+//! carries that out.
 //!
-//! Invariant: a slot is given back exactly once, by its last holder: the caller, or the task that cleans or ends what
-//! the caller left. No connection is closed while the slots are locked.
+//! Invariant: a slot is given back exactly once, by its last holder: the caller, or the task that
+//! cleans or ends what the caller left. No connection is closed while the slots are locked.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -58,8 +60,8 @@ pub(super) struct PoolOptions<'a> {
     pub(super) limit: Option<&'a ConnectionLimit>,
 }
 
-/// The connections of a pool at one time. A host's standbys have pools of their own. Connections for lookups are not
-/// counted.
+/// The connections of a pool at one time. A host's standbys have pools of their own. Connections
+/// for lookups are not counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolState {
@@ -91,12 +93,13 @@ impl ConnectionLimit {
     }
 }
 
-/// How long a call waits for a connection of its own pool before it makes another pool close an idle one. Opening a
-/// connection costs some milliseconds, and the other pool may have to open its own again a moment later.
+/// How long a call waits for a connection of its own pool before it makes another pool close an
+/// idle one. Opening a connection costs some milliseconds, and the other pool may have to open its
+/// own again a moment later.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long a call waits for its shard's favourite while other connections are idle. On one of those the server would
-/// have to plan its statement, which is soon done, too.
+/// How long a call waits for its shard's favourite while other connections are idle. On one of
+/// those the server would have to plan its statement, which is soon done, too.
 const MOMENT: Duration = Duration::from_millis(2);
 
 /// The time between two sweeps, at most and at least.
@@ -112,7 +115,10 @@ impl Pool {
             None => ConnectionLimit::new(size).0,
         };
         let waiting_max = usize::try_from(pool.waiting_max).unwrap_or(usize::MAX);
-        let number = slots.lock().unwrap_or_else(PoisonError::into_inner).add(size, waiting_max);
+        let number = slots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .add(size, waiting_max);
         Arc::new(Pool {
             slots,
             number,
@@ -137,8 +143,18 @@ impl Pool {
 
     /// The pool's connections now.
     pub(super) fn state(&self, host: &HostName) -> PoolState {
-        let Counts { idle, used, waiting } = self.lock().counts(self.number);
-        PoolState { host: host.clone(), size: self.size, idle, used, waiting }
+        let Counts {
+            idle,
+            used,
+            waiting,
+        } = self.lock().counts(self.number);
+        PoolState {
+            host: host.clone(),
+            size: self.size,
+            idle,
+            used,
+            waiting,
+        }
     }
 
     /// A connection that can be used as it is, if one is idle.
@@ -147,7 +163,9 @@ impl Pool {
         let grant = self.lock().ask_if_idle(self.number, wish)?;
         let slot = Slot::of(self, &grant);
         // A session that cannot be used as it is is closed, and its slot stays empty.
-        let mut session = grant.connection.filter(|session| !session.is_worn() && !session.is_dirty())?;
+        let mut session = grant
+            .connection
+            .filter(|session| !session.is_worn() && !session.is_dirty())?;
         session.is_favourite = grant.is_favourite;
         Some(Lease::new(session, slot))
     }
@@ -157,24 +175,40 @@ impl Pool {
             Use::Statement if self.opener.statements.fall_out() => Favourite::WorthAMoment,
             Use::Statement | Use::Longer => Favourite::IfIdle,
         };
-        Wish { shard: shard.map(|shard| usize::from(shard.get())), held_for, favourite }
+        Wish {
+            shard: shard.map(|shard| usize::from(shard.get())),
+            held_for,
+            favourite,
+        }
     }
 
-    /// Waits for a connection. A statement on `shard` gets the shard's favourite if that is idle, or soon will be.
+    /// Waits for a connection. A statement on `shard` gets the shard's favourite if that is idle,
+    /// or soon will be.
     ///
     /// # Cancel safety
     /// The slot is free again when the future is dropped.
-    pub(super) async fn get(self: &Arc<Self>, shard: Option<ShardId>, held_for: Use) -> Result<Lease, GetError> {
-        // Whoever is granted a connection that has died asks again, and does not wait for longer because of that.
+    pub(super) async fn get(
+        self: &Arc<Self>,
+        shard: Option<ShardId>,
+        held_for: Use,
+    ) -> Result<Lease, GetError> {
+        // Whoever is granted a connection that has died asks again, and does not wait for longer
+        // because of that.
         let mut until = None;
         loop {
             let (asked, receiver) = self.ask(self.wish(shard, held_for));
             let mut until = || *until.get_or_insert_with(|| Instant::now() + self.wait_max);
-            let waiting = |ticket| Waiting { pool: self, ticket: Some(ticket), receiver };
+            let waiting = |ticket| Waiting {
+                pool: self,
+                ticket: Some(ticket),
+                receiver,
+            };
             let grant = match asked {
                 Asked::Granted(grant) => grant,
                 Asked::Waits(ticket) => waiting(ticket).end(until()).await?,
-                Asked::WaitsForFavourite(ticket) => waiting(ticket).end_for_favourite(until()).await?,
+                Asked::WaitsForFavourite(ticket) => {
+                    waiting(ticket).end_for_favourite(until()).await?
+                }
                 Asked::Full => return Err(GetError::TooManyWait),
                 Asked::Closed => return Err(GetError::Closed),
             };
@@ -185,7 +219,8 @@ impl Pool {
         }
     }
 
-    /// An idle connection, or a new one if there is room. Closes no other connection for it, and waits for none.
+    /// An idle connection, or a new one if there is room. Closes no other connection for it, and
+    /// waits for none.
     ///
     /// # Cancel safety
     /// As [`Pool::get`].
@@ -207,9 +242,12 @@ impl Pool {
         (asked, receiver)
     }
 
-    /// Checks the slot's connection, or opens one. `None` when the connection cannot be used: it is closed, and the
-    /// slot is empty again. The future holds the slot.
-    async fn ready(self: &Arc<Self>, grant: Grant<Box<Session>>) -> Option<Result<Lease, GetError>> {
+    /// Checks the slot's connection, or opens one. `None` when the connection cannot be used: it is
+    /// closed, and the slot is empty again. The future holds the slot.
+    async fn ready(
+        self: &Arc<Self>,
+        grant: Grant<Box<Session>>,
+    ) -> Option<Result<Lease, GetError>> {
         let mut slot = Slot::of(self, &grant);
         let Some(mut session) = grant.connection else {
             let opened = self.open(grant.slot).await;
@@ -233,7 +271,9 @@ impl Pool {
     async fn open(self: &Arc<Self>, slot: usize) -> Result<Box<Session>, GetError> {
         let ends_at = self.max_lifetime.map(|most| Instant::now() + spread(most));
         // Boxed, because every call's future would contain it otherwise.
-        let session = Box::pin(self.opener.open(ends_at)).await.map_err(GetError::Open)?;
+        let session = Box::pin(self.opener.open(ends_at))
+            .await
+            .map_err(GetError::Open)?;
         let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = drivers.get_mut(slot) {
             *driver = Some(session.connection.driver());
@@ -298,14 +338,18 @@ impl Pool {
         self.lock().counts(self.number).used
     }
 
-    /// Starts the task that closes idle connections, unless it runs. It goes on for as long as there is a connection.
+    /// Starts the task that closes idle connections, unless it runs. It goes on for as long as
+    /// there is a connection.
     fn start_sweeping(self: &Arc<Self>) {
         if self.sweeping.swap(true, Ordering::SeqCst) {
             return;
         }
         let sweeping = Sweeping(Arc::downgrade(self));
         let limits = [self.idle_timeout, self.max_lifetime].into_iter().flatten();
-        let every = limits.map(|limit| limit / 4).fold(SWEEP_EVERY, Duration::min).max(SWEEP_EVERY_MIN);
+        let every = limits
+            .map(|limit| limit / 4)
+            .fold(SWEEP_EVERY, Duration::min)
+            .max(SWEEP_EVERY_MIN);
         tokio::spawn(async move {
             while sweeping.0.upgrade().is_some_and(|pool| pool.sweep()) {
                 tokio::time::sleep(every).await;
@@ -313,18 +357,23 @@ impl Pool {
         });
     }
 
-    /// Closes connections that are too old or were idle for too long, and publishes the counts. False when no
-    /// connection is left.
+    /// Closes connections that are too old or were idle for too long, and publishes the counts.
+    /// False when no connection is left.
     fn sweep(&self) -> bool {
         let now = Instant::now();
         let mut slots = self.lock();
-        let effects = slots.close_idle(self.number, |session| session.is_over(now, self.idle_timeout));
+        let effects = slots.close_idle(self.number, |session| {
+            session.is_over(now, self.idle_timeout)
+        });
         let counts = slots.counts(self.number);
         let goes_on = counts != Counts::default();
         // Under the lock, so that a call that takes a slot after this starts the task again.
         self.sweeping.store(goes_on, Ordering::SeqCst);
         follow(slots, effects);
-        self.gauges.lock().unwrap_or_else(PoisonError::into_inner).publish(counts);
+        self.gauges
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .publish(counts);
         goes_on
     }
 
@@ -344,27 +393,30 @@ impl Drop for Pool {
 /// Hands out the slots that were granted, and closes connections once the slots are unlocked.
 fn follow(slots: MutexGuard<'_, Slots<Box<Session>, Tell>>, effects: Effects<Box<Session>, Tell>) {
     for (tell, grant) in effects.grants {
-        // This is always received: a waiter leaves only after it has cancelled, and it does that under the same lock.
+        // This is always received: a waiter leaves only after it has cancelled, and it does that
+        // under the same lock.
         let _ = tell.send(grant);
     }
     drop(slots);
     drop(effects.closed);
 }
 
-/// Nine tenths of the limit or more, so that connections that were opened together do not end together.
+/// Nine tenths of the limit or more, so that connections that were opened together do not end
+/// together.
 fn spread(limit: Duration) -> Duration {
     limit.mul_f64(0.9 + fastrand::f64() / 10.0)
 }
 
-/// Notes that no sweep runs once its task ends, however it ends: a router can outlive the runtime that the task ran in.
+/// Notes that no sweep runs once its task ends, however it ends: a router can outlive the runtime
+/// that the task ran in.
 struct Sweeping(Weak<Pool>);
 
 impl Drop for Sweeping {
     fn drop(&mut self) {
         let Some(pool) = self.0.upgrade() else { return };
         let slots = pool.lock();
-        // If the task ended by itself, no connection was left. `sweep` has noted it then, and another task may have
-        // begun.
+        // If the task ended by itself, no connection was left. `sweep` has noted it then, and
+        // another task may have begun.
         if slots.counts(pool.number) != Counts::default() {
             pool.sweeping.store(false, Ordering::SeqCst);
         }
@@ -398,7 +450,11 @@ impl Waiting<'_> {
     /// Waits for the slot until then at most.
     async fn end(mut self, until: Instant) -> Result<Grant<Box<Session>>, GetError> {
         let wait_max = self.pool.wait_max;
-        let patience = if self.pool.has_limit { PATIENCE.min(wait_max / 2) } else { wait_max };
+        let patience = if self.pool.has_limit {
+            PATIENCE.min(wait_max / 2)
+        } else {
+            wait_max
+        };
         let mut told = timeout_at(until - (wait_max - patience), &mut self.receiver).await;
         if told.is_err() && patience < wait_max {
             self.insist();
@@ -410,7 +466,9 @@ impl Waiting<'_> {
                 Ok(grant)
             }
             Ok(Err(_)) => Err(GetError::Closed),
-            Err(_) if self.pool.lock().is_limited(self.pool.number) => Err(GetError::TimedOut(PoolPhase::Limit)),
+            Err(_) if self.pool.lock().is_limited(self.pool.number) => {
+                Err(GetError::TimedOut(PoolPhase::Limit))
+            }
             Err(_) => Err(GetError::TimedOut(PoolPhase::Wait)),
         }
     }
@@ -425,7 +483,9 @@ impl Waiting<'_> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let Some(ticket) = self.ticket.take() else { return };
+        let Some(ticket) = self.ticket.take() else {
+            return;
+        };
         let cancelled = self.pool.lock().cancel(self.pool.number, ticket);
         if !cancelled && let Ok(grant) = self.receiver.try_recv() {
             if grant.connection.is_none() {
@@ -447,7 +507,11 @@ pub(super) struct Slot {
 
 impl Slot {
     fn of(pool: &Arc<Pool>, grant: &Grant<Box<Session>>) -> Slot {
-        Slot { pool: pool.clone(), number: Some(grant.slot), opening: grant.connection.is_none() }
+        Slot {
+            pool: pool.clone(),
+            number: Some(grant.slot),
+            opening: grant.connection.is_none(),
+        }
     }
 
     /// Its connection was opened, or will not be: others may open one.
@@ -459,10 +523,13 @@ impl Slot {
 
     /// Gives the slot back with its connection, for others to use.
     pub(super) fn give_back(mut self, mut session: Box<Session>) {
-        let Some(number) = self.number.take() else { return };
+        let Some(number) = self.number.take() else {
+            return;
+        };
         let worn = session.is_worn() || session.begin_idle(Instant::now());
         if worn {
-            // The connection is closed before the slot is free, so that there are never more connections than slots.
+            // The connection is closed before the slot is free, so that there are never more
+            // connections than slots.
             drop(session);
             return self.pool.give_back(number, None);
         }

@@ -38,8 +38,8 @@ pub(super) struct PoolSlots<C, W> {
 pub(super) enum Use {
     /// One statement. Most are over within a millisecond.
     Statement,
-    /// A transaction, or what else may take as long as its caller likes. Also a statement that has turned out to be
-    /// slow.
+    /// A transaction, or what else may take as long as its caller likes. Also a statement that has
+    /// turned out to be slow.
     Longer,
 }
 
@@ -48,7 +48,8 @@ pub(super) enum Use {
 pub(super) enum Favourite {
     /// The call takes it if it is idle.
     IfIdle,
-    /// The call waits for it for a moment, where it would have to wait for some connection anyway, or nearly so.
+    /// The call waits for it for a moment, where it would have to wait for some connection anyway,
+    /// or nearly so.
     WorthAMoment,
 }
 
@@ -126,17 +127,25 @@ impl<C, W> PoolSlots<C, W> {
         }
         let (first, bit) = (favourite / 64, favourite % 64);
         let words = self.idle_bits.len();
-        let found = |word: usize, bits: u64| (bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize);
+        let found = |word: usize, bits: u64| {
+            (bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize)
+        };
         found(first, self.idle_bits[first] & (u64::MAX << bit)).or_else(|| {
             // This goes round to the first word again, whose lower bits come last.
-            (1..=words).map(|step| (first + step) % words).find_map(|word| found(word, self.idle_bits[word]))
+            (1..=words)
+                .map(|step| (first + step) % words)
+                .find_map(|word| found(word, self.idle_bits[word]))
         })
     }
 
-    /// The favourite, if a call should wait for it although another connection is idle: a statement has it, few calls
-    /// wait for it, and with this call nearly every connection has one, so that calls will soon have to wait anyway.
+    /// The favourite, if a call should wait for it although another connection is idle: a statement
+    /// has it, few calls wait for it, and with this call nearly every connection has one, so that
+    /// calls will soon have to wait anyway.
     pub(super) fn worth_a_moment(&self, wish: Wish) -> Option<usize> {
-        if wish.favourite == Favourite::IfIdle || self.idle_count == 0 || self.service != Service::Open {
+        if wish.favourite == Favourite::IfIdle
+            || self.idle_count == 0
+            || self.service != Service::Open
+        {
             return None;
         }
         let favourite = self.favourite(Some(wish.shard?));
@@ -164,16 +173,26 @@ impl<C, W> PoolSlots<C, W> {
         self.wanting_count -= 1;
         let connection = self.take_idle(slot);
         self.hold(slot, waiter.wish.held_for);
-        Some((waiter.tell, Grant { slot, connection, is_favourite: true }))
+        Some((
+            waiter.tell,
+            Grant {
+                slot,
+                connection,
+                is_favourite: true,
+            },
+        ))
     }
 
-    /// The calls that wait for this slot wait for any, each in its place. Returns how many they are.
+    /// The calls that wait for this slot wait for any, each in its place. Returns how many they
+    /// are.
     pub(super) fn release(&mut self, slot: usize) -> usize {
         let released = std::mem::take(&mut self.wanting[slot]);
         let count = released.len();
         self.wanting_count -= count;
         for waiter in released {
-            let at = self.waiting.partition_point(|other| other.ticket < waiter.ticket);
+            let at = self
+                .waiting
+                .partition_point(|other| other.ticket < waiter.ticket);
             self.waiting.insert(at, waiter);
         }
         count
@@ -181,7 +200,9 @@ impl<C, W> PoolSlots<C, W> {
 
     /// The slot for which the call with this ticket waits.
     pub(super) fn wanted_by(&self, ticket: u64) -> Option<usize> {
-        self.wanting.iter().position(|wanting| wanting.iter().any(|waiter| waiter.ticket == ticket))
+        self.wanting
+            .iter()
+            .position(|wanting| wanting.iter().any(|waiter| waiter.ticket == ticket))
     }
 
     /// The call waits no more.
@@ -228,7 +249,11 @@ impl<C, W> PoolSlots<C, W> {
         let slot = self.nearest(favourite)?;
         let connection = self.take_idle(slot);
         self.hold(slot, wish.held_for);
-        Some(Grant { slot, connection, is_favourite: wish.shard.is_some() && slot == favourite })
+        Some(Grant {
+            slot,
+            connection,
+            is_favourite: wish.shard.is_some() && slot == favourite,
+        })
     }
 
     /// Grants a slot without a connection.
@@ -236,7 +261,11 @@ impl<C, W> PoolSlots<C, W> {
         let slot = self.empty.pop()?;
         self.opened = self.opened.max(slot + 1);
         self.hold(slot, wish.held_for);
-        Some(Grant { slot, connection: None, is_favourite: false })
+        Some(Grant {
+            slot,
+            connection: None,
+            is_favourite: false,
+        })
     }
 
     /// The holder gives the slot back, with its connection if that can be used again.
@@ -266,9 +295,12 @@ impl<C, W> PoolSlots<C, W> {
         !self.empty.is_empty()
     }
 
-    /// Takes the idle connection with the highest number, which is the least likely to be a favourite.
+    /// Takes the idle connection with the highest number, which is the least likely to be a
+    /// favourite.
     pub(super) fn close_one(&mut self) -> Option<C> {
-        let slot = (0..self.idle.len()).rev().find(|slot| self.idle[*slot].is_some())?;
+        let slot = (0..self.idle.len())
+            .rev()
+            .find(|slot| self.idle[*slot].is_some())?;
         self.empty.push(slot);
         self.take_idle(slot)
     }

@@ -1,4 +1,5 @@
-//! The methods that run a query and read its rows: a shard, its reads and a transaction all have them.
+//! The methods that run a query and read its rows: a shard, its reads and a transaction all have
+//! them.
 
 use tokio_postgres::Row;
 
@@ -6,8 +7,8 @@ use super::answer::FirstRow;
 use super::error::{Error, Expected};
 use crate::shard::ShardId;
 
-/// Makes the query methods, with this receiver, in an `impl` of a type that has `run`, `shard_id` and `strange_row`.
-/// The attributes are those of `query`, whose text the others refer to.
+/// Makes the query methods, with this receiver, in an `impl` of a type that has `run`, `shard_id`
+/// and `strange_row`. The attributes are those of `query`, whose text the others refer to.
 macro_rules! query_methods {
     ($(#[$about:meta])* ($($receiver:tt)+) $this:ident) => {
         $(#[$about])*
@@ -102,14 +103,25 @@ pub(super) use query_methods;
 
 pub(super) fn one(shard: ShardId, first: FirstRow) -> Result<Row, Error> {
     match first {
-        FirstRow { row: Some(row), count: 1 } => Ok(row),
-        FirstRow { count, .. } => Err(Error::RowCount { shard, expected: Expected::One, got: count }),
+        FirstRow {
+            row: Some(row),
+            count: 1,
+        } => Ok(row),
+        FirstRow { count, .. } => Err(Error::RowCount {
+            shard,
+            expected: Expected::One,
+            got: count,
+        }),
     }
 }
 
 pub(super) fn at_most_one(shard: ShardId, first: FirstRow) -> Result<Option<Row>, Error> {
     match first {
         FirstRow { row, count: 0 | 1 } => Ok(row),
-        FirstRow { count, .. } => Err(Error::RowCount { shard, expected: Expected::AtMostOne, got: count }),
+        FirstRow { count, .. } => Err(Error::RowCount {
+            shard,
+            expected: Expected::AtMostOne,
+            got: count,
+        }),
     }
 }

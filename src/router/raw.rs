@@ -9,8 +9,8 @@ use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
-/// A connection to the host of a shard: a [`tokio_postgres::Client`]. When it is dropped, an open transaction is rolled
-/// back, and the connection is cleaned and goes back to its pool.
+/// A connection to the host of a shard: a [`tokio_postgres::Client`]. When it is dropped, an open
+/// transaction is rolled back, and the connection is cleaned and goes back to its pool.
 pub struct RawClient {
     lease: Lease,
     shard: ShardId,
@@ -19,10 +19,20 @@ pub struct RawClient {
 }
 
 impl RawClient {
-    pub(super) fn new(mut lease: Lease, shard: ShardId, host: HostName, schema: String) -> RawClient {
+    pub(super) fn new(
+        mut lease: Lease,
+        shard: ShardId,
+        host: HostName,
+        schema: String,
+    ) -> RawClient {
         lease.session().set_dirty();
         lease.set_unknown();
-        RawClient { lease, shard, host, schema }
+        RawClient {
+            lease,
+            shard,
+            host,
+            schema,
+        }
     }
 
     /// The shard it was asked for.

@@ -1,7 +1,8 @@
-//! A shard for callers that only read: on a standby of its host if that is near enough, else on the primary.
+//! A shard for callers that only read: on a standby of its host if that is near enough, else on the
+//! primary.
 //!
-//! Invariant: what a standby says is never the last word about an error. Whatever goes wrong there, the primary is
-//! asked, as if nothing had been asked before.
+//! Invariant: what a standby says is never the last word about an error. Whatever goes wrong there,
+//! the primary is asked, as if nothing had been asked before.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,27 +28,31 @@ use super::stale::MoveSignal;
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
-/// A shard for calls that only read, by the caller's word (as [`Sql::reading`]). Made by [`Shard::reads`].
+/// A shard for calls that only read, by the caller's word (as [`Sql::reading`]). Made by
+/// [`Shard::reads`].
 ///
-/// A statement goes to a standby of the shard's host, in turn if there are several, when the router has been given some
-/// ([`HostOptions::replicas`](super::HostOptions::replicas)) and knows that one of them shows everything older than
-/// [`Options::max_replica_lag`](super::Options::max_replica_lag). Otherwise, and when it fails there for whatever
-/// reason, it runs on the primary like any other statement. So it gives no error that it would not give without
-/// standbys, with two exceptions: when a standby has no free connection, and when it cancels a statement that takes too
-/// long.
+/// A statement goes to a standby of the shard's host, in turn if there are several, when the router
+/// has been given some ([`HostOptions::replicas`](super::HostOptions::replicas)) and knows that one
+/// of them shows everything older than
+/// [`Options::max_replica_lag`](super::Options::max_replica_lag). Otherwise, and when it fails
+/// there for whatever reason, it runs on the primary like any other statement. So it gives no error
+/// that it would not give without standbys, with two exceptions: when a standby has no free
+/// connection, and when it cancels a statement that takes too long.
 ///
-/// A read shows everything that was committed at least that long ago, but may miss what is newer, and the second of two
-/// reads may show less than the first. A caller that must see what it wrote uses [`Reads::after`]. The same holds while
-/// the shard moves: a standby of the host that the shard leaves goes on showing it until the standby has replayed the
-/// move, and after that the router asks elsewhere.
+/// A read shows everything that was committed at least that long ago, but may miss what is newer,
+/// and the second of two reads may show less than the first. A caller that must see what it wrote
+/// uses [`Reads::after`]. The same holds while the shard moves: a standby of the host that the
+/// shard leaves goes on showing it until the standby has replayed the move, and after that the
+/// router asks elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Reads<'r> {
     shard: Shard<'r>,
     after: Option<Position>,
 }
 
-/// How far the host of a shard had written its log: everything that was committed before is before it. Made by
-/// [`Shard::position`], for [`Reads::after`]; as text (`7@2:0/16B3748`: shard, epoch, LSN) it fits into a cookie.
+/// How far the host of a shard had written its log: everything that was committed before is before
+/// it. Made by [`Shard::position`], for [`Reads::after`]; as text (`7@2:0/16B3748`: shard, epoch,
+/// LSN) it fits into a cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Position {
     shard: ShardId,
@@ -60,9 +65,10 @@ pub struct Position {
 #[error("a position is written as in 7@2:0/16B3748: shard, epoch, LSN")]
 pub struct PositionError;
 
-/// The insert position and not the flushed one, because a commit that did not wait for its flush counts as well.
-const POSITION: &str =
-    "SELECT pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.current_setting('wal_block_size')::pg_catalog.int8";
+/// The insert position and not the flushed one, because a commit that did not wait for its flush
+/// counts as well.
+const POSITION: &str = "SELECT pg_catalog.pg_current_wal_insert_lsn(), \
+    pg_catalog.current_setting('wal_block_size')::pg_catalog.int8";
 
 /// How often a position is asked for again because the shard moved meanwhile.
 const MOVES_MAX: u32 = 8;
@@ -82,10 +88,14 @@ impl<'r> Shard<'r> {
     /// # Ok(()) }
     /// ```
     pub fn reads(self) -> Reads<'r> {
-        Reads { shard: self, after: None }
+        Reads {
+            shard: self,
+            after: None,
+        }
     }
 
-    /// How far the shard's host has written its log. Ask the router that wrote, after the write was acknowledged.
+    /// How far the shard's host has written its log. Ask the router that wrote, after the write was
+    /// acknowledged.
     ///
     /// # Errors
     /// As [`Shard::query`].
@@ -98,23 +108,35 @@ impl<'r> Shard<'r> {
         loop {
             let epoch = inner.place(self.id())?.epoch;
             let (lsn, block): (PgLsn, i64) = self.query_one_as(POSITION, &[]).await?;
-            // The log belongs to the host. The right host was asked if the shard is where it was before.
+            // The log belongs to the host. The right host was asked if the shard is where it was
+            // before.
             let place = inner.place(self.id())?;
             if place.epoch == epoch {
-                return Ok(Position { shard: self.id(), epoch, lsn: past_records(lsn.into(), block.unsigned_abs()) });
+                return Ok(Position {
+                    shard: self.id(),
+                    epoch,
+                    lsn: past_records(lsn.into(), block.unsigned_abs()),
+                });
             }
             moves += 1;
             if moves == MOVES_MAX {
                 let host = place.host.name.clone();
-                let reason = format!("it moved {moves} times while it was asked how far its log is");
-                return Err(Error::ShardUnavailable { shard: self.id(), host, waited_ms: 0, reason });
+                let reason =
+                    format!("it moved {moves} times while it was asked how far its log is");
+                return Err(Error::ShardUnavailable {
+                    shard: self.id(),
+                    host,
+                    waited_ms: 0,
+                    reason,
+                });
             }
         }
     }
 }
 
-/// At the beginning of a page the server names the place behind the page's header, where the next record will be. No
-/// standby gets there before that record: what it can reach is the end of the page before.
+/// At the beginning of a page the server names the place behind the page's header, where the next
+/// record will be. No standby gets there before that record: what it can reach is the end of the
+/// page before.
 fn past_records(lsn: u64, block: u64) -> u64 {
     const HEADERS: [u64; 2] = [24, 40];
     match lsn.checked_rem(block) {
@@ -124,9 +146,10 @@ fn past_records(lsn: u64, block: u64) -> u64 {
 }
 
 impl Reads<'_> {
-    /// Reads only where everything up to `position` is visible, as the connection that is read on says itself. The call
-    /// waits for a standby that is not there yet, [`Options::replica_wait`](super::Options::replica_wait) long at most;
-    /// then it asks the primary. It asks the primary at once when the position is from before a move, or of another
+    /// Reads only where everything up to `position` is visible, as the connection that is read on
+    /// says itself. The call waits for a standby that is not there yet,
+    /// [`Options::replica_wait`](super::Options::replica_wait) long at most; then it asks the
+    /// primary. It asks the primary at once when the position is from before a move, or of another
     /// shard.
     #[must_use]
     pub fn after(mut self, position: Position) -> Self {
@@ -142,8 +165,8 @@ impl Reads<'_> {
     }
 
     query_methods! {
-        /// Runs a statement that begins with SELECT, WITH, VALUES, TABLE or SHOW, and gives its rows. `{shard}` in it
-        /// is the shard's schema.
+        /// Runs a statement that begins with SELECT, WITH, VALUES, TABLE or SHOW, and gives its
+        /// rows. `{shard}` in it is the shard's schema.
         ///
         /// # Errors
         /// As [`Shard::query`], and [`Error::NotARead`] for other statements.
@@ -161,10 +184,16 @@ impl Reads<'_> {
         self.shard.strange_row(source)
     }
 
-    async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+    async fn run<A: Answer>(
+        self,
+        sql: SqlText<'_>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<A, Error> {
         self.shard.checked()?;
         let call = Call::new(self.shard, call_span!("pgshard.statement", self.shard.id()));
-        let result = call.limited(Box::pin(self.run_to_end(sql, params, &call)).as_mut()).await;
+        let result = call
+            .limited(Box::pin(self.run_to_end(sql, params, &call)).as_mut())
+            .await;
         call.ended(&result, Fault::of);
         result
     }
@@ -184,7 +213,9 @@ impl Reads<'_> {
         if !place.host.replicas.is_empty() && !sql.asks_about_names() {
             let position = match self.after {
                 None => Ok(None),
-                Some(after) if after.shard == shard && after.epoch == place.epoch => Ok(Some(after.lsn)),
+                Some(after) if after.shard == shard && after.epoch == place.epoch => {
+                    Ok(Some(after.lsn))
+                }
                 Some(_) => Err(Why::Behind),
             };
             let standby = match position {
@@ -195,12 +226,17 @@ impl Reads<'_> {
                 Ok(standby) => self.at(&place, &standby, &sql, params).await?,
                 Err(why) => Err(why),
             };
-            place.host.metrics.read(&place.host.name, answer.as_ref().err().copied());
+            place
+                .host
+                .metrics
+                .read(&place.host.name, answer.as_ref().err().copied());
             if let Ok(answer) = answer {
                 return Ok(answer);
             }
         }
-        self.shard.run_to_end(SqlText::Read(&sql), params, call).await
+        self.shard
+            .run_to_end(SqlText::Read(&sql), params, call)
+            .await
     }
 
     /// Runs the statement on a standby, or says why the primary must be asked.
@@ -215,10 +251,17 @@ impl Reads<'_> {
         let mut lease = match standby.host.lease(shard, Use::Statement).await {
             Ok(lease) => lease,
             // Too many readers must not become the primary's load.
-            Err(error @ (Error::PoolTimeout { .. } | Error::TooManyWaiting { .. })) => return Err(error),
+            Err(error @ (Error::PoolTimeout { .. } | Error::TooManyWaiting { .. })) => {
+                return Err(error);
+            }
             Err(_) => return Ok(Err(Why::Failed)),
         };
-        if let Err(why) = place.host.replicas.shows(&mut lease, self.after.map(|after| after.lsn)).await {
+        if let Err(why) = place
+            .host
+            .replicas
+            .shows(&mut lease, self.after.map(|after| after.lsn))
+            .await
+        {
             if why == Why::Failed {
                 lease.discard();
             }
@@ -237,21 +280,30 @@ impl Reads<'_> {
         if remembers(&failed) {
             lease.discard();
         }
-        tracing::debug!(%shard, host = %standby.host.name, error = %failed.error, "a standby gives an error");
+        tracing::debug!(%shard, host = %standby.host.name, error = %failed.error, "a standby gives \
+            an error");
         // It took too long, or somebody ended it: another try would take as long.
         if failed.error.code() == Some(&SqlState::QUERY_CANCELED) {
-            return Err(Error::Statement { shard, host: standby.host.name.clone(), source: failed.error });
+            return Err(Error::Statement {
+                shard,
+                host: standby.host.name.clone(),
+                source: failed.error,
+            });
         }
         Ok(Err(Why::Failed))
     }
 }
 
-/// Whether the session may remember a signpost. Nobody asks here whether an error is the application's own mistake, and
-/// such a mistake should not cost a connection. Only what goes wrong in a function has a CONTEXT, so other errors count
-/// only if a signpost gave them.
+/// Whether the session may remember a signpost. Nobody asks here whether an error is the
+/// application's own mistake, and such a mistake should not cost a connection. Only what goes wrong
+/// in a function has a CONTEXT, so other errors count only if a signpost gave them.
 fn remembers(failed: &Failed) -> bool {
-    let within = failed.error.as_db_error().is_some_and(|error| error.where_().is_some());
-    failed.may_be_remembered() && (within || MoveSignal::of(&failed.error) == Some(MoveSignal::Signpost))
+    let within = failed
+        .error
+        .as_db_error()
+        .is_some_and(|error| error.where_().is_some());
+    failed.may_be_remembered()
+        && (within || MoveSignal::of(&failed.error) == Some(MoveSignal::Signpost))
 }
 
 impl fmt::Display for Position {
@@ -283,11 +335,24 @@ mod tests {
 
     #[test]
     fn positions_as_text() {
-        let position =
-            Position { shard: ShardId::new(7).unwrap(), epoch: ShardEpoch::new(2).unwrap(), lsn: 0x0001_016B_3748 };
+        let position = Position {
+            shard: ShardId::new(7).unwrap(),
+            epoch: ShardEpoch::new(2).unwrap(),
+            lsn: 0x0001_016B_3748,
+        };
         assert_eq!(position.to_string(), "7@2:1/16B3748");
         assert_eq!(position.to_string().parse(), Ok(position));
-        for text in ["", "7", "7@2", "7@0:0/1", "8192@1:0/1", "7@2:16B3748", "7@2:0/x", "x@2:0/1", "-1@2:0/1"] {
+        for text in [
+            "",
+            "7",
+            "7@2",
+            "7@0:0/1",
+            "8192@1:0/1",
+            "7@2:16B3748",
+            "7@2:0/x",
+            "x@2:0/1",
+            "-1@2:0/1",
+        ] {
             assert_eq!(text.parse::<Position>(), Err(PositionError), "{text}");
         }
     }

@@ -1,5 +1,5 @@
-//! What a call does between a statement that met a move and the next try: it asks, waits, goes to the other host, and
-//! finishes what a dead mover left. [`super::stale`] makes the decisions.
+//! What a call does between a statement that met a move and the next try: it asks, waits, goes to
+//! the other host, and finishes what a dead mover left. [`super::stale`] makes the decisions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,12 +18,12 @@ use super::stale::{MoveSignal, PeerVerdict, Verdict, judge, judge_peer, pause};
 use crate::map::{Placement, ShardEpoch};
 use crate::shard::ShardId;
 
-/// How long a router waits before it opens a shard itself whose move is decided but not finished. A mover needs about a
-/// millisecond for that.
+/// How long a router waits before it opens a shard itself whose move is decided but not finished. A
+/// mover needs about a millisecond for that.
 const OPEN_GRACE: Duration = Duration::from_millis(100);
 
-/// How many hosts a call follows from signpost to signpost. Each has a larger epoch than the one before, so that a
-/// circle ends too.
+/// How many hosts a call follows from signpost to signpost. Each has a larger epoch than the one
+/// before, so that a circle ends too.
 const HOPS_MAX: usize = 8;
 
 /// One call's way through a move.
@@ -53,19 +53,33 @@ pub(super) enum Next {
 
 impl<'r> Recovery<'r> {
     pub(super) fn new(router: &'r Inner, shard: ShardId) -> Recovery<'r> {
-        Recovery { router, shard, since: None, rounds: 0, unopened: None, reason: Reason::Error, contradicted: false }
+        Recovery {
+            router,
+            shard,
+            since: None,
+            rounds: 0,
+            unopened: None,
+            reason: Reason::Error,
+            contradicted: false,
+        }
     }
 
     /// Asks whether the failed statement's error is the application's own, and does nothing else.
-    pub(super) async fn is_own(&mut self, signal: MoveSignal, place: &Place, began: Instant) -> Result<bool, Error> {
+    pub(super) async fn is_own(
+        &mut self,
+        signal: MoveSignal,
+        place: &Place,
+        began: Instant,
+    ) -> Result<bool, Error> {
         let _waiting = self.enter(&place.host)?;
         let answered = self.ask(&place.host, signal).await?;
         Ok(judge(signal, &answered.lookup, began.elapsed(), place.epoch) == Verdict::Own)
     }
 
-    /// Returns when the statement that was sent to `place` at `began` is worth another try, or at once when it is not.
-    /// Before it waits for the shard it closes the connection in `lease`, because the session may remember a signpost.
-    /// It leaves the connection in place when the answer is [`Next::Own`].
+    /// Returns when the statement that was sent to `place` at `began` is worth another try, or at
+    /// once when it is not. Before it waits for the shard it closes the connection in `lease`,
+    /// because the session may remember a signpost. It leaves the connection in place when the
+    /// answer is [`Next::Own`].
     ///
     /// # Errors
     /// When the time for retries is over, or no host can be asked.
@@ -90,7 +104,9 @@ impl<'r> Recovery<'r> {
             let answered = self.ask(&place.host, signal).await?;
             let verdict = self.verdict(signal, &answered, began.elapsed(), place.epoch);
             tracing::debug!(shard = %self.shard, host = %place.host.name, ?signal, ?verdict, "a statement met a move");
-            if matches!(verdict, Verdict::Wait | Verdict::Expire) && !std::mem::replace(&mut closed, true) {
+            if matches!(verdict, Verdict::Wait | Verdict::Expire)
+                && !std::mem::replace(&mut closed, true)
+            {
                 place.host.metrics.fence(&place.host.name);
             }
             if verdict == Verdict::Own {
@@ -103,32 +119,53 @@ impl<'r> Recovery<'r> {
             match verdict {
                 Verdict::Own => return Ok(Next::Own),
                 Verdict::NotHere => {
-                    return Err(Error::NotHere { shard: self.shard, host: place.host.name.clone() });
+                    return Err(Error::NotHere {
+                        shard: self.shard,
+                        host: place.host.name.clone(),
+                    });
                 }
                 Verdict::Again { epoch } => {
                     self.learn(&place.host, epoch);
                     return self.again(&place.host).await;
                 }
-                Verdict::Wait => self.wait(&place.host, "it is being moved from there").await?,
+                Verdict::Wait => {
+                    self.wait(&place.host, "it is being moved from there")
+                        .await?
+                }
                 Verdict::Expire => {
                     if !self.mend(&place.host, &answered, Mend::Expire).await? {
-                        self.wait(&place.host, "it was to be moved from there, and the mover has stopped").await?;
+                        self.wait(
+                            &place.host,
+                            "it was to be moved from there, and the mover has stopped",
+                        )
+                        .await?;
                     }
                 }
                 Verdict::Ask { peer, epoch, token } => {
                     if self.chase(peer, epoch, token).await? {
                         return self.again(&place.host).await;
                     }
-                    self.wait(&place.host, "it has left there and is not open elsewhere yet").await?;
+                    self.wait(
+                        &place.host,
+                        "it has left there and is not open elsewhere yet",
+                    )
+                    .await?;
                 }
             }
         }
     }
 
-    /// What an answer means. A host that serves the shard, and has neither closed nor opened it since the statement
-    /// began, had no signpost there. The first time that counts as a clock that was set; the second time `SH001` is the
-    /// application's own word, of a function that raises it.
-    fn verdict(&mut self, signal: MoveSignal, answered: &Answered, ran: Duration, expected: ShardEpoch) -> Verdict {
+    /// What an answer means. A host that serves the shard, and has neither closed nor opened it
+    /// since the statement began, had no signpost there. The first time that counts as a clock that
+    /// was set; the second time `SH001` is the application's own word, of a function that raises
+    /// it.
+    fn verdict(
+        &mut self,
+        signal: MoveSignal,
+        answered: &Answered,
+        ran: Duration,
+        expected: ShardEpoch,
+    ) -> Verdict {
         let verdict = judge(signal, &answered.lookup, ran, expected);
         let contradicted = signal == MoveSignal::Signpost
             && judge(MoveSignal::Relative, &answered.lookup, ran, expected) == Verdict::Own;
@@ -138,8 +175,8 @@ impl<'r> Recovery<'r> {
         }
     }
 
-    /// After a statement found that its server is a standby, so that nothing was written. Returns when the statement is
-    /// worth another try on a new connection; the first time at once.
+    /// After a statement found that its server is a standby, so that nothing was written. Returns
+    /// when the statement is worth another try on a new connection; the first time at once.
     pub(super) async fn failed_over(&mut self, place: &Place, lease: Lease) -> Result<(), Error> {
         let _waiting = self.enter(&place.host)?;
         self.since.get_or_insert_with(Instant::now);
@@ -155,11 +192,19 @@ impl<'r> Recovery<'r> {
     }
 
     /// Follows a shard that has moved. True when its new host was found and learned.
-    async fn chase(&mut self, peer: String, epoch: ShardEpoch, token: Option<Uuid>) -> Result<bool, Error> {
+    async fn chase(
+        &mut self,
+        peer: String,
+        epoch: ShardEpoch,
+        token: Option<Uuid>,
+    ) -> Result<bool, Error> {
         let (mut peer, mut epoch, mut token) = (peer, epoch, token);
         for _ in 0..HOPS_MAX {
             let Some(host) = self.router.host(&peer) else {
-                return Err(Error::UnknownHost { shard: self.shard, host: peer });
+                return Err(Error::UnknownHost {
+                    shard: self.shard,
+                    host: peer,
+                });
             };
             let host = &*host;
             let answered = self.ask(host, MoveSignal::Signpost).await?;
@@ -168,7 +213,11 @@ impl<'r> Recovery<'r> {
                     self.learn(host, epoch);
                     return Ok(true);
                 }
-                PeerVerdict::Onward { peer: next, epoch: at, token: key } => (peer, epoch, token) = (next, at, key),
+                PeerVerdict::Onward {
+                    peer: next,
+                    epoch: at,
+                    token: key,
+                } => (peer, epoch, token) = (next, at, key),
                 PeerVerdict::Unopened => {
                     let since = *self.unopened.get_or_insert_with(Instant::now);
                     if let Some(token) = token.filter(|_| since.elapsed() >= OPEN_GRACE) {
@@ -182,8 +231,8 @@ impl<'r> Recovery<'r> {
         Ok(false)
     }
 
-    /// Takes a place among the calls that wait for the shard. Their number is limited, so that neither their memory nor
-    /// their return all at once does harm.
+    /// Takes a place among the calls that wait for the shard. Their number is limited, so that
+    /// neither their memory nor their return all at once does harm.
     fn enter(&self, host: &Host) -> Result<Waiting<'r>, Error> {
         let limit = self.router.options.waiters_per_shard;
         let router = self.router;
@@ -191,40 +240,64 @@ impl<'r> Recovery<'r> {
         let place = Waiting(waiting);
         match waiting.fetch_add(1, Ordering::Relaxed) < limit {
             true => Ok(place),
-            false => {
-                Err(Error::TooManyWaiting { shard: self.shard, host: host.name.clone(), queue: Queue::Move, limit })
-            }
+            false => Err(Error::TooManyWaiting {
+                shard: self.shard,
+                host: host.name.clone(),
+                queue: Queue::Move,
+                limit,
+            }),
         }
     }
 
     async fn ask(&self, host: &Host, signal: MoveSignal) -> Result<Answered, Error> {
         let asked = host.ownership_lookups.ask(host, self.shard, signal).await;
-        asked.map_err(|source| Error::LookUp { shard: self.shard, host: host.name.clone(), source })
+        asked.map_err(|source| Error::LookUp {
+            shard: self.shard,
+            host: host.name.clone(),
+            source,
+        })
     }
 
-    /// Expires a fence or opens a shard; true if this call did it. When the server refuses, somebody else is at it.
+    /// Expires a fence or opens a shard; true if this call did it. When the server refuses,
+    /// somebody else is at it.
     async fn mend(&self, host: &Host, seen: &Answered, mend: Mend) -> Result<bool, Error> {
-        match host.ownership_lookups.mend(host, self.shard, seen.asked, mend).await {
+        match host
+            .ownership_lookups
+            .mend(host, self.shard, seen.asked, mend)
+            .await
+        {
             Ok(done) => {
                 if done {
-                    tracing::info!(shard = %self.shard, host = %host.name, ?mend, "finished what a mover left");
+                    tracing::info!(shard = %self.shard, host = %host.name, ?mend, "finished what a \
+                        mover left");
                 }
                 Ok(done)
             }
             Err(LookUpError::Statement(error)) if error.as_db_error().is_some() => {
-                tracing::debug!(shard = %self.shard, host = %host.name, ?mend, %error, "somebody else is at it");
+                tracing::debug!(shard = %self.shard, host = %host.name, ?mend, %error, "somebody \
+                    else is at it");
                 Ok(false)
             }
-            Err(error) => Err(Error::LookUp { shard: self.shard, host: host.name.clone(), source: Arc::new(error) }),
+            Err(error) => Err(Error::LookUp {
+                shard: self.shard,
+                host: host.name.clone(),
+                source: Arc::new(error),
+            }),
         }
     }
 
     fn learn(&self, host: &Host, epoch: ShardEpoch) {
-        self.router.learn(self.shard, Placement { host: host.name.clone(), epoch });
+        self.router.learn(
+            self.shard,
+            Placement {
+                host: host.name.clone(),
+                epoch,
+            },
+        );
     }
 
-    /// The first try after a lookup is at once. Further tries wait, because hosts and signposts contradict each other
-    /// then.
+    /// The first try after a lookup is at once. Further tries wait, because hosts and signposts
+    /// contradict each other then.
     async fn again(&mut self, host: &Host) -> Result<Next, Error> {
         self.rounds += 1;
         self.router.retries.fetch_add(1, Ordering::Relaxed);

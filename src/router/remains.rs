@@ -1,26 +1,31 @@
-//! What a statement may leave behind in its session, and whether a signpost could answer it, by its text. Pure.
+//! What a statement may leave behind in its session, and whether a signpost could answer it, by its
+//! text. Pure.
 //!
-//! Invariant: a text counts as leaving nothing only if everything that it calls is known. What the text does not show
-//! (a trigger, a view, a default that calls a function) is missed. [`Recycle::Clean`](super::Recycle) does not depend
-//! on the text.
+//! Invariant: a text counts as leaving nothing only if everything that it calls is known. What the
+//! text does not show (a trigger, a view, a default that calls a function) is missed.
+//! [`Recycle::Clean`](super::Recycle) does not depend on the text.
 
 use super::statement_class::{StatementClass, past_comment};
 
-/// Whether something may be left in the session once the statement has run: a temporary table, a setting, a lock, a
-/// cursor. `sql` as it was given, with `{shard}` in it.
+/// Whether something may be left in the session once the statement has run: a temporary table, a
+/// setting, a lock, a cursor. `sql` as it was given, with `{shard}` in it.
 pub(super) fn leaves(sql: &str, class: StatementClass) -> bool {
     match class {
         StatementClass::Session | StatementClass::Once => true,
         StatementClass::Savepoint | StatementClass::RollbackTo | StatementClass::Control => false,
         StatementClass::Read | StatementClass::Write => {
-            let tokens: Vec<Token<'_>> = Tokens { rest: sql, escapes: false }.collect();
+            let tokens: Vec<Token<'_>> = Tokens {
+                rest: sql,
+                escapes: false,
+            }
+            .collect();
             makes_table(&tokens) || explains(&tokens) || calls_unknown(&tokens) || hides(sql)
         }
     }
 }
 
-/// Whether a signpost in the shard's place would change the answer without an error, because the statement asks the
-/// catalogs about a name.
+/// Whether a signpost in the shard's place would change the answer without an error, because the
+/// statement asks the catalogs about a name.
 pub(super) fn asks_about_names(sql: &str) -> bool {
     const ASKING: [&str; 11] = [
         "pg_get_serial_sequence",
@@ -38,7 +43,11 @@ pub(super) fn asks_about_names(sql: &str) -> bool {
     // Names of functions end like this. Names of columns do too, so only a call counts.
     const CALLED: [&str; 2] = ["_privilege", "_description"];
     let sql = sql.to_ascii_lowercase();
-    let is_called = |name: &str| sql.split(name).skip(1).any(|after| after.trim_start().starts_with('('));
+    let is_called = |name: &str| {
+        sql.split(name)
+            .skip(1)
+            .any(|after| after.trim_start().starts_with('('))
+    };
     ASKING.iter().any(|asking| sql.contains(asking)) || CALLED.iter().any(|name| is_called(name))
 }
 
@@ -46,60 +55,80 @@ pub(super) fn asks_about_names(sql: &str) -> bool {
 fn makes_table(tokens: &[Token<'_>]) -> bool {
     let into = |at: &usize| tokens[*at].is("INTO");
     let before = |at: usize| at.checked_sub(1).map(|at| tokens[at]);
-    (0..tokens.len()).filter(into).any(|at| !before(at).is_some_and(|before| before.is("INSERT") || before.is("MERGE")))
+    (0..tokens.len())
+        .filter(into)
+        .any(|at| !before(at).is_some_and(|before| before.is("INSERT") || before.is("MERGE")))
 }
 
 /// EXPLAIN ANALYZE runs whatever it explains.
 fn explains(tokens: &[Token<'_>]) -> bool {
-    tokens.first().is_some_and(|first| first.is("EXPLAIN")) && tokens.iter().any(|token| token.is("ANALYZE"))
+    tokens.first().is_some_and(|first| first.is("EXPLAIN"))
+        && tokens.iter().any(|token| token.is("ANALYZE"))
 }
 
-/// A setting of the server decides what a backslash in a string means. So what follows it may be in a string for this
-/// reader and outside of it for the server.
+/// A setting of the server decides what a backslash in a string means. So what follows it may be in
+/// a string for this reader and outside of it for the server.
 fn hides(sql: &str) -> bool {
     let words = ["into", "set_config", "advisory_lock"];
-    sql.contains('\\') && words.iter().any(|word| sql.to_ascii_lowercase().contains(word))
+    sql.contains('\\')
+        && words
+            .iter()
+            .any(|word| sql.to_ascii_lowercase().contains(word))
 }
 
 fn calls_unknown(tokens: &[Token<'_>]) -> bool {
-    (1..tokens.len()).filter(|at| tokens[*at] == Token::Open).any(|open| {
-        let name = open - 1;
-        let (qualifier, first) = match name.checked_sub(2) {
-            Some(before) if tokens[name - 1] == Token::Other('.') => match tokens[before] {
-                // The end of `{shard}`.
-                Token::Other('}') => ("{shard}", before.saturating_sub(2)),
-                Token::Word(qualifier) => (qualifier, before),
-                _ => ("?", before),
-            },
-            _ => ("", name),
-        };
-        // A name after these words has a list of columns and is not called.
-        let names = ["INTO", "AS", "WITH", "RECURSIVE", "ON", "CONFLICT", "VIEW", "TABLE"];
-        if first.checked_sub(1).is_some_and(|before| names.iter().any(|word| tokens[before].is(word))) {
-            return false;
-        }
-        match tokens[name] {
-            Token::Quoted => true,
-            Token::Word(word) => {
-                let word = word.to_ascii_uppercase();
-                let known = |list: &[&str]| list.binary_search(&word.as_str()).is_ok();
-                if word == "SET_CONFIG" {
-                    return !is_local(&tokens[open..]);
-                }
-                !match qualifier.to_ascii_lowercase().as_str() {
-                    "" => known(&BEFORE_A_LIST) || known(&HARMLESS),
-                    "pg_catalog" => known(&HARMLESS),
-                    "{shard}" => known(&OWN),
-                    _ => false,
-                }
+    (1..tokens.len())
+        .filter(|at| tokens[*at] == Token::Open)
+        .any(|open| {
+            let name = open - 1;
+            let (qualifier, first) = match name.checked_sub(2) {
+                Some(before) if tokens[name - 1] == Token::Other('.') => match tokens[before] {
+                    // The end of `{shard}`.
+                    Token::Other('}') => ("{shard}", before.saturating_sub(2)),
+                    Token::Word(qualifier) => (qualifier, before),
+                    _ => ("?", before),
+                },
+                _ => ("", name),
+            };
+            // A name after these words has a list of columns and is not called.
+            let names = [
+                "INTO",
+                "AS",
+                "WITH",
+                "RECURSIVE",
+                "ON",
+                "CONFLICT",
+                "VIEW",
+                "TABLE",
+            ];
+            if first
+                .checked_sub(1)
+                .is_some_and(|before| names.iter().any(|word| tokens[before].is(word)))
+            {
+                return false;
             }
-            Token::Open | Token::Close | Token::Other(_) => false,
-        }
-    })
+            match tokens[name] {
+                Token::Quoted => true,
+                Token::Word(word) => {
+                    let word = word.to_ascii_uppercase();
+                    let known = |list: &[&str]| list.binary_search(&word.as_str()).is_ok();
+                    if word == "SET_CONFIG" {
+                        return !is_local(&tokens[open..]);
+                    }
+                    !match qualifier.to_ascii_lowercase().as_str() {
+                        "" => known(&BEFORE_A_LIST) || known(&HARMLESS),
+                        "pg_catalog" => known(&HARMLESS),
+                        "{shard}" => known(&OWN),
+                        _ => false,
+                    }
+                }
+                Token::Open | Token::Close | Token::Other(_) => false,
+            }
+        })
 }
 
-/// Whether the last of the arguments is `true`: what `set_config` sets then ends with the transaction. `call` begins
-/// with the parenthesis.
+/// Whether the last of the arguments is `true`: what `set_config` sets then ends with the
+/// transaction. `call` begins with the parenthesis.
 fn is_local(call: &[Token<'_>]) -> bool {
     let mut depth = 0_usize;
     for (at, token) in call.iter().enumerate() {
@@ -195,14 +224,20 @@ impl<'a> Iterator for Tokens<'a> {
             } else if first.is_whitespace() {
                 self.rest = &rest[first.len_utf8()..];
             } else if is_of_word(first) && !first.is_ascii_digit() {
-                let end = rest.find(|c: char| !is_of_word(c) && c != '$').unwrap_or(rest.len());
+                let end = rest
+                    .find(|c: char| !is_of_word(c) && c != '$')
+                    .unwrap_or(rest.len());
                 let word = &rest[..end];
                 self.rest = &rest[end..];
                 self.escapes = word.eq_ignore_ascii_case("e");
                 return Some(Token::Word(word));
             } else if first == '\'' || first == '"' {
                 self.rest = past_quoted(&rest[1..], first, escapes);
-                return Some(if first == '"' { Token::Quoted } else { Token::Other('\'') });
+                return Some(if first == '"' {
+                    Token::Quoted
+                } else {
+                    Token::Other('\'')
+                });
             } else if let Some(after) = past_dollar_quoted(rest) {
                 self.rest = after;
                 return Some(Token::Other('\''));
@@ -268,18 +303,24 @@ mod tests {
     fn what_leaves_nothing() {
         for sql in [
             "SELECT id, title FROM {shard}.photos WHERE id = $1",
-            "SELECT count(*), max(id), coalesce(sum(n), 0)::numeric(10, 2) FROM {shard}.photos WHERE id IN ($1, $2)",
+            "SELECT count(*), max(id), coalesce(sum(n), 0)::numeric(10, 2) FROM {shard}.photos \
+                WHERE id IN ($1, $2)",
             "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id",
             "INSERT INTO \"photos\" (\"id\", \"title\") VALUES (1, 'into') RETURNING \"kind\"",
-            "INSERT INTO {shard}.photos (id, title) SELECT * FROM unnest($1::bigint[], $2::text[]) AS new (id, title) \
+            "INSERT INTO {shard}.photos (id, title) SELECT * FROM unnest($1::bigint[], $2::text[]) \
+                AS new (id, title) \
              RETURNING id",
-            "INSERT INTO {shard}.photos AS p (id) VALUES ({shard}.next_id()) ON CONFLICT (id) DO UPDATE \
+            "INSERT INTO {shard}.photos AS p (id) VALUES ({shard}.next_id()) ON CONFLICT (id) DO \
+                UPDATE \
              SET title = lower(p.title)",
-            "WITH gone AS (DELETE FROM {shard}.photos WHERE id = ANY($1) RETURNING id) SELECT count(*) FROM gone",
+            "WITH gone AS (DELETE FROM {shard}.photos WHERE id = ANY($1) RETURNING id) SELECT \
+                count(*) FROM gone",
             "MERGE INTO {shard}.photos USING x ON (true) WHEN MATCHED THEN DELETE",
-            "SELECT 'select in to', E'\\'', $$ set_confi(1) $$, $x$ $$ f( $x$, \"f(\" FROM t -- f(\n /* g( */",
+            "SELECT 'select in to', E'\\'', $$ set_confi(1) $$, $x$ $$ f( $x$, \"f(\" FROM t -- \
+                f(\n /* g( */",
             "SELECT set_config('app.tenant', $1, true)",
-            "SELECT pg_catalog.set_config('app.tenant', coalesce($1, ''), TRUE), pg_advisory_xact_lock($1)",
+            "SELECT pg_catalog.set_config('app.tenant', coalesce($1, ''), TRUE), \
+                pg_advisory_xact_lock($1)",
             "SELECT pg_catalog.now()",
             "EXPLAIN SELECT 1",
             "SET LOCAL work_mem = '1MB'",

@@ -1,15 +1,19 @@
-//! The standbys of a host: which of them a read may be sent to, and whether one has what the reader wants to see.
+//! The standbys of a host: which of them a read may be sent to, and whether one has what the reader
+//! wants to see.
 //!
-//! The router finds out with its own clock how old the data is that a standby shows. It asks the primary where its log
-//! is. A standby that has replayed as much shows all that had been committed when the primary was asked. That also
-//! finds a standby that receives nothing any more, which it would not say itself.
+//! The router finds out with its own clock how old the data is that a standby shows. It asks the
+//! primary where its log is. A standby that has replayed as much shows all that had been committed
+//! when the primary was asked. That also finds a standby that receives nothing any more, which it
+//! would not say itself.
 //!
-//! An address may lead to several standbys, and to another one tomorrow. So the checks only say where a read is worth a
-//! try. The connection that the read runs on is asked itself, unless it was asked a short time ago: a connection leads
-//! to one server for as long as it lives. (A pooler must have only one server behind it, because this is not so there.)
+//! An address may lead to several standbys, and to another one tomorrow. So the checks only say
+//! where a read is worth a try. The connection that the read runs on is asked itself, unless it was
+//! asked a short time ago: a connection leads to one server for as long as it lives. (A pooler must
+//! have only one server behind it, because this is not so there.)
 //!
 //! Invariant: a read goes only to a standby that is known to show everything that is older than
-//! [`Options::max_replica_lag`]. No call waits for the checks, and they ask at a bounded rate, however many calls read.
+//! [`Options::max_replica_lag`]. No call waits for the checks, and they ask at a bounded rate,
+//! however many calls read.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,23 +36,28 @@ use super::sql::{Rendered, Sql};
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
 
-/// Asks a primary for its identity and the position of its log. The flushed position counts, because no standby gets
-/// more than that. A standby gives no row.
+/// Asks a primary for its identity and the position of its log. The flushed position counts,
+/// because no standby gets more than that. A standby gives no row.
 ///
-/// The identity is the system identifier, which standbys share, with the host's name that bootstrap recorded: servers
-/// that were made from one backup have the same identifier.
-const PRIMARY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM pgshard.cluster)), \
-    pg_catalog.pg_current_wal_flush_lsn() FROM pg_catalog.pg_control_system() WHERE NOT pg_catalog.pg_is_in_recovery()";
+/// The identity is the system identifier, which standbys share, with the host's name that bootstrap
+/// recorded: servers that were made from one backup have the same identifier.
+const PRIMARY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM \
+    pgshard.cluster)), \
+    pg_catalog.pg_current_wal_flush_lsn() FROM pg_catalog.pg_control_system() WHERE NOT \
+    pg_catalog.pg_is_in_recovery()";
 
-/// Asks a standby for its identity and how far it has replayed. A primary gives no row: for all that we know, a server
-/// that was promoted is no standby of this host any more.
-const STANDBY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM pgshard.cluster)), \
-    pg_catalog.pg_last_wal_replay_lsn() FROM pg_catalog.pg_control_system() WHERE pg_catalog.pg_is_in_recovery()";
+/// Asks a standby for its identity and how far it has replayed. A primary gives no row: for all
+/// that we know, a server that was promoted is no standby of this host any more.
+const STANDBY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM \
+    pgshard.cluster)), \
+    pg_catalog.pg_last_wal_replay_lsn() FROM pg_catalog.pg_control_system() WHERE \
+    pg_catalog.pg_is_in_recovery()";
 
 /// How long an answer may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// How often a standby that readers wait for is asked how far it is, and how often one that does not answer.
+/// How often a standby that readers wait for is asked how far it is, and how often one that does
+/// not answer.
 const POLL_EVERY: Duration = Duration::from_millis(2);
 const POLL_FAILED: Duration = Duration::from_millis(50);
 
@@ -84,7 +93,8 @@ pub(super) struct Standby {
 /// What a connection's server showed when it was asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown {
-    /// The server shows all that was committed by then. `None`: it is not known how old its data is.
+    /// The server shows all that was committed by then. `None`: it is not known how old its data
+    /// is.
     fresh_at: Option<Instant>,
     /// How far it has replayed. A server does not go back while a connection to it lives.
     replayed: u64,
@@ -133,9 +143,14 @@ impl Primary {
         self.positions.push_back((asked, position));
     }
 
-    /// A server that has replayed up to `replayed` shows everything that was committed by this time.
+    /// A server that has replayed up to `replayed` shows everything that was committed by this
+    /// time.
     fn fresh_at(&self, replayed: u64) -> Option<Instant> {
-        let reached = self.positions.iter().rev().find(|(_, position)| *position <= replayed);
+        let reached = self
+            .positions
+            .iter()
+            .rev()
+            .find(|(_, position)| *position <= replayed);
         reached.map(|(asked, _)| *asked)
     }
 }
@@ -149,7 +164,11 @@ impl Replicas {
         peers: &Arc<Peers>,
     ) -> Replicas {
         let standby = |connect: &ConnectOptions| {
-            let own = HostOptions { connect: connect.clone(), replicas: Vec::new(), ..host.clone() };
+            let own = HostOptions {
+                connect: connect.clone(),
+                replicas: Vec::new(),
+                ..host.clone()
+            };
             Arc::new(Standby {
                 host: Host::new(&own, options, limit, peers),
                 address: connect.addresses().join(","),
@@ -184,28 +203,40 @@ impl Replicas {
         (self.lag_max / 4).clamp(Duration::from_millis(25), Duration::from_secs(1))
     }
 
-    /// Chooses a standby for one read, in turn among those within the limit. With `position`, the standby has replayed
-    /// that; the call may wait for it.
+    /// Chooses a standby for one read, in turn among those within the limit. With `position`, the
+    /// standby has replayed that; the call may wait for it.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
-    pub(super) async fn choose(&self, host: &Arc<Host>, position: Option<u64>) -> Result<Arc<Standby>, Why> {
+    pub(super) async fn choose(
+        &self,
+        host: &Arc<Host>,
+        position: Option<u64>,
+    ) -> Result<Arc<Standby>, Why> {
         let now = Instant::now();
         self.check_if_due(host, now);
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let count = self.standbys.len();
         let in_turn = (0..count).map(|at| &self.standbys[first.wrapping_add(at) % count]);
-        let mut usable =
-            in_turn.filter(|standby| standby.is_fresh(now, self.lag_max) && !standby.host.circuit.is_open());
+        let mut usable = in_turn.filter(|standby| {
+            standby.is_fresh(now, self.lag_max) && !standby.host.circuit.is_open()
+        });
         let Some(position) = position else {
             return usable.next().cloned().ok_or(Why::Lagging);
         };
         let usable: Vec<&Arc<Standby>> = usable.collect();
-        if let Some(there) = usable.iter().find(|standby| *standby.replayed.borrow() >= position) {
+        if let Some(there) = usable
+            .iter()
+            .find(|standby| *standby.replayed.borrow() >= position)
+        {
             return Ok(Arc::clone(there));
         }
         let standby = usable.first().ok_or(Why::Lagging)?;
-        if standby.reaches(position, self.wait_max).await { Ok(Arc::clone(standby)) } else { Err(Why::Behind) }
+        if standby.reaches(position, self.wait_max).await {
+            Ok(Arc::clone(standby))
+        } else {
+            Err(Why::Behind)
+        }
     }
 
     /// Whether this connection's server is within the limit, and has replayed `position`.
@@ -217,7 +248,11 @@ impl Replicas {
             Some(position) if shown.replayed < position => Why::Behind,
             _ => Why::Lagging,
         };
-        let known = *lease.session().shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = *lease
+            .session()
+            .shown
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if known.is_some_and(|shown| shown.is_enough(position, self.lag_max)) {
             return Ok(());
         }
@@ -225,21 +260,35 @@ impl Replicas {
             Ok(Ok(said)) => said,
             Ok(Err(_)) | Err(_) => return Err(Why::Failed),
         };
-        let Some((identity, replayed)) = said else { return Err(Why::Lagging) };
+        let Some((identity, replayed)) = said else {
+            return Err(Why::Lagging);
+        };
         let fresh_at = {
             let primary = self.primary();
-            let own = primary.identity.as_ref().is_none_or(|primary| *primary == identity);
+            let own = primary
+                .identity
+                .as_ref()
+                .is_none_or(|primary| *primary == identity);
             own.then(|| primary.fresh_at(replayed)).flatten()
         };
         let shown = Shown { fresh_at, replayed };
-        *lease.session().shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
-        if shown.is_enough(position, self.lag_max) { Ok(()) } else { Err(why(shown)) }
+        *lease
+            .session()
+            .shown
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(shown);
+        if shown.is_enough(position, self.lag_max) {
+            Ok(())
+        } else {
+            Err(why(shown))
+        }
     }
 
     /// Starts a task that asks primary and standbys, unless they were asked a short time ago.
     fn check_if_due(&self, host: &Arc<Host>, now: Instant) {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
-        let early = checked.is_some_and(|at| now.saturating_duration_since(at) < self.checks_every());
+        let early =
+            checked.is_some_and(|at| now.saturating_duration_since(at) < self.checks_every());
         if early || self.checking.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -254,11 +303,21 @@ impl Replicas {
     async fn check(&self, host: &Host) {
         let asked = Instant::now();
         match answer(host, PRIMARY).await {
-            Ok(Some((identity, position))) => self.primary().add(asked, identity, position, self.lag_max),
+            Ok(Some((identity, position))) => {
+                self.primary().add(asked, identity, position, self.lag_max)
+            }
             Ok(None) => tracing::debug!(host = %host.name, "what should be a primary is a standby"),
-            Err(error) => tracing::debug!(host = %host.name, %error, "a primary does not say where its log is"),
+            Err(error) => {
+                tracing::debug!(host = %host.name, %error, "a primary does not say where its log \
+                    is")
+            }
         }
-        join_all(self.standbys.iter().map(|standby| standby.check(&host.name, self))).await;
+        join_all(
+            self.standbys
+                .iter()
+                .map(|standby| standby.check(&host.name, self)),
+        )
+        .await;
     }
 
     fn primary(&self) -> MutexGuard<'_, Primary> {
@@ -289,22 +348,29 @@ impl Standby {
         let strange = |what: &str| {
             self.set_fresh_at(None);
             if !self.warned.swap(true, Ordering::Relaxed) {
-                tracing::warn!(host = %host, standby = %self.address, "{what}: nothing is read there");
+                tracing::warn!(host = %host, standby = %self.address, "{what}: nothing is read \
+                    there");
             }
         };
         match answer(&self.host, STANDBY).await {
             Ok(Some((identity, replayed))) => {
                 let (fresh_at, own) = {
                     let primary = replicas.primary();
-                    (primary.fresh_at(replayed), primary.identity.as_ref().is_none_or(|primary| *primary == identity))
+                    (
+                        primary.fresh_at(replayed),
+                        primary
+                            .identity
+                            .as_ref()
+                            .is_none_or(|primary| *primary == identity),
+                    )
                 };
                 if !own {
                     return strange("the server is a standby of another one");
                 }
                 self.warned.store(false, Ordering::Relaxed);
                 let before = self.replayed.send_replace(replayed);
-                // A standby that has reached none of the primary's positions keeps its time, which grows old. But if it
-                // is behind what it had replayed before, it is another server.
+                // A standby that has reached none of the primary's positions keeps its time, which
+                // grows old. But if it is behind what it had replayed before, it is another server.
                 if fresh_at.is_some() || replayed < before {
                     self.set_fresh_at(fresh_at);
                 }
@@ -313,7 +379,8 @@ impl Standby {
             Ok(None) => self.set_fresh_at(None),
             Err(LookUpError::Differs(error)) => strange(&error.to_string()),
             Err(error) => {
-                tracing::debug!(host = %host, standby = %self.address, %error, "a standby does not say how far it is")
+                tracing::debug!(host = %host, standby = %self.address, %error, "a standby does not \
+                    say how far it is")
             }
         }
         if let Some(at) = *self.fresh_at.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -321,13 +388,15 @@ impl Standby {
         }
     }
 
-    /// Waits until the standby has replayed `position`; false when the time is over first. However many calls wait, one
-    /// task asks for all of them.
+    /// Waits until the standby has replayed `position`; false when the time is over first. However
+    /// many calls wait, one task asks for all of them.
     async fn reaches(self: &Arc<Self>, position: u64, wait_max: Duration) -> bool {
         let mut replayed = self.replayed.subscribe();
         self.poll();
         let reached = replayed.wait_for(|replayed| *replayed >= position);
-        tokio::time::timeout(wait_max, reached).await.is_ok_and(|reached| reached.is_ok())
+        tokio::time::timeout(wait_max, reached)
+            .await
+            .is_ok_and(|reached| reached.is_ok())
     }
 
     /// Asks the standby how far it is, again and again, while somebody waits.
@@ -349,7 +418,9 @@ impl Standby {
                 if standby.replayed.receiver_count() == 0 {
                     standby.polling.store(false, Ordering::Release);
                     // A call that came meanwhile found `polling` set, and relies on this task.
-                    if standby.replayed.receiver_count() == 0 || standby.polling.swap(true, Ordering::AcqRel) {
+                    if standby.replayed.receiver_count() == 0
+                        || standby.polling.swap(true, Ordering::AcqRel)
+                    {
                         return;
                     }
                 }
@@ -358,8 +429,8 @@ impl Standby {
     }
 }
 
-/// Asks a server for its identity and its position in the log. `None` if it is a standby and the question is for a
-/// primary, or the other way round.
+/// Asks a server for its identity and its position in the log. `None` if it is a standby and the
+/// question is for a primary, or the other way round.
 async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
     let asking = async {
@@ -367,11 +438,18 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
         loop {
             tries += 1;
             let mut lease = host.control().await?;
-            match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[], Prepare::Once).await {
+            match lease
+                .run::<Vec<SqlRow>>(Rendered::alone(&sql), &[], Prepare::Once)
+                .await
+            {
                 Ok(rows) => return read(&rows),
-                // A connection may have died while it was idle, which only its use shows. Once the idle ones were
-                // tried, the next is new.
-                Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
+                // A connection may have died while it was idle, which only its use shows. Once the
+                // idle ones were tried, the next is new.
+                Err(failed)
+                    if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS =>
+                {
+                    lease.discard()
+                }
                 Err(failed) => return Err(LookUpError::Statement(failed.error)),
             }
         }
@@ -393,7 +471,9 @@ async fn ask(lease: &mut Lease, text: &'static str) -> Result<Option<(String, u6
 }
 
 fn read(rows: &[SqlRow]) -> Result<Option<(String, u64)>, LookUpError> {
-    let Some(row) = rows.first() else { return Ok(None) };
+    let Some(row) = rows.first() else {
+        return Ok(None);
+    };
     let column = |error: tokio_postgres::Error| LookUpError::Answer(error.to_string());
     let identity = row.try_get(0).map_err(column)?;
     // Null where nothing was replayed since the start.
@@ -410,9 +490,18 @@ mod tests {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut primary = Primary::default();
-        assert_eq!(primary.fresh_at(u64::MAX), None, "nothing is known of the primary");
+        assert_eq!(
+            primary.fresh_at(u64::MAX),
+            None,
+            "nothing is known of the primary"
+        );
         let add = |primary: &mut Primary, seconds, position, lag_max| {
-            primary.add(at(seconds), "7 db1".to_owned(), position, Duration::from_secs(lag_max));
+            primary.add(
+                at(seconds),
+                "7 db1".to_owned(),
+                position,
+                Duration::from_secs(lag_max),
+            );
         };
         for (seconds, position) in [(0, 100), (1, 200), (2, 200), (3, 300)] {
             add(&mut primary, seconds, position, 4);
@@ -433,13 +522,16 @@ mod tests {
         assert_eq!(primary.positions.len(), Primary::POSITIONS_MAX);
         assert_eq!(primary.fresh_at(300), None, "too long ago");
 
-        // A large limit works as well: the newest position is kept, and some as far back as the limit.
+        // A large limit works as well: the newest position is kept, and some as far back as the
+        // limit.
         let mut primary = Primary::default();
         for seconds in 0..1000 {
             add(&mut primary, seconds, seconds, 60);
         }
         for ago in [0, 14, 29, 44, 60] {
-            let fresh_at = primary.fresh_at(999 - ago).expect("something is known of the last minute");
+            let fresh_at = primary
+                .fresh_at(999 - ago)
+                .expect("something is known of the last minute");
             let too_old = at(999 - ago) - fresh_at;
             assert!(too_old <= Duration::from_secs(16), "{ago}: {too_old:?}");
         }

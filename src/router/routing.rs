@@ -24,7 +24,8 @@ use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::Refresh;
 
-/// How long the source is not asked again for a host that it did not know, since it may read a file.
+/// How long the source is not asked again for a host that it did not know, since it may read a
+/// file.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What every handle of a router shares.
@@ -32,8 +33,9 @@ pub(super) struct Inner {
     pub(super) shards: ShardCount,
     pub(super) prefix: SchemaPrefix,
     pub(super) key: KeyKind,
-    /// The hosts that the router was made with, and those that it has met since. A host is never taken out, because its
-    /// pool is empty once nobody uses it. It is only replaced, when it is reached in another way.
+    /// The hosts that the router was made with, and those that it has met since. A host is never
+    /// taken out, because its pool is empty once nobody uses it. It is only replaced, when it is
+    /// reached in another way.
     pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
     /// The limit that the pools of all hosts share.
     pub(super) limit: Option<ConnectionLimit>,
@@ -59,7 +61,8 @@ pub(super) struct Inner {
     pub(super) hosts_wanted: Arc<Notify>,
 }
 
-/// A map and the placements learned since. A try uses one snapshot: either the old one or the new, never a mixture.
+/// A map and the placements learned since. A try uses one snapshot: either the old one or the new,
+/// never a mixture.
 pub(super) struct Snapshot {
     pub(super) map: Arc<ShardMap>,
     /// Only placements that are newer than the map's, so at most N.
@@ -75,18 +78,32 @@ pub(super) struct Place {
 impl Place {
     /// Borrows a connection for a statement on `shard`.
     pub(super) async fn lease(&self, shard: ShardId, held_for: Use) -> Result<Lease, Error> {
-        self.host.lease(shard, held_for).await.map_err(|error| match error {
-            Error::PoolTimeout { shard, host, phase: PoolPhase::Wait, limit_ms } if nesting::is_within(&host) => {
-                Error::PoolTimeout { shard, host, phase: PoolPhase::WaitWithin, limit_ms }
-            }
-            error => error,
-        })
+        self.host
+            .lease(shard, held_for)
+            .await
+            .map_err(|error| match error {
+                Error::PoolTimeout {
+                    shard,
+                    host,
+                    phase: PoolPhase::Wait,
+                    limit_ms,
+                } if nesting::is_within(&host) => Error::PoolTimeout {
+                    shard,
+                    host,
+                    phase: PoolPhase::WaitWithin,
+                    limit_ms,
+                },
+                error => error,
+            })
     }
 }
 
 impl Snapshot {
     pub(super) fn new(map: Arc<ShardMap>) -> Snapshot {
-        Snapshot { map, learned: Changes::new() }
+        Snapshot {
+            map,
+            learned: Changes::new(),
+        }
     }
 
     fn placement(&self, shard: ShardId) -> Option<(&HostName, ShardEpoch)> {
@@ -96,11 +113,20 @@ impl Snapshot {
         }
     }
 
-    /// This snapshot with a new map. Learned placements that are not newer than the map's are dropped.
+    /// This snapshot with a new map. Learned placements that are not newer than the map's are
+    /// dropped.
     fn with_map(&self, map: Arc<ShardMap>) -> Snapshot {
-        let newer = |shard, placement: &Placement| map.epoch(shard).is_some_and(|epoch| epoch < placement.epoch);
-        let kept = self.learned.iter().filter(|(shard, placement)| newer(*shard, placement));
-        let learned = kept.map(|(shard, placement)| (shard, placement.clone())).collect();
+        let newer = |shard, placement: &Placement| {
+            map.epoch(shard)
+                .is_some_and(|epoch| epoch < placement.epoch)
+        };
+        let kept = self
+            .learned
+            .iter()
+            .filter(|(shard, placement)| newer(*shard, placement));
+        let learned = kept
+            .map(|(shard, placement)| (shard, placement.clone()))
+            .collect();
         Snapshot { map, learned }
     }
 
@@ -111,7 +137,10 @@ impl Snapshot {
         }
         let mut learned = self.learned.clone();
         learned.insert(shard, placement.clone());
-        Some(Snapshot { map: self.map.clone(), learned })
+        Some(Snapshot {
+            map: self.map.clone(),
+            learned,
+        })
     }
 }
 
@@ -141,7 +170,12 @@ impl Inner {
             return None;
         };
         self.peers.add(&options.name, &options.connect);
-        let host = Arc::new(Host::new(&options, &self.options, self.limit.as_ref(), &self.peers));
+        let host = Arc::new(Host::new(
+            &options,
+            &self.options,
+            self.limit.as_ref(),
+            &self.peers,
+        ));
         tracing::info!(host = name, "met a host that was added");
         self.hosts.rcu(|hosts| {
             let mut hosts = HashMap::clone(hosts);
@@ -157,47 +191,73 @@ impl Inner {
             return Err(Error::Closed);
         }
         let snapshot = self.snapshot.load();
-        let (name, epoch) = snapshot.placement(shard).ok_or(Error::NoSuchShard { shard, shards: self.shards })?;
+        let (name, epoch) = snapshot.placement(shard).ok_or(Error::NoSuchShard {
+            shard,
+            shards: self.shards,
+        })?;
         match self.host(name.as_str()) {
             Some(host) => Ok(Place { host, epoch }),
-            None => Err(Error::UnknownHost { shard, host: name.to_string() }),
+            None => Err(Error::UnknownHost {
+                shard,
+                host: name.to_string(),
+            }),
         }
     }
 
     /// The epoch at which the shard is served, as far as the router knows.
     pub(super) fn epoch(&self, shard: ShardId) -> Option<ShardEpoch> {
-        self.snapshot.load().placement(shard).map(|(_, epoch)| epoch)
+        self.snapshot
+            .load()
+            .placement(shard)
+            .map(|(_, epoch)| epoch)
     }
 
     /// The name of the host that serves the shard, as far as the router knows.
     pub(super) fn host_name(&self, shard: ShardId) -> Option<HostName> {
-        self.snapshot.load().placement(shard).map(|(name, _)| name.clone())
+        self.snapshot
+            .load()
+            .placement(shard)
+            .map(|(name, _)| name.clone())
     }
 
     pub(super) fn set_map(&self, map: Arc<ShardMap>) -> Result<(), Error> {
         if map.shards() != self.shards {
-            return Err(Error::OtherCluster { given: map.shards(), shards: self.shards });
+            return Err(Error::OtherCluster {
+                given: map.shards(),
+                shards: self.shards,
+            });
         }
-        let before = self.snapshot.rcu(|snapshot| match map.version() < snapshot.map.version() {
-            true => snapshot.clone(),
-            false => Arc::new(snapshot.with_map(map.clone())),
-        });
+        let before = self
+            .snapshot
+            .rcu(|snapshot| match map.version() < snapshot.map.version() {
+                true => snapshot.clone(),
+                false => Arc::new(snapshot.with_map(map.clone())),
+            });
         if map.version() < before.map.version() {
-            return Err(Error::OlderMap { given: map.version(), current: before.map.version() });
+            return Err(Error::OlderMap {
+                given: map.version(),
+                current: before.map.version(),
+            });
         }
         super::metrics::map_version(map.version());
         Ok(())
     }
 
-    /// Takes the map that a store keeps now, whatever its version. A map that was restored or put right by hand may
-    /// have an earlier version, and nobody will publish the later ones again. Old placements in it cost a lookup: what
-    /// hosts have said since counts if its epoch is larger, and signposts lead to the shard.
+    /// Takes the map that a store keeps now, whatever its version. A map that was restored or put
+    /// right by hand may have an earlier version, and nobody will publish the later ones again. Old
+    /// placements in it cost a lookup: what hosts have said since counts if its epoch is larger,
+    /// and signposts lead to the shard.
     pub(super) fn follow_map(&self, map: Arc<ShardMap>) -> Result<(), Error> {
         if map.shards() != self.shards {
-            return Err(Error::OtherCluster { given: map.shards(), shards: self.shards });
+            return Err(Error::OtherCluster {
+                given: map.shards(),
+                shards: self.shards,
+            });
         }
         let version = map.version();
-        let before = self.snapshot.rcu(|snapshot| Arc::new(snapshot.with_map(map.clone())));
+        let before = self
+            .snapshot
+            .rcu(|snapshot| Arc::new(snapshot.with_map(map.clone())));
         let before = before.map.version();
         if version < before {
             tracing::warn!(%version, %before, "the map that is kept now is of an earlier version");
@@ -208,17 +268,23 @@ impl Inner {
 
     /// Takes in what a host has said about a shard that it serves.
     pub(super) fn learn(&self, shard: ShardId, placement: Placement) {
-        self.snapshot.rcu(|snapshot| match snapshot.with(shard, &placement) {
-            Some(newer) => Arc::new(newer),
-            None => snapshot.clone(),
-        });
+        self.snapshot
+            .rcu(|snapshot| match snapshot.with(shard, &placement) {
+                Some(newer) => Arc::new(newer),
+                None => snapshot.clone(),
+            });
     }
 }
 
 impl Inner {
     /// Ends the task that takes the maps of a store.
     pub(super) fn stop_following(&self) {
-        if let Some((follower, _)) = self.follower.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some((follower, _)) = self
+            .follower
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
             follower.abort();
         }
     }
@@ -239,21 +305,30 @@ mod tests {
     use proptest::prelude::*;
 
     fn placement(host: u8, epoch: u32) -> Placement {
-        Placement { host: HostName::new(&format!("db{host}")).unwrap(), epoch: ShardEpoch::new(epoch).unwrap() }
+        Placement {
+            host: HostName::new(&format!("db{host}")).unwrap(),
+            epoch: ShardEpoch::new(epoch).unwrap(),
+        }
     }
 
     fn map(epochs: &[u32]) -> Arc<ShardMap> {
         let shards = ShardCount::new(epochs.len() as u32).unwrap();
-        let placements = shards.iter().zip(epochs).map(|(shard, epoch)| (shard, placement(0, *epoch)));
+        let placements = shards
+            .iter()
+            .zip(epochs)
+            .map(|(shard, epoch)| (shard, placement(0, *epoch)));
         Arc::new(ShardMap::new(MapVersion::FIRST, shards, placements).unwrap())
     }
 
     #[tokio::test]
     async fn a_host_that_nobody_knows_hides_no_other() {
         let connect = ConnectOptions::parse("postgres://app@127.0.0.1:1/app").unwrap();
-        let host = move |name: &str| HostOptions::new(HostName::new(name).unwrap(), connect.clone(), 1);
+        let host =
+            move |name: &str| HostOptions::new(HostName::new(name).unwrap(), connect.clone(), 1);
         let mut options = Options::new(vec![host("db0")], map(&[1]));
-        options.host_source = Some(HostSource::new(move |name| (name == "added").then(|| host(name))));
+        options.host_source = Some(HostSource::new(move |name| {
+            (name == "added").then(|| host(name))
+        }));
         let router = Router::new(options);
         assert!(router.inner().host("lost").is_none());
         assert!(router.inner().host("added").is_some());
@@ -272,8 +347,9 @@ mod tests {
         ]
     }
 
-    /// What a router is told, in any order: a version of the map, or a shard's placement at that version, as a host
-    /// says it. The versions were published one after the other, with epochs that grow.
+    /// What a router is told, in any order: a version of the map, or a shard's placement at that
+    /// version, as a host says it. The versions were published one after the other, with epochs
+    /// that grow.
     fn told() -> impl Strategy<Value = Vec<(bool, usize, u16)>> {
         prop::collection::vec((any::<bool>(), 0..12_usize, 0..3_u16), 1..40)
     }
@@ -296,8 +372,8 @@ mod tests {
     }
 
     proptest! {
-        /// Maps and answers of hosts come in any order, late and twice, from several threads: no request is ever sent
-        /// to an older epoch than the one before it.
+        /// Maps and answers of hosts come in any order, late and twice, from several threads: no
+        /// request is ever sent to an older epoch than the one before it.
         #[test]
         fn never_back_to_an_older_epoch(first in told(), second in told()) {
             let maps = history();

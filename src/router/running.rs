@@ -26,9 +26,9 @@ use crate::map::{HostName, ShardEpoch};
 use crate::pg::state::is_read_only;
 use crate::shard::ShardId;
 
-/// A transaction that a closure is run with. Cheap to clone; of no use once the closure has returned, or the call is
-/// given up ([`Error::TransactionEnded`]). Statements run one after the other, in the order in which they are asked
-/// for.
+/// A transaction that a closure is run with. Cheap to clone; of no use once the closure has
+/// returned, or the call is given up ([`Error::TransactionEnded`]). Statements run one after the
+/// other, in the order in which they are asked for.
 #[derive(Clone)]
 pub struct Transaction(Arc<Running>);
 
@@ -109,7 +109,12 @@ impl Transaction {
         lease: Lease,
         (prepare, named): (Prepare, Named),
     ) -> Transaction {
-        let state = TransactionState { lease: Some(lease), noted: Noted::default(), savepoints: 0, open: Vec::new() };
+        let state = TransactionState {
+            lease: Some(lease),
+            noted: Noted::default(),
+            savepoints: 0,
+            open: Vec::new(),
+        };
         Transaction(Arc::new(Running {
             router: router.clone(),
             shard,
@@ -137,7 +142,8 @@ impl Transaction {
         {
             lease.discard();
         }
-        noted.failed |= self.0.broken.load(Ordering::Relaxed) || lease.as_ref().is_none_or(Lease::is_unsettled);
+        noted.failed |=
+            self.0.broken.load(Ordering::Relaxed) || lease.as_ref().is_none_or(Lease::is_unsettled);
         Ended { lease, noted }
     }
 
@@ -155,7 +161,8 @@ impl Transaction {
         /// Runs a statement and gives its rows. `{shard}` in it is the shard's schema.
         ///
         /// # Errors
-        /// See [`Error`]. After an error the transaction can only be rolled back, unless a savepoint catches it.
+        /// See [`Error`]. After an error the transaction can only be rolled back, unless a
+        /// savepoint catches it.
         ///
         /// # Cancel safety
         /// When the future is dropped, the transaction can only be rolled back.
@@ -167,23 +174,31 @@ impl Transaction {
     }
 
     fn strange_row(&self, source: tokio_postgres::Error) -> Error {
-        Error::Statement { shard: self.0.shard, host: self.0.host.clone(), source }
+        Error::Statement {
+            shard: self.0.shard,
+            host: self.0.host.clone(),
+            source,
+        }
     }
 
-    /// Runs a statement and gives the number of rows that it changed. SAVEPOINT, RELEASE and ROLLBACK TO may be run
-    /// too.
+    /// Runs a statement and gives the number of rows that it changed. SAVEPOINT, RELEASE and
+    /// ROLLBACK TO may be run too.
     ///
     /// # Errors
     /// As [`Transaction::query`].
     ///
     /// # Cancel safety
     /// As [`Transaction::query`].
-    pub async fn execute<'s>(&self, sql: impl Into<SqlText<'s>>, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
+    pub async fn execute<'s>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
         self.run(sql.into(), params).await
     }
 
-    /// Reserves `count` IDs of the shard at once; see [`Shard::next_ids`](super::Shard::next_ids). They stay reserved
-    /// when the transaction is rolled back.
+    /// Reserves `count` IDs of the shard at once; see [`Shard::next_ids`](super::Shard::next_ids).
+    /// They stay reserved when the transaction is rolled back.
     ///
     /// # Errors
     /// As [`Transaction::query`]; [`Error::Statement`] for more than 1,000,000.
@@ -195,10 +210,10 @@ impl Transaction {
         Ok(ids.into_iter().map(|(id,)| id).collect())
     }
 
-    /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the transaction can go on.
-    /// Savepoints nest, and follow each other. Nothing else may run on the transaction while one is open, because it
-    /// would be undone with it: a statement from outside of `work` (beside it in a `join!`, or in a task that `work`
-    /// spawns) is refused.
+    /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the
+    /// transaction can go on. Savepoints nest, and follow each other. Nothing else may run on the
+    /// transaction while one is open, because it would be undone with it: a statement from outside
+    /// of `work` (beside it in a `join!`, or in a task that `work` spawns) is refused.
     ///
     /// ```no_run
     /// # async fn example(tx: pgshard::router::Transaction) -> Result<(), pgshard::router::Error> {
@@ -208,8 +223,9 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// The work's own, and, as `E`, those of the router. When the work gives `Ok` although a statement in it had
-    /// failed, what it did is undone too, and the server's refusal to go on is the error.
+    /// The work's own, and, as `E`, those of the router. When the work gives `Ok` although a
+    /// statement in it had failed, what it did is undone too, and the server's refusal to go on is
+    /// the error.
     ///
     /// # Cancel safety
     /// As [`Transaction::query`].
@@ -220,7 +236,11 @@ impl Transaction {
     {
         let open = self.open().await?;
         let result = savepoint::within(&open, work).await;
-        let end = if result.is_ok() { End::Commit } else { End::RollBack };
+        let end = if result.is_ok() {
+            End::Commit
+        } else {
+            End::RollBack
+        };
         let closed = self.close(open, end).await;
         if result.is_ok() {
             closed?;
@@ -232,7 +252,8 @@ impl Transaction {
         let mut state = self.0.state.lock().await;
         self.usable(&state)?;
         let number = state.savepoints + 1;
-        self.control(&mut state, &format!("SAVEPOINT pgshard_{number}")).await?;
+        self.control(&mut state, &format!("SAVEPOINT pgshard_{number}"))
+            .await?;
         state.savepoints = number;
         state.open.push(number);
         Ok(Savepoint::new(&self.0.broken, self.key(), number))
@@ -244,7 +265,9 @@ impl Transaction {
         let number = open.number();
         // A savepoint within this one was given up, or is still open elsewhere.
         if state.open.last() != Some(&number) {
-            return Err(Error::TransactionFailed { shard: self.0.shard });
+            return Err(Error::TransactionFailed {
+                shard: self.0.shard,
+            });
         }
         let release = format!("RELEASE pgshard_{number}");
         let kept = match end {
@@ -252,7 +275,8 @@ impl Transaction {
             End::RollBack => None,
         };
         if !matches!(kept, Some(Ok(()))) {
-            self.control(&mut state, &format!("ROLLBACK TO pgshard_{number}")).await?;
+            self.control(&mut state, &format!("ROLLBACK TO pgshard_{number}"))
+                .await?;
             self.control(&mut state, &release).await?;
         }
         state.open.pop();
@@ -269,21 +293,37 @@ impl Transaction {
         Arc::as_ptr(&self.0).addr()
     }
 
-    pub(super) async fn run<A: Answer>(&self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
-        let Running { router, shard, host, epoch, state, .. } = &*self.0;
+    pub(super) async fn run<A: Answer>(
+        &self,
+        sql: SqlText<'_>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<A, Error> {
+        let Running {
+            router,
+            shard,
+            host,
+            epoch,
+            state,
+            ..
+        } = &*self.0;
         let sql = router.inner().sql.read(sql);
         if sql.class() == StatementClass::Control {
             return Err(Error::TransactionControl { shard: *shard });
         }
         let mut state: MutexGuard<'_, TransactionState> = state.lock().await;
         self.usable(&state)?;
-        // The transaction can only have read so far, because a write would have kept the shard where it is. What it
-        // reads next could be the old copy, through a plan made before the fence. So it is run again where the shard is
-        // now.
+        // The transaction can only have read so far, because a write would have kept the shard
+        // where it is. What it reads next could be the old copy, through a plan made before the
+        // fence. So it is run again where the shard is now.
         if router.inner().epoch(*shard) > Some(*epoch) {
             state.noted.signal = Some(MoveSignal::Signpost);
             let reason = "it has moved since the transaction began".to_owned();
-            return Err(Error::ShardUnavailable { shard: *shard, host: host.clone(), waited_ms: 0, reason });
+            return Err(Error::ShardUnavailable {
+                shard: *shard,
+                host: host.clone(),
+                waited_ms: 0,
+                reason,
+            });
         }
         self.send(&mut state, &sql, params).await
     }
@@ -291,8 +331,11 @@ impl Transaction {
     /// Whether another statement may go out now.
     fn usable(&self, state: &TransactionState) -> Result<(), Error> {
         let shard = self.0.shard;
-        let Some(lease) = &state.lease else { return Err(Error::TransactionEnded { shard }) };
-        // A statement was given up and its answer is still to come, or a savepoint was given up before its end.
+        let Some(lease) = &state.lease else {
+            return Err(Error::TransactionEnded { shard });
+        };
+        // A statement was given up and its answer is still to come, or a savepoint was given up
+        // before its end.
         if lease.is_unsettled() || self.0.broken.load(Ordering::Relaxed) {
             return Err(Error::TransactionFailed { shard });
         }
@@ -326,20 +369,29 @@ impl Transaction {
         sql: &Sql,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<A, Error> {
-        let Running { router, shard, host, prepare, named, .. } = &*self.0;
+        let Running {
+            router,
+            shard,
+            host,
+            prepare,
+            named,
+            ..
+        } = &*self.0;
         let shard = *shard;
         let rendered = match named {
             Named::InFull => Rendered::new(sql, router.prefix(), shard),
             Named::BySearchPath => Rendered::by_search_path(sql, router.prefix(), shard),
         };
-        let Some(lease) = &mut state.lease else { return Err(Error::TransactionEnded { shard }) };
+        let Some(lease) = &mut state.lease else {
+            return Err(Error::TransactionEnded { shard });
+        };
         let ran = lease.run(rendered, params, *prepare).await;
         let lost = |failed: &Failed, lease: &Lease| failed.lost(&lease.session().connection);
         let noted = &mut state.noted;
         match ran {
             Ok(answer) => {
-                // Whatever has failed, failed since the savepoint, because a savepoint can only be set where nothing
-                // has failed.
+                // Whatever has failed, failed since the savepoint, because a savepoint can only be
+                // set where nothing has failed.
                 noted.failed &= sql.class() != StatementClass::RollbackTo;
                 noted.fault = None;
                 // This is only believed when the host says that it served the shard.
@@ -351,7 +403,12 @@ impl Transaction {
             Err(failed) if lost(&failed, lease) => {
                 noted.failed = true;
                 noted.fault = Some(Fault::new(Outcome::Cluster));
-                Err(Error::ConnectionLost { shard, host: host.clone(), may_have_run: false, source: failed.error })
+                Err(Error::ConnectionLost {
+                    shard,
+                    host: host.clone(),
+                    may_have_run: false,
+                    source: failed.error,
+                })
             }
             Err(failed) => {
                 // The driver's own refusals never reach the server.
@@ -359,10 +416,19 @@ impl Transaction {
                 noted.outdated |= failed.may_be_outdated();
                 noted.read_only |= is_read_only(&failed.error);
                 if let Some(signal) = MoveSignal::of(&failed.error) {
-                    noted.remembered |= signal == MoveSignal::Signpost && failed.may_be_remembered();
-                    noted.signal = if noted.signal == Some(MoveSignal::Signpost) { noted.signal } else { Some(signal) };
+                    noted.remembered |=
+                        signal == MoveSignal::Signpost && failed.may_be_remembered();
+                    noted.signal = if noted.signal == Some(MoveSignal::Signpost) {
+                        noted.signal
+                    } else {
+                        Some(signal)
+                    };
                 }
-                let error = Error::Statement { shard, host: host.clone(), source: failed.error };
+                let error = Error::Statement {
+                    shard,
+                    host: host.clone(),
+                    source: failed.error,
+                };
                 noted.fault = Some(Fault::of(&error));
                 Err(error)
             }
@@ -372,6 +438,9 @@ impl Transaction {
 
 impl fmt::Debug for Transaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Transaction").field("shard", &self.0.shard).field("host", &self.0.host).finish_non_exhaustive()
+        f.debug_struct("Transaction")
+            .field("shard", &self.0.shard)
+            .field("host", &self.0.host)
+            .finish_non_exhaustive()
     }
 }

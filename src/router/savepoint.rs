@@ -1,14 +1,15 @@
 //! Which savepoint of a transaction a statement belongs to.
 //!
-//! Invariant: a statement that runs while a savepoint is open runs within it, so that nothing is undone that somebody
-//! was told is done. A savepoint that is given up before its end leaves nothing to commit.
+//! Invariant: a statement that runs while a savepoint is open runs within it, so that nothing is
+//! undone that somebody was told is done. A savepoint that is given up before its end leaves
+//! nothing to commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 tokio::task_local! {
-    /// The savepoints that the current future runs in. They belong to the future, whatever thread it is on. A task that
-    /// it spawns is in none.
+    /// The savepoints that the current future runs in. They belong to the future, whatever thread
+    /// it is on. A task that it spawns is in none.
     static WITHIN: Arc<Scope>;
 }
 
@@ -21,8 +22,8 @@ struct Scope {
     outer: Option<Arc<Scope>>,
 }
 
-/// A savepoint that was set. Dropped before it is [`closed`](Savepoint::closed), its transaction can only be rolled
-/// back.
+/// A savepoint that was set. Dropped before it is [`closed`](Savepoint::closed), its transaction
+/// can only be rolled back.
 pub(super) struct Savepoint<'a> {
     broken: Option<&'a AtomicBool>,
     key: usize,
@@ -32,7 +33,11 @@ pub(super) struct Savepoint<'a> {
 impl<'a> Savepoint<'a> {
     /// `key` identifies the transaction while it runs.
     pub(super) fn new(broken: &'a AtomicBool, key: usize, number: u32) -> Savepoint<'a> {
-        Savepoint { broken: Some(broken), key, number }
+        Savepoint {
+            broken: Some(broken),
+            key,
+            number,
+        }
     }
 
     pub(super) fn number(&self) -> u32 {
@@ -56,7 +61,11 @@ impl Drop for Savepoint<'_> {
 /// Runs `work` within the savepoint.
 pub(super) async fn within<F: Future>(savepoint: &Savepoint<'_>, work: F) -> F::Output {
     let outer = WITHIN.try_with(Arc::clone).ok();
-    let scope = Scope { key: savepoint.key, number: savepoint.number, outer };
+    let scope = Scope {
+        key: savepoint.key,
+        number: savepoint.number,
+        outer,
+    };
     WITHIN.scope(Arc::new(scope), work).await
 }
 

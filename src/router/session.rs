@@ -1,7 +1,8 @@
 //! One connection of a pool, with the statements prepared on it.
 //!
-//! Invariant: a session comes out of the pool as if it were new. One that may hold something of its last user
-//! is cleaned first; one that may be in the middle of something, or may remember a signpost, never goes back.
+//! Invariant: a session comes out of the pool as if it were new. One that may hold something of its
+//! last user is cleaned first; one that may be in the middle of something, or may remember a
+//! signpost, never goes back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,8 +27,8 @@ use super::statements::{Look, StatementCache};
 use super::unnamed::{self, Learned};
 use crate::pg::Connection;
 
-/// Undoes everything that a session can have been left with, but keeps the driver's own prepared statements (so this is
-/// not DISCARD ALL).
+/// Undoes everything that a session can have been left with, but keeps the driver's own prepared
+/// statements (so this is not DISCARD ALL).
 macro_rules! clean {
     () => {
         "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
@@ -41,9 +42,13 @@ pub(super) const ROLLBACK_AND_CLEAN: &str = concat!("ROLLBACK; ", clean!());
 /// How a pool's sessions prepare statements.
 #[derive(Clone)]
 pub(super) enum Statements {
-    /// By name, at most `max` in each session; 0 keeps none. The others are run without names. `fall_out`: whether more
-    /// are in use than the sessions keep, so that each keeps others.
-    Named { max: usize, learned: Arc<Learned>, fall_out: Arc<AtomicBool> },
+    /// By name, at most `max` in each session; 0 keeps none. The others are run without names.
+    /// `fall_out`: whether more are in use than the sessions keep, so that each keeps others.
+    Named {
+        max: usize,
+        learned: Arc<Learned>,
+        fall_out: Arc<AtomicBool>,
+    },
     /// Without names.
     Unnamed(Arc<Learned>),
 }
@@ -74,7 +79,8 @@ pub(super) struct Session {
     recycle: Recycle,
     recycle_max: Duration,
     pub(super) ends: Arc<Ends>,
-    /// From this time on it is not used again, however well it works. `None`: there is no such time.
+    /// From this time on it is not used again, however well it works. `None`: there is no such
+    /// time.
     ends_at: Option<Instant>,
     /// When it was last given back.
     idle_since: Instant,
@@ -128,23 +134,23 @@ impl Failed {
         is_lost(&self.error) || connection.is_closed()
     }
 
-    /// Whether the same statement, prepared again, may succeed: it was prepared before a migration of the application,
-    /// or before its shard went away and came back.
+    /// Whether the same statement, prepared again, may succeed: it was prepared before a migration
+    /// of the application, or before its shard went away and came back.
     pub(super) fn may_be_outdated(&self) -> bool {
         let code = self.error.code().map(|code| code.code());
         let relative = || MoveSignal::of(&self.error) == Some(MoveSignal::Relative);
         self.prepared_before && (code == Some("26000") || relative() || self.is_of_another_type())
     }
 
-    /// Whether the driver did not send it, since a parameter is of another type than the server wanted when it was
-    /// asked.
+    /// Whether the driver did not send it, since a parameter is of another type than the server
+    /// wanted when it was asked.
     fn is_of_another_type(&self) -> bool {
         std::error::Error::source(&self.error).is_some_and(|cause| cause.is::<WrongType>())
     }
 
-    /// Whether the session may remember what it saw of a signpost. A function from outside the shard that ran into a
-    /// signpost was compiled for the signpost's columns. The signpost itself gives three lines of CONTEXT, so a longer
-    /// one has such a function in it.
+    /// Whether the session may remember what it saw of a signpost. A function from outside the
+    /// shard that ran into a signpost was compiled for the signpost's columns. The signpost itself
+    /// gives three lines of CONTEXT, so a longer one has such a function in it.
     pub(super) fn may_be_remembered(&self) -> bool {
         match MoveSignal::of(&self.error) {
             None => false,
@@ -157,7 +163,8 @@ impl Failed {
     }
 }
 
-/// Whether the error ended the connection: the socket failed, or the server closed the connection with this error.
+/// Whether the error ended the connection: the socket failed, or the server closed the connection
+/// with this error.
 pub(super) fn is_lost(error: &tokio_postgres::Error) -> bool {
     match error.as_db_error() {
         Some(error) => crate::pg::state::ends_the_connection(error),
@@ -168,18 +175,26 @@ pub(super) fn is_lost(error: &tokio_postgres::Error) -> bool {
     }
 }
 
-/// Whether the server's answer does not fit the request: it is COPY's answer to a query, or the answer to another
-/// statement.
+/// Whether the server's answer does not fit the request: it is COPY's answer to a query, or the
+/// answer to another statement.
 pub(super) fn is_unexpected(error: &tokio_postgres::Error) -> bool {
-    error.as_db_error().is_none() && !error.is_closed() && std::error::Error::source(error).is_none()
+    error.as_db_error().is_none()
+        && !error.is_closed()
+        && std::error::Error::source(error).is_none()
 }
 
 impl Session {
     pub(super) fn new(opened: Opened) -> Session {
         let statements = match opened.statements {
-            Statements::Named { max, learned, fall_out } => {
-                Prepared::Named(Named { kept: Mutex::new(StatementCache::new(max)), learned, fall_out })
-            }
+            Statements::Named {
+                max,
+                learned,
+                fall_out,
+            } => Prepared::Named(Named {
+                kept: Mutex::new(StatementCache::new(max)),
+                learned,
+                fall_out,
+            }),
             Statements::Unnamed(learned) => Prepared::Unnamed(learned),
         };
         Session {
@@ -198,8 +213,8 @@ impl Session {
         }
     }
 
-    /// Whether it cannot be used any more: it is closed, the host has been silent since, or another server is the
-    /// primary.
+    /// Whether it cannot be used any more: it is closed, the host has been silent since, or another
+    /// server is the primary.
     pub(super) fn is_worn(&self) -> bool {
         self.connection.is_closed() || self.generation != self.circuit.generation()
     }
@@ -219,8 +234,8 @@ impl Session {
     }
 
     /// Runs one statement. Several at a time follow each other on a connection that can pipeline
-    /// ([`Session::can_pipeline`]). A caller that does not go through [`Lease::run`] must tell the lease itself whether
-    /// answers are awaited.
+    /// ([`Session::can_pipeline`]). A caller that does not go through [`Lease::run`] must tell the
+    /// lease itself whether answers are awaited.
     pub(super) async fn run<A: Answer>(
         &self,
         statement: Rendered<'_>,
@@ -237,13 +252,26 @@ impl Session {
                 }
                 self.run_named(statements, statement, params, prepare).await
             }
-            Prepared::Unnamed(learned) if leaves && !in_transaction && statement.class() != StatementClass::Once => {
-                let alone = unnamed::run_and_clean(&self.connection, learned, statement, params, prepare);
+            Prepared::Unnamed(learned)
+                if leaves && !in_transaction && statement.class() != StatementClass::Once =>
+            {
+                let alone =
+                    unnamed::run_and_clean(&self.connection, learned, statement, params, prepare);
                 let alone = Box::pin(alone).await;
                 match alone {
-                    Err(failed) if failed.error.code() == Some(&SqlState::ACTIVE_SQL_TRANSACTION) => {
+                    Err(failed)
+                        if failed.error.code() == Some(&SqlState::ACTIVE_SQL_TRANSACTION) =>
+                    {
                         self.set_dirty();
-                        Box::pin(unnamed::run(&self.connection, learned, statement, params, prepare, false)).await
+                        Box::pin(unnamed::run(
+                            &self.connection,
+                            learned,
+                            statement,
+                            params,
+                            prepare,
+                            false,
+                        ))
+                        .await
                     }
                     answer => answer,
                 }
@@ -252,7 +280,15 @@ impl Session {
                 if leaves {
                     self.set_dirty();
                 }
-                Box::pin(unnamed::run(&self.connection, learned, statement, params, prepare, in_transaction)).await
+                Box::pin(unnamed::run(
+                    &self.connection,
+                    learned,
+                    statement,
+                    params,
+                    prepare,
+                    in_transaction,
+                ))
+                .await
             }
         }
     }
@@ -271,20 +307,24 @@ impl Session {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// Undoes what may be left in it, and rolls back a transaction that is open. False when that cannot be done.
+    /// Undoes what may be left in it, and rolls back a transaction that is open. False when that
+    /// cannot be done.
     pub(super) async fn clean(&self) -> bool {
         // Behind a pooler, the cleaning would go to another session.
         if self.is_pooled() {
             return false;
         }
         let cleaning = self.connection.batch_execute(ROLLBACK_AND_CLEAN);
-        let cleaned = matches!(tokio::time::timeout(self.recycle_max, cleaning).await, Ok(Ok(())));
+        let cleaned = matches!(
+            tokio::time::timeout(self.recycle_max, cleaning).await,
+            Ok(Ok(()))
+        );
         self.dirty.store(!cleaned, Ordering::Relaxed);
         cleaned
     }
 
-    /// The SQL that ends a transaction. A dirty session of a pooler is cleaned with it, because it then goes to
-    /// somebody else.
+    /// The SQL that ends a transaction. A dirty session of a pooler is cleaned with it, because it
+    /// then goes to somebody else.
     fn ending(&self, end: End) -> &'static str {
         let with_session = self.is_dirty() && matches!(self.statements, Prepared::Unnamed(_));
         match (end, with_session) {
@@ -329,32 +369,49 @@ impl Session {
                 let learned = &statements.learned;
                 if let Some(types) = learned.everywhere(sql) {
                     let types = (&*types, !types.is_empty());
-                    return Box::pin(unnamed::run_typed(&self.connection, learned, sql, params, types)).await;
+                    return Box::pin(unnamed::run_typed(
+                        &self.connection,
+                        learned,
+                        sql,
+                        params,
+                        types,
+                    ))
+                    .await;
                 }
                 (Box::pin(self.keep(statements, sql)).await?, false)
             }
         };
-        A::ask(&self.connection, &statement, params).await.map_err(|error| {
-            let failed = Failed { error, prepared_before, sent: true };
-            if MoveSignal::of(&failed.error).is_some() || failed.may_be_outdated() {
-                lock(&statements.kept).forget(sql);
-            }
-            failed
-        })
+        A::ask(&self.connection, &statement, params)
+            .await
+            .map_err(|error| {
+                let failed = Failed {
+                    error,
+                    prepared_before,
+                    sent: true,
+                };
+                if MoveSignal::of(&failed.error).is_some() || failed.may_be_outdated() {
+                    lock(&statements.kept).forget(sql);
+                }
+                failed
+            })
     }
 
     /// Prepares a statement and keeps it.
     async fn keep(&self, statements: &Named, sql: Rendered<'_>) -> Result<Statement, Failed> {
         let prepared = self.connection.prepare(&sql.text()).await;
-        let prepared = prepared.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
+        let prepared = prepared.map_err(|error| Failed {
+            error,
+            prepared_before: false,
+            sent: false,
+        })?;
         statements.learned.prepared(sql, prepared.params());
         // What falls out of the cache is closed on the server when it is dropped.
         lock(&statements.kept).put(sql, prepared.clone());
         Ok(prepared)
     }
 
-    /// Prepares a statement for later runs, and returns the types of its parameters. `None` when statements have no
-    /// names.
+    /// Prepares a statement for later runs, and returns the types of its parameters. `None` when
+    /// statements have no names.
     pub(super) async fn prepare(&self, sql: Rendered<'_>) -> Result<Option<Vec<Type>>, Failed> {
         match &self.statements {
             Prepared::Named(statements) => {
@@ -369,8 +426,8 @@ impl Session {
         }
     }
 
-    /// Whether several statements may be on their way at a time. Without names, a statement may be a transaction of its
-    /// own, and no other statement may end up in that.
+    /// Whether several statements may be on their way at a time. Without names, a statement may be
+    /// a transaction of its own, and no other statement may end up in that.
     pub(super) fn can_pipeline(&self) -> bool {
         matches!(self.statements, Prepared::Named(_))
     }
@@ -401,27 +458,30 @@ enum Answers {
     Ending,
 }
 
-/// A session borrowed from a pool. When the lease is dropped, the session goes back. If it is in the middle of
-/// something, it is closed instead.
+/// A session borrowed from a pool. When the lease is dropped, the session goes back. If it is in
+/// the middle of something, it is closed instead.
 pub(super) struct Lease {
     /// `None` only while it is being dropped, like `slot`.
     session: Option<Box<Session>>,
     answers: Answers,
-    /// BEGIN was sent, and neither COMMIT nor ROLLBACK was answered. It is separate from `answers`, because both are so
-    /// after a statement was given up in a transaction.
+    /// BEGIN was sent, and neither COMMIT nor ROLLBACK was answered. It is separate from `answers`,
+    /// because both are so after a statement was given up in a transaction.
     in_transaction: bool,
     slot: Option<Slot>,
 }
 
-/// COMMIT gives no error in a transaction that has failed: the server rolls back, and only the command tag says so,
-/// which the driver does not show. SAVEPOINT is refused there, and outside a transaction too, so that COMMIT is not
-/// reached.
+/// COMMIT gives no error in a transaction that has failed: the server rolls back, and only the
+/// command tag says so, which the driver does not show. SAVEPOINT is refused there, and outside a
+/// transaction too, so that COMMIT is not reached.
 const COMMIT: &str = "SAVEPOINT pgshard_end; COMMIT";
 
-/// Commits, and cleans the session. Nothing may fail after COMMIT, so the cleaning comes before it. Deferred triggers
-/// run before the cleaning, because they may need a setting.
-pub(super) const CLEAN_AND_COMMIT: &str =
-    concat!("SET CONSTRAINTS ALL IMMEDIATE; ", clean!(), "; SAVEPOINT pgshard_end; COMMIT");
+/// Commits, and cleans the session. Nothing may fail after COMMIT, so the cleaning comes before it.
+/// Deferred triggers run before the cleaning, because they may need a setting.
+pub(super) const CLEAN_AND_COMMIT: &str = concat!(
+    "SET CONSTRAINTS ALL IMMEDIATE; ",
+    clean!(),
+    "; SAVEPOINT pgshard_end; COMMIT"
+);
 
 /// How a transaction is to end.
 #[derive(Clone, Copy, Debug)]
@@ -432,15 +492,24 @@ pub(super) enum End {
 
 impl Lease {
     pub(super) fn new(session: Box<Session>, slot: Slot) -> Lease {
-        Lease { session: Some(session), answers: Answers::Settled, in_transaction: false, slot: Some(slot) }
+        Lease {
+            session: Some(session),
+            answers: Answers::Settled,
+            in_transaction: false,
+            slot: Some(slot),
+        }
     }
 
     pub(super) fn session(&self) -> &Session {
-        self.session.as_ref().expect("a lease holds its session until it is dropped")
+        self.session
+            .as_ref()
+            .expect("a lease holds its session until it is dropped")
     }
 
     pub(super) fn session_mut(&mut self) -> &mut Session {
-        self.session.as_mut().expect("a lease holds its session until it is dropped")
+        self.session
+            .as_mut()
+            .expect("a lease holds its session until it is dropped")
     }
 
     /// Runs one statement. When the future is dropped, the connection is closed with the lease.
@@ -451,11 +520,20 @@ impl Lease {
         prepare: Prepare,
     ) -> Result<A, Failed> {
         self.answers = Answers::Awaited;
-        let answer = self.session().run(statement, params, prepare, self.in_transaction).await;
-        // An answer that the driver did not expect belongs to another statement, or goes on, or waits for what nobody
-        // sends. No other caller may meet that.
-        let unexpected = answer.as_ref().is_err_and(|failed: &Failed| is_unexpected(&failed.error));
-        self.answers = if unexpected { Answers::Ending } else { Answers::Settled };
+        let answer = self
+            .session()
+            .run(statement, params, prepare, self.in_transaction)
+            .await;
+        // An answer that the driver did not expect belongs to another statement, or goes on, or
+        // waits for what nobody sends. No other caller may meet that.
+        let unexpected = answer
+            .as_ref()
+            .is_err_and(|failed: &Failed| is_unexpected(&failed.error));
+        self.answers = if unexpected {
+            Answers::Ending
+        } else {
+            Answers::Settled
+        };
         answer
     }
 
@@ -467,12 +545,16 @@ impl Lease {
         Ok(())
     }
 
-    /// Commits. `Ok` means that the server has committed. After an error that has not ended the connection, nothing is
-    /// committed and the transaction is over.
+    /// Commits. `Ok` means that the server has committed. After an error that has not ended the
+    /// connection, nothing is committed and the transaction is over.
     pub(super) async fn commit(&mut self) -> Result<(), tokio_postgres::Error> {
         self.answers = Answers::Awaited;
         let session = self.session();
-        let Err(error) = session.connection.batch_execute(session.ending(End::Commit)).await else {
+        let Err(error) = session
+            .connection
+            .batch_execute(session.ending(End::Commit))
+            .await
+        else {
             session.ended();
             (self.answers, self.in_transaction) = (Answers::Settled, false);
             return Ok(());
@@ -488,16 +570,24 @@ impl Lease {
     pub(super) async fn roll_back(&mut self) -> Result<(), tokio_postgres::Error> {
         self.answers = Answers::Awaited;
         let session = self.session();
-        session.connection.batch_execute(session.ending(End::RollBack)).await?;
+        session
+            .connection
+            .batch_execute(session.ending(End::RollBack))
+            .await?;
         session.ended();
         (self.answers, self.in_transaction) = (Answers::Settled, false);
         Ok(())
     }
 
-    /// Whether the server is a standby. Then the statement is not to blame if the server refused to write.
+    /// Whether the server is a standby. Then the statement is not to blame if the server refused to
+    /// write.
     pub(super) async fn is_on_standby(&mut self) -> bool {
         self.answers = Answers::Awaited;
-        let said = self.session().connection.query_typed("SELECT pg_catalog.pg_is_in_recovery()", &[]).await;
+        let said = self
+            .session()
+            .connection
+            .query_typed("SELECT pg_catalog.pg_is_in_recovery()", &[])
+            .await;
         self.answers = Answers::Settled;
         matches!(said.as_deref(), Ok([row]) if row.try_get(0).unwrap_or(false))
     }
@@ -507,13 +597,14 @@ impl Lease {
         self.answers != Answers::Settled
     }
 
-    /// From now on, answers may be awaited that the lease does not know of. The connection is closed when the lease is
-    /// dropped.
+    /// From now on, answers may be awaited that the lease does not know of. The connection is
+    /// closed when the lease is dropped.
     pub(super) fn set_unsettled(&mut self) {
         self.answers = Answers::Awaited;
     }
 
-    /// From now on the application uses the client itself, and it is not known whether an answer is awaited.
+    /// From now on the application uses the client itself, and it is not known whether an answer is
+    /// awaited.
     pub(super) fn set_unknown(&mut self) {
         self.answers = Answers::Unknown;
     }
@@ -531,7 +622,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let (Some(session), Some(slot)) = (self.session.take(), self.slot.take()) else { return };
+        let (Some(session), Some(slot)) = (self.session.take(), self.slot.take()) else {
+            return;
+        };
         match self.answers {
             // It is not known how the transaction should end.
             Answers::Settled if self.in_transaction => close(session, slot),
@@ -539,7 +632,9 @@ impl Drop for Lease {
             Answers::Settled => slot.give_back(session),
             Answers::Ending => close(session, slot),
             Answers::Awaited => ending::end_on_server(session, slot, Duration::ZERO),
-            Answers::Unknown if session.is_pooled() => ending::end_on_server(session, slot, ending::GRACE),
+            Answers::Unknown if session.is_pooled() => {
+                ending::end_on_server(session, slot, ending::GRACE)
+            }
             Answers::Unknown => clean(session, slot),
         }
     }
@@ -551,15 +646,17 @@ pub(super) fn close(session: Box<Session>, slot: Slot) {
     drop(slot);
 }
 
-/// Cleans a session that has come back, in a task, and only then gives its slot to others. So locks that its user left
-/// are gone soon, and a call waits for the cleaning only if it has to wait for a slot anyway. Without a runtime, the
-/// session is cleaned when it is borrowed again.
+/// Cleans a session that has come back, in a task, and only then gives its slot to others. So locks
+/// that its user left are gone soon, and a call waits for the cleaning only if it has to wait for a
+/// slot anyway. Without a runtime, the session is cleaned when it is borrowed again.
 fn clean(session: Box<Session>, slot: Slot) {
     // Behind a pooler, the cleaning would go to another session.
     if session.is_pooled() {
         return close(session, slot);
     }
-    let Ok(runtime) = Handle::try_current() else { return slot.give_back(session) };
+    let Ok(runtime) = Handle::try_current() else {
+        return slot.give_back(session);
+    };
     runtime.spawn(async move {
         if session.clean().await {
             slot.give_back(session)

@@ -1,33 +1,36 @@
-//! Decides which connection a call gets, and which calls wait: the slots of all pools that share a limit on
-//! connections.
+//! Decides which connection a call gets, and which calls wait: the slots of all pools that share a
+//! limit on connections.
 //!
-//! A pool has a slot for each connection that it may have. Each shard has a favourite among the open connections, so
-//! that its statements are prepared there and not on all. A call gets the favourite if it is idle, else the next idle
-//! connection by number, so that a shard's second choice is always the same too. A connection is opened only when all
-//! are busy, and only a few at the same time.
+//! A pool has a slot for each connection that it may have. Each shard has a favourite among the
+//! open connections, so that its statements are prepared there and not on all. A call gets the
+//! favourite if it is idle, else the next idle connection by number, so that a shard's second
+//! choice is always the same too. A connection is opened only when all are busy, and only a few at
+//! the same time.
 //!
-//! Where the connections keep too few statements for all shards, a call that says so waits for its favourite, while a
-//! statement has that and nearly all connections are busy ([`Slots::ask`]). Whoever runs this makes sure that it waits
-//! for a moment only ([`Slots::unwant`]).
+//! Where the connections keep too few statements for all shards, a call that says so waits for its
+//! favourite, while a statement has that and nearly all connections are busy ([`Slots::ask`]).
+//! Whoever runs this makes sure that it waits for a moment only ([`Slots::unwant`]).
 //!
-//! A call waits for whatever comes first: a connection of its pool that is given back, or leave to open another one.
-//! When the limit is reached, a connection of another pool is closed for it only if that pool has more than its share,
-//! or has no use for it.
+//! A call waits for whatever comes first: a connection of its pool that is given back, or leave to
+//! open another one. When the limit is reached, a connection of another pool is closed for it only
+//! if that pool has more than its share, or has no use for it.
 //!
-//! Invariant: there are never more connections than slots, nor than the limit. No call waits while it could be served,
-//! but for its favourite. Calls that wait for a pool, or for the same favourite, are served in the order in which they
-//! asked; a connection for which calls wait goes to the one that asked first, whatever it waits for.
+//! Invariant: there are never more connections than slots, nor than the limit. No call waits while
+//! it could be served, but for its favourite. Calls that wait for a pool, or for the same
+//! favourite, are served in the order in which they asked; a connection for which calls wait goes
+//! to the one that asked first, whatever it waits for.
 //!
-//! This does no I/O, has no clock and drops nothing: it returns the connections that the caller must close, and the
-//! calls that it must tell.
+//! This does no I/O, has no clock and drops nothing: it returns the connections that the caller
+//! must close, and the calls that it must tell.
 
 use std::collections::VecDeque;
 
 use super::pool_slots::{Grant, PoolSlots, Service, Waiter, Wish};
 
-/// The most connections of a pool that are opened at the same time. Each costs the server a process and a proof of the
-/// password, some milliseconds in all, in which a connection that is there serves several calls: so the calls of a
-/// burst wait for whatever comes first. When a host comes back, all routers open connections at once.
+/// The most connections of a pool that are opened at the same time. Each costs the server a process
+/// and a proof of the password, some milliseconds in all, in which a connection that is there
+/// serves several calls: so the calls of a burst wait for whatever comes first. When a host comes
+/// back, all routers open connections at once.
 const OPENING_MAX: usize = 4;
 
 /// The slots of pools that share a limit. `C` is a connection, `W` tells a waiter.
@@ -83,14 +86,24 @@ enum Source {
 
 impl<C, W> Effects<C, W> {
     fn none() -> Effects<C, W> {
-        Effects { grants: Vec::new(), closed: Vec::new() }
+        Effects {
+            grants: Vec::new(),
+            closed: Vec::new(),
+        }
     }
 }
 
 impl<C, W> Slots<C, W> {
     /// There is no pool yet. The limit is at least one connection.
     pub(super) fn new(limit: usize) -> Slots<C, W> {
-        Slots { limit: limit.max(1), connections: 0, waiting: 0, pools: Vec::new(), unused: Vec::new(), ticket: 0 }
+        Slots {
+            limit: limit.max(1),
+            connections: 0,
+            waiting: 0,
+            pools: Vec::new(),
+            unused: Vec::new(),
+            ticket: 0,
+        }
     }
 
     /// Adds a pool of `size` slots, at least one, and returns its number.
@@ -114,7 +127,11 @@ impl<C, W> Slots<C, W> {
 
     pub(super) fn counts(&self, pool: usize) -> Counts {
         let pool = &self.pools[pool];
-        Counts { idle: pool.idle_count, used: pool.used, waiting: pool.waiting_count() }
+        Counts {
+            idle: pool.idle_count,
+            used: pool.used,
+            waiting: pool.waiting_count(),
+        }
     }
 
     /// Whether it is the limit, and not the pool's size, that keeps it from opening a connection.
@@ -123,14 +140,27 @@ impl<C, W> Slots<C, W> {
     }
 
     /// Asks for a slot. If the call must wait, what `tell` gives will tell it.
-    pub(super) fn ask(&mut self, pool: usize, wish: Wish, tell: impl FnOnce() -> W) -> (Asked<C>, Effects<C, W>) {
+    pub(super) fn ask(
+        &mut self,
+        pool: usize,
+        wish: Wish,
+        tell: impl FnOnce() -> W,
+    ) -> (Asked<C>, Effects<C, W>) {
         let mut effects = Effects::none();
         if self.pools[pool].service == Service::Closed {
             return (Asked::Closed, effects);
         }
         let ticket = self.ticket;
         if let Some(favourite) = self.pools[pool].worth_a_moment(wish) {
-            self.pools[pool].want(favourite, Waiter { ticket, wish, insists: false, tell: tell() });
+            self.pools[pool].want(
+                favourite,
+                Waiter {
+                    ticket,
+                    wish,
+                    insists: false,
+                    tell: tell(),
+                },
+            );
             self.ticket += 1;
             return (Asked::WaitsForFavourite(ticket), effects);
         }
@@ -143,20 +173,30 @@ impl<C, W> Slots<C, W> {
         if slots.waiting.len() >= slots.waiting_max {
             return (Asked::Full, effects);
         }
-        slots.waiting.push_back(Waiter { ticket, wish, insists: false, tell: tell() });
+        slots.waiting.push_back(Waiter {
+            ticket,
+            wish,
+            insists: false,
+            tell: tell(),
+        });
         self.ticket += 1;
         self.waiting += 1;
         (Asked::Waits(ticket), effects)
     }
 
-    /// Grants an idle connection of the pool, if there is one and the call should not wait for its favourite.
+    /// Grants an idle connection of the pool, if there is one and the call should not wait for its
+    /// favourite.
     pub(super) fn ask_if_idle(&mut self, pool: usize, wish: Wish) -> Option<Grant<C>> {
         let slots = &mut self.pools[pool];
-        if slots.worth_a_moment(wish).is_some() { None } else { slots.grant_idle(wish) }
+        if slots.worth_a_moment(wish).is_some() {
+            None
+        } else {
+            slots.grant_idle(wish)
+        }
     }
 
-    /// Grants an idle connection, or an empty slot if the limit allows it. Closes no other connection, and the call
-    /// does not wait.
+    /// Grants an idle connection, or an empty slot if the limit allows it. Closes no other
+    /// connection, and the call does not wait.
     pub(super) fn ask_if_free(&mut self, pool: usize, wish: Wish) -> Option<Grant<C>> {
         match self.source(pool, false)? {
             _ if self.pools[pool].service != Service::Open => None,
@@ -165,17 +205,22 @@ impl<C, W> Slots<C, W> {
         }
     }
 
-    /// The call with this ticket has waited long enough for its own pool: it also takes what another pool has no use
-    /// for.
+    /// The call with this ticket has waited long enough for its own pool: it also takes what
+    /// another pool has no use for.
     pub(super) fn insist(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
-        if let Some(waiter) = self.pools[pool].waiting.iter_mut().find(|waiter| waiter.ticket == ticket) {
+        if let Some(waiter) = self.pools[pool]
+            .waiting
+            .iter_mut()
+            .find(|waiter| waiter.ticket == ticket)
+        {
             waiter.insists = true;
         }
         self.settle()
     }
 
-    /// The call with this ticket has waited long enough for its favourite, and so have the others that wait for that:
-    /// from now on they wait for whatever comes first, and nobody else begins to wait for it until its holder is done.
+    /// The call with this ticket has waited long enough for its favourite, and so have the others
+    /// that wait for that: from now on they wait for whatever comes first, and nobody else begins
+    /// to wait for it until its holder is done.
     pub(super) fn unwant(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
         if let Some(slot) = self.pools[pool].wanted_by(ticket) {
             self.pools[pool].takes_longer(slot);
@@ -187,7 +232,11 @@ impl<C, W> Slots<C, W> {
     /// The call waits no more. False when it was granted a slot before, which it must give back.
     pub(super) fn cancel(&mut self, pool: usize, ticket: u64) -> bool {
         let slots = &mut self.pools[pool];
-        if let Some(at) = slots.waiting.iter().position(|waiter| waiter.ticket == ticket) {
+        if let Some(at) = slots
+            .waiting
+            .iter()
+            .position(|waiter| waiter.ticket == ticket)
+        {
             slots.waiting.remove(at);
             self.waiting -= 1;
             return true;
@@ -206,9 +255,17 @@ impl<C, W> Slots<C, W> {
     }
 
     /// Takes a slot back, with its connection if that can be used again.
-    pub(super) fn give_back(&mut self, pool: usize, slot: usize, connection: Option<C>) -> Effects<C, W> {
+    pub(super) fn give_back(
+        &mut self,
+        pool: usize,
+        slot: usize,
+        connection: Option<C>,
+    ) -> Effects<C, W> {
         let slots = &mut self.pools[pool];
-        let (asked, wanted) = (slots.waiting.front().map(|waiter| waiter.ticket), slots.first_wanting(slot));
+        let (asked, wanted) = (
+            slots.waiting.front().map(|waiter| waiter.ticket),
+            slots.first_wanting(slot),
+        );
         let (kept, closed) = match connection {
             Some(connection) if slots.service != Service::Open && asked.or(wanted).is_none() => {
                 (None, Some(connection))
@@ -239,7 +296,8 @@ impl<C, W> Slots<C, W> {
         effects
     }
 
-    /// From now on the pool does no more than `service` says. Also returns the waiters that it sends away.
+    /// From now on the pool does no more than `service` says. Also returns the waiters that it
+    /// sends away.
     pub(super) fn end(&mut self, pool: usize, service: Service) -> (Effects<C, W>, Vec<W>) {
         let slots = &mut self.pools[pool];
         slots.service = service;
@@ -249,8 +307,16 @@ impl<C, W> Slots<C, W> {
         };
         self.waiting -= dismissed.len();
         let slots = &mut self.pools[pool];
-        let wanting = if service == Service::Closed { slots.dismiss_wanting() } else { Vec::new() };
-        let dismissed = dismissed.into_iter().chain(wanting).map(|waiter| waiter.tell).collect();
+        let wanting = if service == Service::Closed {
+            slots.dismiss_wanting()
+        } else {
+            Vec::new()
+        };
+        let dismissed = dismissed
+            .into_iter()
+            .chain(wanting)
+            .map(|waiter| waiter.tell)
+            .collect();
         (self.close_idle(pool, |_| true), dismissed)
     }
 
@@ -258,18 +324,24 @@ impl<C, W> Slots<C, W> {
     fn settle(&mut self) -> Effects<C, W> {
         let mut effects = Effects::none();
         while self.waiting > 0 {
-            let Some((pool, source)) = self.next() else { break };
-            let Some(waiter) = self.pools[pool].waiting.pop_front() else { break };
+            let Some((pool, source)) = self.next() else {
+                break;
+            };
+            let Some(waiter) = self.pools[pool].waiting.pop_front() else {
+                break;
+            };
             self.waiting -= 1;
-            let Some(grant) = self.grant(pool, waiter.wish, source, &mut effects) else { break };
+            let Some(grant) = self.grant(pool, waiter.wish, source, &mut effects) else {
+                break;
+            };
             effects.grants.push((waiter.tell, grant));
         }
         effects
     }
 
-    /// The pool whose first waiter is served next, and from where. Pools that get one more connection come first: else
-    /// the pool whose connection is closed for that would always serve its own waiters with it. Among these, the one
-    /// that asked first.
+    /// The pool whose first waiter is served next, and from where. Pools that get one more
+    /// connection come first: else the pool whose connection is closed for that would always serve
+    /// its own waiters with it. Among these, the one that asked first.
     fn next(&self) -> Option<(usize, Source)> {
         let heads = self.pools.iter().enumerate().filter_map(|(pool, slots)| {
             let head = slots.waiting.front()?;
@@ -297,12 +369,22 @@ impl<C, W> Slots<C, W> {
             let no_use = other.waiting.is_empty() && (mine == 0 || insists);
             other.idle_count > 0 && (below_share || no_use || (mine == 0 && insists))
         };
-        let others = self.pools.iter().enumerate().filter(|(number, other)| *number != pool && spares(other));
+        let others = self
+            .pools
+            .iter()
+            .enumerate()
+            .filter(|(number, other)| *number != pool && spares(other));
         let most = others.max_by_key(|(_, other)| (other.idle_count, other.connections()));
         most.map(|(number, _)| Source::Other(number))
     }
 
-    fn grant(&mut self, pool: usize, wish: Wish, source: Source, effects: &mut Effects<C, W>) -> Option<Grant<C>> {
+    fn grant(
+        &mut self,
+        pool: usize,
+        wish: Wish,
+        source: Source,
+        effects: &mut Effects<C, W>,
+    ) -> Option<Grant<C>> {
         match source {
             Source::Own => return self.pools[pool].grant_idle(wish),
             Source::Open => self.connections += 1,
@@ -323,11 +405,19 @@ mod tests {
     use super::*;
     use crate::router::pool_slots::{Favourite, Use};
 
-    const ANY: Wish = Wish { shard: None, held_for: Use::Longer, favourite: Favourite::IfIdle };
+    const ANY: Wish = Wish {
+        shard: None,
+        held_for: Use::Longer,
+        favourite: Favourite::IfIdle,
+    };
 
     /// What a statement on this shard wants while its connections keep too few statements.
     fn statement(shard: usize) -> Wish {
-        Wish { shard: Some(shard), held_for: Use::Statement, favourite: Favourite::WorthAMoment }
+        Wish {
+            shard: Some(shard),
+            held_for: Use::Statement,
+            favourite: Favourite::WorthAMoment,
+        }
     }
 
     fn granted(asked: Asked<u32>) -> Grant<u32> {
@@ -344,7 +434,8 @@ mod tests {
         }
     }
 
-    /// Two pools whose connections are all in use by as many callers as the limit has: none is closed for the other.
+    /// Two pools whose connections are all in use by as many callers as the limit has: none is
+    /// closed for the other.
     #[test]
     fn pools_with_their_share_are_left_alone() {
         let mut slots = Slots::<u32, u32>::new(4);
@@ -352,30 +443,75 @@ mod tests {
         for connection in 0..4 {
             let pool = if connection < 2 { first } else { second };
             let grant = granted(slots.ask(pool, ANY, || 0).0);
-            assert_eq!(grant, Grant { slot: (connection % 2) as usize, connection: None, is_favourite: false });
+            assert_eq!(
+                grant,
+                Grant {
+                    slot: (connection % 2) as usize,
+                    connection: None,
+                    is_favourite: false
+                }
+            );
         }
         let waits = ticket(slots.ask(first, ANY, || 7).0);
         // The other pool has one to spare for now, and will want it again.
         let effects = slots.give_back(second, 0, Some(2));
         assert!(effects.grants.is_empty() && effects.closed.is_empty());
         let effects = slots.give_back(first, 1, Some(1));
-        assert_eq!(effects.grants, [(7, Grant { slot: 1, connection: Some(1), is_favourite: false })]);
+        assert_eq!(
+            effects.grants,
+            [(
+                7,
+                Grant {
+                    slot: 1,
+                    connection: Some(1),
+                    is_favourite: false
+                }
+            )]
+        );
         assert!(!slots.cancel(first, waits), "it was granted");
         // A call that waits for long takes it all the same.
         let waits = ticket(slots.ask(first, ANY, || 8).0);
         let effects = slots.insist(first, waits);
         assert_eq!(
             (effects.grants, effects.closed),
-            (vec![(8, Grant { slot: 2, connection: None, is_favourite: false })], vec![2])
+            (
+                vec![(
+                    8,
+                    Grant {
+                        slot: 2,
+                        connection: None,
+                        is_favourite: false
+                    }
+                )],
+                vec![2]
+            )
         );
-        assert_eq!(slots.counts(second), Counts { idle: 0, used: 1, waiting: 0 });
-        // Below its share, the second gets the next that the first gives back, although somebody waits there.
+        assert_eq!(
+            slots.counts(second),
+            Counts {
+                idle: 0,
+                used: 1,
+                waiting: 0
+            }
+        );
+        // Below its share, the second gets the next that the first gives back, although somebody
+        // waits there.
         ticket(slots.ask(first, ANY, || 9).0);
         ticket(slots.ask(second, ANY, || 10).0);
         let effects = slots.give_back(first, 0, Some(0));
         assert_eq!(
             (effects.grants, effects.closed),
-            (vec![(10, Grant { slot: 0, connection: None, is_favourite: false })], vec![0])
+            (
+                vec![(
+                    10,
+                    Grant {
+                        slot: 0,
+                        connection: None,
+                        is_favourite: false
+                    }
+                )],
+                vec![0]
+            )
         );
     }
 
@@ -383,15 +519,28 @@ mod tests {
     fn only_a_few_connections_are_opened_at_the_same_time() {
         let mut slots = Slots::<u32, u32>::new(16);
         let pool = slots.add(16, 99);
-        let opening: Vec<_> = (0..OPENING_MAX).map(|_| granted(slots.ask(pool, ANY, || 0).0)).collect();
+        let opening: Vec<_> = (0..OPENING_MAX)
+            .map(|_| granted(slots.ask(pool, ANY, || 0).0))
+            .collect();
         ticket(slots.ask(pool, ANY, || 1).0);
         ticket(slots.ask(pool, ANY, || 2).0);
-        // The first connection is there, so another may be opened; once it is given back, it serves the next.
+        // The first connection is there, so another may be opened; once it is given back, it serves
+        // the next.
         let effects = slots.opened(pool);
         assert_eq!((effects.grants.len(), effects.grants[0].0), (1, 1));
         assert_eq!(effects.grants[0].1.connection, None);
         let effects = slots.give_back(pool, opening[0].slot, Some(7));
-        assert_eq!(effects.grants, [(2, Grant { slot: opening[0].slot, connection: Some(7), is_favourite: false })]);
+        assert_eq!(
+            effects.grants,
+            [(
+                2,
+                Grant {
+                    slot: opening[0].slot,
+                    connection: Some(7),
+                    is_favourite: false
+                }
+            )]
+        );
     }
 
     #[test]
@@ -404,7 +553,17 @@ mod tests {
         let effects = slots.give_back(first, held.slot, Some(1));
         assert_eq!(
             (effects.grants, effects.closed),
-            (vec![(5, Grant { slot: 0, connection: None, is_favourite: false })], vec![1])
+            (
+                vec![(
+                    5,
+                    Grant {
+                        slot: 0,
+                        connection: None,
+                        is_favourite: false
+                    }
+                )],
+                vec![1]
+            )
         );
     }
 
@@ -419,12 +578,25 @@ mod tests {
         assert!(effects.closed.is_empty() && dismissed.is_empty());
         // A call that waits already gets what there is.
         let effects = slots.give_back(pool, held.slot, Some(1));
-        assert_eq!(effects.grants, [(5, Grant { slot: 0, connection: Some(1), is_favourite: false })]);
+        assert_eq!(
+            effects.grants,
+            [(
+                5,
+                Grant {
+                    slot: 0,
+                    connection: Some(1),
+                    is_favourite: false
+                }
+            )]
+        );
         assert_eq!(slots.give_back(pool, 0, Some(1)).closed, [1]);
         let held = granted(slots.ask(pool, ANY, || 0).0);
         ticket(slots.ask(pool, ANY, || 8).0);
         assert_eq!(slots.end(pool, Service::Closed).1, [8]);
-        assert!(matches!(slots.ask(pool, ANY, || 0).0, Asked::Closed) && slots.ask_if_free(pool, ANY).is_none());
+        assert!(
+            matches!(slots.ask(pool, ANY, || 0).0, Asked::Closed)
+                && slots.ask_if_free(pool, ANY).is_none()
+        );
         assert_eq!(slots.give_back(pool, held.slot, Some(2)).closed, [2]);
         let _ = slots.remove(pool);
         assert_eq!((slots.add(3, 0), slots.connections), (pool, 0));
@@ -434,7 +606,8 @@ mod tests {
     const SIZES: [usize; 3] = [1, 3, 4];
     const WAITING_MAX: usize = 4;
 
-    /// A pool of eight connections, each the favourite of the shard of its number. Those of shards 0 to 6 are held.
+    /// A pool of eight connections, each the favourite of the shard of its number. Those of shards
+    /// 0 to 6 are held.
     fn seven_of_eight_are_held(held_for: Use) -> (Slots<u32, u32>, usize) {
         let mut slots = Slots::new(8);
         let pool = slots.add(8, 9);
@@ -447,8 +620,15 @@ mod tests {
             let _ = slots.give_back(pool, slot, Some(slot as u32));
         }
         for shard in 0..7 {
-            let wish = Wish { held_for, ..statement(shard) };
-            let grant = Grant { slot: shard, connection: Some(shard as u32), is_favourite: true };
+            let wish = Wish {
+                held_for,
+                ..statement(shard)
+            };
+            let grant = Grant {
+                slot: shard,
+                connection: Some(shard as u32),
+                is_favourite: true,
+            };
             assert_eq!(slots.ask_if_idle(pool, wish), Some(grant));
         }
         (slots, pool)
@@ -464,20 +644,64 @@ mod tests {
                 _ => panic!("{caller} does not wait for the favourite"),
             }
         });
-        assert_eq!(slots.counts(pool), Counts { idle: 1, used: 7, waiting: 4 });
+        assert_eq!(
+            slots.counts(pool),
+            Counts {
+                idle: 1,
+                used: 7,
+                waiting: 4
+            }
+        );
         // Four wait for it, so a fifth takes what there is.
         let grant = granted(slots.ask(pool, statement(0), || 5).0);
-        assert_eq!(grant, Grant { slot: 7, connection: Some(7), is_favourite: false });
+        assert_eq!(
+            grant,
+            Grant {
+                slot: 7,
+                connection: Some(7),
+                is_favourite: false
+            }
+        );
         assert!(slots.give_back(pool, 7, Some(7)).grants.is_empty());
         assert!(slots.cancel(pool, second));
         let effects = slots.give_back(pool, 0, Some(0));
-        assert_eq!(effects.grants, [(1, Grant { slot: 0, connection: Some(0), is_favourite: true })]);
+        assert_eq!(
+            effects.grants,
+            [(
+                1,
+                Grant {
+                    slot: 0,
+                    connection: Some(0),
+                    is_favourite: true
+                }
+            )]
+        );
         assert!(!slots.cancel(pool, first));
         // One has waited for long enough: it takes any, and so does whoever is behind it.
         let effects = slots.unwant(pool, third);
-        assert_eq!(effects.grants, [(3, Grant { slot: 7, connection: Some(7), is_favourite: false })]);
+        assert_eq!(
+            effects.grants,
+            [(
+                3,
+                Grant {
+                    slot: 7,
+                    connection: Some(7),
+                    is_favourite: false
+                }
+            )]
+        );
         let effects = slots.give_back(pool, 1, Some(1));
-        assert_eq!(effects.grants, [(4, Grant { slot: 1, connection: Some(1), is_favourite: false })]);
+        assert_eq!(
+            effects.grants,
+            [(
+                4,
+                Grant {
+                    slot: 1,
+                    connection: Some(1),
+                    is_favourite: false
+                }
+            )]
+        );
         // Nobody begins to wait for it.
         let _ = slots.give_back(pool, 2, Some(2));
         assert_eq!(granted(slots.ask(pool, statement(0), || 6).0).slot, 2);
@@ -486,38 +710,108 @@ mod tests {
     #[test]
     fn a_favourite_is_not_always_worth_it() {
         let (mut slots, pool) = seven_of_eight_are_held(Use::Longer);
-        assert_eq!(slots.ask_if_idle(pool, statement(0)).map(|grant| grant.slot), Some(7), "a transaction has it");
+        assert_eq!(
+            slots
+                .ask_if_idle(pool, statement(0))
+                .map(|grant| grant.slot),
+            Some(7),
+            "a transaction has it"
+        );
         let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
-        let indifferent = Wish { favourite: Favourite::IfIdle, ..statement(0) };
-        assert_eq!(slots.ask_if_idle(pool, indifferent).map(|grant| grant.slot), Some(7));
+        let indifferent = Wish {
+            favourite: Favourite::IfIdle,
+            ..statement(0)
+        };
+        assert_eq!(
+            slots.ask_if_idle(pool, indifferent).map(|grant| grant.slot),
+            Some(7)
+        );
         let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
         for slot in [5, 6] {
             let _ = slots.give_back(pool, slot, Some(slot as u32));
         }
-        assert_eq!(slots.ask_if_idle(pool, statement(0)).map(|grant| grant.slot), Some(5), "three of eight are idle");
+        assert_eq!(
+            slots
+                .ask_if_idle(pool, statement(0))
+                .map(|grant| grant.slot),
+            Some(5),
+            "three of eight are idle"
+        );
     }
 
     /// A connection that comes back goes to whoever asked first, whatever they wait for.
     #[test]
     fn who_wants_the_favourite_waits_in_turn() {
         let (mut slots, pool) = seven_of_eight_are_held(Use::Statement);
-        assert!(matches!(slots.ask(pool, statement(0), || 1).0, Asked::WaitsForFavourite(_)));
+        assert!(matches!(
+            slots.ask(pool, statement(0), || 1).0,
+            Asked::WaitsForFavourite(_)
+        ));
         granted(slots.ask(pool, ANY, || 0).0);
         ticket(slots.ask(pool, ANY, || 2).0);
         let grants = slots.give_back(pool, 0, Some(0)).grants;
-        assert_eq!(grants, [(1, Grant { slot: 0, connection: Some(0), is_favourite: true })]);
+        assert_eq!(
+            grants,
+            [(
+                1,
+                Grant {
+                    slot: 0,
+                    connection: Some(0),
+                    is_favourite: true
+                }
+            )]
+        );
         let grants = slots.give_back(pool, 0, Some(0)).grants;
-        assert_eq!(grants, [(2, Grant { slot: 0, connection: Some(0), is_favourite: false })]);
+        assert_eq!(
+            grants,
+            [(
+                2,
+                Grant {
+                    slot: 0,
+                    connection: Some(0),
+                    is_favourite: false
+                }
+            )]
+        );
         // Behind one that waits for any.
         ticket(slots.ask(pool, ANY, || 3).0);
-        slots.pools[pool].want(1, Waiter { ticket: 99, wish: statement(1), insists: false, tell: 4 });
+        slots.pools[pool].want(
+            1,
+            Waiter {
+                ticket: 99,
+                wish: statement(1),
+                insists: false,
+                tell: 4,
+            },
+        );
         let grants = slots.give_back(pool, 1, Some(1)).grants;
-        assert_eq!(grants, [(3, Grant { slot: 1, connection: Some(1), is_favourite: false })]);
+        assert_eq!(
+            grants,
+            [(
+                3,
+                Grant {
+                    slot: 1,
+                    connection: Some(1),
+                    is_favourite: false
+                }
+            )]
+        );
         let grants = slots.give_back(pool, 1, Some(1)).grants;
-        assert_eq!(grants, [(4, Grant { slot: 1, connection: Some(1), is_favourite: true })]);
+        assert_eq!(
+            grants,
+            [(
+                4,
+                Grant {
+                    slot: 1,
+                    connection: Some(1),
+                    is_favourite: true
+                }
+            )]
+        );
     }
 
-    /// A connection that dies takes nobody along who waits for it, and neither does a pool that is closed.
+    /// A connection that dies takes nobody along who waits for it, and neither does a pool that is
+    /// closed.
     #[test]
     fn a_favourite_that_ends_is_not_waited_for() {
         let mut slots = Slots::<u32, u32>::new(2);
@@ -526,10 +820,36 @@ mod tests {
             granted(slots.ask(pool, statement(shard), || 0).0);
         }
         let _ = slots.give_back(pool, 1, Some(1));
-        slots.pools[pool].want(0, Waiter { ticket: 7, wish: statement(0), insists: false, tell: 7 });
+        slots.pools[pool].want(
+            0,
+            Waiter {
+                ticket: 7,
+                wish: statement(0),
+                insists: false,
+                tell: 7,
+            },
+        );
         let effects = slots.give_back(pool, 0, None);
-        assert_eq!(effects.grants, [(7, Grant { slot: 1, connection: Some(1), is_favourite: false })]);
-        slots.pools[pool].want(1, Waiter { ticket: 8, wish: statement(1), insists: false, tell: 8 });
+        assert_eq!(
+            effects.grants,
+            [(
+                7,
+                Grant {
+                    slot: 1,
+                    connection: Some(1),
+                    is_favourite: false
+                }
+            )]
+        );
+        slots.pools[pool].want(
+            1,
+            Waiter {
+                ticket: 8,
+                wish: statement(1),
+                insists: false,
+                tell: 8,
+            },
+        );
         assert_eq!(slots.end(pool, Service::Closed).1, [8]);
         assert_eq!(slots.counts(pool).waiting, 0);
     }
@@ -542,7 +862,8 @@ mod tests {
         /// A call that waits for its favourite has waited for a moment.
         Unwant(usize),
         AskIfFree(usize),
-        /// One of the slots that are held; with its connection, or because that died or was never opened.
+        /// One of the slots that are held; with its connection, or because that died or was never
+        /// opened.
         GiveBack(usize, bool),
         /// A call that waits, or was just granted a slot and has not come for it.
         Leave(usize),
@@ -581,9 +902,20 @@ mod tests {
     impl Callers {
         fn new() -> Callers {
             let mut slots = Slots::new(LIMIT);
-            SIZES.iter().enumerate().for_each(|(pool, size)| assert_eq!(slots.add(*size, WAITING_MAX), pool));
+            SIZES
+                .iter()
+                .enumerate()
+                .for_each(|(pool, size)| assert_eq!(slots.add(*size, WAITING_MAX), pool));
             let (held, waiting, told) = (Vec::new(), BTreeMap::new(), Vec::new());
-            Callers { slots, held, waiting, told, caller: 0, connection: 0, closed: HashSet::new() }
+            Callers {
+                slots,
+                held,
+                waiting,
+                told,
+                caller: 0,
+                connection: 0,
+                closed: HashSet::new(),
+            }
         }
 
         fn take(&mut self, pool: usize, grant: Grant<u32>) {
@@ -591,7 +923,10 @@ mod tests {
                 self.connection += 1;
                 self.connection
             });
-            assert!(!self.closed.contains(&connection), "a closed connection was granted");
+            assert!(
+                !self.closed.contains(&connection),
+                "a closed connection was granted"
+            );
             self.held.push((pool, grant.slot, connection));
             if grant.connection.is_none() {
                 let effects = self.slots.opened(pool);
@@ -605,7 +940,9 @@ mod tests {
                 let pool_slots = &self.slots.pools[pool];
                 let earlier = self.waiting.iter().find(|(other, (its_pool, ticket))| {
                     let wanted = pool_slots.wanted_by(*ticket);
-                    *its_pool == pool && **other < caller && wanted.is_none_or(|slot| slot == grant.slot)
+                    *its_pool == pool
+                        && **other < caller
+                        && wanted.is_none_or(|slot| slot == grant.slot)
                 });
                 assert_eq!(earlier, None, "{caller} of pool {pool} was served before");
                 self.told.push((pool, grant));
@@ -633,7 +970,13 @@ mod tests {
         fn run(&mut self, step: Step) {
             match step {
                 Step::Ask(pool, shard) => {
-                    self.ask(pool, Wish { shard: Some(shard), ..ANY });
+                    self.ask(
+                        pool,
+                        Wish {
+                            shard: Some(shard),
+                            ..ANY
+                        },
+                    );
                 }
                 Step::AskForFavourite(pool, shard) => {
                     // As the pool does it.
@@ -643,7 +986,11 @@ mod tests {
                     }
                 }
                 Step::Unwant(at) if !self.waiting.is_empty() => {
-                    let (pool, ticket) = *self.waiting.values().nth(at % self.waiting.len()).expect("one of them");
+                    let (pool, ticket) = *self
+                        .waiting
+                        .values()
+                        .nth(at % self.waiting.len())
+                        .expect("one of them");
                     let effects = self.slots.unwant(pool, ticket);
                     assert_eq!(self.slots.pools[pool].wanted_by(ticket), None);
                     self.follow(effects);
@@ -658,7 +1005,9 @@ mod tests {
                     if !alive {
                         self.closed.insert(connection);
                     }
-                    let effects = self.slots.give_back(pool, slot, alive.then_some(connection));
+                    let effects = self
+                        .slots
+                        .give_back(pool, slot, alive.then_some(connection));
                     self.follow(effects);
                 }
                 Step::Leave(at) if !self.told.is_empty() && at % 2 == 0 => {
@@ -671,17 +1020,27 @@ mod tests {
                     self.follow(effects);
                 }
                 Step::Leave(at) if !self.waiting.is_empty() => {
-                    let caller = *self.waiting.keys().nth(at % self.waiting.len()).expect("one of them");
+                    let caller = *self
+                        .waiting
+                        .keys()
+                        .nth(at % self.waiting.len())
+                        .expect("one of them");
                     let (pool, ticket) = self.waiting.remove(&caller).expect("it is there");
                     assert!(self.slots.cancel(pool, ticket));
                 }
                 Step::Insist(at) if !self.waiting.is_empty() => {
-                    let (pool, ticket) = *self.waiting.values().nth(at % self.waiting.len()).expect("one of them");
+                    let (pool, ticket) = *self
+                        .waiting
+                        .values()
+                        .nth(at % self.waiting.len())
+                        .expect("one of them");
                     let effects = self.slots.insist(pool, ticket);
                     self.follow(effects);
                 }
                 Step::CloseIdle(pool, rest) => {
-                    let effects = self.slots.close_idle(pool, |connection| connection % 3 == rest);
+                    let effects = self
+                        .slots
+                        .close_idle(pool, |connection| connection % 3 == rest);
                     self.follow(effects);
                 }
                 Step::GiveBack(..) | Step::Leave(_) | Step::Insist(_) | Step::Unwant(_) => {}
@@ -694,27 +1053,51 @@ mod tests {
         }
 
         fn check(&self) {
-            let all: Vec<Counts> = (0..SIZES.len()).map(|pool| self.slots.counts(pool)).collect();
+            let all: Vec<Counts> = (0..SIZES.len())
+                .map(|pool| self.slots.counts(pool))
+                .collect();
             let connections = |counts: &Counts| counts.idle + counts.used;
             let sum: usize = all.iter().map(connections).sum();
-            assert!(sum <= LIMIT && sum == self.slots.connections, "{sum} connections");
+            assert!(
+                sum <= LIMIT && sum == self.slots.connections,
+                "{sum} connections"
+            );
             for (pool, counts) in all.iter().enumerate() {
                 assert!(connections(counts) <= SIZES[pool], "{counts:?}");
-                let held = self.held.iter().map(|(its_pool, slot, _)| (*its_pool, *slot));
-                let told = self.told.iter().map(|(its_pool, grant)| (*its_pool, grant.slot));
-                let held: Vec<usize> =
-                    held.chain(told).filter(|(its_pool, _)| *its_pool == pool).map(|(_, slot)| slot).collect();
+                let held = self
+                    .held
+                    .iter()
+                    .map(|(its_pool, slot, _)| (*its_pool, *slot));
+                let told = self
+                    .told
+                    .iter()
+                    .map(|(its_pool, grant)| (*its_pool, grant.slot));
+                let held: Vec<usize> = held
+                    .chain(told)
+                    .filter(|(its_pool, _)| *its_pool == pool)
+                    .map(|(_, slot)| slot)
+                    .collect();
                 assert_eq!(held.len(), counts.used);
-                assert_eq!(held.iter().collect::<HashSet<_>>().len(), held.len(), "a slot is held twice");
+                assert_eq!(
+                    held.iter().collect::<HashSet<_>>().len(),
+                    held.len(),
+                    "a slot is held twice"
+                );
                 if self.slots.pools[pool].waiting.is_empty() {
                     continue;
                 }
                 assert_eq!(counts.idle, 0, "somebody waits while a connection is idle");
                 if connections(counts) < SIZES[pool] {
-                    assert_eq!(sum, LIMIT, "somebody waits while another connection may be opened");
+                    assert_eq!(
+                        sum, LIMIT,
+                        "somebody waits while another connection may be opened"
+                    );
                     for other in all.iter().filter(|other| other.idle > 0) {
                         let few = connections(counts);
-                        assert!(few > 0 && few + 1 >= connections(other), "{other:?} is not closed for {counts:?}");
+                        assert!(
+                            few > 0 && few + 1 >= connections(other),
+                            "{other:?} is not closed for {counts:?}"
+                        );
                     }
                 }
             }

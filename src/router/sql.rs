@@ -1,4 +1,5 @@
-//! Statements as the router takes them: a text, read once and remembered, or an [`Sql`] that was read beforehand.
+//! Statements as the router takes them: a text, read once and remembered, or an [`Sql`] that was
+//! read beforehand.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
@@ -15,7 +16,8 @@ use crate::shard::{SchemaPrefix, ShardId};
 
 /// A statement read beforehand: [`Template`] and what the router may do with it. Cheap to clone.
 ///
-/// Every method that takes SQL takes a text as well. This type saves the search in the cache of texts.
+/// Every method that takes SQL takes a text as well. This type saves the search in the cache of
+/// texts.
 #[derive(Clone, Debug)]
 pub struct Sql {
     parsed: Arc<Parsed>,
@@ -55,17 +57,34 @@ enum Tables<'a> {
 impl<'a> Rendered<'a> {
     pub(super) fn new(sql: &'a Sql, prefix: &'a SchemaPrefix, shard: ShardId) -> Rendered<'a> {
         let names_shard = sql.parsed.template.names_shard();
-        Rendered { sql, tables: if names_shard { Tables::Shard(prefix, shard) } else { Tables::Named } }
+        Rendered {
+            sql,
+            tables: if names_shard {
+                Tables::Shard(prefix, shard)
+            } else {
+                Tables::Named
+            },
+        }
     }
 
     /// A statement without a shard, such as the router's own questions.
     pub(super) fn alone(sql: &'a Sql) -> Rendered<'a> {
-        Rendered { sql, tables: Tables::Named }
+        Rendered {
+            sql,
+            tables: Tables::Named,
+        }
     }
 
     /// A statement in a transaction whose `search_path` is the shard's.
-    pub(super) fn by_search_path(sql: &'a Sql, prefix: &'a SchemaPrefix, shard: ShardId) -> Rendered<'a> {
-        Rendered { sql, tables: Tables::SearchPath(prefix, shard) }
+    pub(super) fn by_search_path(
+        sql: &'a Sql,
+        prefix: &'a SchemaPrefix,
+        shard: ShardId,
+    ) -> Rendered<'a> {
+        Rendered {
+            sql,
+            tables: Tables::SearchPath(prefix, shard),
+        }
     }
 
     pub(super) fn sql(self) -> &'a Sql {
@@ -79,8 +98,8 @@ impl<'a> Rendered<'a> {
             Tables::Named => Cow::Owned(template.render("")),
             Tables::Shard(prefix, shard) => Cow::Owned(template.render(&prefix.schema(shard))),
             Tables::SearchPath(prefix, shard) => {
-                // The same text means other tables in each shard. The comment makes the texts differ, so that a
-                // prepared statement is for one shard.
+                // The same text means other tables in each shard. The comment makes the texts
+                // differ, so that a prepared statement is for one shard.
                 let schema = prefix.schema(shard);
                 Cow::Owned(format!("/* {schema} */ {}", template.render(&schema)))
             }
@@ -92,7 +111,8 @@ impl<'a> Rendered<'a> {
         matches!(self.tables, Tables::SearchPath(..))
     }
 
-    /// Which shard the prepared statement is for, and in which way it names the shard; `None` when it is for all.
+    /// Which shard the prepared statement is for, and in which way it names the shard; `None` when
+    /// it is for all.
     pub(super) fn shard(self) -> Option<u32> {
         match self.tables {
             Tables::Named => None,
@@ -134,14 +154,18 @@ impl Sql {
             text: sql.into(),
             hash: hash(sql),
         };
-        Sql { parsed: Arc::new(parsed), reading: false }
+        Sql {
+            parsed: Arc::new(parsed),
+            reading: false,
+        }
     }
 
-    /// As [`Sql::new`], with the caller's word that neither the statement nor any function that it calls changes
-    /// anything, and that running it twice does no harm. So when its connection is lost or its time limit is reached,
-    /// nothing [may have run](super::Error::may_have_run), and the same call may be made again. A call over many shards
-    /// makes it again by itself. A SELECT alone does not promise that: the functions that it calls may write, and
-    /// views, operators and policies call functions too.
+    /// As [`Sql::new`], with the caller's word that neither the statement nor any function that it
+    /// calls changes anything, and that running it twice does no harm. So when its connection is
+    /// lost or its time limit is reached, nothing [may have run](super::Error::may_have_run), and
+    /// the same call may be made again. A call over many shards makes it again by itself. A SELECT
+    /// alone does not promise that: the functions that it calls may write, and views, operators and
+    /// policies call functions too.
     pub fn reading(sql: &str) -> Sql {
         Sql::new(sql).with_word()
     }
@@ -164,12 +188,14 @@ impl Sql {
         self.parsed.class
     }
 
-    /// Whether its first word is one that queries begin with. A statement that begins with WITH can write nevertheless.
+    /// Whether its first word is one that queries begin with. A statement that begins with WITH can
+    /// write nevertheless.
     pub(super) fn may_only_read(&self) -> bool {
         self.parsed.class == StatementClass::Read || StatementClass::is_with(&self.parsed.text)
     }
 
-    /// Whether a host that does not serve the shard would give another answer to it instead of an error.
+    /// Whether a host that does not serve the shard would give another answer to it instead of an
+    /// error.
     pub(super) fn asks_about_names(&self) -> bool {
         self.parsed.asks_about_names
     }
@@ -249,7 +275,9 @@ impl SqlCache {
             return Sql::new(text);
         }
         let part = self.hasher.hash_one(text) as usize % Self::PARTS;
-        let mut part = self.parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut part = self.parts[part]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(sql) = part.get(text) {
             return sql.clone();
         }
@@ -267,11 +295,18 @@ mod tests {
     fn a_text_is_read_once_and_the_cache_has_an_end() {
         let cache = SqlCache::new();
         let first = cache.read("SELECT 1".into());
-        assert!(Arc::ptr_eq(&first.parsed, &cache.read("SELECT 1".into()).parsed));
+        assert!(Arc::ptr_eq(
+            &first.parsed,
+            &cache.read("SELECT 1".into()).parsed
+        ));
         for number in 0..2 * SqlCache::TEXTS_MAX {
             cache.read((&format!("SELECT {number} FROM {{shard}}.t")).into());
         }
-        let held: usize = cache.parts.iter().map(|part| part.lock().unwrap().len()).sum();
+        let held: usize = cache
+            .parts
+            .iter()
+            .map(|part| part.lock().unwrap().len())
+            .sum();
         assert!(held <= SqlCache::TEXTS_MAX, "{held}");
     }
 }

@@ -1,8 +1,9 @@
 //! Decides what a failed statement says about where its shard is. There is no I/O here.
 //!
-//! Invariant: an error is only believed to be the application's own when the shard's host, asked after the statement
-//! failed, says that it serves the shard and that no fence stood since the statement began. What a host says about
-//! another one is not believed before that host's own row confirms it.
+//! Invariant: an error is only believed to be the application's own when the shard's host, asked
+//! after the statement failed, says that it serves the shard and that no fence stood since the
+//! statement began. What a host says about another one is not believed before that host's own row
+//! confirms it.
 
 use std::time::Duration;
 
@@ -15,18 +16,19 @@ use crate::pg::state;
 /// How a statement's error may come from a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MoveSignal {
-    /// A signpost answered: the shard is closed or elsewhere. Worth another try, unless the host contradicts it twice.
+    /// A signpost answered: the shard is closed or elsewhere. Worth another try, unless the host
+    /// contradicts it twice.
     Signpost,
-    /// A name is missing, or means something else than before. Either the application made a mistake, or a signpost
-    /// stands where it cannot answer as one.
+    /// A name is missing, or means something else than before. Either the application made a
+    /// mistake, or a signpost stands where it cannot answer as one.
     Relative,
 }
 
 impl MoveSignal {
     /// `None` for errors that no move can cause.
     pub(super) fn of(error: &tokio_postgres::Error) -> Option<MoveSignal> {
-        // A statement that is prepared on a signpost sees text where the shard has a type of its own. Then the driver
-        // refuses the parameter.
+        // A statement that is prepared on a signpost sees text where the shard has a type of its
+        // own. Then the driver refuses the parameter.
         let wrong_type = || {
             let cause = std::error::Error::source(error);
             cause.is_some_and(|cause| cause.is::<tokio_postgres::types::WrongType>())
@@ -41,8 +43,9 @@ impl MoveSignal {
     }
 }
 
-/// Whether the server looked for something by an OID that is gone. A type of the shard's own, say, gets another OID
-/// when the shard goes away and comes back. Internal errors are never translated, so the message can be compared.
+/// Whether the server looked for something by an OID that is gone. A type of the shard's own, say,
+/// gets another OID when the shard goes away and comes back. Internal errors are never translated,
+/// so the message can be compared.
 fn names_what_is_gone(error: &tokio_postgres::Error) -> bool {
     let gone = |error: &DbError| error.message().starts_with("cache lookup failed for ");
     error.code() == Some(&SqlState::INTERNAL_ERROR) && error.as_db_error().is_some_and(gone)
@@ -84,20 +87,34 @@ pub(super) enum Verdict {
     /// The shard is closed, and its fence's deadline has passed: open it again.
     Expire,
     /// The shard went to another host: ask there.
-    Ask { peer: String, epoch: ShardEpoch, token: Option<Uuid> },
+    Ask {
+        peer: String,
+        epoch: ShardEpoch,
+        token: Option<Uuid>,
+    },
     /// The host has never heard of the shard.
     NotHere,
 }
 
-/// A fence that is older than the statement by less than this counts as younger: answers take time on their way, and
-/// statements begin before the server sees them. A wrong guess costs one more try.
+/// A fence that is older than the statement by less than this counts as younger: answers take time
+/// on their way, and statements begin before the server sees them. A wrong guess costs one more
+/// try.
 const MARGIN: Duration = Duration::from_millis(50);
 
-/// `ran`: the time from before the statement (or its transaction) was sent until the host's answer came. `expected`:
-/// the epoch at which the statement was sent.
-pub(super) fn judge(signal: MoveSignal, lookup: &OwnershipLookup, ran: Duration, expected: ShardEpoch) -> Verdict {
+/// `ran`: the time from before the statement (or its transaction) was sent until the host's answer
+/// came. `expected`: the epoch at which the statement was sent.
+pub(super) fn judge(
+    signal: MoveSignal,
+    lookup: &OwnershipLookup,
+    ran: Duration,
+    expected: ShardEpoch,
+) -> Verdict {
     let Some(row) = &lookup.row else {
-        return if lookup.incoming.is_some() { Verdict::Wait } else { Verdict::NotHere };
+        return if lookup.incoming.is_some() {
+            Verdict::Wait
+        } else {
+            Verdict::NotHere
+        };
     };
     match &row.state {
         OwnershipState::Serving => {
@@ -110,7 +127,11 @@ pub(super) fn judge(signal: MoveSignal, lookup: &OwnershipLookup, ran: Duration,
         }
         OwnershipState::Fenced { overdue: false } => Verdict::Wait,
         OwnershipState::Fenced { overdue: true } => Verdict::Expire,
-        OwnershipState::Moved { peer, token } => Verdict::Ask { peer: peer.clone(), epoch: row.epoch, token: *token },
+        OwnershipState::Moved { peer, token } => Verdict::Ask {
+            peer: peer.clone(),
+            epoch: row.epoch,
+            token: *token,
+        },
     }
 }
 
@@ -120,7 +141,11 @@ pub(super) enum PeerVerdict {
     /// It is there (or was, and is being moved on from there), at this epoch.
     Here { epoch: ShardEpoch },
     /// It was there and has gone on.
-    Onward { peer: String, epoch: ShardEpoch, token: Option<Uuid> },
+    Onward {
+        peer: String,
+        epoch: ShardEpoch,
+        token: Option<Uuid>,
+    },
     /// The move there is decided, but the shard is not open there yet.
     Unopened,
     /// The two hosts do not agree (yet).
@@ -131,11 +156,16 @@ pub(super) enum PeerVerdict {
 pub(super) fn judge_peer(epoch: ShardEpoch, lookup: &OwnershipLookup) -> PeerVerdict {
     match &lookup.row {
         Some(row) if row.epoch >= epoch => match &row.state {
-            OwnershipState::Serving | OwnershipState::Fenced { .. } => PeerVerdict::Here { epoch: row.epoch },
-            // A row says `moved` at the epoch of the next owner, so it must be past the one asked for.
-            OwnershipState::Moved { peer, token } if row.epoch > epoch => {
-                PeerVerdict::Onward { peer: peer.clone(), epoch: row.epoch, token: *token }
+            OwnershipState::Serving | OwnershipState::Fenced { .. } => {
+                PeerVerdict::Here { epoch: row.epoch }
             }
+            // A row says `moved` at the epoch of the next owner, so it must be past the one asked
+            // for.
+            OwnershipState::Moved { peer, token } if row.epoch > epoch => PeerVerdict::Onward {
+                peer: peer.clone(),
+                epoch: row.epoch,
+                token: *token,
+            },
             OwnershipState::Moved { .. } => PeerVerdict::Wait,
         },
         _ if lookup.incoming.is_some_and(|incoming| incoming >= epoch) => PeerVerdict::Unopened,
@@ -143,9 +173,10 @@ pub(super) fn judge_peer(epoch: ShardEpoch, lookup: &OwnershipLookup) -> PeerVer
     }
 }
 
-/// How long to wait before asking again when `waited` has passed already: a quarter of it, 2 to 50 ms, after a second a
-/// twentieth of it, up to 250 ms; less up to half of that by chance. So a short move is made little longer, and a long
-/// one causes few questions, also of a thousand processes that wait for the same mover.
+/// How long to wait before asking again when `waited` has passed already: a quarter of it, 2 to 50
+/// ms, after a second a twentieth of it, up to 250 ms; less up to half of that by chance. So a
+/// short move is made little longer, and a long one causes few questions, also of a thousand
+/// processes that wait for the same mover.
 pub(super) fn pause(waited: Duration, chance: f64) -> Duration {
     let pause = (waited / 4).clamp(Duration::from_millis(2), Duration::from_millis(50));
     let pause = pause.max((waited / 20).min(Duration::from_millis(250)));
@@ -162,55 +193,145 @@ mod tests {
     }
 
     fn row(state: OwnershipState, at: u32, ago: Option<u64>) -> Option<Row> {
-        Some(Row { state, epoch: epoch(at), last_fence_ago: ago.map(Duration::from_millis) })
+        Some(Row {
+            state,
+            epoch: epoch(at),
+            last_fence_ago: ago.map(Duration::from_millis),
+        })
     }
 
     fn moved(peer: &str) -> OwnershipState {
-        OwnershipState::Moved { peer: peer.to_owned(), token: None }
+        OwnershipState::Moved {
+            peer: peer.to_owned(),
+            token: None,
+        }
     }
 
     #[test]
     fn after_a_failed_statement() {
         use MoveSignal::{Relative, Signpost};
         let again = |at| Verdict::Again { epoch: epoch(at) };
-        let ask = |at| Verdict::Ask { peer: "b".to_owned(), epoch: epoch(at), token: None };
+        let ask = |at| Verdict::Ask {
+            peer: "b".to_owned(),
+            epoch: epoch(at),
+            token: None,
+        };
         let fenced = |overdue| OwnershipState::Fenced { overdue };
         // The statement ran for 10 ms and was sent at epoch 3.
         for (signal, row, incoming, verdict) in [
-            (Relative, row(OwnershipState::Serving, 3, None), None, Verdict::Own),
-            (Relative, row(OwnershipState::Serving, 3, Some(60_000)), None, Verdict::Own),
-            (Relative, row(OwnershipState::Serving, 3, Some(5)), None, again(3)),
-            (Relative, row(OwnershipState::Serving, 3, Some(40)), None, again(3)),
-            (Relative, row(OwnershipState::Serving, 5, Some(60_000)), None, again(5)),
-            (Relative, row(OwnershipState::Serving, 2, Some(60_000)), None, Verdict::Own),
-            (Relative, row(fenced(false), 3, Some(5)), None, Verdict::Wait),
-            (Relative, row(fenced(true), 3, Some(5)), None, Verdict::Expire),
+            (
+                Relative,
+                row(OwnershipState::Serving, 3, None),
+                None,
+                Verdict::Own,
+            ),
+            (
+                Relative,
+                row(OwnershipState::Serving, 3, Some(60_000)),
+                None,
+                Verdict::Own,
+            ),
+            (
+                Relative,
+                row(OwnershipState::Serving, 3, Some(5)),
+                None,
+                again(3),
+            ),
+            (
+                Relative,
+                row(OwnershipState::Serving, 3, Some(40)),
+                None,
+                again(3),
+            ),
+            (
+                Relative,
+                row(OwnershipState::Serving, 5, Some(60_000)),
+                None,
+                again(5),
+            ),
+            (
+                Relative,
+                row(OwnershipState::Serving, 2, Some(60_000)),
+                None,
+                Verdict::Own,
+            ),
+            (
+                Relative,
+                row(fenced(false), 3, Some(5)),
+                None,
+                Verdict::Wait,
+            ),
+            (
+                Relative,
+                row(fenced(true), 3, Some(5)),
+                None,
+                Verdict::Expire,
+            ),
             (Relative, row(moved("b"), 4, Some(60_000)), None, ask(4)),
             (Relative, None, None, Verdict::NotHere),
             (Relative, None, Some(4), Verdict::Wait),
-            (Signpost, row(OwnershipState::Serving, 3, None), None, again(3)),
-            (Signpost, row(OwnershipState::Serving, 3, Some(60_000)), None, again(3)),
-            (Signpost, row(fenced(false), 3, Some(5)), None, Verdict::Wait),
-            (Signpost, row(fenced(true), 3, Some(5)), None, Verdict::Expire),
+            (
+                Signpost,
+                row(OwnershipState::Serving, 3, None),
+                None,
+                again(3),
+            ),
+            (
+                Signpost,
+                row(OwnershipState::Serving, 3, Some(60_000)),
+                None,
+                again(3),
+            ),
+            (
+                Signpost,
+                row(fenced(false), 3, Some(5)),
+                None,
+                Verdict::Wait,
+            ),
+            (
+                Signpost,
+                row(fenced(true), 3, Some(5)),
+                None,
+                Verdict::Expire,
+            ),
             (Signpost, row(moved("b"), 4, Some(5)), None, ask(4)),
             (Signpost, row(moved("b"), 4, Some(5)), Some(5), ask(4)),
             (Signpost, None, None, Verdict::NotHere),
         ] {
-            let lookup = OwnershipLookup { row, incoming: incoming.map(epoch) };
-            assert_eq!(judge(signal, &lookup, Duration::from_millis(10), epoch(3)), verdict, "{signal:?} {lookup:?}");
+            let lookup = OwnershipLookup {
+                row,
+                incoming: incoming.map(epoch),
+            };
+            assert_eq!(
+                judge(signal, &lookup, Duration::from_millis(10), epoch(3)),
+                verdict,
+                "{signal:?} {lookup:?}"
+            );
         }
     }
 
     #[test]
     fn at_the_peer() {
         let here = |at| PeerVerdict::Here { epoch: epoch(at) };
-        let onward = |at| PeerVerdict::Onward { peer: "c".to_owned(), epoch: epoch(at), token: None };
+        let onward = |at| PeerVerdict::Onward {
+            peer: "c".to_owned(),
+            epoch: epoch(at),
+            token: None,
+        };
         // Another host said: at epoch 4 it is there.
         for (row, incoming, verdict) in [
             (row(OwnershipState::Serving, 4, None), None, here(4)),
             (row(OwnershipState::Serving, 6, None), None, here(6)),
-            (row(OwnershipState::Serving, 3, None), None, PeerVerdict::Wait),
-            (row(OwnershipState::Fenced { overdue: false }, 4, None), None, here(4)),
+            (
+                row(OwnershipState::Serving, 3, None),
+                None,
+                PeerVerdict::Wait,
+            ),
+            (
+                row(OwnershipState::Fenced { overdue: false }, 4, None),
+                None,
+                here(4),
+            ),
             (row(moved("c"), 5, None), None, onward(5)),
             (row(moved("c"), 5, None), Some(6), onward(5)),
             (row(moved("c"), 4, None), None, PeerVerdict::Wait),
@@ -220,7 +341,10 @@ mod tests {
             (None, Some(3), PeerVerdict::Wait),
             (None, None, PeerVerdict::Wait),
         ] {
-            let lookup = OwnershipLookup { row, incoming: incoming.map(epoch) };
+            let lookup = OwnershipLookup {
+                row,
+                incoming: incoming.map(epoch),
+            };
             assert_eq!(judge_peer(epoch(4), &lookup), verdict, "{lookup:?}");
         }
     }

@@ -1,5 +1,5 @@
-//! The class of a statement, by its first words: what may be run again, what changes the session, what belongs
-//! to the router alone. Pure.
+//! The class of a statement, by its first words: what may be run again, what changes the session,
+//! what belongs to the router alone. Pure.
 
 /// What the router may do with a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +27,18 @@ impl StatementClass {
         let first = words.next().unwrap_or_default();
         match first.as_str() {
             "SELECT" | "VALUES" | "TABLE" | "SHOW" => StatementClass::Read,
-            "WITH" | "INSERT" | "UPDATE" | "DELETE" | "MERGE" | "EXPLAIN" | "LOCK" | "TRUNCATE" | "COMMENT"
-            | "GRANT" | "REVOKE" | "ANALYZE" | "NOTIFY" | "COPY" => StatementClass::Write,
+            "WITH" | "INSERT" | "UPDATE" | "DELETE" | "MERGE" | "EXPLAIN" | "LOCK" | "TRUNCATE"
+            | "COMMENT" | "GRANT" | "REVOKE" | "ANALYZE" | "NOTIFY" | "COPY" => {
+                StatementClass::Write
+            }
             "SET" => match words.next().as_deref() {
                 Some("LOCAL" | "TRANSACTION" | "CONSTRAINTS") => StatementClass::Write,
                 _ => StatementClass::Session,
             },
             "CALL" | "DO" | "VACUUM" | "CLUSTER" => StatementClass::Once,
-            "CREATE" | "DROP" | "REINDEX" | "ALTER" | "REFRESH" if words.any(|word| word == "CONCURRENTLY") => {
+            "CREATE" | "DROP" | "REINDEX" | "ALTER" | "REFRESH"
+                if words.any(|word| word == "CONCURRENTLY") =>
+            {
                 StatementClass::Once
             }
             "SAVEPOINT" | "RELEASE" => StatementClass::Savepoint,
@@ -44,7 +48,11 @@ impl StatementClass {
             },
             "ROLLBACK" | "ABORT" => {
                 let mut after = words.skip_while(|word| word == "WORK" || word == "TRANSACTION");
-                if after.next().as_deref() == Some("TO") { StatementClass::RollbackTo } else { StatementClass::Control }
+                if after.next().as_deref() == Some("TO") {
+                    StatementClass::RollbackTo
+                } else {
+                    StatementClass::Control
+                }
             }
             "BEGIN" | "START" | "COMMIT" | "END" => StatementClass::Control,
             _ => StatementClass::Session,
@@ -77,7 +85,9 @@ impl Iterator for Words<'_> {
             } else if rest.starts_with("/*") {
                 self.0 = past_comment(rest);
             } else if first.is_alphanumeric() || first == '_' {
-                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+                let end = rest
+                    .find(|c: char| !c.is_alphanumeric() && c != '_')
+                    .unwrap_or(rest.len());
                 self.0 = &rest[end..];
                 return Some(rest[..end].to_ascii_uppercase());
             } else {
@@ -120,9 +130,15 @@ mod tests {
     fn classes() {
         for (sql, class) in [
             ("SELECT 1", StatementClass::Read),
-            ("  -- why\n\t/* a /* nested */ one */ select 1", StatementClass::Read),
+            (
+                "  -- why\n\t/* a /* nested */ one */ select 1",
+                StatementClass::Read,
+            ),
             ("((SELECT 1) UNION SELECT 2)", StatementClass::Read),
-            ("WITH x AS (DELETE FROM t RETURNING *) SELECT * FROM x", StatementClass::Write),
+            (
+                "WITH x AS (DELETE FROM t RETURNING *) SELECT * FROM x",
+                StatementClass::Write,
+            ),
             ("insert into t values (1)", StatementClass::Write),
             ("CALL p()", StatementClass::Once),
             ("/* COMMIT */ do $$ begin end $$", StatementClass::Once),
@@ -133,7 +149,10 @@ mod tests {
             ("begin", StatementClass::Control),
             ("START TRANSACTION", StatementClass::Control),
             ("COMMIT;", StatementClass::Control),
-            ("-- the server ends it here\rCOMMIT", StatementClass::Control),
+            (
+                "-- the server ends it here\rCOMMIT",
+                StatementClass::Control,
+            ),
             ("END", StatementClass::Control),
             ("ROLLBACK", StatementClass::Control),
             ("ROLLBACK TO a", StatementClass::RollbackTo),
@@ -144,7 +163,10 @@ mod tests {
             ("RELEASE a", StatementClass::Savepoint),
             ("SET search_path = a", StatementClass::Session),
             ("SET LOCAL search_path = a", StatementClass::Write),
-            ("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE", StatementClass::Write),
+            (
+                "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+                StatementClass::Write,
+            ),
             ("LISTEN a", StatementClass::Session),
             ("", StatementClass::Session),
             ("/* never ends", StatementClass::Session),

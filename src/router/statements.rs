@@ -1,16 +1,18 @@
 //! The statements that a session keeps prepared: by template and shard, without their texts.
 //!
-//! The CLOCK algorithm finds which of them gives way to a new one: a hand goes round and takes the first that was not
-//! used since it last passed. That is about the one used longest ago, and a use costs no more than setting a bit.
+//! The CLOCK algorithm finds which of them gives way to a new one: a hand goes round and takes the
+//! first that was not used since it last passed. That is about the one used longest ago, and a use
+//! costs no more than setting a bit.
 //!
-//! If far more statements are in use than are kept, most of those that are prepared fall out before they are used
-//! again, and each has cost a round trip, a plan and the place of another. So while a full cache finds fewer than half
-//! of what it is asked for, the hand moves by one at every eighth miss only ([`StatementCache::look`]); at the other
-//! misses the statement is run without being kept. What is used more often comes in all the same: a cache of which
-//! nothing is used is replaced after eight misses for each of its places.
+//! If far more statements are in use than are kept, most of those that are prepared fall out before
+//! they are used again, and each has cost a round trip, a plan and the place of another. So while a
+//! full cache finds fewer than half of what it is asked for, the hand moves by one at every eighth
+//! miss only ([`StatementCache::look`]); at the other misses the statement is run without being
+//! kept. What is used more often comes in all the same: a cache of which nothing is used is
+//! replaced after eight misses for each of its places.
 //!
-//! Invariant: a cache never keeps more than its bound. A statement that is found was prepared for this text in this
-//! shard.
+//! Invariant: a cache never keeps more than its bound. A statement that is found was prepared for
+//! this text in this shard.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -31,8 +33,8 @@ pub(super) struct StatementCache<S> {
     asked: u32,
     /// Whether fewer than half of the looks before those found one.
     overrun: bool,
-    /// Of the last looks for statements of shards of which this session is not the favourite: how many there were, and
-    /// found a statement.
+    /// Of the last looks for statements of shards of which this session is not the favourite: how
+    /// many there were, and found a statement.
     elsewhere: (u32, u32),
 }
 
@@ -74,7 +76,9 @@ impl Hasher for AsItIs {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+        bytes
+            .iter()
+            .for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
     }
 
     fn write_u64(&mut self, key: u64) {
@@ -108,7 +112,9 @@ impl<S: Clone> StatementCache<S> {
         if let Some(at) = self.find(wanted) {
             let entry = &mut self.entries[at];
             entry.used = true;
-            let Some(statement) = entry.statement.clone() else { return Look::ToKeep };
+            let Some(statement) = entry.statement.clone() else {
+                return Look::ToKeep;
+            };
             self.found += 1;
             return Look::Kept(statement);
         }
@@ -131,9 +137,10 @@ impl<S: Clone> StatementCache<S> {
         Look::ToKeep
     }
 
-    /// Counts a look for the statement of a shard of which this session is not the favourite. Says after many of them
-    /// whether too few found one: only then it is of use to wait for the favourite. A cache with room says nothing, as
-    /// the statements that are missing will come in, and neither does one that keeps none, as no favourite has any.
+    /// Counts a look for the statement of a shard of which this session is not the favourite. Says
+    /// after many of them whether too few found one: only then it is of use to wait for the
+    /// favourite. A cache with room says nothing, as the statements that are missing will come in,
+    /// and neither does one that keeps none, as no favourite has any.
     pub(super) fn fall_out(&mut self, look: &Look<S>) -> Option<bool> {
         if self.max == 0 || self.entries.len() < self.max {
             return None;
@@ -157,17 +164,24 @@ impl<S: Clone> StatementCache<S> {
     }
 
     pub(super) fn contains(&self, wanted: Rendered<'_>) -> bool {
-        self.find(wanted).is_some_and(|at| self.entries[at].statement.is_some())
+        self.find(wanted)
+            .is_some_and(|at| self.entries[at].statement.is_some())
     }
 
-    /// Keeps a statement. If the cache is full, it takes the place of one that was not used lately. It counts as used
-    /// only from its next use on.
+    /// Keeps a statement. If the cache is full, it takes the place of one that was not used lately.
+    /// It counts as used only from its next use on.
     pub(super) fn put(&mut self, prepared: Rendered<'_>, statement: S) {
         if self.max == 0 {
             return;
         }
         let (key, shard) = (prepared.key(), prepared.shard());
-        let entry = Entry { key, sql: prepared.sql().clone(), shard, statement: Some(statement), used: false };
+        let entry = Entry {
+            key,
+            sql: prepared.sql().clone(),
+            shard,
+            statement: Some(statement),
+            used: false,
+        };
         if let Some(at) = self.at.get(&key) {
             self.entries[*at] = entry;
         } else if self.entries.len() < self.max {
@@ -215,11 +229,14 @@ mod tests {
     use crate::shard::{SchemaPrefix, ShardId};
 
     fn texts() -> Vec<Sql> {
-        ["SELECT 1", "SELECT 2", "TABLE {shard}.a", "TABLE {shard}.b"].map(Sql::new).into()
+        ["SELECT 1", "SELECT 2", "TABLE {shard}.a", "TABLE {shard}.b"]
+            .map(Sql::new)
+            .into()
     }
 
     proptest! {
-        /// What it gives is what was last put for that text in that shard, and it has no more than the bound.
+        /// What it gives is what was last put for that text in that shard, and it has no more than
+        /// the bound.
         #[test]
         fn it_gives_what_was_put(
             max in 0..6_usize,
@@ -251,8 +268,9 @@ mod tests {
         }
     }
 
-    /// Three times as many statements as have room, each as often: most of those that are kept stay, and serve. Then
-    /// others are in use, for which there is room: they come in. While most are found, what is new comes in at once.
+    /// Three times as many statements as have room, each as often: most of those that are kept
+    /// stay, and serve. Then others are in use, for which there is room: they come in. While most
+    /// are found, what is new comes in at once.
     #[test]
     fn an_overrun_cache_changes_slowly() {
         let (prefix, sql) = (SchemaPrefix::default(), Sql::new("TABLE {shard}.a"));
@@ -289,8 +307,8 @@ mod tests {
         assert_eq!(none.look(rendered(1)), Look::Passing);
     }
 
-    /// Whether it is worth to wait for a favourite: not while there is room, not where most are found, and not where
-    /// none is kept anywhere.
+    /// Whether it is worth to wait for a favourite: not while there is room, not where most are
+    /// found, and not where none is kept anywhere.
     #[test]
     fn statements_fall_out() {
         let (prefix, sql) = (SchemaPrefix::default(), Sql::new("TABLE {shard}.a"));
@@ -307,7 +325,10 @@ mod tests {
             });
             said.last()
         };
-        assert_eq!((said(8, 7), said(8, 8), said(8, 100), said(0, 100)), (None, Some(false), Some(true), None));
+        assert_eq!(
+            (said(8, 7), said(8, 8), said(8, 100), said(0, 100)),
+            (None, Some(false), Some(true), None)
+        );
     }
 
     #[test]
@@ -320,7 +341,10 @@ mod tests {
             assert_eq!(cache.get(rendered(0)), Some(0));
             cache.put(rendered(number), number);
         }
-        assert_eq!((cache.entries.len(), cache.get(rendered(99))), (3, Some(99)));
+        assert_eq!(
+            (cache.entries.len(), cache.get(rendered(99))),
+            (3, Some(99))
+        );
     }
 
     #[test]
@@ -332,7 +356,10 @@ mod tests {
         assert_eq!(cache.get(Rendered::new(&sql, &prefix, shard(2))), Some(7));
         assert_eq!(cache.get(Rendered::alone(&sql)), Some(7));
         // By search_path it means other tables in each shard.
-        assert_eq!(cache.get(Rendered::by_search_path(&sql, &prefix, shard(2))), None);
+        assert_eq!(
+            cache.get(Rendered::by_search_path(&sql, &prefix, shard(2))),
+            None
+        );
         // The same text, read a second time, is the same statement.
         assert_eq!(cache.get(Rendered::alone(&Sql::new("SELECT 1"))), Some(7));
     }

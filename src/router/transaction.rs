@@ -1,7 +1,7 @@
 //! Transactions: a closure that is run again, whole, when it met a move.
 //!
-//! Invariant: a transaction in which a statement met a signpost is never committed, even if the closure did not notice;
-//! COMMIT is sent once; and `Ok` means that the server has committed.
+//! Invariant: a transaction in which a statement met a signpost is never committed, even if the
+//! closure did not notice; COMMIT is sent once; and `Ok` means that the server has committed.
 
 use tokio::time::Instant;
 use tokio_postgres::IsolationLevel;
@@ -30,13 +30,20 @@ pub struct TransactionBuilder<'r> {
     shard: Shard<'r>,
     isolation: Option<IsolationLevel>,
     read_only: bool,
-    /// What follows the shard's schema in `search_path`; `None` when `search_path` is left as it is.
+    /// What follows the shard's schema in `search_path`; `None` when `search_path` is left as it
+    /// is.
     behind: Option<Vec<String>>,
 }
 
 impl<'r> TransactionBuilder<'r> {
     pub(super) fn new(router: &'r Router, shard: Shard<'r>) -> TransactionBuilder<'r> {
-        TransactionBuilder { router, shard, isolation: None, read_only: false, behind: None }
+        TransactionBuilder {
+            router,
+            shard,
+            isolation: None,
+            read_only: false,
+            behind: None,
+        }
     }
 
     /// Sets the isolation level. The default is the session's own, usually READ COMMITTED.
@@ -72,13 +79,22 @@ impl<'r> TransactionBuilder<'r> {
         E: From<Error>,
     {
         self.shard.checked()?;
-        let call = Call::new(self.shard, call_span!("pgshard.transaction", self.shard.id()));
-        let result = call.limited(Box::pin(self.run_to_end(work, &call)).as_mut()).await;
+        let call = Call::new(
+            self.shard,
+            call_span!("pgshard.transaction", self.shard.id()),
+        );
+        let result = call
+            .limited(Box::pin(self.run_to_end(work, &call)).as_mut())
+            .await;
         call.ended(&result, Failure::fault);
         result.map_err(Failure::into_inner)
     }
 
-    pub(super) async fn run_to_end<T, E, F, Fut>(self, work: F, call: &Call<'_>) -> Result<T, Failure<E>>
+    pub(super) async fn run_to_end<T, E, F, Fut>(
+        self,
+        work: F,
+        call: &Call<'_>,
+    ) -> Result<T, Failure<E>>
     where
         F: Fn(Transaction) -> Fut,
         Fut: Future<Output = Result<T, E>>,
@@ -103,7 +119,11 @@ impl<'r> TransactionBuilder<'r> {
                 }
                 return Err(Failure::Router(lost_or_refused(shard, host(), source)));
             }
-            let named = if self.behind.is_some() { Named::BySearchPath } else { Named::InFull };
+            let named = if self.behind.is_some() {
+                Named::BySearchPath
+            } else {
+                Named::InFull
+            };
             let transaction = Transaction::new(self.router, shard, &place, lease, (prepare, named));
             // However this ends, a clone of the transaction is of no use afterwards.
             let last = transaction.ends_with();
@@ -113,8 +133,8 @@ impl<'r> TransactionBuilder<'r> {
             if noted.failed || result.is_err() || noted.signal == Some(MoveSignal::Signpost) {
                 lease = rolled_back(lease).await;
             }
-            // A server that refused to write may be a standby by now. Then nothing that was read there counts, even if
-            // a savepoint caught the refusal.
+            // A server that refused to write may be a standby by now. Then nothing that was read
+            // there counts, even if a savepoint caught the refusal.
             if noted.read_only
                 && !self.read_only
                 && let Some(mut asked) = lease.take()
@@ -145,23 +165,42 @@ impl<'r> TransactionBuilder<'r> {
                 return Err(Failure::Router(Error::TransactionFailed { shard }));
             };
             call.may_take_effect(true);
-            let Err(source) = lease.commit().await else { return Ok(value) };
+            let Err(source) = lease.commit().await else {
+                return Ok(value);
+            };
             call.may_take_effect(false);
-            // The server has not said how the transaction ended, or a statement has ended it before, perhaps with
-            // COMMIT.
+            // The server has not said how the transaction ended, or a statement has ended it
+            // before, perhaps with COMMIT.
             let told = source.as_db_error().is_some() && !is_lost(&source);
             if !told || source.code() == Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION) {
-                return Err(Failure::Router(Error::InDoubt { shard, host: host(), source }));
+                return Err(Failure::Router(Error::InDoubt {
+                    shard,
+                    host: host(),
+                    source,
+                }));
             }
             if source.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
                 return Err(Failure::Router(Error::TransactionFailed { shard }));
             }
-            // COMMIT was refused, so nothing is committed. A deferred trigger may have run into the signpost, say.
+            // COMMIT was refused, so nothing is committed. A deferred trigger may have run into the
+            // signpost, say.
             let Some(signal) = MoveSignal::of(&source) else {
-                return Err(Failure::Router(Error::Statement { shard, host: host(), source }));
+                return Err(Failure::Router(Error::Statement {
+                    shard,
+                    host: host(),
+                    source,
+                }));
             };
-            if recovery.after(signal, &place, began, &mut Some(lease)).await? == Next::Own {
-                return Err(Failure::Router(Error::Statement { shard, host: host(), source }));
+            if recovery
+                .after(signal, &place, began, &mut Some(lease))
+                .await?
+                == Next::Own
+            {
+                return Err(Failure::Router(Error::Statement {
+                    shard,
+                    host: host(),
+                    source,
+                }));
             }
         }
     }
@@ -226,13 +265,23 @@ impl<E> Failure<E> {
 
 fn lost_or_refused(shard: ShardId, host: HostName, source: tokio_postgres::Error) -> Error {
     if is_lost(&source) {
-        Error::ConnectionLost { shard, host, may_have_run: false, source }
+        Error::ConnectionLost {
+            shard,
+            host,
+            may_have_run: false,
+            source,
+        }
     } else {
-        Error::Statement { shard, host, source }
+        Error::Statement {
+            shard,
+            host,
+            source,
+        }
     }
 }
 
-/// Rolls back, if there is a connection. Closes the connection when that fails, or when an answer is still awaited.
+/// Rolls back, if there is a connection. Closes the connection when that fails, or when an answer
+/// is still awaited.
 async fn rolled_back(lease: Option<Lease>) -> Option<Lease> {
     let mut lease = lease?;
     if lease.is_unsettled() || lease.roll_back().await.is_err() {

@@ -1,12 +1,14 @@
-//! Statements without names: for a pooler (PgBouncer in transaction mode) that gives every transaction another session,
-//! where what one transaction prepared, the next does not find; and for statements that a session of our own does not
-//! keep.
+//! Statements without names: for a pooler (PgBouncer in transaction mode) that gives every
+//! transaction another session, where what one transaction prepared, the next does not find; and
+//! for statements that a session of our own does not keep.
 //!
-//! The server must be told the types of their parameters. Behind a pooler the router asks for them once, within a
-//! transaction of their own, and elsewhere it knows them from a session that has prepared the statement. It remembers
-//! them for the host. From then on a statement is one round trip.
+//! The server must be told the types of their parameters. Behind a pooler the router asks for them
+//! once, within a transaction of their own, and elsewhere it knows them from a session that has
+//! prepared the statement. It remembers them for the host. From then on a statement is one round
+//! trip.
 //!
-//! Invariant: outside a transaction nothing is left prepared in a session of a pooler, which another will get.
+//! Invariant: outside a transaction nothing is left prepared in a session of a pooler, which
+//! another will get.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
@@ -20,8 +22,8 @@ use super::session::{CLEAN_AND_COMMIT, Failed, Prepare, ROLLBACK_AND_CLEAN, is_l
 use super::sql::Rendered;
 use super::stale::MoveSignal;
 
-/// The types of the parameters of each statement. They are the same in every shard, unless one is a type of the shard's
-/// own.
+/// The types of the parameters of each statement. They are the same in every shard, unless one is a
+/// type of the shard's own.
 pub(super) struct Learned(Mutex<LruCache<Box<str>, Box<[Type]>>>);
 
 impl Learned {
@@ -45,8 +47,14 @@ impl Learned {
     }
 
     fn remember(&self, statement: Rendered<'_>, found: &[Type]) {
-        let everywhere = found.iter().all(|found| Type::from_oid(found.oid()).is_some());
-        let key = if everywhere { statement.template().into() } else { statement.text() };
+        let everywhere = found
+            .iter()
+            .all(|found| Type::from_oid(found.oid()).is_some());
+        let key = if everywhere {
+            statement.template().into()
+        } else {
+            statement.text()
+        };
         self.with(|types| types.put((*key).into(), found.into()));
     }
 
@@ -58,9 +66,12 @@ impl Learned {
         self.with(|types| types.get(statement.template()).cloned())
     }
 
-    /// Remembers the types of a statement that a session of our own has prepared, if they are the same in every shard.
+    /// Remembers the types of a statement that a session of our own has prepared, if they are the
+    /// same in every shard.
     pub(super) fn prepared(&self, statement: Rendered<'_>, found: &[Type]) {
-        let everywhere = found.iter().all(|found| Type::from_oid(found.oid()).is_some());
+        let everywhere = found
+            .iter()
+            .all(|found| Type::from_oid(found.oid()).is_some());
         if everywhere && !statement.is_by_search_path() {
             self.with(|types| types.put(statement.template().into(), found.into()));
         }
@@ -85,18 +96,33 @@ pub(super) async fn run<A: Answer>(
     if prepare == Prepare::Anew {
         learned.forget(statement);
     }
-    let known = if params.is_empty() { Some(Box::default()) } else { learned.known(statement) };
+    let known = if params.is_empty() {
+        Some(Box::default())
+    } else {
+        learned.known(statement)
+    };
     let prepared_before = known.is_some() && !params.is_empty();
     let types = match known {
         Some(types) => types,
         None => {
             let found = learn(client, &statement.text(), in_transaction).await;
-            let found = found.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
+            let found = found.map_err(|error| Failed {
+                error,
+                prepared_before: false,
+                sent: false,
+            })?;
             learned.remember(statement, &found);
             found
         }
     };
-    run_typed(client, learned, statement, params, (&types, prepared_before)).await
+    run_typed(
+        client,
+        learned,
+        statement,
+        params,
+        (&types, prepared_before),
+    )
+    .await
 }
 
 /// Runs a statement whose parameters have these types, and says whether they were learned before.
@@ -108,19 +134,28 @@ pub(super) async fn run_typed<A: Answer>(
     (types, prepared_before): (&[Type], bool),
 ) -> Result<A, Failed> {
     // The caller gives the number of parameters. If it is wrong, the server says so.
-    let types = types.iter().cloned().chain(std::iter::repeat(Type::UNKNOWN));
+    let types = types
+        .iter()
+        .cloned()
+        .chain(std::iter::repeat(Type::UNKNOWN));
     let params = params.iter().copied().zip(types).collect();
-    A::ask_typed(client, &statement.text(), params).await.map_err(|error| {
-        let failed = Failed { error, prepared_before, sent: true };
-        if MoveSignal::of(&failed.error).is_some() || failed.may_be_outdated() {
-            learned.forget(statement);
-        }
-        failed
-    })
+    A::ask_typed(client, &statement.text(), params)
+        .await
+        .map_err(|error| {
+            let failed = Failed {
+                error,
+                prepared_before,
+                sent: true,
+            };
+            if MoveSignal::of(&failed.error).is_some() || failed.may_be_outdated() {
+                learned.forget(statement);
+            }
+            failed
+        })
 }
 
-/// Runs a statement that may leave something in its session. It runs in a transaction of its own, which also cleans up:
-/// the pooler's next client gets the session as it was.
+/// Runs a statement that may leave something in its session. It runs in a transaction of its own,
+/// which also cleans up: the pooler's next client gets the session as it was.
 pub(super) async fn run_and_clean<A: Answer>(
     client: &Client,
     learned: &Learned,
@@ -128,32 +163,51 @@ pub(super) async fn run_and_clean<A: Answer>(
     params: &[&(dyn ToSql + Sync)],
     prepare: Prepare,
 ) -> Result<A, Failed> {
-    let failed = |sent| move |error| Failed { error, prepared_before: false, sent };
+    let failed = |sent| {
+        move |error| Failed {
+            error,
+            prepared_before: false,
+            sent,
+        }
+    };
     client.batch_execute("BEGIN").await.map_err(failed(false))?;
     let answer = run(client, learned, statement, params, prepare, true).await;
     match &answer {
         Ok(_) => {
             if let Err(error) = client.batch_execute(CLEAN_AND_COMMIT).await {
                 if !is_lost(&error) {
-                    client.batch_execute(ROLLBACK_AND_CLEAN).await.map_err(failed(false))?;
+                    client
+                        .batch_execute(ROLLBACK_AND_CLEAN)
+                        .await
+                        .map_err(failed(false))?;
                 }
                 return Err(failed(true)(error));
             }
         }
         Err(lost) if is_lost(&lost.error) => {}
-        Err(_) => client.batch_execute(ROLLBACK_AND_CLEAN).await.map_err(failed(false))?,
+        Err(_) => client
+            .batch_execute(ROLLBACK_AND_CLEAN)
+            .await
+            .map_err(failed(false))?,
     }
     answer
 }
 
-/// Asks for the types of a statement's parameters. The statement that this prepares is closed within the same
-/// transaction, and so in the same session.
-async fn learn(client: &Client, sql: &str, in_transaction: bool) -> Result<Box<[Type]>, tokio_postgres::Error> {
+/// Asks for the types of a statement's parameters. The statement that this prepares is closed
+/// within the same transaction, and so in the same session.
+async fn learn(
+    client: &Client,
+    sql: &str,
+    in_transaction: bool,
+) -> Result<Box<[Type]>, tokio_postgres::Error> {
     if in_transaction {
         return Ok(client.prepare(sql).await?.params().into());
     }
     client.batch_execute("BEGIN").await?;
-    let prepared = client.prepare(sql).await.map(|statement| statement.params().into());
+    let prepared = client
+        .prepare(sql)
+        .await
+        .map(|statement| statement.params().into());
     match prepared {
         Ok(types) => {
             client.batch_execute("COMMIT").await?;

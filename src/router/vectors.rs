@@ -1,4 +1,5 @@
-//! Checks the vectors (`tests/vectors`) that every client of a cluster must meet. The Python package checks them too.
+//! Checks the vectors (`tests/vectors`) that every client of a cluster must meet. The Python
+//! package checks them too.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +9,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::remains::asks_about_names;
-use super::stale::{MoveSignal, OwnershipLookup, OwnershipState, PeerVerdict, Row, Verdict, judge, judge_peer};
+use super::stale::{
+    MoveSignal, OwnershipLookup, OwnershipState, PeerVerdict, Row, Verdict, judge, judge_peer,
+};
 use super::statement_class::StatementClass;
 use super::{Options, Router};
 use crate::id::{Epoch, Id};
@@ -46,10 +49,22 @@ fn keys() {
         of_2000: Option<u16>,
     }
     let file = include_str!("../../tests/vectors/keys.json");
-    for case in cases::<Key>(file, "keys").into_iter().chain(cases::<Key>(file, "refused")) {
+    for case in cases::<Key>(file, "keys")
+        .into_iter()
+        .chain(cases::<Key>(file, "refused"))
+    {
         let kind: KeyKind = case.kind.parse().unwrap();
-        let shard = |shards| kind.shard_of_text(&case.text, count(shards)).ok().map(ShardId::get);
-        assert_eq!((shard(4096), shard(2000)), (case.of_4096, case.of_2000), "{kind} {:?}", case.text);
+        let shard = |shards| {
+            kind.shard_of_text(&case.text, count(shards))
+                .ok()
+                .map(ShardId::get)
+        };
+        assert_eq!(
+            (shard(4096), shard(2000)),
+            (case.of_4096, case.of_2000),
+            "{kind} {:?}",
+            case.text
+        );
     }
 }
 
@@ -77,13 +92,23 @@ fn ids() {
     }
     let file = include_str!("../../tests/vectors/ids.json");
     for case in cases::<Made>(file, "ids") {
-        let id = Id::new(case.ms, ShardId::new(case.shard).unwrap(), case.sequence_value).unwrap();
+        let id = Id::new(
+            case.ms,
+            ShardId::new(case.shard).unwrap(),
+            case.sequence_value,
+        )
+        .unwrap();
         assert_eq!((id.encode().to_string(), id.seq()), (case.id, case.seq));
         assert_eq!(Id::decode(id.encode()), id);
     }
     for case in cases::<Time>(file, "times") {
         let epoch = Epoch::from_unix_ms(case.epoch_ms).unwrap();
-        assert_eq!(epoch.time(Id::decode(case.id.parse().unwrap()).ms()).to_string(), case.time);
+        assert_eq!(
+            epoch
+                .time(Id::decode(case.id.parse().unwrap()).ms())
+                .to_string(),
+            case.time
+        );
     }
     for case in cases::<InCluster>(file, "in_cluster") {
         let shard = Id::decode(case.id.parse().unwrap()).shard();
@@ -107,21 +132,42 @@ fn maps() {
         for (name, text) in &case.lists {
             match parse_ranges(text, shards) {
                 Ok(items) => placements.extend(items.into_iter().flat_map(|item| {
-                    item.shards().map(move |shard| (shard, Placement { host: host(name), epoch: item.epoch }))
+                    item.shards().map(move |shard| {
+                        (
+                            shard,
+                            Placement {
+                                host: host(name),
+                                epoch: item.epoch,
+                            },
+                        )
+                    })
                 })),
                 Err(_) => readable = false,
             }
         }
-        let map: Result<ShardMap, Vec<MapError>> = ShardMap::new(MapVersion::FIRST, shards, placements);
+        let map: Result<ShardMap, Vec<MapError>> =
+            ShardMap::new(MapVersion::FIRST, shards, placements);
         let Some(runs) = &case.runs else {
             assert!(!readable || map.is_err(), "{:?}", case.lists);
             continue;
         };
         let expected = runs.iter().flat_map(|(first, last, name, at)| {
-            (*first..=*last)
-                .map(move |shard| (ShardId::new(shard).unwrap(), Placement { host: host(name), epoch: epoch(*at) }))
+            (*first..=*last).map(move |shard| {
+                (
+                    ShardId::new(shard).unwrap(),
+                    Placement {
+                        host: host(name),
+                        epoch: epoch(*at),
+                    },
+                )
+            })
         });
-        assert_eq!(map.unwrap(), ShardMap::new(MapVersion::FIRST, shards, expected).unwrap(), "{:?}", case.lists);
+        assert_eq!(
+            map.unwrap(),
+            ShardMap::new(MapVersion::FIRST, shards, expected).unwrap(),
+            "{:?}",
+            case.lists
+        );
     }
 }
 
@@ -149,19 +195,34 @@ impl Judged {
         let row = self.row.as_ref().map(|row| Row {
             state: match row.state.as_str() {
                 "serving" => OwnershipState::Serving,
-                "fenced" => OwnershipState::Fenced { overdue: row.overdue },
-                "moved" => OwnershipState::Moved { peer: row.peer.clone().unwrap(), token: None },
+                "fenced" => OwnershipState::Fenced {
+                    overdue: row.overdue,
+                },
+                "moved" => OwnershipState::Moved {
+                    peer: row.peer.clone().unwrap(),
+                    token: None,
+                },
                 other => panic!("{other}"),
             },
             epoch: epoch(row.epoch),
             last_fence_ago: row.last_fence_ago_ms.map(Duration::from_millis),
         });
-        OwnershipLookup { row, incoming: self.incoming.map(epoch) }
+        OwnershipLookup {
+            row,
+            incoming: self.incoming.map(epoch),
+        }
     }
 
     fn expected(&self) -> (&str, Option<ShardEpoch>, Option<&str>) {
-        let at = self.verdict.get(1).map(|number| epoch(number.as_u64().unwrap() as u32));
-        (self.verdict[0].as_str().unwrap(), at, self.verdict.get(2).and_then(Value::as_str))
+        let at = self
+            .verdict
+            .get(1)
+            .map(|number| epoch(number.as_u64().unwrap() as u32));
+        (
+            self.verdict[0].as_str().unwrap(),
+            at,
+            self.verdict.get(2).and_then(Value::as_str),
+        )
     }
 }
 
@@ -169,7 +230,11 @@ impl Judged {
 fn what_an_error_means() {
     let file = include_str!("../../tests/vectors/stale.json");
     for case in cases::<Judged>(file, "judge") {
-        let signal = if case.met.as_deref() == Some("signpost") { MoveSignal::Signpost } else { MoveSignal::Relative };
+        let signal = if case.met.as_deref() == Some("signpost") {
+            MoveSignal::Signpost
+        } else {
+            MoveSignal::Relative
+        };
         let verdict = judge(signal, &case.lookup(), Duration::from_millis(10), epoch(3));
         let said = match &verdict {
             Verdict::Again { epoch } => ("again", Some(*epoch), None),
@@ -200,8 +265,16 @@ fn statements() {
         sql: String,
         repeatable: bool,
     }
-    for case in cases::<Case>(include_str!("../../tests/vectors/statements.json"), "statements") {
-        assert_eq!(StatementClass::of(&case.sql).repeatable(), case.repeatable, "{}", case.sql);
+    for case in cases::<Case>(
+        include_str!("../../tests/vectors/statements.json"),
+        "statements",
+    ) {
+        assert_eq!(
+            StatementClass::of(&case.sql).repeatable(),
+            case.repeatable,
+            "{}",
+            case.sql
+        );
     }
 }
 
@@ -212,7 +285,10 @@ fn questions_about_names() {
         sql: String,
         asks: bool,
     }
-    for case in cases::<Case>(include_str!("../../tests/vectors/statements.json"), "asking") {
+    for case in cases::<Case>(
+        include_str!("../../tests/vectors/statements.json"),
+        "asking",
+    ) {
         assert_eq!(asks_about_names(&case.sql), case.asks, "{}", case.sql);
     }
 }
@@ -247,26 +323,41 @@ fn what_was_learned_against_the_map() {
     }
     let map = |version: u64, epochs: &[u32]| {
         let shards = count(epochs.len() as u32);
-        let place = |at: &u32| Placement { host: host("db0"), epoch: epoch(*at) };
+        let place = |at: &u32| Placement {
+            host: host("db0"),
+            epoch: epoch(*at),
+        };
         let placements = shards.iter().zip(epochs.iter().map(place));
         std::sync::Arc::new(ShardMap::new(MapVersion::new(version), shards, placements).unwrap())
     };
-    for history in cases::<History>(include_str!("../../tests/vectors/learned.json"), "histories") {
+    for history in cases::<History>(
+        include_str!("../../tests/vectors/learned.json"),
+        "histories",
+    ) {
         let router = Router::new(Options::new(Vec::new(), map(1, &[1, 1, 1])));
         for news in &history.news {
             match news {
                 // A map that is older than the present one is refused.
                 News::Map((version, epochs)) => drop(router.set_map(map(*version, epochs))),
                 News::Look((shard, name, at)) => {
-                    let placement = Placement { host: host(name), epoch: epoch(*at) };
-                    router.inner().learn(ShardId::new(*shard).unwrap(), placement);
+                    let placement = Placement {
+                        host: host(name),
+                        epoch: epoch(*at),
+                    };
+                    router
+                        .inner()
+                        .learn(ShardId::new(*shard).unwrap(), placement);
                 }
             }
         }
         for (shard, (name, at)) in history.places.iter().enumerate() {
             let shard = ShardId::new(shard as u16).unwrap();
             let (inner, expected) = (router.inner(), (Some(host(name)), Some(epoch(*at))));
-            assert_eq!((inner.host_name(shard), inner.epoch(shard)), expected, "shard {shard}");
+            assert_eq!(
+                (inner.host_name(shard), inner.epoch(shard)),
+                expected,
+                "shard {shard}"
+            );
         }
     }
 }

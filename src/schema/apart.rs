@@ -1,13 +1,15 @@
 //! Makes one new shard file by file, if its files do not go into one transaction.
 //!
-//! Invariant: a shard is served whole or not at all. The last transaction writes its row in `pgshard.shard`. From the
-//! transaction that makes its schema until then, a mark is among the shard's migrations: a shard with the mark and
-//! without a row has served nobody. It is dropped when a file fails, or by the next bootstrap.
+//! Invariant: a shard is served whole or not at all. The last transaction writes its row in
+//! `pgshard.shard`. From the transaction that makes its schema until then, a mark is among the
+//! shard's migrations: a shard with the mark and without a row has served nobody. It is dropped
+//! when a file fails, or by the next bootstrap.
 //!
-//! A bootstrap whose lock is lost with a connection may still be at work when the next one begins. So the mark names
-//! who makes the shard. A file is run, or the row written, only while that mark is there; and whoever drops a shard
-//! locks the mark before looking for the row. Otherwise the former bootstrap could run a file in the schema that the
-//! latter has made again, and insert the file's rows twice.
+//! A bootstrap whose lock is lost with a connection may still be at work when the next one begins.
+//! So the mark names who makes the shard. A file is run, or the row written, only while that mark
+//! is there; and whoever drops a shard locks the mark before looking for the row. Otherwise the
+//! former bootstrap could run a file in the schema that the latter has made again, and insert the
+//! file's rows twice.
 
 use tokio_postgres::Client;
 use uuid::Uuid;
@@ -23,7 +25,12 @@ use crate::shard::ShardId;
 ///
 /// # Errors
 /// What failed. The remains are for [`clear`] with the same maker.
-pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed, maker: Uuid) -> Result<(), Failure> {
+pub(super) async fn make(
+    client: &Client,
+    recipe: &Recipe<'_>,
+    placed: Placed,
+    maker: Uuid,
+) -> Result<(), Failure> {
     let (shard, _) = placed;
     settle(client).await.map_err(Failure::at("begin"))?;
     let first = format!(
@@ -32,18 +39,46 @@ pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed, m
         begin_work(),
         recipe.create_schema(shard)
     );
-    client.batch_execute(&first).await.map_err(Failure::at("create the schema"))?;
-    let begin = format!("{} {}", begin_work(), with_mark("PERFORM FROM", "FOR SHARE", placed, maker));
+    client
+        .batch_execute(&first)
+        .await
+        .map_err(Failure::at("create the schema"))?;
+    let begin = format!(
+        "{} {}",
+        begin_work(),
+        with_mark("PERFORM FROM", "FOR SHARE", placed, maker)
+    );
     for (name, text, _) in recipe.migrations(shard) {
-        client.batch_execute(&begin).await.map_err(Failure::at("begin"))?;
-        client.batch_execute(&text).await.map_err(|error| Failure::of(name, &text, error))?;
+        client
+            .batch_execute(&begin)
+            .await
+            .map_err(Failure::at("begin"))?;
+        client
+            .batch_execute(&text)
+            .await
+            .map_err(|error| Failure::of(name, &text, error))?;
         // Deferred constraints are checked now.
-        client.batch_execute("COMMIT").await.map_err(|error| Failure::of(name, &text, error))?;
-        settle(client).await.map_err(Failure::at("reset the session"))?;
+        client
+            .batch_execute("COMMIT")
+            .await
+            .map_err(|error| Failure::of(name, &text, error))?;
+        settle(client)
+            .await
+            .map_err(Failure::at("reset the session"))?;
     }
-    client.batch_execute(&recipe.begin(&[placed])).await.map_err(Failure::at(WRITE_ROW))?;
-    let last = format!("{} {} COMMIT", with_mark("DELETE FROM", "", placed, maker), recipe.record(&[placed]));
-    client.batch_execute(&last).await.map_err(Failure::at("record the migrations"))
+    client
+        .batch_execute(&recipe.begin(&[placed]))
+        .await
+        .map_err(Failure::at(WRITE_ROW))?;
+    let last = format!(
+        "{} {} COMMIT",
+        with_mark("DELETE FROM", "", placed, maker),
+        recipe.record(&[placed])
+    );
+    client
+        .batch_execute(&last)
+        .await
+        .map_err(Failure::at("record the migrations"))
 }
 
 /// Does something with the mark, or fails if it is no longer this maker's.
@@ -59,13 +94,14 @@ fn with_mark(verb: &str, lock: &str, (shard, _): Placed, maker: Uuid) -> String 
     )
 }
 
-/// Drops the remains of a shard that was not finished: those of this maker, or of anybody. Does nothing if there is no
-/// such mark, or the shard has a row.
+/// Drops the remains of a shard that was not finished: those of this maker, or of anybody. Does
+/// nothing if there is no such mark, or the shard has a row.
 ///
 /// Locks: the mark's row, and ACCESS EXCLUSIVE on what is in the schema, which nobody uses.
 ///
 /// # Errors
-/// When the connection is lost, or somebody uses the schema after all and is in the way for ten seconds.
+/// When the connection is lost, or somebody uses the schema after all and is in the way for ten
+/// seconds.
 pub(super) async fn clear(
     client: &Client,
     cluster: &Cluster,
@@ -74,10 +110,13 @@ pub(super) async fn clear(
 ) -> Result<(), tokio_postgres::Error> {
     settle(client).await?;
     let schema = quote_ident(&cluster.schema_prefix.schema(shard));
-    let made_by = maker.map(|maker| format!(" AND checksum = '{maker}'")).unwrap_or_default();
+    let made_by = maker
+        .map(|maker| format!(" AND checksum = '{maker}'"))
+        .unwrap_or_default();
     let drop = format!(
         "{} DO $clear$ BEGIN
-            PERFORM FROM pgshard.shard_migration WHERE shard_id = {shard} AND name = '{UNFINISHED}'{made_by} FOR UPDATE;
+            PERFORM FROM pgshard.shard_migration WHERE shard_id = {shard} AND name = \
+            '{UNFINISHED}'{made_by} FOR UPDATE;
             IF FOUND AND NOT EXISTS (SELECT FROM pgshard.shard WHERE shard_id = {shard}) THEN
                 DROP SCHEMA IF EXISTS {schema} CASCADE;
                 DELETE FROM pgshard.shard_migration WHERE shard_id = {shard};

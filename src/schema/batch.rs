@@ -1,8 +1,8 @@
-//! Makes shards on one connection: many in one transaction and one message, or one alone to find which statement fails.
-//! Nobody knows the shards yet, so there is nobody to wait for.
+//! Makes shards on one connection: many in one transaction and one message, or one alone to find
+//! which statement fails. Nobody knows the shards yet, so there is nobody to wait for.
 //!
-//! Invariant: a shard is made whole or not at all. Its row in `pgshard.shard` is written by the transaction that makes
-//! its schema, and is written first, so that a second bootstrap stops there.
+//! Invariant: a shard is made whole or not at all. Its row in `pgshard.shard` is written by the
+//! transaction that makes its schema, and is written first, so that a second bootstrap stops there.
 
 use std::fmt::Write;
 
@@ -21,8 +21,8 @@ use crate::map::ShardEpoch;
 use crate::pg::{cause, quote_ident, quote_literal, state};
 use crate::shard::ShardId;
 
-/// How often a shard is tried when it fails for a temporary reason, such as a deadlock over something that shards
-/// share.
+/// How often a shard is tried when it fails for a temporary reason, such as a deadlock over
+/// something that shards share.
 const TRIES: usize = 3;
 
 /// What the SQL is composed from.
@@ -37,11 +37,13 @@ pub(super) struct Recipe<'a> {
 /// A shard and the epoch that its row is written with.
 pub(super) type Placed = (ShardId, ShardEpoch);
 
-/// How long a statement may wait for a lock. These commits do not wait for the disk; the last one of the host does, and
-/// makes the others durable with it.
-pub(super) const LOCAL: &str = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
+/// How long a statement may wait for a lock. These commits do not wait for the disk; the last one
+/// of the host does, and makes the others durable with it.
+pub(super) const LOCAL: &str =
+    "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
 
-/// `BEGIN`, and the lock that tells of the work, also of one whose client has gone away in the middle of a message.
+/// `BEGIN`, and the lock that tells of the work, also of one whose client has gone away in the
+/// middle of a message.
 pub(super) fn begin_work() -> String {
     format!("BEGIN; {LOCAL} {};\n", lock::AT_WORK)
 }
@@ -59,41 +61,70 @@ impl Recipe<'_> {
         sql
     }
 
-    /// The migrations of a shard, each with its name and what is run after it: the session state that one of the
-    /// application's leaves must not affect the next.
-    pub(super) fn migrations(&self, shard: ShardId) -> impl Iterator<Item = (&str, String, &'static str)> {
+    /// The migrations of a shard, each with its name and what is run after it: the session state
+    /// that one of the application's leaves must not affect the next.
+    pub(super) fn migrations(
+        &self,
+        shard: ShardId,
+    ) -> impl Iterator<Item = (&str, String, &'static str)> {
         let schema = self.cluster.schema_prefix.schema(shard);
         let own = OWN[self.pending.own_from..].iter();
         let own = own.map(move |own| (own.name, own.render(self.cluster, shard), ""));
         let theirs = self.migrations.iter().skip(self.pending.from);
-        own.chain(theirs.map(move |migration| (migration.name(), migration.render_for_new(&schema, shard), RESET)))
+        own.chain(theirs.map(move |migration| {
+            (
+                migration.name(),
+                migration.render_for_new(&schema, shard),
+                RESET,
+            )
+        }))
     }
 
     /// The size in bytes of the SQL for a new shard, without what the shard's name adds.
     pub(super) fn size(&self) -> usize {
-        self.migrations.iter().skip(self.pending.from).map(super::migrations::Migration::size).sum()
+        self.migrations
+            .iter()
+            .skip(self.pending.from)
+            .map(super::migrations::Migration::size)
+            .sum()
     }
 
     pub(super) fn create_schema(&self, shard: ShardId) -> String {
-        format!("CREATE SCHEMA {};", quote_ident(&self.cluster.schema_prefix.schema(shard)))
+        format!(
+            "CREATE SCHEMA {};",
+            quote_ident(&self.cluster.schema_prefix.schema(shard))
+        )
     }
 
     /// The SQL that records which migrations the shards have now.
     pub(super) fn record(&self, shards: &[Placed]) -> String {
-        let own = OWN[self.pending.own_from..].iter().map(super::own::Own::recorded);
-        let theirs = self.migrations.iter().skip(self.pending.from).map(super::migrations::Migration::recorded);
+        let own = OWN[self.pending.own_from..]
+            .iter()
+            .map(super::own::Own::recorded);
+        let theirs = self
+            .migrations
+            .iter()
+            .skip(self.pending.from)
+            .map(super::migrations::Migration::recorded);
         let recorded: Vec<_> = own.chain(theirs).collect();
         if recorded.is_empty() {
             return String::new();
         }
-        let mut sql =
-            String::from("INSERT INTO pgshard.shard_migration (shard_id, name, checksum) SELECT s, n, c FROM (VALUES ");
+        let mut sql = String::from(
+            "INSERT INTO pgshard.shard_migration (shard_id, name, checksum) SELECT s, n, c FROM \
+                (VALUES ",
+        );
         list(&mut sql, shards, |sql, (shard, _)| {
             let _ = write!(sql, "({shard})");
         });
         sql.push_str(") AS shards(s), (VALUES ");
         list(&mut sql, &recorded, |sql, one| {
-            let _ = write!(sql, "({}, {})", quote_literal(&one.name), quote_literal(&one.checksum));
+            let _ = write!(
+                sql,
+                "({}, {})",
+                quote_literal(&one.name),
+                quote_literal(&one.checksum)
+            );
         });
         sql.push_str(") AS migrations(n, c);");
         sql
@@ -109,8 +140,8 @@ fn list<T>(sql: &mut String, items: &[T], mut write: impl FnMut(&mut String, &T)
     }
 }
 
-/// Makes many shards in one transaction. Returns false if it was rolled back: something is wrong with at least one of
-/// them.
+/// Makes many shards in one transaction. Returns false if it was rolled back: something is wrong
+/// with at least one of them.
 ///
 /// # Errors
 /// When the connection is lost. The transaction was then either committed as a whole or not at all.
@@ -119,14 +150,18 @@ pub(super) async fn run_many(
     recipe: &Recipe<'_>,
     shards: &[Placed],
 ) -> Result<bool, tokio_postgres::Error> {
-    // The steps are run for all shards, one after the other, not shard by shard: looking up a function by name reads
-    // all functions of that name in all schemas, and creating one invalidates what was read. So the thousands of
-    // next_id() are read once for each batch, not once for each shard.
+    // The steps are run for all shards, one after the other, not shard by shard: looking up a
+    // function by name reads all functions of that name in all schemas, and creating one
+    // invalidates what was read. So the thousands of next_id() are read once for each batch, not
+    // once for each shard.
     let mut sql = String::new();
     for (shard, _) in shards {
         sql.push_str(&recipe.create_schema(*shard));
     }
-    let mut rest: Vec<_> = shards.iter().map(|(shard, _)| recipe.migrations(*shard)).collect();
+    let mut rest: Vec<_> = shards
+        .iter()
+        .map(|(shard, _)| recipe.migrations(*shard))
+        .collect();
     loop {
         let step: Vec<_> = rest.iter_mut().filter_map(Iterator::next).collect();
         if step.is_empty() {
@@ -142,7 +177,10 @@ pub(super) async fn run_many(
     }
     let (begin, record) = (recipe.begin(shards), recipe.record(shards));
     settle(client).await?;
-    match client.batch_execute(&format!("{begin}\n{sql}{record}COMMIT")).await {
+    match client
+        .batch_execute(&format!("{begin}\n{sql}{record}COMMIT"))
+        .await
+    {
         Ok(()) => Ok(true),
         Err(error) if client.is_closed() => Err(error),
         Err(_) => client.batch_execute("ROLLBACK").await.map(|()| false),
@@ -160,15 +198,15 @@ pub(super) enum Alone {
     },
     /// It is done, file by file.
     Apart,
-    /// It was there already: the server had still been reading the last message of a bootstrap that was killed. A later
-    /// run sees what that one left to do.
+    /// It was there already: the server had still been reading the last message of a bootstrap that
+    /// was killed. A later run sees what that one left to do.
     There,
     /// It was rolled back.
     Failed(ShardFault),
 }
 
-/// Makes one shard in a transaction of its own, or file by file if that fails because a commit is needed in between.
-/// Tries a few times if it fails for a temporary reason.
+/// Makes one shard in a transaction of its own, or file by file if that fails because a commit is
+/// needed in between. Tries a few times if it fails for a temporary reason.
 ///
 /// # Errors
 /// When the connection is lost. A transaction was then either committed as a whole or not at all.
@@ -180,8 +218,12 @@ pub(super) async fn run_alone(
     let (mut is_apart, maker) = (false, Uuid::new_v4());
     for attempt in 1.. {
         let outcome = match is_apart {
-            false => transaction(client, recipe, shard).await.map(|locks| Alone::Done { locks }),
-            true => apart::make(client, recipe, shard, maker).await.map(|()| Alone::Apart),
+            false => transaction(client, recipe, shard)
+                .await
+                .map(|locks| Alone::Done { locks }),
+            true => apart::make(client, recipe, shard, maker)
+                .await
+                .map(|()| Alone::Apart),
         };
         let failure = match outcome {
             Ok(done) => return Ok(done),
@@ -202,11 +244,18 @@ pub(super) async fn run_alone(
             match apart::clear(client, recipe.cluster, shard.0, Some(maker)).await {
                 Ok(()) => {}
                 Err(error) if client.is_closed() => return Err(error),
-                // The first failure says more. What is left has the mark, and the next bootstrap drops it.
+                // The first failure says more. What is left has the mark, and the next bootstrap
+                // drops it.
                 Err(_) => return Ok(Alone::Failed(failure.fault)),
             }
         }
-        let at_row = matches!(failure.fault, ShardFault::Statement { doing: WRITE_ROW, .. });
+        let at_row = matches!(
+            failure.fault,
+            ShardFault::Statement {
+                doing: WRITE_ROW,
+                ..
+            }
+        );
         if at_row && code == Some(&SqlState::UNIQUE_VIOLATION) {
             return Ok(Alone::There);
         }
@@ -217,15 +266,21 @@ pub(super) async fn run_alone(
     unreachable!("the loop ends at its last attempt")
 }
 
-/// Deadlocks and the like, and `tuple concurrently updated`: two shards' migrations that touch what they share.
+/// Deadlocks and the like, and `tuple concurrently updated`: two shards' migrations that touch what
+/// they share.
 pub(super) fn passes(code: &SqlState) -> bool {
     state::is_transient(code) || *code == SqlState::INTERNAL_ERROR
 }
 
-/// Whether a file fails because those before it are not committed: a value that was added to an enumeration cannot be
-/// used yet, and a table cannot be altered while deferred constraints are still to be checked.
+/// Whether a file fails because those before it are not committed: a value that was added to an
+/// enumeration cannot be used yet, and a table cannot be altered while deferred constraints are
+/// still to be checked.
 pub(super) fn wants_commit(code: &SqlState) -> bool {
-    [SqlState::UNSAFE_NEW_ENUM_VALUE_USAGE, SqlState::OBJECT_IN_USE].contains(code)
+    [
+        SqlState::UNSAFE_NEW_ENUM_VALUE_USAGE,
+        SqlState::OBJECT_IN_USE,
+    ]
+    .contains(code)
 }
 
 pub(super) struct Failure {
@@ -236,35 +291,70 @@ pub(super) struct Failure {
 impl Failure {
     /// For a statement around the files.
     pub(super) fn at(doing: &'static str) -> impl Fn(tokio_postgres::Error) -> Failure {
-        move |error| Failure { fault: ShardFault::Statement { doing, words: words(&error) }, error: Some(error) }
+        move |error| Failure {
+            fault: ShardFault::Statement {
+                doing,
+                words: words(&error),
+            },
+            error: Some(error),
+        }
     }
 
     /// For a file.
     pub(super) fn of(name: &str, text: &str, error: tokio_postgres::Error) -> Failure {
         let (migration, line, words) = (name.to_owned(), line(&error, text), words(&error));
-        Failure { fault: ShardFault::Migration { migration, line, words }, error: Some(error) }
+        Failure {
+            fault: ShardFault::Migration {
+                migration,
+                line,
+                words,
+            },
+            error: Some(error),
+        }
     }
 }
 
 async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Result<i64, Failure> {
     let (shard, _) = placed;
     settle(client).await.map_err(Failure::at("begin"))?;
-    client.batch_execute(&recipe.begin(&[placed])).await.map_err(Failure::at(WRITE_ROW))?;
-    client.batch_execute(&recipe.create_schema(shard)).await.map_err(Failure::at("create the schema"))?;
+    client
+        .batch_execute(&recipe.begin(&[placed]))
+        .await
+        .map_err(Failure::at(WRITE_ROW))?;
+    client
+        .batch_execute(&recipe.create_schema(shard))
+        .await
+        .map_err(Failure::at("create the schema"))?;
     for (name, text, after) in recipe.migrations(shard) {
-        client.batch_execute(&text).await.map_err(|error| Failure::of(name, &text, error))?;
-        client.batch_execute(&format!("{after}{LOCAL}")).await.map_err(Failure::at("reset the session"))?;
+        client
+            .batch_execute(&text)
+            .await
+            .map_err(|error| Failure::of(name, &text, error))?;
+        client
+            .batch_execute(&format!("{after}{LOCAL}"))
+            .await
+            .map_err(Failure::at("reset the session"))?;
     }
-    client.batch_execute(&recipe.record(&[placed])).await.map_err(Failure::at("record the migrations"))?;
+    client
+        .batch_execute(&recipe.record(&[placed]))
+        .await
+        .map_err(Failure::at("record the migrations"))?;
     let count = "SELECT count(*) FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid()";
     let row = client.query_one(count, &[]).await;
-    let locks = row.and_then(|row| row.try_get(0)).map_err(Failure::at("count the locks"))?;
-    client.batch_execute("COMMIT").await.map_err(Failure::at("commit"))?;
+    let locks = row
+        .and_then(|row| row.try_get(0))
+        .map_err(Failure::at("count the locks"))?;
+    client
+        .batch_execute("COMMIT")
+        .await
+        .map_err(Failure::at("commit"))?;
     Ok(locks)
 }
 
 pub(super) fn words(error: &tokio_postgres::Error) -> String {
-    error.as_db_error().map_or_else(|| cause::chain(error), cause::words)
+    error
+        .as_db_error()
+        .map_or_else(|| cause::chain(error), cause::words)
 }
 
 /// The line of the migration that the server points at.

@@ -1,11 +1,12 @@
-//! Bootstrap: creates on every host the control schema and the shards that the map places there, with the ID function
-//! and the application's migrations.
+//! Bootstrap: creates on every host the control schema and the shards that the map places there,
+//! with the ID function and the application's migrations.
 //!
-//! It reads all hosts, plans (`plan.rs`, pure), then works on the hosts at the same time, on a few connections each. A
-//! shard that fails is named and the others go on. A second run does only what is left.
+//! It reads all hosts, plans (`plan.rs`, pure), then works on the hosts at the same time, on a few
+//! connections each. A shard that fails is named and the others go on. A second run does only what
+//! is left.
 //!
-//! Invariant: no shard is created unless every host of the config has been asked, under a lock that keeps a
-//! second bootstrap out of all of them until this one has ended.
+//! Invariant: no shard is created unless every host of the config has been asked, under a lock that
+//! keeps a second bootstrap out of all of them until this one has ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroUsize;
@@ -39,15 +40,16 @@ use crate::shard::ShardId;
 /// How long a bootstrap, or a migration, waits for another one on the same host.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The most shards in one transaction. More gains nothing, and a failure then costs more shards' work.
+/// The most shards in one transaction. More gains nothing, and a failure then costs more shards'
+/// work.
 const BATCH_MAX: usize = 64;
 
-/// The most SQL in one batch, unless one shard alone has more: a batch is one message, in our memory and in the
-/// server's.
+/// The most SQL in one batch, unless one shard alone has more: a batch is one message, in our
+/// memory and in the server's.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// How many shards of a host may fail before the first is done; after that the rest is not tried. It helps nobody if
-/// thousands fail for the same reason.
+/// How many shards of a host may fail before the first is done; after that the rest is not tried.
+/// It helps nobody if thousands fail for the same reason.
 const FAILURES_MAX: usize = 32;
 
 /// What bootstrap is to do.
@@ -60,12 +62,12 @@ pub struct Request {
     pub hosts: Vec<Host>,
     /// The hosts to write to; all if there is none.
     pub only: BTreeSet<HostName>,
-    /// Hosts that certainly hold no shard of this cluster. If one of them cannot be read, shards are created all the
-    /// same.
+    /// Hosts that certainly hold no shard of this cluster. If one of them cannot be read, shards
+    /// are created all the same.
     pub vouched: BTreeSet<HostName>,
-    /// Hosts whose rows are lost for good. What was there is made again, empty, where the map places it. Without this,
-    /// a shard that any host remembers is made nowhere. A host in this set that the config does not name is forgotten
-    /// by the others.
+    /// Hosts whose rows are lost for good. What was there is made again, empty, where the map
+    /// places it. Without this, a shard that any host remembers is made nowhere. A host in this set
+    /// that the config does not name is forgotten by the others.
     pub lost: BTreeSet<HostName>,
     /// The application's shard migrations.
     pub migrations: Migrations,
@@ -74,11 +76,20 @@ pub struct Request {
 }
 
 impl Request {
-    /// All hosts, none of which is vouched for or lost, with [`Request::WIDTH`] connections to each.
+    /// All hosts, none of which is vouched for or lost, with [`Request::WIDTH`] connections to
+    /// each.
     pub fn new(cluster: Cluster, hosts: Vec<Host>, migrations: Migrations) -> Request {
         let none = BTreeSet::new();
         let (only, vouched, lost) = (none.clone(), none.clone(), none);
-        Request { cluster, hosts, only, vouched, lost, migrations, width: Request::WIDTH }
+        Request {
+            cluster,
+            hosts,
+            only,
+            vouched,
+            lost,
+            migrations,
+            width: Request::WIDTH,
+        }
     }
 
     /// A good number of connections to each host.
@@ -161,8 +172,9 @@ pub struct Report {
     pub hosts: BTreeMap<HostName, HostReport>,
     /// For a migration: the shards that no host says it serves, so that nothing was run in them.
     pub unserved: BTreeMap<ShardId, ShardFault>,
-    /// Of bootstrap: the hosts that were said to be lost, and that neither the request nor a host that answers knows.
-    /// They are no failure: a bootstrap before this one may have had them forgotten.
+    /// Of bootstrap: the hosts that were said to be lost, and that neither the request nor a host
+    /// that answers knows. They are no failure: a bootstrap before this one may have had them
+    /// forgotten.
     pub unheard: BTreeSet<HostName>,
 }
 
@@ -181,10 +193,11 @@ pub struct HostReport {
     pub unchanged: usize,
     /// The shards that lack something still, each with the reason.
     pub failed: BTreeMap<ShardId, ShardFault>,
-    /// The shards that lack something still, and got a part of it: files before the one that failed are committed.
+    /// The shards that lack something still, and got a part of it: files before the one that failed
+    /// are committed.
     pub begun: BTreeSet<ShardId>,
-    /// The roles that may ask here from now on where shards are: those that may use a shard's schema; and those that
-    /// may watch.
+    /// The roles that may ask here from now on where shards are: those that may use a shard's
+    /// schema; and those that may watch.
     pub admitted: BTreeSet<String>,
     /// Why the host was left as it was, or half done.
     pub fault: Option<HostFault>,
@@ -195,7 +208,11 @@ pub struct HostReport {
 impl Report {
     /// Whether everything is as it should be now.
     pub fn is_complete(&self) -> bool {
-        self.unserved.is_empty() && self.hosts.values().all(|host| host.fault.is_none() && host.failed.is_empty())
+        self.unserved.is_empty()
+            && self
+                .hosts
+                .values()
+                .all(|host| host.fault.is_none() && host.failed.is_empty())
     }
 
     /// Whether everything was as it should be already.
@@ -212,27 +229,36 @@ impl Report {
 impl HostReport {
     /// Whether anything was written.
     pub fn changed(&self) -> bool {
-        let done = [self.created.is_empty(), self.migrated.is_empty(), self.begun.is_empty(), self.admitted.is_empty()];
+        let done = [
+            self.created.is_empty(),
+            self.migrated.is_empty(),
+            self.begun.is_empty(),
+            self.admitted.is_empty(),
+        ];
         !(self.control.is_empty() && self.once.is_empty() && done.iter().all(|none| *none))
     }
 
     pub(super) fn left(fault: HostFault) -> HostReport {
-        HostReport { fault: Some(fault), ..HostReport::default() }
+        HostReport {
+            fault: Some(fault),
+            ..HostReport::default()
+        }
     }
 }
 
 /// Creates what the hosts lack. A host or shard that fails is in the report; the others go on.
 ///
 /// # Cancel safety
-/// Dropping the future closes the connections. A transaction that is under way is committed as a whole or not at all;
-/// run it again for the rest.
+/// Dropping the future closes the connections. A transaction that is under way is committed as a
+/// whole or not at all; run it again for the rest.
 pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a, Report> {
     Box::pin(async move {
         let started = Instant::now();
         let mut hosts: Vec<&Host> = request.hosts.iter().collect();
         hosts.sort_by(|a, b| a.name.cmp(&b.name));
         let opened = join_all(hosts.iter().map(|host| open(host))).await;
-        // One host after the other, by name: so two bootstraps cannot wait for each other in a circle.
+        // One host after the other, by name: so two bootstraps cannot wait for each other in a
+        // circle.
         let mut locked = Vec::new();
         for outcome in opened {
             locked.push(match outcome {
@@ -242,34 +268,67 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
         }
         let facts = join_all(locked.into_iter().map(|session| async {
             let session = session?;
-            let facts = read(&session).await.map_err(|error| HostFault::unread(&error))?;
+            let facts = read(&session)
+                .await
+                .map_err(|error| HostFault::unread(&error))?;
             Ok((session, facts))
         }));
         let read: Vec<Result<(Connection, HostFacts), HostFault>> = facts.await;
-        let asked =
-            hosts.iter().zip(&read).map(|(host, read)| (&host.name, read.as_ref().ok().map(|(_, facts)| facts)));
-        let chosen =
-            || hosts.iter().zip(&read).filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name));
-        let written_to = chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
-        let knowledge =
-            Knowledge::of(asked, &request.vouched, &request.lost).with_drift(written_to, &request.migrations);
-        let unheard = request.lost.iter().filter(|host| !knowledge.has_heard_of(host)).cloned().collect();
+        let asked = hosts
+            .iter()
+            .zip(&read)
+            .map(|(host, read)| (&host.name, read.as_ref().ok().map(|(_, facts)| facts)));
+        let chosen = || {
+            hosts
+                .iter()
+                .zip(&read)
+                .filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name))
+        };
+        let written_to =
+            chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
+        let knowledge = Knowledge::of(asked, &request.vouched, &request.lost)
+            .with_drift(written_to, &request.migrations);
+        let unheard = request
+            .lost
+            .iter()
+            .filter(|host| !knowledge.has_heard_of(host))
+            .cloned()
+            .collect();
         let roles = roles(read.iter().flatten().map(|(_, facts)| facts));
         let reports = chosen().map(|(host, read)| async {
             let report = match read {
                 Err(fault) => HostReport::left(fault.clone()),
-                Ok((_, facts)) => match plan(host, facts, &knowledge, &request.cluster, &request.migrations) {
+                Ok((_, facts)) => match plan(
+                    host,
+                    facts,
+                    &knowledge,
+                    &request.cluster,
+                    &request.migrations,
+                ) {
                     Err(refusals) => HostReport::left(HostFault::Refused(refusals)),
                     Ok(plan) => {
                         let lock_slots = facts.server.lock_slots;
-                        Job { host, request, plan, roles: &roles, observer, lock_slots }.run().await
+                        Job {
+                            host,
+                            request,
+                            plan,
+                            roles: &roles,
+                            observer,
+                            lock_slots,
+                        }
+                        .run()
+                        .await
                     }
                 },
             };
             (host.name.clone(), report)
         });
-        let mut reports: BTreeMap<HostName, HostReport> = join_all(reports).await.into_iter().collect();
-        let sessions = hosts.iter().zip(&read).filter_map(|(host, read)| Some((*host, read.as_ref().ok()?)));
+        let mut reports: BTreeMap<HostName, HostReport> =
+            join_all(reports).await.into_iter().collect();
+        let sessions = hosts
+            .iter()
+            .zip(&read)
+            .filter_map(|(host, read)| Some((*host, read.as_ref().ok()?)));
         settle(request, sessions, &mut reports).await;
         for (host, report) in &mut reports {
             report.elapsed = started.elapsed();
@@ -278,7 +337,11 @@ pub fn bootstrap<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<
             }
             observer(Event::HostDone { host, report });
         }
-        Report { hosts: reports, unheard, ..Report::default() }
+        Report {
+            hosts: reports,
+            unheard,
+            ..Report::default()
+        }
     })
 }
 
@@ -292,8 +355,9 @@ fn roles<'a>(facts: impl Iterator<Item = &'a HostFacts>) -> Roles {
     roles
 }
 
-/// Brings the records of all hosts up to date, also of those that were not to be written to, lets the roles of routers
-/// and monitors ask there, and ends the locks. A host with something wrong is left alone, and its records are ignored.
+/// Brings the records of all hosts up to date, also of those that were not to be written to, lets
+/// the roles of routers and monitors ask there, and ends the locks. A host with something wrong is
+/// left alone, and its records are ignored.
 async fn settle<'a>(
     request: &Request,
     sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,
@@ -302,7 +366,8 @@ async fn settle<'a>(
     let mut good = Vec::new();
     for (host, (session, facts)) in sessions {
         let report = reports.get(&host.name);
-        // The rows of a host that was left half done show what was made there, and the next bootstrap reads those.
+        // The rows of a host that was left half done show what was made there, and the next
+        // bootstrap reads those.
         if report.is_some_and(|report| report.fault.is_some()) {
             continue;
         }
@@ -316,18 +381,29 @@ async fn settle<'a>(
         }
     }
     let named = |host: &&HostName| request.hosts.iter().any(|named| named.name == **host);
-    let forgotten: BTreeSet<HostName> = request.lost.iter().filter(|host| !named(host)).cloned().collect();
-    let controls = good.iter().filter_map(|(host, _, facts)| Some((&host.name, facts.control.as_ref()?)));
+    let forgotten: BTreeSet<HostName> = request
+        .lost
+        .iter()
+        .filter(|host| !named(host))
+        .cloned()
+        .collect();
+    let controls = good
+        .iter()
+        .filter_map(|(host, _, facts)| Some((&host.name, facts.control.as_ref()?)));
     let record = known::record(controls, &forgotten);
     let roles = roles(good.iter().map(|(_, _, facts)| facts));
     for (host, session, facts) in &good {
-        let Some(control) = &facts.control else { continue };
+        let Some(control) = &facts.control else {
+            continue;
+        };
         if control.known == record && roles.are_let_in(&control.routers, &control.monitors) {
             continue;
         }
         let outcome = async {
             let admitted = rights::admit_all(session, &roles).await;
-            let admitted = admitted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;
+            let admitted = admitted.map_err(|error| HostFault::Lost {
+                reason: chain(&error),
+            })?;
             write_record(session, &record).await?;
             flush(session).await.map(|()| admitted)
         };
@@ -343,30 +419,41 @@ async fn settle<'a>(
 
 /// Writes a host's record in the transaction that holds its lock.
 ///
-/// Locks: the rows of pgshard.known_host, which nobody else writes without bootstrap's lock. Whoever claims a shard
-/// locks that of its target for a statement.
+/// Locks: the rows of pgshard.known_host, which nobody else writes without bootstrap's lock.
+/// Whoever claims a shard locks that of its target for a statement.
 pub(super) async fn write_record(session: &Connection, record: &Record) -> Result<(), HostFault> {
     let sql = "WITH gone AS (DELETE FROM pgshard.known_host WHERE host_name <> ALL ($1))
         INSERT INTO pgshard.known_host (host_name, shards)
-            SELECT * FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) AS new(host_name,
+            SELECT * FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) \
+            AS new(host_name,
                 shards)
-        ON CONFLICT (host_name) DO UPDATE SET shards = excluded.shards, noted_at = pg_catalog.clock_timestamp()
+        ON CONFLICT (host_name) DO UPDATE SET shards = excluded.shards, noted_at = \
+        pg_catalog.clock_timestamp()
         WHERE pgshard.known_host.shards <> excluded.shards";
     let hosts: Vec<&str> = record.keys().map(HostName::as_str).collect();
-    let shards: Vec<String> =
-        record.values().map(|shards| print_ranges(shards.iter().map(|(shard, epoch)| (*shard, *epoch)))).collect();
-    let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
-    session.execute(sql, &[&hosts, &shards]).await.map(drop).map_err(|error| lost(&error))
+    let shards: Vec<String> = record
+        .values()
+        .map(|shards| print_ranges(shards.iter().map(|(shard, epoch)| (*shard, *epoch))))
+        .collect();
+    let lost = |error: &tokio_postgres::Error| HostFault::Lost {
+        reason: chain(error),
+    };
+    session
+        .execute(sql, &[&hosts, &shards])
+        .await
+        .map(drop)
+        .map_err(|error| lost(&error))
 }
 
 async fn open(host: &Host) -> Result<Connection, HostFault> {
     session::open(&host.connect, "pgshard bootstrap").await
 }
 
-/// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. It is a transaction's lock,
-/// since a session's could outlive us behind a pooler.
+/// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. It is a
+/// transaction's lock, since a session's could outlive us behind a pooler.
 ///
-/// A bootstrap that was killed has lost this lock, but the server may still be at its last message: that is looked for.
+/// A bootstrap that was killed has lost this lock, but the server may still be at its last message:
+/// that is looked for.
 pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
     let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
     let locked = async {
@@ -375,27 +462,47 @@ pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
     };
     match locked.await {
         Ok(true) => Ok(session),
-        Ok(false) => Err(HostFault::Busy { processes: lock::holders(&session).await.unwrap_or_default() }),
-        Err(error) => Err(HostFault::Unread { reason: chain(&error) }),
+        Ok(false) => Err(HostFault::Busy {
+            processes: lock::holders(&session).await.unwrap_or_default(),
+        }),
+        Err(error) => Err(HostFault::Unread {
+            reason: chain(&error),
+        }),
     }
 }
 
-/// What the host says, read on the session that holds its lock. The way back to the savepoint gives up the locks of
-/// what was read, for which an ALTER TABLE of the work would wait for ever. It also closes the cursor that the last
-/// query has left open in the transaction: with that snapshot, CREATE INDEX CONCURRENTLY would wait for the end of our
-/// own transaction.
+/// What the host says, read on the session that holds its lock. The way back to the savepoint gives
+/// up the locks of what was read, for which an ALTER TABLE of the work would wait for ever. It also
+/// closes the cursor that the last query has left open in the transaction: with that snapshot,
+/// CREATE INDEX CONCURRENTLY would wait for the end of our own transaction.
 pub(super) async fn read(session: &Connection) -> Result<HostFacts, FactsError> {
-    let lost = |source| FactsError::Query { what: "server", source };
-    session.batch_execute("SAVEPOINT facts").await.map_err(lost)?;
+    let lost = |source| FactsError::Query {
+        what: "server",
+        source,
+    };
+    session
+        .batch_execute("SAVEPOINT facts")
+        .await
+        .map_err(lost)?;
     let facts = host_facts(session).await?;
-    session.batch_execute("ROLLBACK TO SAVEPOINT facts; RELEASE SAVEPOINT facts").await.map_err(lost)?;
+    session
+        .batch_execute("ROLLBACK TO SAVEPOINT facts; RELEASE SAVEPOINT facts")
+        .await
+        .map_err(lost)?;
     Ok(facts)
 }
 
-/// The one commit that waits for the disk, which makes all earlier ones durable too. It also releases the lock.
+/// The one commit that waits for the disk, which makes all earlier ones durable too. It also
+/// releases the lock.
 pub(super) async fn flush(session: &Connection) -> Result<(), HostFault> {
-    let flush = "SELECT pgshard.commit_durably(); UPDATE pgshard.cluster SET only_row = only_row; COMMIT";
-    session.batch_execute(flush).await.map_err(|error| HostFault::Lost { reason: chain(&error) })
+    let flush =
+        "SELECT pgshard.commit_durably(); UPDATE pgshard.cluster SET only_row = only_row; COMMIT";
+    session
+        .batch_execute(flush)
+        .await
+        .map_err(|error| HostFault::Lost {
+            reason: chain(&error),
+        })
 }
 
 /// The work on one host.
@@ -424,7 +531,11 @@ impl Job<'_> {
         let to_do = self.plan.create.len() + self.plan.migrate.len();
         let progress = Progress::default();
         progress.report.lock().expect(NO_PANIC).unchanged = self.plan.unchanged;
-        (self.observer)(Event::HostPlanned { host, to_do, unchanged: self.plan.unchanged });
+        (self.observer)(Event::HostPlanned {
+            host,
+            to_do,
+            unchanged: self.plan.unchanged,
+        });
         for (shard, fault) in &self.plan.refused {
             self.failed(&progress, *shard, fault.clone());
         }
@@ -440,21 +551,35 @@ impl Job<'_> {
         let migrations = &self.request.migrations;
         let once = self.plan.host_from < migrations.of_hosts().len();
         let plan = &self.plan;
-        let nothing = plan.create.is_empty() && plan.migrate.is_empty() && plan.unfinished.is_empty();
+        let nothing =
+            plan.create.is_empty() && plan.migrate.is_empty() && plan.unfinished.is_empty();
         let is_whole = plan.control.is_empty() && plan.damaged.is_empty();
         if nothing && is_whole && !once {
             return Ok(());
         }
-        let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
+        let lost = |error: &tokio_postgres::Error| HostFault::Lost {
+            reason: chain(error),
+        };
         let mut first = open(self.host).await?;
         if !is_whole {
-            let installed = install_for(&mut first, &self.request.cluster, &self.host.name, self.roles).await;
+            let installed = install_for(
+                &mut first,
+                &self.request.cluster,
+                &self.host.name,
+                self.roles,
+            )
+            .await;
             let versions = installed.map_err(|error| match error {
                 ControlError::Refused(refusals) => HostFault::Refused(refusals),
-                other => HostFault::Control { reason: chain(&other) },
+                other => HostFault::Control {
+                    reason: chain(&other),
+                },
             })?;
             if let Some(version) = versions.last() {
-                (self.observer)(Event::ControlInstalled { host: &self.host.name, version: *version });
+                (self.observer)(Event::ControlInstalled {
+                    host: &self.host.name,
+                    version: *version,
+                });
             }
             progress.report.lock().expect(NO_PANIC).control = versions;
         }
@@ -467,32 +592,63 @@ impl Job<'_> {
             let cleared = apart::clear(&first, &self.request.cluster, *shard, None).await;
             cleared.map_err(|error| match first.is_closed() {
                 true => lost(&error),
-                false => HostFault::Unfinished { shard: *shard, reason: chain(&error) },
+                false => HostFault::Unfinished {
+                    shard: *shard,
+                    reason: chain(&error),
+                },
             })?;
         }
         if !plan.create.is_empty() {
-            let batches = self.probe(progress, &first).await.map_err(|error| lost(&error))?;
+            let batches = self
+                .probe(progress, &first)
+                .await
+                .map_err(|error| lost(&error))?;
             let more = self.request.width.get().min(batches) - usize::from(batches > 0);
             let others = join_all((0..more).map(|_| open(self.host))).await;
             // With fewer connections than wanted it is slower, not wrong.
-            let connections = std::iter::once(first).chain(others.into_iter().filter_map(Result::ok));
-            let outcomes = join_all(connections.map(|connection| self.work(progress, connection))).await;
+            let connections =
+                std::iter::once(first).chain(others.into_iter().filter_map(Result::ok));
+            let outcomes =
+                join_all(connections.map(|connection| self.work(progress, connection))).await;
             let outcome = outcomes.into_iter().collect::<Result<Vec<()>, _>>();
             outcome.map_err(|error| lost(&error))?;
         }
         self.migrate(progress).await?;
-        // Not in the session of the lock, which is held until all hosts have recorded what was made.
+        // Not in the session of the lock, which is held until all hosts have recorded what was
+        // made.
         let last = open(self.host).await?;
-        last.batch_execute("BEGIN").await.map_err(|error| lost(&error))?;
+        last.batch_execute("BEGIN")
+            .await
+            .map_err(|error| lost(&error))?;
         flush(&last).await
     }
 
-    /// Brings the shards that existed already up to date, as `pgshard migrate up` does: the application is using them.
+    /// Brings the shards that existed already up to date, as `pgshard migrate up` does: the
+    /// application is using them.
     async fn migrate(&self, progress: &Progress) -> Result<(), HostFault> {
-        let Request { cluster, migrations, width, .. } = self.request;
-        let (pace, in_all) = (Pace { width: *width, ..Pace::default() }, Semaphore::new(width.get()));
+        let Request {
+            cluster,
+            migrations,
+            width,
+            ..
+        } = self.request;
+        let (pace, in_all) = (
+            Pace {
+                width: *width,
+                ..Pace::default()
+            },
+            Semaphore::new(width.get()),
+        );
         let (host, connect) = (&self.host.name, &self.host.connect);
-        let work = OnHost::new(host, connect, cluster, migrations, pace, &in_all, self.observer);
+        let work = OnHost::new(
+            host,
+            connect,
+            cluster,
+            migrations,
+            pace,
+            &in_all,
+            self.observer,
+        );
         work.run(self.plan.migrate.clone()).await;
         let done = work.report.into_inner().expect(NO_PANIC);
         let mut report = progress.report.lock().expect(NO_PANIC);
@@ -502,15 +658,23 @@ impl Job<'_> {
         done.fault.map_or(Ok(()), Err)
     }
 
-    /// Makes one shard alone, to learn how many locks it takes, and puts the rest into the queue in batches that leave
-    /// half of the server's lock table to others. Returns the number of batches.
-    async fn probe(&self, progress: &Progress, connection: &Connection) -> Result<usize, tokio_postgres::Error> {
+    /// Makes one shard alone, to learn how many locks it takes, and puts the rest into the queue in
+    /// batches that leave half of the server's lock table to others. Returns the number of batches.
+    async fn probe(
+        &self,
+        progress: &Progress,
+        connection: &Connection,
+    ) -> Result<usize, tokio_postgres::Error> {
         let mut left = self.plan.create.iter();
         for placed in left.by_ref() {
             if let Some(locks) = self.alone(progress, connection, *placed).await? {
                 let room = self.lock_slots / 2 / self.request.width.get() as i64;
-                let size = usize::try_from(room / locks.max(1)).unwrap_or(1).clamp(1, BATCH_MAX);
-                let size = size.min(BATCH_BYTES_MAX / self.recipe().size().max(1)).max(1);
+                let size = usize::try_from(room / locks.max(1))
+                    .unwrap_or(1)
+                    .clamp(1, BATCH_MAX);
+                let size = size
+                    .min(BATCH_BYTES_MAX / self.recipe().size().max(1))
+                    .max(1);
                 let batches = left.as_slice().chunks(size).map(<[_]>::to_vec);
                 progress.queue.lock().expect(NO_PANIC).extend(batches);
                 break;
@@ -520,9 +684,15 @@ impl Job<'_> {
     }
 
     /// The work of one connection: batches from the queue until there are none.
-    async fn work(&self, progress: &Progress, connection: Connection) -> Result<(), tokio_postgres::Error> {
+    async fn work(
+        &self,
+        progress: &Progress,
+        connection: Connection,
+    ) -> Result<(), tokio_postgres::Error> {
         loop {
-            let Some(batch) = progress.queue.lock().expect(NO_PANIC).pop_front() else { return Ok(()) };
+            let Some(batch) = progress.queue.lock().expect(NO_PANIC).pop_front() else {
+                return Ok(());
+            };
             if batch.len() > 1 && run_many(&connection, &self.recipe(), &batch).await? {
                 for (shard, _) in &batch {
                     self.done(progress, *shard);
@@ -535,8 +705,8 @@ impl Job<'_> {
         }
     }
 
-    /// Makes one shard alone. Gives the number of its locks, or all that there are if it needs more than one
-    /// transaction, or `None` if it failed.
+    /// Makes one shard alone. Gives the number of its locks, or all that there are if it needs more
+    /// than one transaction, or `None` if it failed.
     async fn alone(
         &self,
         progress: &Progress,
@@ -570,19 +740,38 @@ impl Job<'_> {
     }
 
     fn recipe(&self) -> Recipe<'_> {
-        let pending = Pending { own_from: 0, from: 0 };
-        Recipe { cluster: &self.request.cluster, migrations: &self.request.migrations, pending }
+        let pending = Pending {
+            own_from: 0,
+            from: 0,
+        };
+        Recipe {
+            cluster: &self.request.cluster,
+            migrations: &self.request.migrations,
+            pending,
+        }
     }
 
     fn done(&self, progress: &Progress, shard: ShardId) {
         progress.done.fetch_add(1, Ordering::Relaxed);
         progress.report.lock().expect(NO_PANIC).created.push(shard);
-        (self.observer)(Event::ShardDone { host: &self.host.name, shard });
+        (self.observer)(Event::ShardDone {
+            host: &self.host.name,
+            shard,
+        });
     }
 
     fn failed(&self, progress: &Progress, shard: ShardId, fault: ShardFault) {
-        (self.observer)(Event::ShardFailed { host: &self.host.name, shard, fault: &fault });
-        progress.report.lock().expect(NO_PANIC).failed.insert(shard, fault);
+        (self.observer)(Event::ShardFailed {
+            host: &self.host.name,
+            shard,
+            fault: &fault,
+        });
+        progress
+            .report
+            .lock()
+            .expect(NO_PANIC)
+            .failed
+            .insert(shard, fault);
     }
 }
 

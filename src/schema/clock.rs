@@ -1,6 +1,7 @@
 //! The hosts' clocks: how far each is from ours, and how far the shards' IDs are ahead of it.
 //!
-//! Invariant: it stays cheap with thousands of shards, and takes no more than a small part of the host's locks.
+//! Invariant: it stays cheap with thousands of shards, and takes no more than a small part of the
+//! host's locks.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -17,14 +18,15 @@ use crate::shard::ShardId;
 /// What a host says of its clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClockFacts {
-    /// How far it is ahead of the clock of the machine that asked, in milliseconds; negative when it is behind.
+    /// How far it is ahead of the clock of the machine that asked, in milliseconds; negative when
+    /// it is behind.
     pub ahead_ms: i64,
     /// The error of that in milliseconds, at most: half a round trip.
     pub within_ms: i64,
     /// The host's time when it was asked.
     pub now: Timestamp,
-    /// The shards that the host owns, with the milliseconds by which their IDs are ahead of the host's clock; negative,
-    /// as is usual, if they are behind.
+    /// The shards that the host owns, with the milliseconds by which their IDs are ahead of the
+    /// host's clock; negative, as is usual, if they are behind.
     pub ids_ahead_ms: BTreeMap<ShardId, i64>,
 }
 
@@ -34,13 +36,15 @@ const READINGS: usize = 3;
 /// Shards in one query, at most. Each takes two locks until its end.
 const SHARDS_MAX: i64 = 500;
 
-const NOW: &str = "SELECT (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::int8";
+const NOW: &str =
+    "SELECT (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::int8";
 
-/// The sequences are found by name, for which pg_class has an index. Shards without the sequences, or whose sequences
-/// may not be read, are left out. CASE is needed because a signpost has views of these names, and the server may check
-/// the privilege before it looks at the kind.
+/// The sequences are found by name, for which pg_class has an index. Shards without the sequences,
+/// or whose sequences may not be read, are left out. CASE is needed because a signpost has views of
+/// these names, and the server may check the privilege before it looks at the kind.
 const IDS: &str = "
-SELECT s.shard, ((pg_catalog.pg_sequence_last_value(t.oid) + pg_catalog.pg_sequence_last_value(o.oid)) >> 10)
+SELECT s.shard, ((pg_catalog.pg_sequence_last_value(t.oid) + \
+pg_catalog.pg_sequence_last_value(o.oid)) >> 10)
     - ((pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::int8 - $3)
 FROM unnest($1::int4[], $2::text[]) AS s(shard, schema)
 JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema
@@ -54,12 +58,19 @@ WHERE CASE WHEN t.relkind = 'S' THEN pg_catalog.has_sequence_privilege(t.oid, 'U
 /// # Cancel safety
 /// Only reads.
 pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFacts, FactsError> {
-    let failed = |source| FactsError::Query { what: "clock", source };
+    let failed = |source| FactsError::Query {
+        what: "clock",
+        source,
+    };
     let statement = client.prepare(NOW).await.map_err(failed)?;
     let mut best: Option<(u128, i64, i64)> = None;
     for _ in 0..READINGS {
         let (ours, began) = (Timestamp::now().as_millisecond(), Instant::now());
-        let theirs: i64 = client.query_one(&statement, &[]).await.and_then(|row| row.try_get(0)).map_err(failed)?;
+        let theirs: i64 = client
+            .query_one(&statement, &[])
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(failed)?;
         let took = began.elapsed().as_micros();
         if best.is_none_or(|(least, ..)| took < least) {
             best = Some((took, ours + (took / 2000) as i64, theirs));
@@ -73,7 +84,11 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
         now: Timestamp::from_millisecond(theirs).unwrap_or(Timestamp::MAX),
         ids_ahead_ms: BTreeMap::new(),
     };
-    let Some((control, cluster)) = facts.control.as_ref().and_then(|c| Some((c, c.cluster.as_ref()?))) else {
+    let Some((control, cluster)) = facts
+        .control
+        .as_ref()
+        .and_then(|c| Some((c, c.cluster.as_ref()?)))
+    else {
         return Ok(clock);
     };
     let owned: Vec<(i32, &str)> = control
@@ -89,10 +104,15 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
     let statement = client.prepare(IDS).await.map_err(failed)?;
     for chunk in owned.chunks(size) {
         let (shards, schemas): (Vec<i32>, Vec<&str>) = chunk.iter().copied().unzip();
-        let rows = client.query(&statement, &[&shards, &schemas, &cluster.epoch_ms]).await.map_err(failed)?;
+        let rows = client
+            .query(&statement, &[&shards, &schemas, &cluster.epoch_ms])
+            .await
+            .map_err(failed)?;
         for row in rows {
-            let (shard, ahead): (i32, Option<i64>) =
-                row.try_get(0).and_then(|shard| Ok((shard, row.try_get(1)?))).map_err(failed)?;
+            let (shard, ahead): (i32, Option<i64>) = row
+                .try_get(0)
+                .and_then(|shard| Ok((shard, row.try_get(1)?)))
+                .map_err(failed)?;
             if let (Ok(shard), Some(ahead)) = (ShardId::try_from(shard), ahead) {
                 clock.ids_ahead_ms.insert(shard, ahead);
             }
@@ -101,72 +121,124 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
     Ok(clock)
 }
 
-/// Two clocks that differ by this much are mentioned. IDs stay unique: only their order across shards is worse.
+/// Two clocks that differ by this much are mentioned. IDs stay unique: only their order across
+/// shards is worse.
 const OFF_MS: i64 = 500;
 
-/// How far IDs can be ahead of a clock that was never set back: a burst runs ahead by a second, then waits.
+/// How far IDs can be ahead of a clock that was never set back: a burst runs ahead by a second,
+/// then waits.
 const AHEAD_MS: i64 = 1100;
 
 const YEAR_MS: i64 = 365 * 86_400_000;
 
-/// From this many on, `id_repair()` brings IDs back: IDs made after it meet those made before in ten years at the
-/// soonest. The bound is that function's.
+/// From this many on, `id_repair()` brings IDs back: IDs made after it meet those made before in
+/// ten years at the soonest. The bound is that function's.
 const REPAIRABLE_MS: i64 = 3652 * 86_400_000;
 
 /// Clocks that are off, and the end of positive IDs. Hosts whose clocks were not read are left out.
 pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
-    let clocks: Vec<(&HostName, &ClockFacts)> =
-        survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.clock.as_ref()?))).collect();
+    let clocks: Vec<(&HostName, &ClockFacts)> = survey
+        .iter()
+        .filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.clock.as_ref()?)))
+        .collect();
     for (host, clock) in &clocks {
-        let mut others: Vec<&ClockFacts> = clocks.iter().filter(|(o, _)| o != host).map(|(_, clock)| *clock).collect();
+        let mut others: Vec<&ClockFacts> = clocks
+            .iter()
+            .filter(|(o, _)| o != host)
+            .map(|(_, clock)| *clock)
+            .collect();
         others.sort_by_key(|clock| clock.ahead_ms);
-        // The median: with three or more clocks, a single one that is off does not accuse the others.
+        // The median: with three or more clocks, a single one that is off does not accuse the
+        // others.
         if let Some(usual) = others.get(others.len() / 2) {
-            let (ahead, within) = (clock.ahead_ms - usual.ahead_ms, clock.within_ms + usual.within_ms);
+            let (ahead, within) = (
+                clock.ahead_ms - usual.ahead_ms,
+                clock.within_ms + usual.within_ms,
+            );
             if ahead.abs() - within > OFF_MS {
                 let side = if ahead > 0 { "ahead of" } else { "behind" };
-                let what = format!("its clock is {} s {side} the other hosts' (+- {within} ms)", seconds(ahead.abs()));
-                let remedy = "have it set by NTP; IDs stay unique meanwhile, but do not sort by time across shards";
+                let what = format!(
+                    "its clock is {} s {side} the other hosts' (+- {within} ms)",
+                    seconds(ahead.abs())
+                );
+                let remedy = "have it set by NTP; IDs stay unique meanwhile, but do not sort by \
+                    time across shards";
                 findings.add(Severity::Warning, "clock_off", Some(host), what, remedy);
             }
         }
         ids_ahead(findings, host, clock);
     }
-    let Some(now) = clocks.iter().map(|(_, clock)| clock.now.as_millisecond()).max() else { return };
+    let Some(now) = clocks
+        .iter()
+        .map(|(_, clock)| clock.now.as_millisecond())
+        .max()
+    else {
+        return;
+    };
     let flip = epoch.sign_flip();
     if now >= flip.as_millisecond() {
-        let what = format!("IDs are negative as bigint since {flip}: ORDER BY id puts newer rows first");
+        let what =
+            format!("IDs are negative as bigint since {flip}: ORDER BY id puts newer rows first");
         let remedy = "order by (id >> 23) & 2199023255551, or by a time of your own";
         findings.add(Severity::Notice, "ids_negative", None, what, remedy);
     } else if now >= flip.as_millisecond() - YEAR_MS {
-        let what = format!("IDs turn negative as bigint on {flip}: from then on ORDER BY id puts newer rows first");
-        let remedy = "see that nothing takes IDs as signed before that day; they stay unique and decode as before";
+        let what = format!(
+            "IDs turn negative as bigint on {flip}: from then on ORDER BY id puts newer rows first"
+        );
+        let remedy = "see that nothing takes IDs as signed before that day; they stay unique and \
+            decode as before";
         findings.add(Severity::Warning, "ids_turn_negative", None, what, remedy);
     }
 }
 
-/// Shards whose IDs are ahead of their host's clock: for a temporary reason, or so far that they are soon used up.
+/// Shards whose IDs are ahead of their host's clock: for a temporary reason, or so far that they
+/// are soon used up.
 fn ids_ahead(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
-    let ahead = || clock.ids_ahead_ms.iter().filter(|(_, ahead)| **ahead > AHEAD_MS);
-    let (wild, passing): (Vec<_>, Vec<_>) = ahead().partition(|(_, ahead)| **ahead >= REPAIRABLE_MS);
+    let ahead = || {
+        clock
+            .ids_ahead_ms
+            .iter()
+            .filter(|(_, ahead)| **ahead > AHEAD_MS)
+    };
+    let (wild, passing): (Vec<_>, Vec<_>) =
+        ahead().partition(|(_, ahead)| **ahead >= REPAIRABLE_MS);
     if let Some((_, most)) = passing.iter().max_by_key(|(_, ahead)| **ahead) {
-        let what =
-            format!("IDs are up to {} s ahead of the host's clock, which was set back or is behind", seconds(**most));
-        let remedy = "have the clock set by NTP; IDs stay unique and go on from the time that they have reached";
+        let what = format!(
+            "IDs are up to {} s ahead of the host's clock, which was set back or is behind",
+            seconds(**most)
+        );
+        let remedy = "have the clock set by NTP; IDs stay unique and go on from the time that they \
+            have reached";
         for (shard, _) in &passing {
-            findings.add_shard(Severity::Warning, "ids_ahead", Some(host), **shard, what.as_str(), remedy);
+            findings.add_shard(
+                Severity::Warning,
+                "ids_ahead",
+                Some(host),
+                **shard,
+                what.as_str(),
+                remedy,
+            );
         }
     }
     if let Some((_, most)) = wild.iter().max_by_key(|(_, ahead)| **ahead) {
         let years = **most / YEAR_MS;
         let what = format!(
-            "IDs are up to {years} years ahead of the host's clock, which was far ahead when they were made: new ones \
+            "IDs are up to {years} years ahead of the host's clock, which was far ahead when they \
+                were made: new ones \
              are negative as bigint, or there are none left"
         );
-        let remedy = "set the clock right, then let the shard's owner call id_repair(LAST) of its schema with the \
+        let remedy = "set the clock right, then let the shard's owner call id_repair(LAST) of its \
+            schema with the \
                       largest ID that was made under the right clock; docs/ids.md has the steps";
         for (shard, _) in &wild {
-            findings.add_shard(Severity::Error, "ids_far_ahead", Some(host), **shard, what.as_str(), remedy);
+            findings.add_shard(
+                Severity::Error,
+                "ids_far_ahead",
+                Some(host),
+                **shard,
+                what.as_str(),
+                remedy,
+            );
         }
     }
 }
@@ -183,8 +255,8 @@ mod tests {
     use super::super::tables::{map_of, shard, survey_of};
     use super::*;
 
-    /// What is found with these clocks, which are ahead of ours by this much, when the IDs of shard 0 are ahead of the
-    /// first.
+    /// What is found with these clocks, which are ahead of ours by this much, when the IDs of shard
+    /// 0 are ahead of the first.
     fn found(clocks: &[i64], ids_ahead_ms: i64, now: Timestamp) -> Vec<String> {
         let names = ["db1", "db2", "db3"];
         let hosts: Vec<(&str, &str)> = names
@@ -194,8 +266,16 @@ mod tests {
             .collect();
         let mut survey = survey_of(&hosts);
         for (at, (_, facts)) in survey.iter_mut().enumerate() {
-            let ids = (at == 0).then_some((shard(0), ids_ahead_ms)).into_iter().collect();
-            let clock = ClockFacts { ahead_ms: clocks[at], within_ms: 5, now, ids_ahead_ms: ids };
+            let ids = (at == 0)
+                .then_some((shard(0), ids_ahead_ms))
+                .into_iter()
+                .collect();
+            let clock = ClockFacts {
+                ahead_ms: clocks[at],
+                within_ms: 5,
+                now,
+                ids_ahead_ms: ids,
+            };
             facts.as_mut().unwrap().clock = Some(clock);
         }
         let findings = check_all(&map_of(&["db1"]), &survey, &cluster(), None);
@@ -220,12 +300,15 @@ mod tests {
             "warning clock_off db2 its clock is 0.6 s ahead of the other hosts' (+- 10 ms)",
         ];
         assert_eq!(found(&[0, 600], 0, now), both);
-        let ids = "warning ids_ahead db1 shard 0: IDs are up to 3600.0 s ahead of the host's clock, which was set back \
+        let ids = "warning ids_ahead db1 shard 0: IDs are up to 3600.0 s ahead of the host's \
+            clock, which was set back \
                    or is behind";
         assert_eq!(found(&[0, 0], 3_600_000, now), [ids]);
         let wild = found(&[0, 0], 40 * YEAR_MS, now);
         assert!(
-            wild.len() == 1 && wild[0].starts_with("error ids_far_ahead db1 shard 0: IDs are up to 40 years ahead"),
+            wild.len() == 1
+                && wild[0]
+                    .starts_with("error ids_far_ahead db1 shard 0: IDs are up to 40 years ahead"),
             "{wild:?}"
         );
     }
@@ -233,15 +316,20 @@ mod tests {
     #[test]
     fn the_end_of_positive_ids() {
         let flip = cluster().epoch.sign_flip();
-        let at = |days: i64| Timestamp::from_millisecond(flip.as_millisecond() + days * 86_400_000).unwrap();
+        let at = |days: i64| {
+            Timestamp::from_millisecond(flip.as_millisecond() + days * 86_400_000).unwrap()
+        };
         assert!(found(&[0], 0, at(-366)).is_empty());
         let soon = format!(
-            "warning ids_turn_negative - IDs turn negative as bigint on {flip}: from then on ORDER BY id puts newer \
+            "warning ids_turn_negative - IDs turn negative as bigint on {flip}: from then on ORDER \
+                BY id puts newer \
              rows first"
         );
         assert_eq!(found(&[0], 0, at(-364)), [soon]);
-        let since =
-            format!("notice ids_negative - IDs are negative as bigint since {flip}: ORDER BY id puts newer rows first");
+        let since = format!(
+            "notice ids_negative - IDs are negative as bigint since {flip}: ORDER BY id puts newer \
+                rows first"
+        );
         assert_eq!(found(&[0], 0, at(1)), [since]);
     }
 }

@@ -1,7 +1,8 @@
 //! Finds the parts of the control schema that differ from what its migrations have made.
 //!
-//! The text of the migrations says what there should be: the body of each function, who may call it, what everybody may
-//! read. There, no name stands for two functions, and a later migration overrides an earlier one.
+//! The text of the migrations says what there should be: the body of each function, who may call
+//! it, what everybody may read. There, no name stands for two functions, and a later migration
+//! overrides an earlier one.
 //!
 //! Invariant: nothing that has rows in it is created again.
 
@@ -27,7 +28,8 @@ pub(super) struct Installed {
     indexes: BTreeSet<String>,
     /// Whether anybody may use the schema.
     usable: bool,
-    /// Whether anybody may use the schema of a shard: then what routers need is given to PUBLIC, too.
+    /// Whether anybody may use the schema of a shard: then what routers need is given to PUBLIC,
+    /// too.
     everybody: bool,
 }
 
@@ -48,16 +50,20 @@ struct Function {
 pub(super) const INSTALLED: &str = "
 SELECT pg_catalog.json_build_object(
     'functions', coalesce((SELECT pg_catalog.json_object_agg(proname, pg_catalog.json_build_object(
-            'body', pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(prosrc, 'UTF8')), 'hex'),
+            'body', pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(prosrc, 'UTF8')), \
+            'hex'),
             'definer', prosecdef,
             'guarded', coalesce(proconfig = ARRAY['search_path=pg_catalog, pg_temp'], false),
-            'public', EXISTS (SELECT FROM pg_catalog.aclexplode(coalesce(proacl, pg_catalog.acldefault('f', proowner)))
+            'public', EXISTS (SELECT FROM pg_catalog.aclexplode(coalesce(proacl, \
+            pg_catalog.acldefault('f', proowner)))
                               WHERE grantee = 0 AND privilege_type = 'EXECUTE')))
         FROM pg_catalog.pg_proc WHERE pronamespace = n.oid), '{}'),
     'open', coalesce((SELECT pg_catalog.json_agg(relname) FROM pg_catalog.pg_class
-        WHERE relnamespace = n.oid AND EXISTS (SELECT FROM pg_catalog.aclexplode(relacl) WHERE grantee = 0)), '[]'),
+        WHERE relnamespace = n.oid AND EXISTS (SELECT FROM pg_catalog.aclexplode(relacl) WHERE \
+        grantee = 0)), '[]'),
     'indexes', coalesce((SELECT pg_catalog.json_agg(c.relname) FROM pg_catalog.pg_class c
-        JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid WHERE c.relnamespace = n.oid AND i.indisvalid), '[]'),
+        JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid WHERE c.relnamespace = n.oid AND \
+        i.indisvalid), '[]'),
     'usable', EXISTS (SELECT FROM pg_catalog.aclexplode(nspacl) WHERE grantee = 0),
     'everybody', EXISTS (SELECT FROM pg_catalog.pg_namespace o, pg_catalog.aclexplode(o.nspacl) AS a
                          WHERE a.grantee = 0 AND a.privilege_type = 'USAGE'
@@ -100,13 +106,22 @@ struct Expected {
 
 /// Everything of the control schema that is missing or altered.
 pub(super) fn damages(installed: &Installed) -> Vec<Damage> {
-    let mut found: Vec<Damage> =
-        functions().iter().filter_map(|(name, one)| of_function(installed, name, one)).collect();
+    let mut found: Vec<Damage> = functions()
+        .iter()
+        .filter_map(|(name, one)| of_function(installed, name, one))
+        .collect();
     for (version, sql) in all() {
-        let made = name_after(sql, "CREATE UNIQUE INDEX ").filter(|name| !installed.indexes.contains(*name));
+        let made = name_after(sql, "CREATE UNIQUE INDEX ")
+            .filter(|name| !installed.indexes.contains(*name));
         if let Some(name) = made {
             let (what, mend) = (format!("its index {name} is gone"), sql.to_owned());
-            found.push(Damage { kind: Kind::Gone, version, what, mend, by_hand: None });
+            found.push(Damage {
+                kind: Kind::Gone,
+                version,
+                what,
+                mend,
+                by_hand: None,
+            });
         }
     }
     found.extend(exposed(installed));
@@ -120,12 +135,24 @@ fn exposed(installed: &Installed) -> Vec<Damage> {
     for name in installed.open.iter().filter(|name| !for_routers(name)) {
         let mend = format!("REVOKE ALL ON pgshard.{} FROM PUBLIC", quote_ident(name));
         let what = format!("its table {name} is open to everybody");
-        found.push(Damage { kind: Kind::Altered, version: RIGHTS, what, mend, by_hand: None });
+        found.push(Damage {
+            kind: Kind::Altered,
+            version: RIGHTS,
+            what,
+            mend,
+            by_hand: None,
+        });
     }
     if installed.usable && !installed.everybody {
         let mend = "REVOKE ALL ON SCHEMA pgshard FROM PUBLIC".to_owned();
         let what = "everybody may use the schema".to_owned();
-        found.push(Damage { kind: Kind::Altered, version: RIGHTS, what, mend, by_hand: None });
+        found.push(Damage {
+            kind: Kind::Altered,
+            version: RIGHTS,
+            what,
+            mend,
+            by_hand: None,
+        });
     }
     found
 }
@@ -136,42 +163,78 @@ fn of_function(installed: &Installed, name: &str, expected: &Expected) -> Option
     let guarded = header(expected.sql).contains("SET search_path = pg_catalog, pg_temp");
     let for_routers = FUNCTIONS.iter().any(|(one, _)| *one == name);
     let there = installed.functions.get(name);
-    let kind = if there.is_none() { Kind::Gone } else { Kind::Altered };
+    let kind = if there.is_none() {
+        Kind::Gone
+    } else {
+        Kind::Altered
+    };
     let what = match there {
         None => format!("its function {name} is gone"),
-        Some(there) if there.body != body || there.definer != definer || there.guarded != guarded => {
+        Some(there)
+            if there.body != body || there.definer != definer || there.guarded != guarded =>
+        {
             format!("its function {name} was altered")
         }
         Some(there) if expected.public == Some(true) && !there.public => {
             format!("not everybody may call its function {name}, as a signpost's readers must")
         }
-        Some(there) if expected.public == Some(false) && there.public && !(for_routers && installed.everybody) => {
-            let whom = if for_routers { "for the roles of routers" } else { "for its owner" };
+        Some(there)
+            if expected.public == Some(false)
+                && there.public
+                && !(for_routers && installed.everybody) =>
+        {
+            let whom = if for_routers {
+                "for the roles of routers"
+            } else {
+                "for its owner"
+            };
             format!("anybody may call its function {name}, which is {whom} only")
         }
         Some(_) => return None,
     };
-    let create = expected.sql.replacen("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1);
+    let create = expected
+        .sql
+        .replacen("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1);
     let rights = match expected.public {
         Some(true) => format!("GRANT EXECUTE ON FUNCTION pgshard.{name} TO PUBLIC"),
         Some(false) => format!("REVOKE ALL ON FUNCTION pgshard.{name} FROM PUBLIC"),
         None => String::new(),
     };
-    Some(Damage { kind, version: expected.version, what, mend: format!("{create}; {rights}"), by_hand: None })
+    Some(Damage {
+        kind,
+        version: expected.version,
+        what,
+        mend: format!("{create}; {rights}"),
+        by_hand: None,
+    })
 }
 
 /// The statements of all migrations, each with its migration's version.
 fn all() -> impl Iterator<Item = (i32, &'static str)> {
-    steps().flat_map(|(version, sql)| statements(sql).into_iter().map(move |one| (version, &sql[one.at])))
+    steps().flat_map(|(version, sql)| {
+        statements(sql)
+            .into_iter()
+            .map(move |one| (version, &sql[one.at]))
+    })
 }
 
 fn functions() -> BTreeMap<&'static str, Expected> {
     let mut functions: BTreeMap<&str, Expected> = BTreeMap::new();
     for (version, sql) in all() {
         let created = name_after(sql, "CREATE FUNCTION pgshard.");
-        if let Some(name) = created.or_else(|| name_after(sql, "CREATE OR REPLACE FUNCTION pgshard.")) {
+        if let Some(name) =
+            created.or_else(|| name_after(sql, "CREATE OR REPLACE FUNCTION pgshard."))
+        {
             let public = functions.get(name).and_then(|earlier| earlier.public);
-            functions.insert(name, Expected { version, sql, body: body(sql), public });
+            functions.insert(
+                name,
+                Expected {
+                    version,
+                    sql,
+                    body: body(sql),
+                    public,
+                },
+            );
         }
         let public = match sql {
             _ if sql.starts_with("GRANT EXECUTE ON FUNCTION") => true,
@@ -192,7 +255,9 @@ fn name_after<'a>(sql: &'a str, words: &str) -> Option<&'a str> {
 }
 
 fn identifier(text: &str) -> &str {
-    &text[..text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(text.len())]
+    &text[..text
+        .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+        .unwrap_or(text.len())]
 }
 
 /// The part of a statement before a function's body.

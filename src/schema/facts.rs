@@ -1,4 +1,5 @@
-//! What a host says about itself and its shards. The reading of it is in [`survey`](mod@super::survey).
+//! What a host says about itself and its shards. The reading of it is in
+//! [`survey`](mod@super::survey).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +35,8 @@ pub struct HostFacts {
     pub settings: BTreeMap<String, String>,
     /// What the control schema holds; `None` where there is none, that is, before bootstrap.
     pub control: Option<ControlFacts>,
-    /// The clocks; `None` where they were not asked for, see [`survey_with_clocks`](super::survey_with_clocks).
+    /// The clocks; `None` where they were not asked for, see
+    /// [`survey_with_clocks`](super::survey_with_clocks).
     pub clock: Option<ClockFacts>,
 }
 
@@ -49,7 +51,8 @@ pub struct OfMoves {
     pub publications: Vec<String>,
 }
 
-/// The server, and the rights of the role that asked; or of the owner, where who asked only watches.
+/// The server, and the rights of the role that asked; or of the owner, where who asked only
+/// watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerFacts {
     /// `server_version_num`: 150004 is 15.4.
@@ -72,7 +75,8 @@ pub struct ServerFacts {
     pub may_replicate: bool,
     /// How many locks on objects the server has room for, all connections together.
     pub lock_slots: i64,
-    /// The role that asked, if it only watches. What is said of a role is then said of the control schema's owner.
+    /// The role that asked, if it only watches. What is said of a role is then said of the control
+    /// schema's owner.
     pub watcher: Option<String>,
 }
 
@@ -99,7 +103,8 @@ pub struct ControlFacts {
     pub attempts: BTreeMap<ShardId, Attempt>,
     /// The moves in this host's journal that have neither been completed nor aborted.
     pub live_moves: BTreeSet<Uuid>,
-    /// The shards that left and cannot be taken back although their old copies are kept, with the reason.
+    /// The shards that left and cannot be taken back although their old copies are kept, with the
+    /// reason.
     pub lost_ways: BTreeMap<ShardId, String>,
     /// The shards that left and can be taken back.
     pub open_ways: BTreeMap<ShardId, OpenWay>,
@@ -107,12 +112,14 @@ pub struct ControlFacts {
     pub audits: Vec<KeptAudit>,
     /// What moves have created here and must be dropped some day.
     pub ledger: Vec<LedgerRow>,
-    /// Tables of shards served here that still have a replica identity that a move lent them, although no move needs it
-    /// any longer; empty if the control schema is older.
+    /// Tables of shards served here that still have a replica identity that a move lent them,
+    /// although no move needs it any longer; empty if the control schema is older.
     pub still_lent: BTreeSet<(ShardId, String)>,
-    /// What the host has recorded about the cluster; empty if the control schema is older than that.
+    /// What the host has recorded about the cluster; empty if the control schema is older than
+    /// that.
     pub known: Record,
-    /// For shards with a move that is at work or has stopped halfway: that move; empty if the control schema is older.
+    /// For shards with a move that is at work or has stopped halfway: that move; empty if the
+    /// control schema is older.
     pub open_moves: BTreeMap<ShardId, OpenMove>,
     /// The indexes of the shards here that are not valid.
     pub(super) invalid_indexes: BTreeSet<(ShardId, String)>,
@@ -133,7 +140,11 @@ impl ControlFacts {
     pub(super) fn migrations_by_shard(&self) -> BTreeMap<ShardId, &[RecordedMigration]> {
         let mut by_shard: BTreeMap<ShardId, &[RecordedMigration]> = BTreeMap::new();
         for set in &self.applied {
-            by_shard.extend(set.shards.iter().map(|shard| (*shard, set.migrations.as_slice())));
+            by_shard.extend(
+                set.shards
+                    .iter()
+                    .map(|shard| (*shard, set.migrations.as_slice())),
+            );
         }
         by_shard
     }
@@ -164,8 +175,16 @@ pub struct OpenMove {
 impl std::fmt::Display for OpenMove {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.since {
-            Some(since) => write!(f, "the move {} by {} since {since:.0}", self.id, self.holder),
-            None => write!(f, "the move {}, on which nobody works ({} did)", self.id, self.holder),
+            Some(since) => write!(
+                f,
+                "the move {} by {} since {since:.0}",
+                self.id, self.holder
+            ),
+            None => write!(
+                f,
+                "the move {}, on which nobody works ({} did)",
+                self.id, self.holder
+            ),
         }
     }
 }
@@ -221,7 +240,8 @@ pub struct ShardRow {
     pub peer: Option<HostName>,
     /// The move that fenced it or took it away.
     pub move_id: Option<Uuid>,
-    /// How long the fence still stands, in milliseconds by the host's clock; negative if its mover is late.
+    /// How long the fence still stands, in milliseconds by the host's clock; negative if its mover
+    /// is late.
     pub fence_left_ms: Option<f64>,
     /// How long ago the shard was last fenced, un-fenced or opened, in milliseconds.
     pub fence_ago_ms: Option<f64>,
@@ -293,7 +313,8 @@ pub struct LedgerRow {
     pub move_id: Uuid,
     /// The shard.
     pub shard: ShardId,
-    /// The phase of that move in the journal of this host; `None` where the journal is another host's.
+    /// The phase of that move in the journal of this host; `None` where the journal is another
+    /// host's.
     pub phase: Option<String>,
 }
 
@@ -302,7 +323,8 @@ pub struct LedgerRow {
 #[non_exhaustive]
 pub enum FactsError {
     /// There is no connection.
-    #[error("{}", if source.is_login_refused() { "it does not let us in" } else { "it cannot be reached" })]
+    #[error("{}", if source.is_login_refused() { "it does not let us in" } else { "it cannot be \
+        reached" })]
     Unreachable {
         /// Why not.
         #[source]
@@ -326,7 +348,8 @@ pub enum FactsError {
         source: tokio_postgres::Error,
     },
     /// Tables or columns of the control schema are gone, and what was in them.
-    #[error("of its control schema: {}", gone.iter().map(|one| one.what.as_str()).collect::<Vec<_>>().join("; "))]
+    #[error("of its control schema: \
+        {}", gone.iter().map(|one| one.what.as_str()).collect::<Vec<_>>().join("; "))]
     Lacking {
         /// Each of them.
         gone: Vec<Gone>,

@@ -20,7 +20,8 @@ pub enum ShardFault {
         epoch: ShardEpoch,
     },
     /// A host has given the shard away.
-    #[error("{host} says that it has moved to {} (epoch {epoch})", peer.as_ref().map_or("?", HostName::as_str))]
+    #[error("{host} says that it has moved to {} (epoch \
+        {epoch})", peer.as_ref().map_or("?", HostName::as_str))]
     Moved {
         /// The host that says so: this one, or another.
         host: HostName,
@@ -46,7 +47,8 @@ pub enum ShardFault {
         /// The hosts that could not be read.
         hosts: Vec<HostName>,
     },
-    /// A host had the shard and lost it, or the config does not name that host. It would get an empty second copy.
+    /// A host had the shard and lost it, or the config does not name that host. It would get an
+    /// empty second copy.
     #[error(
         "{by} knows that it was on {host}, which {}",
         if *named { "no longer knows it" } else { "the config does not name" }
@@ -59,10 +61,11 @@ pub enum ShardFault {
         /// Whether the config names the host where it was.
         named: bool,
     },
-    /// Hosts that others know and the config does not name, so that nobody has asked them. A shard that they serve
-    /// would get an empty second copy.
+    /// Hosts that others know and the config does not name, so that nobody has asked them. A shard
+    /// that they serve would get an empty second copy.
     #[error(
-        "{} could not be asked whether it serves it: other hosts know it, and the config does not name it",
+        "{} could not be asked whether it serves it: other hosts know it, and the config does not \
+            name it",
         names(hosts)
     )]
     Absent {
@@ -99,12 +102,13 @@ pub enum ShardFault {
     /// The migrations that it has are not the first ones of those that it should have.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Drift(Vec<Drift>),
-    /// It was left as it was, because other shards or hosts have run what the folder does not have: what it would get
-    /// now differs from what they have.
+    /// It was left as it was, because other shards or hosts have run what the folder does not have:
+    /// what it would get now differs from what they have.
     #[error("nothing is run while others have run what the folder does not have")]
     Withheld,
     /// A migration failed; nothing of it is left.
-    #[error("{migration}{} failed: {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    #[error("{migration}{} failed: \
+        {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
     Migration {
         /// The migration, as it is recorded.
         migration: String,
@@ -151,7 +155,10 @@ pub enum ShardFault {
 impl ShardFault {
     /// Whether nothing was tried in the shard, because others had failed.
     pub fn is_not_tried(&self) -> bool {
-        matches!(self, ShardFault::Canary { .. } | ShardFault::NotTried { .. })
+        matches!(
+            self,
+            ShardFault::Canary { .. } | ShardFault::NotTried { .. }
+        )
     }
 
     /// What to do.
@@ -165,27 +172,53 @@ impl ShardFault {
                                          `pgshard map rebuild`, then `pgshard check`"
                     .to_owned()
             }
-            ShardFault::Moving(Some(OpenMove { id, since: Some(_), .. })) => format!(
-                "wait for it, `pgshard moves watch {id}`, or have it undone, `pgshard moves abort {id}`; then the same \
+            ShardFault::Moving(Some(OpenMove {
+                id, since: Some(_), ..
+            })) => format!(
+                "wait for it, `pgshard moves watch {id}`, or have it undone, `pgshard moves abort \
+                    {id}`; then the same \
                  command again"
             ),
-            ShardFault::Moving(Some(OpenMove { id, since: None, .. })) => {
-                format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`; then the same command again")
+            ShardFault::Moving(Some(OpenMove {
+                id, since: None, ..
+            })) => {
+                format!(
+                    "`pgshard moves resume {id}`, or `pgshard moves abort {id}`; then the same \
+                    command again"
+                )
             }
             ShardFault::Arriving { .. } | ShardFault::Moving(None) => {
-                "see `pgshard moves list`; run the same command again when the move has ended".to_owned()
+                "see `pgshard moves list`; run the same command again when the move has \
+                    ended"
+                    .to_owned()
             }
-            ShardFault::Unread { hosts } => format!("start {} and run bootstrap again", names(hosts)),
-            ShardFault::Lost { host, named: true, .. } => restore(host),
-            ShardFault::Lost { host, named: false, .. } => add_again(host),
-            ShardFault::Absent { hosts } => hosts.iter().map(add_again).collect::<Vec<_>>().join("; "),
-            ShardFault::Unserved { .. } => "run `pgshard check`, then the same command again".to_owned(),
+            ShardFault::Unread { hosts } => format!(
+                "start {} and run bootstrap \
+                again",
+                names(hosts)
+            ),
+            ShardFault::Lost {
+                host, named: true, ..
+            } => restore(host),
+            ShardFault::Lost {
+                host, named: false, ..
+            } => add_again(host),
+            ShardFault::Absent { hosts } => {
+                hosts.iter().map(add_again).collect::<Vec<_>>().join("; ")
+            }
+            ShardFault::Unserved { .. } => "run `pgshard check`, then the same command \
+                again"
+                .to_owned(),
             ShardFault::Unknown { epoch } => format!(
-                "the host that had it may have been replaced: restore its database. If this is a new cluster, write \
+                "the host that had it may have been replaced: restore its database. If this is a \
+                    new cluster, write \
                  the shard without @{epoch} in the map"
             ),
             ShardFault::SchemaTaken { schema } => {
-                format!("rename or drop the schema {schema}, or give the cluster another schema_prefix")
+                format!(
+                    "rename or drop the schema {schema}, or give the cluster another \
+                    schema_prefix"
+                )
             }
             ShardFault::SchemaGone { .. } => "restore the schema from a backup".to_owned(),
             ShardFault::Drift(drifts) => {
@@ -194,42 +227,61 @@ impl ShardFault {
                 remedies.join("; ")
             }
             ShardFault::Withheld => {
-                "see what is reported about the others; --host leaves out hosts that cannot be repaired".to_owned()
+                "see what is reported about the others; --host leaves out hosts that cannot be \
+                    repaired"
+                    .to_owned()
             }
             ShardFault::Migration { migration, .. } => format!(
-                "correct what is wrong and run the same command again, or `pgshard migrate retry`; done by hand, \
+                "correct what is wrong and run the same command again, or `pgshard migrate retry`; \
+                    done by hand, \
                  `pgshard migrate resolve {migration} --applied --only` those shards"
             ),
             ShardFault::Busy { .. } => {
-                "end that transaction or wait for it, then `pgshard migrate retry`; --lock-timeout-ms waits longer"
+                "end that transaction or wait for it, then `pgshard migrate retry`; \
+                    --lock-timeout-ms waits longer"
                     .to_owned()
             }
             ShardFault::Canary { .. } => {
-                "see what the canary's shards failed with, then run the same command again".to_owned()
+                "see what the canary's shards failed with, then run the same command \
+                    again"
+                    .to_owned()
             }
-            ShardFault::Statement { .. } | ShardFault::NotTried { .. } => "run the same command again".to_owned(),
+            ShardFault::Statement { .. } | ShardFault::NotTried { .. } => "run the same command \
+                again"
+                .to_owned(),
         }
     }
 }
 
 /// Who is at work, as the end of a sentence.
 fn at_work(processes: &[String]) -> String {
-    if processes.is_empty() { String::new() } else { format!(": {}", processes.join(", ")) }
+    if processes.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", processes.join(", "))
+    }
 }
 
 fn names(hosts: &[HostName]) -> String {
-    hosts.iter().map(HostName::as_str).collect::<Vec<_>>().join(", ")
+    hosts
+        .iter()
+        .map(HostName::as_str)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The move that is at work, as the end of a sentence.
 fn told(open: &Option<OpenMove>) -> String {
-    open.as_ref().map(|open| format!(": {open}")).unwrap_or_default()
+    open.as_ref()
+        .map(|open| format!(": {open}"))
+        .unwrap_or_default()
 }
 
 /// What to do about a host that others know and the config does not name.
 pub(super) fn add_again(host: &HostName) -> String {
     format!(
-        "name {host} in the config again, as it was: its shards are there. Only if its rows are lost for good: \
+        "name {host} in the config again, as it was: its shards are there. Only if its rows are \
+            lost for good: \
          `pgshard bootstrap --lost {host}` makes the hosts forget it"
     )
 }
@@ -261,7 +313,10 @@ pub enum HostFault {
         role: String,
     },
     /// Another bootstrap or migration is at work on it.
-    #[error("another bootstrap or migration is at work on it{}", at_work(processes))]
+    #[error(
+        "another bootstrap or migration is at work on it{}",
+        at_work(processes)
+    )]
     Busy {
         /// The server's processes that are at work, as the server names them.
         processes: Vec<String>,
@@ -278,8 +333,10 @@ pub enum HostFault {
     /// Another host, or its shards, have run what the folder does not have.
     #[error("nothing is run while another host has run what the folder does not have")]
     Withheld,
-    /// A once-per-host migration failed; nothing of it is left, and no shard of the host was touched.
-    #[error("{migration}{} failed: {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    /// A once-per-host migration failed; nothing of it is left, and no shard of the host was
+    /// touched.
+    #[error("{migration}{} failed: \
+        {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
     Migration {
         /// The migration, as it is recorded.
         migration: String,
@@ -297,7 +354,8 @@ pub enum HostFault {
         /// Why not, with the causes.
         reason: String,
     },
-    /// The remains of a shard that an earlier bootstrap made, which serves nobody, cannot be dropped.
+    /// The remains of a shard that an earlier bootstrap made, which serves nobody, cannot be
+    /// dropped.
     #[error("the remains of shard {shard} from an earlier bootstrap cannot be dropped: {reason}")]
     Unfinished {
         /// The shard.
@@ -317,37 +375,66 @@ impl HostFault {
     /// Why a host that did not say what it has is left alone.
     pub(super) fn unread(error: &FactsError) -> HostFault {
         match error {
-            FactsError::NotOwner { owner, role } => HostFault::NotOwner { owner: owner.clone(), role: role.clone() },
+            FactsError::NotOwner { owner, role } => HostFault::NotOwner {
+                owner: owner.clone(),
+                role: role.clone(),
+            },
             FactsError::Unreachable { source } if source.is_login_refused() => {
-                HostFault::LoginRefused { reason: chain(error), remedy: source.remedy() }
+                HostFault::LoginRefused {
+                    reason: chain(error),
+                    remedy: source.remedy(),
+                }
             }
-            error => HostFault::Unread { reason: chain(error) },
+            error => HostFault::Unread {
+                reason: chain(error),
+            },
         }
     }
 
     /// What to do.
     pub fn remedy(&self) -> String {
         match self {
-            HostFault::LoginRefused { remedy, .. } => format!("{remedy}; then run the same command again"),
+            HostFault::LoginRefused { remedy, .. } => format!(
+                "{remedy}; then run the same command \
+                again"
+            ),
             HostFault::Unread { .. } => "make it answer, and run the same command again".to_owned(),
-            HostFault::NotOwner { owner, .. } => format!("connect as {owner}, or as a member of it"),
-            HostFault::Busy { .. } => "wait until the other one has ended; if nobody waits for it any longer, `SELECT \
+            HostFault::NotOwner { owner, .. } => format!(
+                "connect as {owner}, or as a member of \
+                it"
+            ),
+            HostFault::Busy { .. } => "wait until the other one has ended; if nobody waits for it \
+                any longer, `SELECT \
                  pg_terminate_backend(…)` of the process ends it"
                 .to_owned(),
-            HostFault::Refused(refusals) => refusals.iter().map(Refusal::remedy).collect::<Vec<_>>().join("; "),
+            HostFault::Refused(refusals) => refusals
+                .iter()
+                .map(Refusal::remedy)
+                .collect::<Vec<_>>()
+                .join("; "),
             HostFault::NotBootstrapped => "run `pgshard bootstrap`".to_owned(),
             HostFault::Drift(_) => {
-                "put the files back as they were; --only and --host leave out what cannot be repaired".to_owned()
+                "put the files back as they were; --only and --host leave out what cannot be \
+                    repaired"
+                    .to_owned()
             }
             HostFault::HasShards(_) => {
-                "let the moves that are under way end (`pgshard moves`), and `pgshard drain` it".to_owned()
+                "let the moves that are under way end (`pgshard moves`), and `pgshard drain` \
+                    it"
+                .to_owned()
             }
             HostFault::Withheld => "see what is reported about the other host".to_owned(),
-            HostFault::Migration { .. } => "correct the migration and run the same command again".to_owned(),
+            HostFault::Migration { .. } => "correct the migration and run the same command \
+                again"
+                .to_owned(),
             HostFault::Unfinished { .. } => {
-                "end whoever has locked the shard's tables (see pg_locks), and run the same command again".to_owned()
+                "end whoever has locked the shard's tables (see pg_locks), and run the same \
+                    command again"
+                    .to_owned()
             }
-            HostFault::Control { .. } | HostFault::Lost { .. } => "run the same command again".to_owned(),
+            HostFault::Control { .. } | HostFault::Lost { .. } => "run the same command \
+                again"
+                .to_owned(),
         }
     }
 }

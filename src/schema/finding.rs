@@ -30,7 +30,8 @@ impl Severity {
     }
 }
 
-/// One thing that is wrong. If several shards of one host have the same trouble, that is one finding.
+/// One thing that is wrong. If several shards of one host have the same trouble, that is one
+/// finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// How much it matters.
@@ -51,25 +52,50 @@ impl Finding {
     /// The finding that the kept map cannot be used; `why` says what is wrong with it.
     pub fn damaged_map(why: String) -> Finding {
         let (severity, code) = (Severity::Error, "map_damaged");
-        let remedy = "run `pgshard map rebuild`, which makes it again from its history and the hosts".to_owned();
-        Finding { severity, code, host: None, shards: Vec::new(), message: why, remedy }
+        let remedy =
+            "run `pgshard map rebuild`, which makes it again from its history and the hosts"
+                .to_owned();
+        Finding {
+            severity,
+            code,
+            host: None,
+            shards: Vec::new(),
+            message: why,
+            remedy,
+        }
     }
 
     /// The finding that nobody can read the kept map now; `why` says what is in the way.
     pub fn unreachable_map(why: &str) -> Finding {
         let (severity, code) = (Severity::Error, "map_unreachable");
         let message = format!("the map cannot be read: {why}");
-        let remedy = "have its database answer: routers go on with the map that they have, and no move begins until \
+        let remedy = "have its database answer: routers go on with the map that they have, and no \
+            move begins until \
                       then"
             .to_owned();
-        Finding { severity, code, host: None, shards: Vec::new(), message, remedy }
+        Finding {
+            severity,
+            code,
+            host: None,
+            shards: Vec::new(),
+            message,
+            remedy,
+        }
     }
 
-    /// That the folder of the shard migrations is not there, or that a file in it is wrong; `why` says which.
+    /// That the folder of the shard migrations is not there, or that a file in it is wrong; `why`
+    /// says which.
     pub fn unusable_migrations(why: String) -> Finding {
         let (severity, code) = (Severity::Error, "migrations_unusable");
         let remedy = "correct it: until then no migration runs, and no shard is made".to_owned();
-        Finding { severity, code, host: None, shards: Vec::new(), message: why, remedy }
+        Finding {
+            severity,
+            code,
+            host: None,
+            shards: Vec::new(),
+            message: why,
+            remedy,
+        }
     }
 
     /// The shard, if it is about exactly one.
@@ -82,7 +108,13 @@ impl Finding {
 }
 
 /// Findings that it is unknown, or wrong, who has a shard.
-const CAUSES: [&str; 5] = ["epoch_jump", "served_twice", "went_back", "served_nowhere", "not_opened"];
+const CAUSES: [&str; 5] = [
+    "epoch_jump",
+    "served_twice",
+    "went_back",
+    "served_nowhere",
+    "not_opened",
+];
 
 /// Findings that may only be consequences of those.
 const CONSEQUENCES: [&str; 8] = [
@@ -111,7 +143,14 @@ impl Findings {
         remedy: impl Into<String>,
     ) {
         let (message, remedy) = (message.into(), remedy.into());
-        let finding = Finding { severity, code, host: host.cloned(), shards: Vec::new(), message, remedy };
+        let finding = Finding {
+            severity,
+            code,
+            host: host.cloned(),
+            shards: Vec::new(),
+            message,
+            remedy,
+        };
         self.0.push((finding, String::new()));
     }
 
@@ -127,19 +166,33 @@ impl Findings {
     ) {
         let (what, remedy) = (what.into(), remedy.into());
         let same = |(finding, said): &&mut (Finding, String)| {
-            finding.code == code && finding.host.as_ref() == host && *said == what && finding.remedy == remedy
+            finding.code == code
+                && finding.host.as_ref() == host
+                && *said == what
+                && finding.remedy == remedy
         };
         match self.0.iter_mut().rev().find(same) {
             Some((finding, _)) => finding.shards.push(shard),
             None => {
                 let (host, message) = (host.cloned(), String::new());
-                self.0.push((Finding { severity, code, host, shards: vec![shard], message, remedy }, what));
+                self.0.push((
+                    Finding {
+                        severity,
+                        code,
+                        host,
+                        shards: vec![shard],
+                        message,
+                        remedy,
+                    },
+                    what,
+                ));
             }
         }
     }
 
-    /// Leaves out what follows from a finding about who has a shard: its map entry, its signposts and its old copies.
-    /// They are right once that is repaired, and what those findings advise has to wait, or would do harm.
+    /// Leaves out what follows from a finding about who has a shard: its map entry, its signposts
+    /// and its old copies. They are right once that is repaired, and what those findings advise has
+    /// to wait, or would do harm.
     pub(super) fn without_consequences(&mut self) {
         let owner = |code: &str| CAUSES.contains(&code);
         let unsure: BTreeSet<ShardId> = self
@@ -165,14 +218,18 @@ impl Findings {
                 0 => {}
                 1 => finding.message = format!("shard {}: {what}", finding.shards[0]),
                 n => {
-                    finding.message = format!("{n} shards ({}): {what}", print_shards(finding.shards.iter().copied()));
+                    finding.message = format!(
+                        "{n} shards ({}): {what}",
+                        print_shards(finding.shards.iter().copied())
+                    );
                 }
             }
             finding
         };
         let mut findings: Vec<Finding> = self.0.into_iter().map(written).collect();
-        findings
-            .sort_by(|a, b| (b.severity, &a.host, a.code, &a.shards).cmp(&(a.severity, &b.host, b.code, &b.shards)));
+        findings.sort_by(|a, b| {
+            (b.severity, &a.host, a.code, &a.shards).cmp(&(a.severity, &b.host, b.code, &b.shards))
+        });
         findings
     }
 }

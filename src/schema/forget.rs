@@ -1,4 +1,5 @@
-//! A host leaves the cluster: the others record where its shards are now, and that it is no longer a host.
+//! A host leaves the cluster: the others record where its shards are now, and that it is no longer
+//! a host.
 
 use std::collections::BTreeSet;
 
@@ -28,14 +29,20 @@ pub struct Lost {
 
 /// The shards that were last on this host and are nowhere now, by what the others say. Pure.
 pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
-    Known::of_survey(survey).lost_on(host).map(|(shards, by)| Lost { shards, by: by.clone() })
+    Known::of_survey(survey)
+        .lost_on(host)
+        .map(|(shards, by)| Lost {
+            shards,
+            by: by.clone(),
+        })
 }
 
-/// Makes all hosts but one forget that one, which is among them. Under the lock of bootstraps and migrations. A host
-/// that has a shard, or is getting one, is not forgotten: [`HostFault::HasShards`].
+/// Makes all hosts but one forget that one, which is among them. Under the lock of bootstraps and
+/// migrations. A host that has a shard, or is getting one, is not forgotten:
+/// [`HostFault::HasShards`].
 ///
-/// The hosts that could not be told, each with the reason. Then none was told, unless a connection was lost at the very
-/// end.
+/// The hosts that could not be told, each with the reason. Then none was told, unless a connection
+/// was lost at the very end.
 ///
 /// # Cancel safety
 /// Each host's record is written in one transaction; call it again for the rest.
@@ -47,9 +54,16 @@ pub fn forget<'a>(
     Box::pin(async move {
         let mut hosts: Vec<_> = hosts.iter().collect();
         hosts.sort_by(|a, b| a.0.cmp(&b.0));
-        let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard host"))).await;
-        let (mut good, mut faults): (Vec<(&HostName, Connection, HostFacts)>, Vec<_>) = (Vec::new(), Vec::new());
-        // One host after the other, by name, as bootstrap does: so two cannot wait for each other in a circle.
+        let opened = join_all(
+            hosts
+                .iter()
+                .map(|(_, connect)| session::open(connect, "pgshard host")),
+        )
+        .await;
+        let (mut good, mut faults): (Vec<(&HostName, Connection, HostFacts)>, Vec<_>) =
+            (Vec::new(), Vec::new());
+        // One host after the other, by name, as bootstrap does: so two cannot wait for each other
+        // in a circle.
         for ((name, _), session) in hosts.iter().zip(opened) {
             match look(session, cluster, name).await {
                 Ok((session, facts)) => good.push((name, session, facts)),
@@ -66,7 +80,9 @@ pub fn forget<'a>(
         if !here.is_empty() {
             return Err(vec![(gone.clone(), HostFault::HasShards(here))]);
         }
-        let said = good.iter().filter_map(|(name, _, facts)| Some((*name, facts.control.as_ref()?)));
+        let said = good
+            .iter()
+            .filter_map(|(name, _, facts)| Some((*name, facts.control.as_ref()?)));
         let record = known::record(said, &BTreeSet::from([gone.clone()]));
         for (name, session, _) in good.iter().filter(|(name, ..)| *name != gone) {
             if let Err(fault) = write_record(session, &record).await {
@@ -84,48 +100,87 @@ pub fn forget<'a>(
                 faults.push(((*name).clone(), fault));
             }
         }
-        if faults.is_empty() { Ok(()) } else { Err(faults) }
+        if faults.is_empty() {
+            Ok(())
+        } else {
+            Err(faults)
+        }
     })
 }
 
-/// Looks once more for shards that are to go to a host, now that no other claim can come: it would wait for the rows
-/// that were deleted, and find none. The one before it was waited for.
-async fn claimed_meanwhile(read: &[(&HostName, Connection, HostFacts)], gone: &HostName) -> Vec<(HostName, HostFault)> {
+/// Looks once more for shards that are to go to a host, now that no other claim can come: it would
+/// wait for the rows that were deleted, and find none. The one before it was waited for.
+async fn claimed_meanwhile(
+    read: &[(&HostName, Connection, HostFacts)],
+    gone: &HostName,
+) -> Vec<(HostName, HostFault)> {
     let mut here = Vec::new();
     for (name, session, _) in read {
         let sql = "SELECT shard_id FROM pgshard.move
             WHERE target = $1 AND phase NOT IN ('kept', 'completed', 'aborted') ORDER BY 1";
         let rows = match session.query(sql, &[&gone.as_str()]).await {
             Ok(rows) => rows,
-            Err(error) => return vec![((*name).clone(), HostFault::Unread { reason: chain(&error) })],
+            Err(error) => {
+                return vec![(
+                    (*name).clone(),
+                    HostFault::Unread {
+                        reason: chain(&error),
+                    },
+                )];
+            }
         };
         for row in &rows {
             // Never taken for no claim: whoever cannot be read may have one.
             let shard = row.try_get::<_, i32>(0).map_err(|error| chain(&error));
-            match shard.and_then(|shard| ShardId::try_from(shard).map_err(|error| error.to_string())) {
+            match shard
+                .and_then(|shard| ShardId::try_from(shard).map_err(|error| error.to_string()))
+            {
                 Ok(shard) => here.push(shard),
                 Err(reason) => return vec![((*name).clone(), HostFault::Unread { reason })],
             }
         }
     }
-    if here.is_empty() { Vec::new() } else { vec![(gone.clone(), HostFault::HasShards(here))] }
+    if here.is_empty() {
+        Vec::new()
+    } else {
+        vec![(gone.clone(), HostFault::HasShards(here))]
+    }
 }
 
-/// The shards that a host has or is getting: by its own word, or, if it is not among those that were read, by that of
-/// the others. A move that has only just claimed its shards is known to their sources alone.
+/// The shards that a host has or is getting: by its own word, or, if it is not among those that
+/// were read, by that of the others. A move that has only just claimed its shards is known to their
+/// sources alone.
 fn shards_on(host: &HostName, read: &[(&HostName, Connection, HostFacts)]) -> Vec<ShardId> {
-    let own = read.iter().filter(|(name, ..)| *name == host).filter_map(|(_, _, facts)| facts.control.as_ref());
+    let own = read
+        .iter()
+        .filter(|(name, ..)| *name == host)
+        .filter_map(|(_, _, facts)| facts.control.as_ref());
     let mut here: BTreeSet<ShardId> = BTreeSet::new();
     for control in own {
-        let owned = control.shards.iter().filter(|(_, row)| row.state.is_owner());
-        here.extend(owned.map(|(shard, _)| *shard).chain(control.incoming.keys().copied()));
+        let owned = control
+            .shards
+            .iter()
+            .filter(|(_, row)| row.state.is_owner());
+        here.extend(
+            owned
+                .map(|(shard, _)| *shard)
+                .chain(control.incoming.keys().copied()),
+        );
     }
     for (_, _, facts) in read {
         let open = facts.control.iter().flat_map(|control| &control.open_moves);
-        here.extend(open.filter(|(_, open)| open.target == *host).map(|(shard, _)| *shard));
+        here.extend(
+            open.filter(|(_, open)| open.target == *host)
+                .map(|(shard, _)| *shard),
+        );
     }
     let known = Known::of(read.iter().map(|(name, _, facts)| (*name, Some(facts))));
-    here.extend(known.lost_on(host).map(|(shards, _)| shards).unwrap_or_default());
+    here.extend(
+        known
+            .lost_on(host)
+            .map(|(shards, _)| shards)
+            .unwrap_or_default(),
+    );
     here.into_iter().collect()
 }
 
@@ -136,7 +191,9 @@ async fn look(
     name: &HostName,
 ) -> Result<(Connection, HostFacts), HostFault> {
     let session = lock(session?).await?;
-    let facts = read(&session).await.map_err(|error| HostFault::unread(&error))?;
+    let facts = read(&session)
+        .await
+        .map_err(|error| HostFault::unread(&error))?;
     match pending(&facts, cluster, name) {
         Err(refusals) => Err(HostFault::Refused(refusals)),
         Ok(steps) if steps.is_empty() && facts.control.is_some() => Ok((session, facts)),

@@ -1,8 +1,8 @@
-//! Which server each host is: every address is asked, and the answers are compared with what hosts have recorded about
-//! each other.
+//! Which server each host is: every address is asked, and the answers are compared with what hosts
+//! have recorded about each other.
 //!
-//! Invariant: a host's record changes by itself only to a later timeline of the same server. Another server becomes the
-//! host only by an operator's word ([`Identities::accepted`]).
+//! Invariant: a host's record changes by itself only to a later timeline of the same server.
+//! Another server becomes the host only by an operator's word ([`Identities::accepted`]).
 
 use std::collections::BTreeMap;
 
@@ -64,12 +64,14 @@ pub struct RecordError {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Asks every address of these hosts, all at the same time, and asks the primaries what they have recorded. Nothing is
-/// written.
+/// Asks every address of these hosts, all at the same time, and asks the primaries what they have
+/// recorded. Nothing is written.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections.
-pub fn identities(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> BoxFuture<'static, Identities> {
+pub fn identities(
+    hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>,
+) -> BoxFuture<'static, Identities> {
     identities_of(hosts.into_iter().collect())
 }
 
@@ -78,15 +80,24 @@ fn identities_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, I
         let ask = |(name, connect): (HostName, ConnectOptions)| async move {
             let answers: Vec<Result<Connection, ConnectError>> = connect.ask_each(NAME).await;
             let (mut said, mut unread) = (Vec::new(), None);
-            for connection in answers.iter().flatten().filter(|connection| connection.server().timeline().is_some()) {
+            for connection in answers
+                .iter()
+                .flatten()
+                .filter(|connection| connection.server().timeline().is_some())
+            {
                 match recorded(&name, connection).await {
                     Ok(recorded) => said.extend(recorded),
                     Err(error) => unread = Some(chain(&error)),
                 }
             }
-            let server =
-                |answer: Result<Connection, ConnectError>| answer.map(|it| it.server()).map_err(|error| chain(&error));
-            let answers = connect.addresses().into_iter().zip(answers.into_iter().map(server)).collect();
+            let server = |answer: Result<Connection, ConnectError>| {
+                answer.map(|it| it.server()).map_err(|error| chain(&error))
+            };
+            let answers = connect
+                .addresses()
+                .into_iter()
+                .zip(answers.into_iter().map(server))
+                .collect();
             (name, answers, said, unread)
         };
         let mut all = Identities::default();
@@ -99,8 +110,8 @@ fn identities_of(hosts: Vec<(HostName, ConnectOptions)>) -> BoxFuture<'static, I
     })
 }
 
-/// What a server has recorded. One whose control schema is older, or not there, or not ours to read, has recorded
-/// nothing.
+/// What a server has recorded. One whose control schema is older, or not there, or not ours to
+/// read, has recorded nothing.
 ///
 /// # Errors
 /// When it does not say so, or says what cannot be.
@@ -108,7 +119,11 @@ async fn recorded(by: &HostName, client: &Client) -> Result<Vec<Said>, tokio_pos
     let sql = "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity";
     let rows = match client.query_typed(sql, &[]).await {
         Ok(rows) => rows,
-        Err(error) if error.as_db_error().is_some_and(|error| !state::ends_the_connection(error)) => {
+        Err(error)
+            if error
+                .as_db_error()
+                .is_some_and(|error| !state::ends_the_connection(error)) =>
+        {
             return Ok(Vec::new());
         }
         Err(error) => return Err(error),
@@ -117,7 +132,11 @@ async fn recorded(by: &HostName, client: &Client) -> Result<Vec<Said>, tokio_pos
     for row in &rows {
         let (host, _): (_, i32) = (row.try_get(0)?, row.try_get(1)?);
         if let Some(record) = pg::record(row, 1) {
-            said.push(Said { by: by.clone(), host, record });
+            said.push(Said {
+                by: by.clone(),
+                host,
+                record,
+            });
         }
     }
     Ok(said)
@@ -134,21 +153,31 @@ pub struct Accepted {
 }
 
 impl Identities {
-    /// What is known about a host: the last generation that others have recorded; if they differ, by most of them. Its
-    /// own word counts only if nobody else has recorded it: a server of another cluster is just as sure about itself.
+    /// What is known about a host: the last generation that others have recorded; if they differ,
+    /// by most of them. Its own word counts only if nobody else has recorded it: a server of
+    /// another cluster is just as sure about itself.
     pub fn known(&self, host: &HostName) -> Option<Record> {
         let about = || self.said.iter().filter(|said| said.host == host.as_str());
         let by_others = about().any(|said| said.by != *host);
         let mut votes: BTreeMap<(u32, i64), (usize, u32)> = BTreeMap::new();
         for said in about().filter(|said| !by_others || said.by != *host) {
-            let (count, timeline) = votes.entry((said.record.generation, said.record.system)).or_default();
+            let (count, timeline) = votes
+                .entry((said.record.generation, said.record.system))
+                .or_default();
             (*count, *timeline) = (*count + 1, said.record.timeline.max(*timeline));
         }
-        let last = votes.into_iter().max_by_key(|((generation, _), (count, _))| (*generation, *count));
-        last.map(|((generation, system), (_, timeline))| Record { generation, system, timeline })
+        let last = votes
+            .into_iter()
+            .max_by_key(|((generation, _), (count, _))| (*generation, *count));
+        last.map(|((generation, system), (_, timeline))| Record {
+            generation,
+            system,
+            timeline,
+        })
     }
 
-    /// The servers that take a host's writes, the latest first. Two addresses that lead to one server count once.
+    /// The servers that take a host's writes, the latest first. Two addresses that lead to one
+    /// server count once.
     fn primaries(&self, host: &HostName) -> Vec<(&str, Server)> {
         let mut primaries: Vec<(&str, Server)> = Vec::new();
         for (address, answer) in self.hosts.get(host).into_iter().flatten() {
@@ -163,26 +192,42 @@ impl Identities {
         primaries
     }
 
-    /// The record that holds from now on, given what was seen. There is one only if the host's only primary is the
-    /// known server, or no server is known yet.
+    /// The record that holds from now on, given what was seen. There is one only if the host's only
+    /// primary is the known server, or no server is known yet.
     fn now(&self, host: &HostName) -> Option<Record> {
-        let [(_, server)] = self.primaries(host)[..] else { return None };
+        let [(_, server)] = self.primaries(host)[..] else {
+            return None;
+        };
         let identity = server.identity?;
-        let seen = Record { generation: 1, system: identity.system, timeline: identity.timeline? };
+        let seen = Record {
+            generation: 1,
+            system: identity.system,
+            timeline: identity.timeline?,
+        };
         match self.known(host) {
             None => Some(seen),
-            Some(known) => known.judge(identity).ok().map(|()| Record { timeline: seen.timeline, ..known }),
+            Some(known) => known.judge(identity).ok().map(|()| Record {
+                timeline: seen.timeline,
+                ..known
+            }),
         }
     }
 
-    /// What is wrong with the servers that answer under the hosts' names, the worst first. An alarm means that no host
-    /// may be written to before somebody has acted.
+    /// What is wrong with the servers that answer under the hosts' names, the worst first. An alarm
+    /// means that no host may be written to before somebody has acted.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (host, answers) in &self.hosts {
             let mut add = |severity, code, message, remedy: &str| {
                 let (host, shards, remedy) = (Some(host.clone()), Vec::new(), remedy.to_owned());
-                findings.push(Finding { severity, code, host, shards, message, remedy });
+                findings.push(Finding {
+                    severity,
+                    code,
+                    host,
+                    shards,
+                    message,
+                    remedy,
+                });
             };
             let primaries = self.primaries(host);
             if primaries.len() > 1 {
@@ -193,8 +238,10 @@ impl Identities {
                 if let Err(error) = answer
                     && answers.len() > 1
                 {
-                    let message =
-                        format!("{address} does not answer, so that nobody knows whether it takes writes: {error}");
+                    let message = format!(
+                        "{address} does not answer, so that nobody knows whether it takes writes: \
+                            {error}"
+                    );
                     let remedy = "start it as a standby, or remove it from the url";
                     add(Severity::Notice, "address_unreachable", message, remedy);
                 }
@@ -204,21 +251,27 @@ impl Identities {
                 _ => self.unread.get(host),
             };
             if let Some(error) = silent {
-                let message = format!("it did not say what it knows of the hosts' servers: {error}");
+                let message =
+                    format!("it did not say what it knows of the hosts' servers: {error}");
                 add(Severity::Warning, "identity_unread", message, "check again");
             }
             let known = self.known(host);
-            let judged =
-                primaries.first().zip(known).map(|((address, server), known)| (address, server.identity, known));
+            let judged = primaries
+                .first()
+                .zip(known)
+                .map(|((address, server), known)| (address, server.identity, known));
             if let Some((address, Some(identity), known)) = judged
                 && let Err(impostor) = known.judge(identity)
             {
                 let message = format!("{address}: {impostor}");
                 match impostor {
-                    Impostor::Former { .. } => add(Severity::Alarm, "former_primary", message, FENCE),
+                    Impostor::Former { .. } => {
+                        add(Severity::Alarm, "former_primary", message, FENCE)
+                    }
                     Impostor::Other { .. } => {
                         let remedy = format!(
-                            "correct the url of {host}; if the host was upgraded or restored by a dump, `pgshard host \
+                            "correct the url of {host}; if the host was upgraded or restored by a \
+                                dump, `pgshard host \
                              accept {host}`"
                         );
                         add(Severity::Alarm, "other_server", message, &remedy);
@@ -230,7 +283,8 @@ impl Identities {
         findings
     }
 
-    /// Tells the connections of this process which servers are known, so that they refuse any other.
+    /// Tells the connections of this process which servers are known, so that they refuse any
+    /// other.
     pub fn teach(&self, hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) {
         for (host, connect) in hosts {
             if let Some(known) = self.now(&host).or_else(|| self.known(&host)) {
@@ -239,7 +293,8 @@ impl Identities {
         }
     }
 
-    /// The same, but the server that answers becomes the host, by an operator's word. `None`: it is the host already.
+    /// The same, but the server that answers becomes the host, by an operator's word. `None`: it is
+    /// the host already.
     ///
     /// # Errors
     /// When no server answers as a primary, or more than one.
@@ -248,9 +303,15 @@ impl Identities {
         let identity = match primaries[..] {
             [(_, server)] => server.identity,
             [] => None,
-            _ => return Err(AcceptError::TwoPrimaries { message: two_primaries(host, &primaries).0 }),
+            _ => {
+                return Err(AcceptError::TwoPrimaries {
+                    message: two_primaries(host, &primaries).0,
+                });
+            }
         };
-        let Some((system, timeline)) = identity.and_then(|identity| Some((identity.system, identity.timeline?))) else {
+        let Some((system, timeline)) =
+            identity.and_then(|identity| Some((identity.system, identity.timeline?)))
+        else {
             return Err(AcceptError::NoPrimary { host: host.clone() });
         };
         let known = self.known(host);
@@ -258,10 +319,18 @@ impl Identities {
             return Ok(None);
         }
         let generation = known.map_or(1, |known| known.generation + 1);
-        Ok(Some(Accepted { former: known, record: Record { generation, system, timeline } }))
+        Ok(Some(Accepted {
+            former: known,
+            record: Record {
+                generation,
+                system,
+                timeline,
+            },
+        }))
     }
 
-    /// Records on all hosts what was seen, if they do not have it yet. Hosts that did not answer get it the next time.
+    /// Records on all hosts what was seen, if they do not have it yet. Hosts that did not answer
+    /// get it the next time.
     ///
     /// # Errors
     /// The hosts where it could not be written; the others have it.
@@ -269,11 +338,16 @@ impl Identities {
     /// # Cancel safety
     /// What is written stays written.
     pub async fn record(&self, hosts: &[(HostName, ConnectOptions)]) -> Vec<RecordError> {
-        let now: Vec<(&HostName, Record)> =
-            self.hosts.keys().filter_map(|host| Some((host, self.now(host)?))).collect();
+        let now: Vec<(&HostName, Record)> = self
+            .hosts
+            .keys()
+            .filter_map(|host| Some((host, self.now(host)?)))
+            .collect();
         let on = |(by, connect): &(HostName, ConnectOptions)| {
             let has = |(host, record): &&(&HostName, Record)| {
-                self.said.iter().any(|said| said.by == *by && said.host == host.as_str() && said.record == *record)
+                self.said.iter().any(|said| {
+                    said.by == *by && said.host == host.as_str() && said.record == *record
+                })
             };
             let lacks: Vec<_> = now.iter().filter(|one| !has(one)).copied().collect();
             let (by, connect, answered) = (by.clone(), connect.clone(), self.now(by).is_some());
@@ -281,19 +355,26 @@ impl Identities {
                 if lacks.is_empty() || !answered {
                     return None;
                 }
-                write(&connect, None, &lacks).await.err().map(|source| RecordError { host: by, source })
+                write(&connect, None, &lacks)
+                    .await
+                    .err()
+                    .map(|source| RecordError { host: by, source })
             }
         };
-        join_all(hosts.iter().map(on)).await.into_iter().flatten().collect()
+        join_all(hosts.iter().map(on))
+            .await
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 
-/// Records on all hosts which server an operator has accepted: on that server first, with the record that it replaces,
-/// so that those who know the former server accept this one.
+/// Records on all hosts which server an operator has accepted: on that server first, with the
+/// record that it replaces, so that those who know the former server accept this one.
 ///
 /// # Errors
-/// When it could not be written on the server itself: then nothing was written. Other hosts where it could not be
-/// written are returned.
+/// When it could not be written on the server itself: then nothing was written. Other hosts where
+/// it could not be written are returned.
 ///
 /// # Cancel safety
 /// What is written stays written; a second run does the rest.
@@ -307,17 +388,26 @@ pub async fn accept(
         let host = host.clone();
         |source| RecordError { host, source }
     };
-    let records: Vec<_> = former.into_iter().chain([record]).map(|record| (host, record)).collect();
+    let records: Vec<_> = former
+        .into_iter()
+        .chain([record])
+        .map(|record| (host, record))
+        .collect();
     for (name, connect) in hosts.iter().filter(|(name, _)| name == host) {
-        write(connect, Some(host), &records).await.map_err(failed(name))?;
+        write(connect, Some(host), &records)
+            .await
+            .map_err(failed(name))?;
     }
     let others = hosts.iter().filter(|(name, _)| name != host);
     let written =
-        join_all(others.map(async |(name, connect)| write(connect, None, &records).await.map_err(failed(name))));
+        join_all(others.map(async |(name, connect)| {
+            write(connect, None, &records).await.map_err(failed(name))
+        }));
     Ok(written.await.into_iter().filter_map(Result::err).collect())
 }
 
-/// Writes records into one host, in one transaction. They replace everything that it has recorded about `anew`.
+/// Writes records into one host, in one transaction. They replace everything that it has recorded
+/// about `anew`.
 ///
 /// Locks: ROW EXCLUSIVE on pgshard.identity, for a moment.
 async fn write(
@@ -327,44 +417,73 @@ async fn write(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut connection = connect.connect(NAME).await?;
     let transaction = connection.transaction().await?;
-    transaction.batch_execute("SET LOCAL lock_timeout = '2s'; SET LOCAL transaction_read_only = off").await?;
+    transaction
+        .batch_execute("SET LOCAL lock_timeout = '2s'; SET LOCAL transaction_read_only = off")
+        .await?;
     if let Some(host) = anew {
-        transaction.execute("DELETE FROM pgshard.identity WHERE host_name = $1", &[&host.as_str()]).await?;
+        transaction
+            .execute(
+                "DELETE FROM pgshard.identity WHERE host_name = $1",
+                &[&host.as_str()],
+            )
+            .await?;
     }
     for (host, record) in records {
-        let sql = "INSERT INTO pgshard.identity AS i (host_name, generation, system_identifier, timeline)
+        let sql = "INSERT INTO pgshard.identity AS i (host_name, generation, system_identifier, \
+            timeline)
             VALUES ($1, $2, $3, $4)
-            ON CONFLICT (host_name, generation) DO UPDATE SET timeline = EXCLUDED.timeline, seen_at = now()
-            WHERE i.system_identifier = EXCLUDED.system_identifier AND i.timeline < EXCLUDED.timeline";
-        let (generation, timeline) = (i32::try_from(record.generation)?, i64::from(record.timeline));
-        transaction.execute(sql, &[&host.as_str(), &generation, &record.system, &timeline]).await?;
+            ON CONFLICT (host_name, generation) DO UPDATE SET timeline = EXCLUDED.timeline, \
+            seen_at = now()
+            WHERE i.system_identifier = EXCLUDED.system_identifier AND i.timeline < \
+            EXCLUDED.timeline";
+        let (generation, timeline) = (
+            i32::try_from(record.generation)?,
+            i64::from(record.timeline),
+        );
+        transaction
+            .execute(
+                sql,
+                &[&host.as_str(), &generation, &record.system, &timeline],
+            )
+            .await?;
     }
     Ok(transaction.commit().await?)
 }
 
-const FENCE: &str = "stop it, and keep it from coming back (docs/high-availability.md); what was written there since \
+const FENCE: &str = "stop it, and keep it from coming back (docs/high-availability.md); what was \
+    written there since \
                      the other was promoted is only there";
 
 fn two_primaries(host: &HostName, primaries: &[(&str, Server)]) -> (String, String) {
     let said = primaries.iter().map(|(address, server)| {
         let system = server.identity.map_or(0, |identity| identity.system);
-        format!("{address} (timeline {}, system {system})", server.timeline().unwrap_or_default())
+        format!(
+            "{address} (timeline {}, system {system})",
+            server.timeline().unwrap_or_default()
+        )
     });
     let said = said.collect::<Vec<_>>().join(" and ");
-    let [(later, first), (_, second), ..] = primaries else { return (said, FENCE.to_owned()) };
+    let [(later, first), (_, second), ..] = primaries else {
+        return (said, FENCE.to_owned());
+    };
     if first.rivals(second) {
-        let message = format!("two servers take the writes of {host}: {said}; it is unknown which is right");
+        let message =
+            format!("two servers take the writes of {host}: {said}; it is unknown which is right");
         return (
             message,
-            "keep the writers out, find out which is right, and stop the other: docs/high-availability.md".to_owned(),
+            "keep the writers out, find out which is right, and stop the other: \
+                docs/high-availability.md"
+                .to_owned(),
         );
     }
     let older: Vec<&str> = primaries[1..].iter().map(|(address, _)| *address).collect();
-    let message = format!("two servers take the writes of {host}: {said}; {later} was promoted later");
+    let message =
+        format!("two servers take the writes of {host}: {said}; {later} was promoted later");
     (
         message,
         format!(
-            "stop {}, and keep it from coming back: docs/high-availability.md; what was written there since is only \
+            "stop {}, and keep it from coming back: docs/high-availability.md; what was written \
+                there since is only \
              there",
             older.join(", ")
         ),
@@ -389,20 +508,32 @@ mod tests {
     /// Hosts with these servers, started one after the other.
     fn seen(servers: &[(&str, &[Who])], said: &[Recorded]) -> Identities {
         let server = |(number, (system, timeline)): (usize, &(i64, Option<u32>))| {
-            let identity = Some(Identity { system: *system, timeline: *timeline });
-            (format!("a{number}:5432"), Ok(Server::of_test(identity, number)))
+            let identity = Some(Identity {
+                system: *system,
+                timeline: *timeline,
+            });
+            (
+                format!("a{number}:5432"),
+                Ok(Server::of_test(identity, number)),
+            )
         };
         Identities {
             hosts: servers
                 .iter()
-                .map(|(name, servers)| (host(name), servers.iter().enumerate().map(server).collect()))
+                .map(|(name, servers)| {
+                    (host(name), servers.iter().enumerate().map(server).collect())
+                })
                 .collect(),
             said: said
                 .iter()
                 .map(|(by, named, generation, system, timeline)| Said {
                     by: host(by),
                     host: (*named).to_owned(),
-                    record: Record { generation: *generation, system: *system, timeline: *timeline },
+                    record: Record {
+                        generation: *generation,
+                        system: *system,
+                        timeline: *timeline,
+                    },
                 })
                 .collect(),
             unread: BTreeMap::new(),
@@ -414,27 +545,50 @@ mod tests {
         let codes = |identities: &Identities| {
             let found = identities.findings();
             assert!(found.iter().all(|one| !one.remedy.is_empty()));
-            found.iter().map(|one| format!("{} {}", one.host.as_ref().unwrap(), one.code)).collect::<Vec<_>>()
+            found
+                .iter()
+                .map(|one| format!("{} {}", one.host.as_ref().unwrap(), one.code))
+                .collect::<Vec<_>>()
         };
-        let both: [Recorded; 4] =
-            [("db1", "db1", 1, 7, 1), ("db2", "db1", 1, 7, 1), ("db1", "db2", 1, 5, 1), ("db2", "db2", 1, 5, 1)];
+        let both: [Recorded; 4] = [
+            ("db1", "db1", 1, 7, 1),
+            ("db2", "db1", 1, 7, 1),
+            ("db1", "db2", 1, 5, 1),
+            ("db2", "db2", 1, 5, 1),
+        ];
         let later: [Recorded; 2] = [("db2", "db1", 1, 7, 2), ("db2", "db2", 1, 5, 1)];
         let db2: (&str, &[Who]) = ("db2", &[(5, Some(1))]);
         for (db1, said, expected) in [
             (&[(7, Some(1)), (7, None)][..], &both[..], vec![]),
             (&[(7, None), (7, Some(2))], &both, vec![]),
             (&[(7, Some(1))], &[], vec![]),
-            (&[(7, Some(1)), (7, Some(2))], &both, vec!["db1 two_primaries"]),
-            (&[(7, Some(2)), (7, Some(2))], &both, vec!["db1 two_primaries"]),
+            (
+                &[(7, Some(1)), (7, Some(2))],
+                &both,
+                vec!["db1 two_primaries"],
+            ),
+            (
+                &[(7, Some(2)), (7, Some(2))],
+                &both,
+                vec!["db1 two_primaries"],
+            ),
             (&[(7, Some(1))], &later, vec!["db1 former_primary"]),
             (&[(8, Some(1))], &both, vec!["db1 other_server"]),
         ] {
-            assert_eq!(codes(&seen(&[("db1", db1), db2], said)), expected, "{db1:?} {said:?}");
+            assert_eq!(
+                codes(&seen(&[("db1", db1), db2], said)),
+                expected,
+                "{db1:?} {said:?}"
+            );
         }
-        let message = seen(&[("db1", &[(7, Some(1)), (7, Some(2))])], &both).findings().remove(0).message;
+        let message = seen(&[("db1", &[(7, Some(1)), (7, Some(2))])], &both)
+            .findings()
+            .remove(0)
+            .message;
         assert_eq!(
             message,
-            "two servers take the writes of db1: a1:5432 (timeline 2, system 7) and a0:5432 (timeline 1, system 7); \
+            "two servers take the writes of db1: a1:5432 (timeline 2, system 7) and a0:5432 \
+                (timeline 1, system 7); \
              a1:5432 was promoted later"
         );
     }
@@ -443,13 +597,32 @@ mod tests {
     fn accepting_is_a_new_generation() {
         let db1 = host("db1");
         let said: [Recorded; 2] = [("db1", "db1", 1, 8, 9), ("db2", "db1", 1, 7, 3)];
-        let record = |generation, system, timeline| Record { generation, system, timeline };
+        let record = |generation, system, timeline| Record {
+            generation,
+            system,
+            timeline,
+        };
         let accepted = |servers: &[Who]| seen(&[("db1", servers)], &said).accepted(&db1);
-        let anew = |record| Some(Accepted { former: Some(Record { generation: 1, system: 7, timeline: 3 }), record });
+        let anew = |record| {
+            Some(Accepted {
+                former: Some(Record {
+                    generation: 1,
+                    system: 7,
+                    timeline: 3,
+                }),
+                record,
+            })
+        };
         assert_eq!(accepted(&[(8, Some(1))]).unwrap(), anew(record(2, 8, 1)));
         assert_eq!(accepted(&[(7, Some(2))]).unwrap(), anew(record(2, 7, 2)));
         assert_eq!(accepted(&[(7, Some(4))]).unwrap(), None);
-        assert!(matches!(accepted(&[(7, None)]), Err(AcceptError::NoPrimary { .. })));
-        assert!(matches!(accepted(&[(7, Some(4)), (7, Some(3))]), Err(AcceptError::TwoPrimaries { .. })));
+        assert!(matches!(
+            accepted(&[(7, None)]),
+            Err(AcceptError::NoPrimary { .. })
+        ));
+        assert!(matches!(
+            accepted(&[(7, Some(4)), (7, Some(3))]),
+            Err(AcceptError::TwoPrimaries { .. })
+        ));
     }
 }

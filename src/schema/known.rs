@@ -1,8 +1,10 @@
-//! What the hosts know about each other: which hosts there are, and where each shard was last. Pure.
+//! What the hosts know about each other: which hosts there are, and where each shard was last.
+//! Pure.
 //!
-//! A host that has lost its database cannot say what was there, and one that the config does not name is not asked. The
-//! others say it for them, by their records (`pgshard.known_host`) and by the rows of the shards that they have given
-//! away. Of two statements about a shard, the one with the later epoch counts.
+//! A host that has lost its database cannot say what was there, and one that the config does not
+//! name is not asked. The others say it for them, by their records (`pgshard.known_host`) and by
+//! the rows of the shards that they have given away. Of two statements about a shard, the one with
+//! the later epoch counts.
 //!
 //! Invariant: a record contains what hosts said about themselves, never what a map says.
 
@@ -12,7 +14,8 @@ use super::facts::{ControlFacts, HostFacts, ShardState, Survey};
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
-/// A host's record of the cluster: every host that has been bootstrapped, and the shards that each had.
+/// A host's record of the cluster: every host that has been bootstrapped, and the shards that each
+/// had.
 pub type Record = BTreeMap<HostName, BTreeMap<ShardId, ShardEpoch>>;
 
 /// Where a shard was last.
@@ -41,7 +44,9 @@ pub(super) struct Known<'a> {
 
 impl<'a> Known<'a> {
     /// From the hosts of the config: what each says, or nothing if it was not asked.
-    pub(super) fn of(hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>) -> Known<'a> {
+    pub(super) fn of(
+        hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>,
+    ) -> Known<'a> {
         let mut known = Known {
             hosts: BTreeMap::new(),
             silent: BTreeSet::new(),
@@ -61,7 +66,11 @@ impl<'a> Known<'a> {
 
     /// From a survey.
     pub(super) fn of_survey(survey: &'a Survey) -> Known<'a> {
-        Known::of(survey.iter().map(|(name, facts)| (name, facts.as_ref().ok())))
+        Known::of(
+            survey
+                .iter()
+                .map(|(name, facts)| (name, facts.as_ref().ok())),
+        )
     }
 
     fn hear(&mut self, by: &'a HostName, control: Option<&'a ControlFacts>) {
@@ -69,12 +78,26 @@ impl<'a> Known<'a> {
         for (host, shards) in &control.known {
             self.hosts.entry(host).or_insert(by);
             for (shard, epoch) in shards {
-                self.note(*shard, Last { host, epoch: *epoch, by });
+                self.note(
+                    *shard,
+                    Last {
+                        host,
+                        epoch: *epoch,
+                        by,
+                    },
+                );
             }
         }
         for (shard, row) in &control.shards {
             match (row.state, &row.peer) {
-                (ShardState::Moved, Some(host)) => self.note(*shard, Last { host, epoch: row.epoch, by }),
+                (ShardState::Moved, Some(host)) => self.note(
+                    *shard,
+                    Last {
+                        host,
+                        epoch: row.epoch,
+                        by,
+                    },
+                ),
                 (ShardState::Moved, None) => {}
                 (ShardState::Serving | ShardState::Fenced, _) => drop(self.there.insert(*shard)),
             }
@@ -83,7 +106,8 @@ impl<'a> Known<'a> {
     }
 
     fn note(&mut self, shard: ShardId, said: Last<'a>) {
-        // The word of another host is preferred to that of the host itself, which has lost the shard.
+        // The word of another host is preferred to that of the host itself, which has lost the
+        // shard.
         let rank = |last: &Last<'_>| (last.epoch, last.by != last.host);
         let known = self.last.entry(shard).or_insert(said);
         if rank(&said) > rank(known) {
@@ -96,8 +120,8 @@ impl<'a> Known<'a> {
         self.last.get(&shard).copied()
     }
 
-    /// Where a shard was that is nowhere now: its host answers and does not know it, or is not in the config. Nothing
-    /// is known about a host that did not answer.
+    /// Where a shard was that is nowhere now: its host answers and does not know it, or is not in
+    /// the config. Nothing is known about a host that did not answer.
     pub(super) fn lost(&self, shard: ShardId) -> Option<Last<'a>> {
         let last = self.last.get(&shard)?;
         (!self.there.contains(&shard) && !self.silent.contains(last.host)).then_some(*last)
@@ -105,7 +129,10 @@ impl<'a> Known<'a> {
 
     /// The shards that were last on this host and are nowhere now, and a host that knows.
     pub(super) fn lost_on(&self, host: &HostName) -> Option<(Vec<ShardId>, &'a HostName)> {
-        let of_host = self.last.keys().filter_map(|shard| Some((*shard, self.lost(*shard)?)));
+        let of_host = self
+            .last
+            .keys()
+            .filter_map(|shard| Some((*shard, self.lost(*shard)?)));
         let lost: Vec<_> = of_host.filter(|(_, last)| last.host == host).collect();
         let by = lost.first()?.1.by;
         Some((lost.into_iter().map(|(shard, _)| shard).collect(), by))
@@ -121,8 +148,8 @@ impl<'a> Known<'a> {
         self.last.values().any(|last| last.host == host)
     }
 
-    /// The hosts that the config does not name, and that are in a record or have got a shard that is nowhere now: each
-    /// with a host that knows it.
+    /// The hosts that the config does not name, and that are in a record or have got a shard that
+    /// is nowhere now: each with a host that knows it.
     pub(super) fn absent(&self) -> BTreeMap<&'a HostName, &'a HostName> {
         let mut all = self.hosts.clone();
         for last in self.last.keys().filter_map(|shard| self.lost(*shard)) {
@@ -138,8 +165,8 @@ impl<'a> Known<'a> {
     }
 }
 
-/// What every host should have in its record: what these say now, and what their records say about shards that nobody
-/// has. `forgotten` are hosts that no record may contain any longer.
+/// What every host should have in its record: what these say now, and what their records say about
+/// shards that nobody has. `forgotten` are hosts that no record may contain any longer.
 pub(super) fn record<'a>(
     said: impl IntoIterator<Item = (&'a HostName, &'a ControlFacts)>,
     forgotten: &BTreeSet<HostName>,
@@ -160,7 +187,9 @@ pub(super) fn record<'a>(
             match (row.state, &row.peer) {
                 (ShardState::Moved, Some(peer)) => note(*shard, (row.epoch, false, peer)),
                 (ShardState::Moved, None) => {}
-                (ShardState::Serving | ShardState::Fenced, _) => note(*shard, (row.epoch, true, name)),
+                (ShardState::Serving | ShardState::Fenced, _) => {
+                    note(*shard, (row.epoch, true, name))
+                }
             }
         }
         for (host, shards) in &control.known {
@@ -169,7 +198,10 @@ pub(super) fn record<'a>(
             }
         }
     }
-    let mut record: Record = hosts.into_iter().map(|host| (host.clone(), BTreeMap::new())).collect();
+    let mut record: Record = hosts
+        .into_iter()
+        .map(|host| (host.clone(), BTreeMap::new()))
+        .collect();
     for (shard, (epoch, _, host)) in last {
         record.entry(host.clone()).or_default().insert(shard, epoch);
     }
@@ -177,8 +209,8 @@ pub(super) fn record<'a>(
     record
 }
 
-/// What a record lacks, compared with what all know together: hosts that it does not have, and shards that it has
-/// nowhere. If a shard has moved since, the record does not lack it.
+/// What a record lacks, compared with what all know together: hosts that it does not have, and
+/// shards that it has nowhere. If a shard has moved since, the record does not lack it.
 pub(super) fn lacks<'a>(own: &Record, all: &'a Record) -> (Vec<&'a HostName>, Vec<ShardId>) {
     let hosts = all.keys().filter(|host| !own.contains_key(*host)).collect();
     let has: BTreeSet<ShardId> = own.values().flat_map(BTreeMap::keys).copied().collect();
@@ -195,23 +227,39 @@ mod tests {
         let shards = |shards: &BTreeMap<ShardId, ShardEpoch>| {
             crate::map::print_ranges(shards.iter().map(|(shard, epoch)| (*shard, *epoch)))
         };
-        record.iter().map(|(name, of_host)| format!("{name}: {}", shards(of_host))).collect()
+        record
+            .iter()
+            .map(|(name, of_host)| format!("{name}: {}", shards(of_host)))
+            .collect()
     }
 
     #[test]
     fn of_two_statements_the_later_epoch_counts() {
         let hosts = [
-            ("db1", "0 serving 1, 1 moved 2 db2, 2 moved 2 db3, 3 knows db4 1"),
+            (
+                "db1",
+                "0 serving 1, 1 moved 2 db2, 2 moved 2 db3, 3 knows db4 1",
+            ),
             ("db2", "1 serving 2, 2 knows db2 1, 0 knows db3 1"),
             ("db3", ""),
         ];
         let survey = survey_of(&hosts);
-        let said = || survey.iter().map(|(name, facts)| (name, facts.as_ref().unwrap().control.as_ref().unwrap()));
+        let said = || {
+            survey
+                .iter()
+                .map(|(name, facts)| (name, facts.as_ref().unwrap().control.as_ref().unwrap()))
+        };
         let all = record(said(), &BTreeSet::new());
         assert_eq!(written(&all), ["db1: 0", "db2: 1@2", "db3: 2@2", "db4: 3"]);
-        assert_eq!(written(&record(said(), &BTreeSet::from([host("db4")]))), ["db1: 0", "db2: 1@2", "db3: 2@2"]);
+        assert_eq!(
+            written(&record(said(), &BTreeSet::from([host("db4")]))),
+            ["db1: 0", "db2: 1@2", "db3: 2@2"]
+        );
         let (hosts, shards) = lacks(&Record::from([(host("db1"), BTreeMap::new())]), &all);
-        assert_eq!((hosts, shards.len()), (vec![&host("db2"), &host("db3"), &host("db4")], 4));
+        assert_eq!(
+            (hosts, shards.len()),
+            (vec![&host("db2"), &host("db3"), &host("db4")], 4)
+        );
         assert_eq!(lacks(&all, &all), (vec![], vec![]));
     }
 
@@ -219,19 +267,57 @@ mod tests {
     fn what_was_on_a_host_and_is_nowhere() {
         for (hosts, lost, expected) in [
             (vec![("db1", ""), ("db2", "0 knows db1 1")], "db1", vec![0]),
-            (vec![("db1", "empty"), ("db2", "0 knows db1 1, 1 serving 1")], "db1", vec![0]),
-            (vec![("db1", "empty"), ("db2", "0 moved 2 db1")], "db1", vec![0]),
+            (
+                vec![("db1", "empty"), ("db2", "0 knows db1 1, 1 serving 1")],
+                "db1",
+                vec![0],
+            ),
+            (
+                vec![("db1", "empty"), ("db2", "0 moved 2 db1")],
+                "db1",
+                vec![0],
+            ),
             (vec![("db2", "0 knows db1 1")], "db1", vec![0]),
             // It moved on, is served somewhere, is on its way, or its host does not answer.
-            (vec![("db1", ""), ("db2", "0 knows db1 1, 0 moved 2 db3"), ("db3", "empty")], "db1", vec![]),
-            (vec![("db1", ""), ("db2", "0 knows db1 1, 0 serving 1")], "db1", vec![]),
-            (vec![("db1", "0 incoming 2 db2"), ("db2", "0 moved 2 db1")], "db1", vec![]),
-            (vec![("db1", "down"), ("db2", "0 knows db1 1")], "db1", vec![]),
+            (
+                vec![
+                    ("db1", ""),
+                    ("db2", "0 knows db1 1, 0 moved 2 db3"),
+                    ("db3", "empty"),
+                ],
+                "db1",
+                vec![],
+            ),
+            (
+                vec![("db1", ""), ("db2", "0 knows db1 1, 0 serving 1")],
+                "db1",
+                vec![],
+            ),
+            (
+                vec![("db1", "0 incoming 2 db2"), ("db2", "0 moved 2 db1")],
+                "db1",
+                vec![],
+            ),
+            (
+                vec![("db1", "down"), ("db2", "0 knows db1 1")],
+                "db1",
+                vec![],
+            ),
         ] {
             let survey = survey_of(&hosts);
             let known = Known::of_survey(&survey);
-            let lost = known.lost_on(&host(lost)).map(|(shards, _)| shards).unwrap_or_default();
-            assert_eq!(lost, expected.iter().map(|number| shard(*number)).collect::<Vec<_>>(), "{hosts:?}");
+            let lost = known
+                .lost_on(&host(lost))
+                .map(|(shards, _)| shards)
+                .unwrap_or_default();
+            assert_eq!(
+                lost,
+                expected
+                    .iter()
+                    .map(|number| shard(*number))
+                    .collect::<Vec<_>>(),
+                "{hosts:?}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The load of a host's database, for dashboards: its size, the rows written, and what pgshard's slots keep.
+//! The load of a host's database, for dashboards: its size, the rows written, and what pgshard's
+//! slots keep.
 
 use tokio_postgres::Client;
 
@@ -9,7 +10,8 @@ use super::streams::WAL;
 pub struct HostLoad {
     /// The size of the database, in bytes.
     pub bytes: u64,
-    /// The rows inserted, updated and deleted since its statistics began. It only grows, until they are reset.
+    /// The rows inserted, updated and deleted since its statistics began. It only grows, until they
+    /// are reset.
     pub rows_written: u64,
     /// The version of its control schema; `None` before bootstrap.
     pub control_version: Option<u32>,
@@ -30,7 +32,8 @@ pub struct SlotLoad {
     pub behind: Option<u64>,
 }
 
-/// Reads the load. It takes one statement, or two once the host is bootstrapped; it locks only catalogs.
+/// Reads the load. It takes one statement, or two once the host is bootstrapped; it locks only
+/// catalogs.
 ///
 /// # Errors
 /// When a query fails.
@@ -39,13 +42,18 @@ pub struct SlotLoad {
 /// Only reads.
 pub async fn host_load(client: &Client) -> Result<HostLoad, tokio_postgres::Error> {
     let sql =
-        "SELECT pg_catalog.pg_database_size(d.datname), coalesce(d.tup_inserted + d.tup_updated + d.tup_deleted, 0),
+        "SELECT pg_catalog.pg_database_size(d.datname), coalesce(d.tup_inserted + d.tup_updated + \
+            d.tup_deleted, 0),
             pg_catalog.to_regclass('pgshard.control_migration') IS NOT NULL
         FROM pg_catalog.pg_stat_database d WHERE d.datname = pg_catalog.current_database()";
     let row = client.query_one(sql, &[]).await?;
     let control_version = if row.try_get(2)? {
         let sql = "SELECT max(version)::int4 FROM pgshard.control_migration";
-        client.query_one(sql, &[]).await?.try_get::<_, Option<i32>>(0)?.and_then(|version| u32::try_from(version).ok())
+        client
+            .query_one(sql, &[])
+            .await?
+            .try_get::<_, Option<i32>>(0)?
+            .and_then(|version| u32::try_from(version).ok())
     } else {
         None
     };
@@ -59,13 +67,21 @@ pub async fn host_load(client: &Client) -> Result<HostLoad, tokio_postgres::Erro
     let slots = client.query(&sql, &[]).await?;
     let slot = |row: &tokio_postgres::Row| {
         let bytes = |at: usize| Ok(row.try_get::<_, Option<i64>>(at)?.map(unsigned));
-        Ok(SlotLoad { name: row.try_get(0)?, active: row.try_get(1)?, kept: bytes(2)?, behind: bytes(3)? })
+        Ok(SlotLoad {
+            name: row.try_get(0)?,
+            active: row.try_get(1)?,
+            kept: bytes(2)?,
+            behind: bytes(3)?,
+        })
     };
     Ok(HostLoad {
         bytes: unsigned(row.try_get(0)?),
         rows_written: unsigned(row.try_get(1)?),
         control_version,
-        slots: slots.iter().map(slot).collect::<Result<_, tokio_postgres::Error>>()?,
+        slots: slots
+            .iter()
+            .map(slot)
+            .collect::<Result<_, tokio_postgres::Error>>()?,
     })
 }
 

@@ -1,7 +1,9 @@
-//! What a shard's schema should contain and does not: tables, views, sequences and functions, by their names. Pure.
+//! What a shard's schema should contain and does not: tables, views, sequences and functions, by
+//! their names. Pure.
 //!
-//! Nobody records what a migration makes, and a file can contain anything. But shards that have run the same migrations
-//! contain the same: what nearly all have and one does not have is gone. What pgshard's own migrations make is known.
+//! Nobody records what a migration makes, and a file can contain anything. But shards that have run
+//! the same migrations contain the same: what nearly all have and one does not have is gone. What
+//! pgshard's own migrations make is known.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,14 +34,19 @@ type Made<'a> = (&'a HostName, ShardId, &'a BTreeSet<String>);
 pub(super) type Lacking<'a> = BTreeMap<(&'a HostName, ShardId), String>;
 
 /// The shards that lack what shards with the same migrations have.
-pub(super) fn lacking<'a>(controls: impl IntoIterator<Item = (&'a HostName, &'a ControlFacts)>) -> Lacking<'a> {
+pub(super) fn lacking<'a>(
+    controls: impl IntoIterator<Item = (&'a HostName, &'a ControlFacts)>,
+) -> Lacking<'a> {
     let mut alike: BTreeMap<&[RecordedMigration], Vec<Made<'_>>> = BTreeMap::new();
     for (host, control) in controls {
         let applied = control.migrations_by_shard();
         for set in &control.made {
             for shard in &set.shards {
                 let migrations = applied.get(shard).copied().unwrap_or_default();
-                alike.entry(migrations).or_default().push((host, *shard, &set.objects));
+                alike
+                    .entry(migrations)
+                    .or_default()
+                    .push((host, *shard, &set.objects));
             }
         }
     }
@@ -66,8 +73,8 @@ pub(super) fn lacking<'a>(controls: impl IntoIterator<Item = (&'a HostName, &'a 
     lacking
 }
 
-/// What nearly all of these shards have, and how many. Found once: shards with names of their own are a set each, and
-/// to look through all names for each of thousands of sets takes seconds.
+/// What nearly all of these shards have, and how many. Found once: shards with names of their own
+/// are a set each, and to look through all names for each of thousands of sets takes seconds.
 fn usual(mut counts: BTreeMap<&str, usize>, all: usize) -> BTreeMap<&str, usize> {
     counts.retain(|_, count| all >= SHARDS_MIN && *count * 4 >= all * 3);
     counts
@@ -79,35 +86,63 @@ fn verdict(
     usual: &BTreeMap<&str, usize>,
     all: usize,
 ) -> Option<String> {
-    let ours: Vec<&str> = own::functions(applied).filter(|name| !objects.contains(*name)).collect();
-    let mut gone: Vec<(&str, usize)> =
-        usual.iter().map(|(name, count)| (*name, *count)).filter(|(name, _)| !objects.contains(*name)).collect();
+    let ours: Vec<&str> = own::functions(applied)
+        .filter(|name| !objects.contains(*name))
+        .collect();
+    let mut gone: Vec<(&str, usize)> = usual
+        .iter()
+        .map(|(name, count)| (*name, *count))
+        .filter(|(name, _)| !objects.contains(*name))
+        .collect();
     // Not all are named, and rows matter most.
     gone.sort_by_key(|(name, _)| !name.starts_with("table "));
-    let how = if objects.is_empty() { "is empty: it lacks" } else { "lacks" };
+    let how = if objects.is_empty() {
+        "is empty: it lacks"
+    } else {
+        "lacks"
+    };
     match (gone.as_slice(), ours.as_slice()) {
         ([], []) => None,
-        ([], ours) => Some(format!("{how} {}, which pgshard's own migrations made there", ours.join(", "))),
+        ([], ours) => Some(format!(
+            "{how} {}, which pgshard's own migrations made there",
+            ours.join(", ")
+        )),
         (gone, _) => {
-            let mut named: Vec<String> = gone.iter().take(NAMED_MAX).map(|(name, _)| (*name).to_owned()).collect();
+            let mut named: Vec<String> = gone
+                .iter()
+                .take(NAMED_MAX)
+                .map(|(name, _)| (*name).to_owned())
+                .collect();
             if gone.len() > NAMED_MAX {
                 named.push(format!("and {} more", gone.len() - NAMED_MAX));
             }
-            let have = gone.iter().map(|(_, count)| *count).min().unwrap_or_default();
-            Some(format!("{how} {}, which {have} of {all} shards with the same migrations have", named.join(", ")))
+            let have = gone
+                .iter()
+                .map(|(_, count)| *count)
+                .min()
+                .unwrap_or_default();
+            Some(format!(
+                "{how} {}, which {have} of {all} shards with the same migrations have",
+                named.join(", ")
+            ))
         }
     }
 }
 
-/// The shards of one host that lack what the others there have, each with what it lacks: a clause that follows the
-/// schema's name.
+/// The shards of one host that lack what the others there have, each with what it lacks: a clause
+/// that follows the schema's name.
 pub fn lacking_on(host: &HostName, control: &ControlFacts) -> BTreeMap<ShardId, String> {
-    lacking([(host, control)]).into_iter().map(|((_, shard), what)| (shard, what)).collect()
+    lacking([(host, control)])
+        .into_iter()
+        .map(|((_, shard), what)| (shard, what))
+        .collect()
 }
 
 /// What to do about it.
-pub const RESTORE: &str = "stop its writers and restore the schema from a backup, as docs/trouble.md says under \"A \
-                           shard's tables are gone\"; if it was meant, do the same by a migration in all shards";
+pub const RESTORE: &str = "stop its writers and restore the schema from a backup, as \
+    docs/trouble.md says under \"A \
+                           shard's tables are gone\"; if it was meant, do the same by a migration \
+                           in all shards";
 
 #[cfg(test)]
 mod tests {
@@ -116,11 +151,25 @@ mod tests {
     use super::*;
 
     fn found(applied: &[&str], sets: &[(&[&str], &[u16])]) -> Vec<String> {
-        let shards = |numbers: &[u16]| numbers.iter().map(|number| shard(*number)).collect::<Vec<_>>();
-        let all: Vec<u16> = sets.iter().flat_map(|(_, shards)| shards.iter().copied()).collect();
-        let recorded = |name: &&str| RecordedMigration { name: (*name).to_owned(), checksum: String::new() };
+        let shards = |numbers: &[u16]| {
+            numbers
+                .iter()
+                .map(|number| shard(*number))
+                .collect::<Vec<_>>()
+        };
+        let all: Vec<u16> = sets
+            .iter()
+            .flat_map(|(_, shards)| shards.iter().copied())
+            .collect();
+        let recorded = |name: &&str| RecordedMigration {
+            name: (*name).to_owned(),
+            checksum: String::new(),
+        };
         let control = ControlFacts {
-            applied: vec![AppliedSet { migrations: applied.iter().map(recorded).collect(), shards: shards(&all) }],
+            applied: vec![AppliedSet {
+                migrations: applied.iter().map(recorded).collect(),
+                shards: shards(&all),
+            }],
             made: sets
                 .iter()
                 .map(|(objects, here)| MadeSet {
@@ -131,7 +180,9 @@ mod tests {
             ..ControlFacts::default()
         };
         let said = lacking_on(&host("db1"), &control);
-        said.into_iter().map(|(shard, what)| format!("{shard} {what}")).collect()
+        said.into_iter()
+            .map(|(shard, what)| format!("{shard} {what}"))
+            .collect()
     }
 
     #[test]
@@ -139,20 +190,40 @@ mod tests {
         let (full, half) = (&["table photos", "table users"][..], &["table users"][..]);
         assert_eq!(found(&["0001_a"], &[(full, &[0, 1, 2, 3])]), [""; 0]);
         assert_eq!(
-            found(&["0001_a"], &[(full, &[0, 1, 2, 4, 6, 7, 8, 9, 10]), (half, &[3]), (&[], &[5])]),
+            found(
+                &["0001_a"],
+                &[
+                    (full, &[0, 1, 2, 4, 6, 7, 8, 9, 10]),
+                    (half, &[3]),
+                    (&[], &[5])
+                ]
+            ),
             [
                 "3 lacks table photos, which 9 of 11 shards with the same migrations have",
-                "5 is empty: it lacks table photos, table users, which 9 of 11 shards with the same migrations have",
+                "5 is empty: it lacks table photos, table users, which 9 of 11 shards with the \
+                    same migrations have",
             ]
         );
         // Where not all are named, tables are.
-        let many: Vec<String> = (0..9).map(|number| format!("function f{number}")).chain(["table z".into()]).collect();
+        let many: Vec<String> = (0..9)
+            .map(|number| format!("function f{number}"))
+            .chain(["table z".into()])
+            .collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let said = found(&["0001_a"], &[(&many, &[0, 1, 2, 3]), (&[], &[5])]);
-        assert!(said[0].starts_with("5 is empty: it lacks table z, function f0,"), "{said:?}");
-        assert!(said[0].contains(", function f6, and 2 more, which 4 of 5"), "{said:?}");
+        assert!(
+            said[0].starts_with("5 is empty: it lacks table z, function f0,"),
+            "{said:?}"
+        );
+        assert!(
+            said[0].contains(", function f6, and 2 more, which 4 of 5"),
+            "{said:?}"
+        );
         // What half of them have is not missing in the others, and two shards prove nothing.
-        assert_eq!(found(&["0001_a"], &[(full, &[0, 1]), (half, &[2, 3])]), [""; 0]);
+        assert_eq!(
+            found(&["0001_a"], &[(full, &[0, 1]), (half, &[2, 3])]),
+            [""; 0]
+        );
         assert_eq!(found(&["0001_a"], &[(full, &[0]), (&[], &[1])]), [""; 0]);
     }
 

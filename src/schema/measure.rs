@@ -11,8 +11,9 @@ use crate::shard::ShardId;
 pub struct Measure {
     /// Its tables with their indexes and TOAST, in bytes on disk, as exactly as [`Sizes`] says.
     pub bytes: u64,
-    /// Rows inserted, updated and deleted since the host's statistics began, or since the shard came: a counter, of
-    /// which two readings give a rate. The server records it up to a second late.
+    /// Rows inserted, updated and deleted since the host's statistics began, or since the shard
+    /// came: a counter, of which two readings give a rate. The server records it up to a second
+    /// late.
     pub writes: u64,
 }
 
@@ -21,7 +22,8 @@ pub struct Measure {
 pub enum Sizes {
     /// From the server's files, of which a table has ten or more.
     Exact,
-    /// As VACUUM or ANALYZE last saw them, from the catalogs alone; exact for tables that neither has seen.
+    /// As VACUUM or ANALYZE last saw them, from the catalogs alone; exact for tables that neither
+    /// has seen.
     Estimated,
 }
 
@@ -31,20 +33,24 @@ const ESTIMATED: &str = "CASE WHEN c.reltuples < 0 THEN pg_catalog.pg_total_rela
     ELSE pg_catalog.current_setting('block_size')::bigint * (c.relpages
         + coalesce((SELECT t.relpages FROM pg_catalog.pg_class t WHERE t.oid = c.reltoastrelid), 0)
         + (SELECT coalesce(sum(i.relpages), 0) FROM pg_catalog.pg_index x
-            JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid WHERE x.indrelid IN (c.oid, c.reltoastrelid)))
+            JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid WHERE x.indrelid IN (c.oid, \
+            c.reltoastrelid)))
     END";
 
 /// Measures the shards that a host owns.
 ///
-/// Locks: ACCESS SHARE on each table while its files are measured. If somebody holds ACCESS EXCLUSIVE on one, it waits
-/// five seconds at most.
+/// Locks: ACCESS SHARE on each table while its files are measured. If somebody holds ACCESS
+/// EXCLUSIVE on one, it waits five seconds at most.
 ///
 /// # Errors
 /// When the host has no control schema, or a lock is not granted.
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn measure(client: &Client, sizes: Sizes) -> Result<BTreeMap<ShardId, Measure>, tokio_postgres::Error> {
+pub async fn measure(
+    client: &Client,
+    sizes: Sizes,
+) -> Result<BTreeMap<ShardId, Measure>, tokio_postgres::Error> {
     client.batch_execute("SET lock_timeout = '5s'").await?;
     let size = match sizes {
         Sizes::Exact => EXACT,
@@ -52,7 +58,8 @@ pub async fn measure(client: &Client, sizes: Sizes) -> Result<BTreeMap<ShardId, 
     };
     let sql = format!(
         "SELECT s.shard_id, coalesce(sum({size}), 0)::bigint,
-            coalesce(sum(pg_catalog.pg_stat_get_tuples_inserted(c.oid) + pg_catalog.pg_stat_get_tuples_updated(c.oid)
+            coalesce(sum(pg_catalog.pg_stat_get_tuples_inserted(c.oid) + \
+            pg_catalog.pg_stat_get_tuples_updated(c.oid)
                 + pg_catalog.pg_stat_get_tuples_deleted(c.oid)), 0)::bigint
         FROM pgshard.shard s
         LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name
@@ -63,8 +70,16 @@ pub async fn measure(client: &Client, sizes: Sizes) -> Result<BTreeMap<ShardId, 
     let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
     let mut measures = BTreeMap::new();
     for row in &rows {
-        let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else { continue };
-        measures.insert(shard, Measure { bytes: unsigned(row.try_get(1)?), writes: unsigned(row.try_get(2)?) });
+        let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else {
+            continue;
+        };
+        measures.insert(
+            shard,
+            Measure {
+                bytes: unsigned(row.try_get(1)?),
+                writes: unsigned(row.try_get(2)?),
+            },
+        );
     }
     Ok(measures)
 }

@@ -1,12 +1,14 @@
-//! The application's shard migrations: a folder of `NNNN_name.sql`, run in the order of their numbers in every shard.
+//! The application's shard migrations: a folder of `NNNN_name.sql`, run in the order of their
+//! numbers in every shard.
 //!
-//! In the SQL, `{shard}` is the name of the shard's schema, wherever it occurs (in strings and function bodies too),
-//! and `{shard_id}` is the shard's number; `{{shard}}` is the text `{shard}`. The search path is empty while they run,
-//! so a table without `{shard}.` before its name is an error, never a table in `public`.
+//! In the SQL, `{shard}` is the name of the shard's schema, wherever it occurs (in strings and
+//! function bodies too), and `{shard_id}` is the shard's number; `{{shard}}` is the text `{shard}`.
+//! The search path is empty while they run, so a table without `{shard}.` before its name is an
+//! error, never a table in `public`.
 //!
-//! Comments before the first statement can say how a file runs. `-- pgshard: no-transaction` is for a single statement
-//! such as CREATE INDEX CONCURRENTLY. `-- pgshard: once-per-host` is for a file that runs not in shards, but once in
-//! each host's database, before its shards.
+//! Comments before the first statement can say how a file runs. `-- pgshard: no-transaction` is for
+//! a single statement such as CREATE INDEX CONCURRENTLY. `-- pgshard: once-per-host` is for a file
+//! that runs not in shards, but once in each host's database, before its shards.
 //!
 //! Invariant: a file that some shard has run does not change, and no file is inserted before it.
 
@@ -32,8 +34,12 @@ pub struct Migrations {
 pub(super) enum Kind {
     /// In every shard, in a transaction.
     Shard,
-    /// In every shard, without one. `quickly` is the same in a transaction, for an empty shard that nobody knows.
-    NoTransaction { repeatable: Repeatable, quickly: Vec<Template> },
+    /// In every shard, without one. `quickly` is the same in a transaction, for an empty shard that
+    /// nobody knows.
+    NoTransaction {
+        repeatable: Repeatable,
+        quickly: Vec<Template>,
+    },
     /// Once in a host's database, in a transaction.
     Host,
 }
@@ -66,7 +72,10 @@ pub enum MigrationMistake {
         reason: String,
     },
     /// Not `NNNN_name.sql`.
-    #[error("{file} is not named like 0001_photos.sql: a number of at least four digits, _, and a-z A-Z 0-9 _ -")]
+    #[error(
+        "{file} is not named like 0001_photos.sql: a number of at least four digits, _, and a-z \
+            A-Z 0-9 _ -"
+    )]
     Name {
         /// The file.
         file: String,
@@ -87,8 +96,10 @@ pub enum MigrationMistake {
     },
     /// A file that would do the same thing once for each of thousands of shards.
     #[error(
-        "{file} never says {{shard}}, so it would do the same once for every shard: name the shard's tables \
-         {{shard}}.photos; what a database needs once goes into a file that begins with `-- pgshard: once-per-host`"
+        "{file} never says {{shard}}, so it would do the same once for every shard: name the \
+            shard's tables \
+         {{shard}}.photos; what a database needs once goes into a file that begins with `-- \
+         pgshard: once-per-host`"
     )]
     NoShard {
         /// The file.
@@ -101,7 +112,9 @@ pub enum MigrationMistake {
         file: String,
     },
     /// `-- pgshard: …` with an unknown word, or with both words.
-    #[error("{file}: `-- pgshard: {said}` is neither no-transaction nor once-per-host, or there are two")]
+    #[error(
+        "{file}: `-- pgshard: {said}` is neither no-transaction nor once-per-host, or there are two"
+    )]
     Directive {
         /// The file.
         file: String,
@@ -109,7 +122,9 @@ pub enum MigrationMistake {
         said: String,
     },
     /// A file without a transaction that has more than one statement.
-    #[error("{file} has {count} statements; without a transaction it can have one: make a file of each")]
+    #[error(
+        "{file} has {count} statements; without a transaction it can have one: make a file of each"
+    )]
     SeveralStatements {
         /// The file.
         file: String,
@@ -198,17 +213,21 @@ impl Drift {
                 "use the pgshard that ran it, or a later release of it".to_owned()
             }
             Drift::Changed { name } => format!(
-                "put {name}.sql back as it was, and write the change as a new file; where what ran is as good as the \
+                "put {name}.sql back as it was, and write the change as a new file; where what ran \
+                    is as good as the \
                  new text, `pgshard migrate resolve {name} --accept-edit`"
             ),
-            Drift::Missing { name } => format!("put {name}.sql back as it was, and write the change as a new file"),
+            Drift::Missing { name } => {
+                format!("put {name}.sql back as it was, and write the change as a new file")
+            }
             Drift::OutOfOrder { name, after } => format!("give {name}.sql a number after {after}"),
             Drift::Newer { .. } => "use the newer pgshard".to_owned(),
         }
     }
 }
 
-/// What a shard still lacks: the first missing one of pgshard's own migrations, and of the application's.
+/// What a shard still lacks: the first missing one of pgshard's own migrations, and of the
+/// application's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pending {
     pub(super) own_from: usize,
@@ -221,8 +240,9 @@ impl Migrations {
         Migrations::default()
     }
 
-    /// Reads the `*.sql` files of a folder. Other files, and those that start with a dot, are ignored. A name that only
-    /// looks as if it ended in `.sql`, such as `0002_a.SQL`, is a mistake.
+    /// Reads the `*.sql` files of a folder. Other files, and those that start with a dot, are
+    /// ignored. A name that only looks as if it ended in `.sql`, such as `0002_a.SQL`, is a
+    /// mistake.
     ///
     /// # Errors
     /// Every mistake in it.
@@ -233,18 +253,25 @@ impl Migrations {
         }
     }
 
-    /// The same, and where there are mistakes, the files without one: for what only says which shards have which.
+    /// The same, and where there are mistakes, the files without one: for what only says which
+    /// shards have which.
     pub fn read_what_can_be(folder: &Path) -> (Migrations, Option<MigrationsError>) {
         let (texts, mut mistakes) = match texts(folder) {
             Ok(read) => read,
             Err(reason) => {
                 let file = "the folder".to_owned();
-                (BTreeMap::new(), vec![MigrationMistake::Unreadable { file, reason }])
+                (
+                    BTreeMap::new(),
+                    vec![MigrationMistake::Unreadable { file, reason }],
+                )
             }
         };
         let (migrations, more) = Migrations::of_texts(&texts);
         mistakes.extend(more);
-        let error = (!mistakes.is_empty()).then(|| MigrationsError { folder: folder.to_owned(), mistakes });
+        let error = (!mistakes.is_empty()).then(|| MigrationsError {
+            folder: folder.to_owned(),
+            mistakes,
+        });
         (migrations, error)
     }
 
@@ -252,7 +279,9 @@ impl Migrations {
     ///
     /// # Errors
     /// Every mistake in them.
-    pub fn from_texts(texts: &BTreeMap<String, String>) -> Result<Migrations, Vec<MigrationMistake>> {
+    pub fn from_texts(
+        texts: &BTreeMap<String, String>,
+    ) -> Result<Migrations, Vec<MigrationMistake>> {
         match Migrations::of_texts(texts) {
             (migrations, mistakes) if mistakes.is_empty() => Ok(migrations),
             (_, mistakes) => Err(mistakes),
@@ -293,8 +322,16 @@ impl Migrations {
             }
         }
         list.sort_by_key(|migration| migration.number);
-        let (of_hosts, of_shards) = list.into_iter().partition(|migration| migration.kind == Kind::Host);
-        (Migrations { of_shards, of_hosts }, mistakes)
+        let (of_hosts, of_shards) = list
+            .into_iter()
+            .partition(|migration| migration.kind == Kind::Host);
+        (
+            Migrations {
+                of_shards,
+                of_hosts,
+            },
+            mistakes,
+        )
     }
 
     /// The migrations of shards, in order.
@@ -311,7 +348,10 @@ impl Migrations {
     ///
     /// # Errors
     /// Every way in which what it has is not the beginning of what it should have.
-    pub(super) fn pending_on_host(&self, applied: &[RecordedMigration]) -> Result<usize, Vec<Drift>> {
+    pub(super) fn pending_on_host(
+        &self,
+        applied: &[RecordedMigration],
+    ) -> Result<usize, Vec<Drift>> {
         let expected: Vec<_> = self.of_hosts().map(Migration::recorded).collect();
         let applied: Vec<_> = applied.iter().collect();
         begins(&expected, &applied, |name| Drift::Missing { name })
@@ -322,12 +362,17 @@ impl Migrations {
     /// # Errors
     /// Every way in which what it has is not the beginning of what it should have.
     pub(super) fn pending(&self, applied: &[RecordedMigration]) -> Result<Pending, Vec<Drift>> {
-        let (own, ours): (Vec<_>, Vec<_>) = applied.iter().partition(|migration| migration.name.starts_with(MARK));
+        let (own, ours): (Vec<_>, Vec<_>) = applied
+            .iter()
+            .partition(|migration| migration.name.starts_with(MARK));
         let expected_own: Vec<_> = OWN.iter().map(super::own::Own::recorded).collect();
         let expected: Vec<_> = self.iter().map(Migration::recorded).collect();
         let gone_own = |name| Drift::Newer { name };
         let gone = |name| Drift::Missing { name };
-        match (begins(&expected_own, &own, gone_own), begins(&expected, &ours, gone)) {
+        match (
+            begins(&expected_own, &own, gone_own),
+            begins(&expected, &ours, gone),
+        ) {
             (Ok(own_from), Ok(from)) => Ok(Pending { own_from, from }),
             (a, b) => Err([a.err(), b.err()].into_iter().flatten().flatten().collect()),
         }
@@ -350,7 +395,8 @@ impl Migration {
         render(&self.pieces, schema, shard)
     }
 
-    /// The SQL for a shard that is being made, in its transaction: nobody waits, so nothing needs to be concurrent.
+    /// The SQL for a shard that is being made, in its transaction: nobody waits, so nothing needs
+    /// to be concurrent.
     pub(super) fn render_for_new(&self, schema: &str, shard: ShardId) -> String {
         match &self.kind {
             Kind::NoTransaction { quickly, .. } => render(quickly, schema, shard),
@@ -393,7 +439,10 @@ impl Migration {
     }
 
     pub(super) fn recorded(&self) -> RecordedMigration {
-        RecordedMigration { name: self.name.clone(), checksum: self.checksum.clone() }
+        RecordedMigration {
+            name: self.name.clone(),
+            checksum: self.checksum.clone(),
+        }
     }
 }
 
@@ -401,12 +450,23 @@ const NO_TRANSACTION: &str = "no-transaction";
 const ONCE_PER_HOST: &str = "once-per-host";
 
 fn first_lines(text: &str) -> Vec<String> {
-    let line = |statement: &Statement| text[statement.at.start..].lines().next().unwrap_or_default().trim_end();
-    statements(text).iter().map(|statement| line(statement).to_owned()).collect()
+    let line = |statement: &Statement| {
+        text[statement.at.start..]
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .trim_end()
+    };
+    statements(text)
+        .iter()
+        .map(|statement| line(statement).to_owned())
+        .collect()
 }
 
 fn sql(text: &str) -> String {
-    let begins = statements(text).first().map_or(0, |statement| statement.at.start);
+    let begins = statements(text)
+        .first()
+        .map_or(0, |statement| statement.at.start);
     text[begins..].trim_end().to_owned()
 }
 
@@ -423,58 +483,106 @@ fn render(pieces: &[Template], schema: &str, shard: ShardId) -> String {
 fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
     if let Some(found) = unclosed(text) {
         let (file, line, statement, why) = (file.to_owned(), found.line, found.mark, found.why);
-        return Err(vec![MigrationMistake::Statement { file, line, statement, why }]);
+        return Err(vec![MigrationMistake::Statement {
+            file,
+            line,
+            statement,
+            why,
+        }]);
     }
     let found = statements(text);
-    let Some(first) = found.first() else { return Err(vec![MigrationMistake::Empty { file: file.to_owned() }]) };
+    let Some(first) = found.first() else {
+        return Err(vec![MigrationMistake::Empty {
+            file: file.to_owned(),
+        }]);
+    };
     let mut mistakes = Vec::new();
-    let comments = text[..first.at.start].lines().filter_map(|line| line.trim().strip_prefix("--"));
-    let said: Vec<&str> = comments.filter_map(|line| line.trim().strip_prefix("pgshard:")).map(str::trim).collect();
+    let comments = text[..first.at.start]
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("--"));
+    let said: Vec<&str> = comments
+        .filter_map(|line| line.trim().strip_prefix("pgshard:"))
+        .map(str::trim)
+        .collect();
     let directive = match said.as_slice() {
         [] => None,
         [one] if [NO_TRANSACTION, ONCE_PER_HOST].contains(one) => Some(*one),
         _ => {
-            mistakes.push(MigrationMistake::Directive { file: file.to_owned(), said: said.join(", ") });
+            mistakes.push(MigrationMistake::Directive {
+                file: file.to_owned(),
+                said: said.join(", "),
+            });
             None
         }
     };
     let names_shard = Template::new(text).names_shard() || text.contains("{shard_id}");
     match directive {
-        Some(ONCE_PER_HOST) if names_shard => mistakes.push(MigrationMistake::NamesShard { file: file.to_owned() }),
+        Some(ONCE_PER_HOST) if names_shard => mistakes.push(MigrationMistake::NamesShard {
+            file: file.to_owned(),
+        }),
         Some(ONCE_PER_HOST) => {}
-        _ if !Template::new(text).names_shard() => mistakes.push(MigrationMistake::NoShard { file: file.to_owned() }),
+        _ if !Template::new(text).names_shard() => mistakes.push(MigrationMistake::NoShard {
+            file: file.to_owned(),
+        }),
         _ => {}
     }
     let bad = |statement: &Statement, why| {
         let words: Vec<&str> = statement.words.iter().take(2).map(String::as_str).collect();
         let (line, statement) = (statement.line, words.join(" "));
-        MigrationMistake::Statement { file: file.to_owned(), line, statement, why }
+        MigrationMistake::Statement {
+            file: file.to_owned(),
+            line,
+            statement,
+            why,
+        }
     };
     let kind = if directive == Some(NO_TRANSACTION) {
         if found.len() > 1 {
-            mistakes.push(MigrationMistake::SeveralStatements { file: file.to_owned(), count: found.len() });
+            mistakes.push(MigrationMistake::SeveralStatements {
+                file: file.to_owned(),
+                count: found.len(),
+            });
         }
         match repeatable(text, first) {
-            Ok(repeatable) => Kind::NoTransaction { repeatable, quickly: pieces(&quickly(text, first)) },
+            Ok(repeatable) => Kind::NoTransaction {
+                repeatable,
+                quickly: pieces(&quickly(text, first)),
+            },
             Err(why) => {
                 mistakes.push(bad(first, why));
                 Kind::Shard
             }
         }
     } else {
-        mistakes.extend(found.iter().filter_map(|statement| Some(bad(statement, forbidden(statement)?))));
-        if directive == Some(ONCE_PER_HOST) { Kind::Host } else { Kind::Shard }
+        mistakes.extend(
+            found
+                .iter()
+                .filter_map(|statement| Some(bad(statement, forbidden(statement)?))),
+        );
+        if directive == Some(ONCE_PER_HOST) {
+            Kind::Host
+        } else {
+            Kind::Shard
+        }
     };
-    if mistakes.is_empty() { Ok(kind) } else { Err(mistakes) }
+    if mistakes.is_empty() {
+        Ok(kind)
+    } else {
+        Err(mistakes)
+    }
 }
 
-/// A statement that runs outside transactions, changed to run in one for a shard without rows and readers.
+/// A statement that runs outside transactions, changed to run in one for a shard without rows and
+/// readers.
 fn quickly(text: &str, statement: &Statement) -> String {
     let sql = &text[statement.at.clone()];
     match statement.words.first().map(String::as_str) {
         Some("VACUUM") => String::new(),
         _ => {
-            let at = sql.to_ascii_uppercase().find("CONCURRENTLY").unwrap_or_default();
+            let at = sql
+                .to_ascii_uppercase()
+                .find("CONCURRENTLY")
+                .unwrap_or_default();
             let after = sql.get(at + "CONCURRENTLY".len()..).unwrap_or_default();
             format!("{}{after}", &sql[..at])
         }
@@ -488,14 +596,21 @@ fn begins(
     gone: impl Fn(String) -> Drift,
 ) -> Result<usize, Vec<Drift>> {
     let mut drifts = Vec::new();
-    let last = expected.iter().rposition(|one| applied.iter().any(|had| had.name == one.name));
+    let last = expected
+        .iter()
+        .rposition(|one| applied.iter().any(|had| had.name == one.name));
     for (at, one) in expected.iter().enumerate() {
         match applied.iter().find(|had| had.name == one.name) {
-            Some(had) if had.checksum != one.checksum => drifts.push(Drift::Changed { name: one.name.clone() }),
+            Some(had) if had.checksum != one.checksum => drifts.push(Drift::Changed {
+                name: one.name.clone(),
+            }),
             Some(_) => {}
             None => {
                 if let Some(last) = last.filter(|last| at < *last) {
-                    drifts.push(Drift::OutOfOrder { name: one.name.clone(), after: expected[last].name.clone() });
+                    drifts.push(Drift::OutOfOrder {
+                        name: one.name.clone(),
+                        after: expected[last].name.clone(),
+                    });
                 }
             }
         }
@@ -505,16 +620,25 @@ fn begins(
             drifts.push(gone(had.name.clone()));
         }
     }
-    if drifts.is_empty() { Ok(applied.len()) } else { Err(drifts) }
+    if drifts.is_empty() {
+        Ok(applied.len())
+    } else {
+        Err(drifts)
+    }
 }
 
 /// Splits `0001_photos.sql` into its number and its name without `.sql`.
 fn parse_name(file: &str) -> Option<(u64, &str)> {
     let name = file.strip_suffix(".sql")?;
     let (digits, rest) = name.split_once('_')?;
-    let plain = !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    let plain = !rest.is_empty()
+        && rest
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
     let number = digits.len() >= 4 && digits.bytes().all(|b| b.is_ascii_digit());
-    (plain && number).then(|| digits.parse().ok().map(|number| (number, name))).flatten()
+    (plain && number)
+        .then(|| digits.parse().ok().map(|number| (number, name)))
+        .flatten()
 }
 
 type Texts = BTreeMap<String, String>;
@@ -531,7 +655,9 @@ fn texts(folder: &Path) -> Result<(Texts, Vec<MigrationMistake>), String> {
         }
         if !file.ends_with(".sql") || file.starts_with(char::is_whitespace) {
             // In quotes, or nobody would see a space at its end.
-            mistakes.push(MigrationMistake::Name { file: format!("{file:?}") });
+            mistakes.push(MigrationMistake::Name {
+                file: format!("{file:?}"),
+            });
             continue;
         }
         // A pipe or a device may have no end.
@@ -543,14 +669,20 @@ fn texts(folder: &Path) -> Result<(Texts, Vec<MigrationMistake>), String> {
             Ok(text) => match text.lines().position(|line| line.contains('\0')) {
                 // The protocol ends a text at a NUL: the server would close the connection.
                 Some(before) => {
-                    let reason = format!("line {} has a NUL byte, which no statement can have", before + 1);
+                    let reason = format!(
+                        "line {} has a NUL byte, which no statement can have",
+                        before + 1
+                    );
                     mistakes.push(MigrationMistake::Unreadable { file, reason });
                 }
                 None => {
                     texts.insert(file, text);
                 }
             },
-            Err(error) => mistakes.push(MigrationMistake::Unreadable { file, reason: error.to_string() }),
+            Err(error) => mistakes.push(MigrationMistake::Unreadable {
+                file,
+                reason: error.to_string(),
+            }),
         }
     }
     Ok((texts, mistakes))
@@ -560,22 +692,31 @@ fn texts(folder: &Path) -> Result<(Texts, Vec<MigrationMistake>), String> {
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::schema) fn migrations(files: &[(&str, &str)]) -> Result<Migrations, Vec<MigrationMistake>> {
-        let texts = files.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned())).collect();
+    pub(in crate::schema) fn migrations(
+        files: &[(&str, &str)],
+    ) -> Result<Migrations, Vec<MigrationMistake>> {
+        let texts = files
+            .iter()
+            .map(|(file, text)| ((*file).to_owned(), (*text).to_owned()))
+            .collect();
         Migrations::from_texts(&texts)
     }
 
     #[test]
     fn order_is_by_number() {
-        let list =
-            migrations(&[("10000_z.sql", "select {shard}.f()"), ("0002_a-B.sql", "drop table {shard}.t")]).unwrap();
+        let list = migrations(&[
+            ("10000_z.sql", "select {shard}.f()"),
+            ("0002_a-B.sql", "drop table {shard}.t"),
+        ])
+        .unwrap();
         let names: Vec<_> = list.iter().map(Migration::name).collect();
         assert_eq!(names, ["0002_a-B", "10000_z"]);
     }
 
     #[test]
     fn placeholders() {
-        let list = migrations(&[("0001_a.sql", "select '{shard}', {shard_id}, '{{shard}}'")]).unwrap();
+        let list =
+            migrations(&[("0001_a.sql", "select '{shard}', {shard_id}, '{{shard}}'")]).unwrap();
         let sql = list.of_shards[0].render("shard_0007", ShardId::new(7).unwrap());
         assert_eq!(sql, "select 'shard_0007', 7, '{shard}'");
     }
@@ -593,26 +734,38 @@ pub(super) mod tests {
             ("0001_a.sql", "create table {shard}.t ();\n\ncommit;"),
             ("0001_b.sql", "create table public.t ()"),
             ("0002_c.sql", "-- {shard}\n"),
-            ("0003_d.sql", "create table {shard}.t ();\ncomment on table {shard}.t is 'never;\ncommit;"),
+            (
+                "0003_d.sql",
+                "create table {shard}.t ();\ncomment on table {shard}.t is 'never;\ncommit;",
+            ),
             ("0004_e.sql", "copy {shard}.t to stdout"),
             ("3_d.sql", ""),
             ("readme.sql", ""),
         ]);
-        let said: Vec<String> = mistakes.unwrap_err().iter().map(ToString::to_string).collect();
-        let no_shard = "0001_b.sql never says {shard}, so it would do the same once for every shard: name the shard's \
-                        tables {shard}.photos; what a database needs once goes into a file that begins with `-- \
+        let said: Vec<String> = mistakes
+            .unwrap_err()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let no_shard = "0001_b.sql never says {shard}, so it would do the same once for every \
+            shard: name the shard's \
+                        tables {shard}.photos; what a database needs once goes into a file that \
+                        begins with `-- \
                         pgshard: once-per-host`";
-        let form = "is not named like 0001_photos.sql: a number of at least four digits, _, and a-z A-Z 0-9 _ -";
+        let form = "is not named like 0001_photos.sql: a number of at least four digits, _, and \
+            a-z A-Z 0-9 _ -";
         assert_eq!(
             said,
             [
-                "0001_a.sql line 3: COMMIT controls the transaction; each shard's migrations run in one that pgshard \
+                "0001_a.sql line 3: COMMIT controls the transaction; each shard's migrations run \
+                    in one that pgshard \
                  begins and commits",
                 no_shard,
                 "0001_a.sql and 0001_b.sql have the same number: give the later one the next",
                 "0002_c.sql holds no statement: remove it, or write one",
                 "0003_d.sql line 2: ' opens a text that is never closed",
-                "0004_e.sql line 1: COPY SHARD gives rows to the client, which nobody would see: leave it out",
+                "0004_e.sql line 1: COPY SHARD gives rows to the client, which nobody would see: \
+                    leave it out",
                 &format!("3_d.sql {form}"),
                 &format!("readme.sql {form}"),
             ]
@@ -622,23 +775,48 @@ pub(super) mod tests {
     #[test]
     fn directives() {
         let list = migrations(&[
-            ("0001_ext.sql", "-- Needed by all.\n-- pgshard: once-per-host\ncreate extension hstore"),
+            (
+                "0001_ext.sql",
+                "-- Needed by all.\n-- pgshard: once-per-host\ncreate extension hstore",
+            ),
             ("0002_a.sql", "create table {shard}.t (n int)"),
-            ("0003_b.sql", "-- pgshard: no-transaction\ncreate index concurrently t_n on {shard}.t (n);"),
+            (
+                "0003_b.sql",
+                "-- pgshard: no-transaction\ncreate index concurrently t_n on {shard}.t (n);",
+            ),
         ])
         .unwrap();
-        let names = |list: Vec<&Migration>| list.iter().map(|one| one.name().to_owned()).collect::<Vec<_>>();
+        let names = |list: Vec<&Migration>| {
+            list.iter()
+                .map(|one| one.name().to_owned())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(
-            (names(list.of_hosts().collect()), names(list.iter().collect())),
-            (vec!["0001_ext".to_owned()], vec!["0002_a".to_owned(), "0003_b".to_owned()])
+            (
+                names(list.of_hosts().collect()),
+                names(list.iter().collect())
+            ),
+            (
+                vec!["0001_ext".to_owned()],
+                vec!["0002_a".to_owned(), "0003_b".to_owned()]
+            )
         );
         let new = list.of_shards[1].render_for_new("shard_0001", ShardId::MAX);
         assert_eq!(new, "create index  t_n on shard_0001.t (n)");
-        assert_eq!(list.of_shards[1].first_line(), "create index concurrently t_n on {shard}.t (n);");
+        assert_eq!(
+            list.of_shards[1].first_line(),
+            "create index concurrently t_n on {shard}.t (n);"
+        );
         let mistakes = migrations(&[
-            ("0001_a.sql", "-- pgshard: once-per-host\ncreate table {shard}.t ()"),
+            (
+                "0001_a.sql",
+                "-- pgshard: once-per-host\ncreate table {shard}.t ()",
+            ),
             ("0002_b.sql", "-- pgshard: notransaction\nvacuum {shard}.t"),
-            ("0003_c.sql", "-- pgshard: no-transaction\nvacuum {shard}.t; vacuum {shard}.u"),
+            (
+                "0003_c.sql",
+                "-- pgshard: no-transaction\nvacuum {shard}.t; vacuum {shard}.u",
+            ),
         ]);
         assert_eq!(mistakes.unwrap_err().len(), 4);
     }
@@ -654,13 +832,26 @@ pub(super) mod tests {
         for odd in ["0002_b.SQL", "0002_b.sql ", " 0002_b.sql"] {
             std::fs::write(folder.path().join(odd), "select {shard}.f()").unwrap();
             let error = Migrations::read(folder.path()).unwrap_err();
-            assert!(error.mistakes[0].to_string().starts_with(&format!("{odd:?} is not named like")), "{error}");
+            assert!(
+                error.mistakes[0]
+                    .to_string()
+                    .starts_with(&format!("{odd:?} is not named like")),
+                "{error}"
+            );
             std::fs::remove_file(folder.path().join(odd)).unwrap();
         }
         std::fs::write(folder.path().join("0002_b.sql"), b"\xff{shard}").unwrap();
         let error = Migrations::read(folder.path()).unwrap_err();
-        assert!(error.to_string().contains("0002_b.sql cannot be read"), "{error}");
-        assert!(Migrations::read(&folder.path().join("none")).unwrap_err().to_string().contains("the folder cannot"));
+        assert!(
+            error.to_string().contains("0002_b.sql cannot be read"),
+            "{error}"
+        );
+        assert!(
+            Migrations::read(&folder.path().join("none"))
+                .unwrap_err()
+                .to_string()
+                .contains("the folder cannot")
+        );
     }
 
     #[test]
@@ -668,7 +859,12 @@ pub(super) mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("0001_a.sql"), "SELECT 1;\nSELECT '\0'").unwrap();
         let error = Migrations::read(folder.path()).unwrap_err();
-        assert!(error.mistakes[0].to_string().contains("line 2 has a NUL byte"), "{error:?}");
+        assert!(
+            error.mistakes[0]
+                .to_string()
+                .contains("line 2 has a NUL byte"),
+            "{error:?}"
+        );
     }
 
     #[test]
@@ -681,14 +877,26 @@ pub(super) mod tests {
         .unwrap();
         let all: Vec<RecordedMigration> = list.iter().map(Migration::recorded).collect();
         let own = OWN[0].recorded();
-        let named = |name: &str| RecordedMigration { name: name.to_owned(), checksum: String::new() };
+        let named = |name: &str| RecordedMigration {
+            name: name.to_owned(),
+            checksum: String::new(),
+        };
         let (a, b, c) = (all[0].clone(), all[1].clone(), all[2].clone());
-        let changed = RecordedMigration { checksum: "other".to_owned(), ..a.clone() };
+        let changed = RecordedMigration {
+            checksum: "other".to_owned(),
+            ..a.clone()
+        };
         let rows = [
             (vec![], Ok((0, 0))),
             (vec![own.clone(), a.clone()], Ok((1, 1))),
-            (vec![a.clone(), b.clone(), c.clone(), own.clone()], Ok((1, 3))),
-            (vec![a.clone(), c.clone()], Err(vec!["0002_b was not run, but 0003_c after it was"])),
+            (
+                vec![a.clone(), b.clone(), c.clone(), own.clone()],
+                Ok((1, 3)),
+            ),
+            (
+                vec![a.clone(), c.clone()],
+                Err(vec!["0002_b was not run, but 0003_c after it was"]),
+            ),
             (
                 vec![changed, named("0009_z"), named("pgshard:9999_later")],
                 Err(vec![
@@ -699,9 +907,16 @@ pub(super) mod tests {
             ),
         ];
         for (applied, expected) in rows {
-            let pending = list.pending(&applied).map(|pending| (pending.own_from, pending.from));
-            let said = pending.map_err(|drifts| drifts.iter().map(ToString::to_string).collect::<Vec<_>>());
-            assert_eq!(said, expected.map_err(|said| said.into_iter().map(str::to_owned).collect()), "{applied:?}");
+            let pending = list
+                .pending(&applied)
+                .map(|pending| (pending.own_from, pending.from));
+            let said = pending
+                .map_err(|drifts| drifts.iter().map(ToString::to_string).collect::<Vec<_>>());
+            assert_eq!(
+                said,
+                expected.map_err(|said| said.into_iter().map(str::to_owned).collect()),
+                "{applied:?}"
+            );
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The schemas on the hosts: the control schema ([`control`]), the shards' own ([`bootstrap`](mod@bootstrap),
-//! [`Migrations`], [`migrate`](mod@migrate)), and what is there compared with what should be ([`survey`], [`check`],
-//! [`rebuild_map`]).
+//! The schemas on the hosts: the control schema ([`control`]), the shards' own
+//! ([`bootstrap`](mod@bootstrap), [`Migrations`], [`migrate`](mod@migrate)), and what is there
+//! compared with what should be ([`survey`], [`check`], [`rebuild_map`]).
 //!
-//! Invariant: nothing here makes a shard a second time. A shard of which any host knows anything is created
-//! nowhere, whatever the map says, and none is created while a host's word is missing.
+//! Invariant: nothing here makes a shard a second time. A shard of which any host knows anything is
+//! created nowhere, whatever the map says, and none is created while a host's word is missing.
 
 mod apart;
 pub mod backfill;
@@ -64,8 +64,9 @@ pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
 pub use contents::{Contents, Shelf, contents};
 pub use exposed::exposed;
 pub use facts::{
-    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves, OpenMove,
-    OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey,
+    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow,
+    OfMoves, OpenMove, OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts,
+    ShardRow, ShardState, Survey,
 };
 pub use fault::{HostFault, ShardFault};
 pub(crate) use finding::Findings;

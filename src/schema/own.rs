@@ -1,7 +1,7 @@
 //! pgshard's own migrations of a shard: the ID functions.
 //!
-//! Invariant: the text of a released migration never changes. A change is the next file, which replaces what the
-//! earlier one made.
+//! Invariant: the text of a released migration never changes. A change is the next file, which
+//! replaces what the earlier one made.
 
 use super::cluster::Cluster;
 use super::facts::RecordedMigration;
@@ -18,8 +18,14 @@ pub(super) struct Own {
 
 /// In the order they run.
 pub(super) const OWN: [Own; 2] = [
-    Own { name: "pgshard:0001_next_id", sql: include_str!("../../migrations/shard/0001_next_id.sql") },
-    Own { name: "pgshard:0002_id_bounds", sql: include_str!("../../migrations/shard/0002_id_bounds.sql") },
+    Own {
+        name: "pgshard:0001_next_id",
+        sql: include_str!("../../migrations/shard/0001_next_id.sql"),
+    },
+    Own {
+        name: "pgshard:0002_id_bounds",
+        sql: include_str!("../../migrations/shard/0002_id_bounds.sql"),
+    },
 ];
 
 /// The prefix of the names of pgshard's own migrations, which no file's name can have.
@@ -30,7 +36,9 @@ pub(super) const UNFINISHED: &str = "pgshard:unfinished";
 
 /// What pgshard's own migrations have made in a shard that has run these, as far as others need it.
 pub(super) fn functions(applied: &[RecordedMigration]) -> impl Iterator<Item = &'static str> {
-    let made = applied.iter().any(|migration| migration.name == OWN[0].name);
+    let made = applied
+        .iter()
+        .any(|migration| migration.name == OWN[0].name);
     made.then_some("function next_id").into_iter()
 }
 
@@ -39,13 +47,20 @@ impl Own {
     pub(super) fn render(&self, cluster: &Cluster, shard: ShardId) -> String {
         // The text is ours: it has no other braces, and no placeholder's value contains one.
         self.sql
-            .replace("{shard}", &quote_ident(&cluster.schema_prefix.schema(shard)))
+            .replace(
+                "{shard}",
+                &quote_ident(&cluster.schema_prefix.schema(shard)),
+            )
             .replace("{shard_id}", &shard.to_string())
             .replace("{epoch_ms}", &cluster.epoch.unix_ms().to_string())
     }
 
-    /// The record of it. The checksum is of the text with its placeholders, so that all shards have the same.
+    /// The record of it. The checksum is of the text with its placeholders, so that all shards have
+    /// the same.
     pub(super) fn recorded(&self) -> RecordedMigration {
-        RecordedMigration { name: self.name.to_owned(), checksum: checksum(self.sql) }
+        RecordedMigration {
+            name: self.name.to_owned(),
+            checksum: checksum(self.sql),
+        }
     }
 }

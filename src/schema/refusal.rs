@@ -1,5 +1,5 @@
-//! What a host has recorded of itself, compared with the config: which steps of the control schema it lacks, or why
-//! it is not written to. Pure.
+//! What a host has recorded of itself, compared with the config: which steps of the control schema
+//! it lacks, or why it is not written to. Pure.
 //!
 //! Invariant: a host that recorded another N, epoch, prefix or name is never written to.
 
@@ -44,7 +44,9 @@ pub enum Refusal {
         recorded: i32,
     },
     /// A control migration was run with another text.
-    #[error("its control migration {version} ({name}) was run with another text than this pgshard has")]
+    #[error(
+        "its control migration {version} ({name}) was run with another text than this pgshard has"
+    )]
     Changed {
         /// Its number.
         version: i32,
@@ -107,7 +109,8 @@ pub enum Refusal {
         config: HostName,
     },
     /// Its database is empty, and others know that it was not.
-    #[error("its database is empty, and {by} knows that {shards} were there", shards = shards_named(shards))]
+    #[error("its database is empty, and {by} knows that {shards} were \
+        there", shards = shards_named(shards))]
     Emptied {
         /// The host.
         host: HostName,
@@ -127,10 +130,12 @@ pub(crate) fn shards_named(shards: &[ShardId]) -> String {
 /// What to do about a host that has lost its database.
 pub fn restore(host: &HostName) -> String {
     format!(
-        "restore its database from a backup or a standby, then run `pgshard recover {host}`; docs/trouble.md has the \
+        "restore its database from a backup or a standby, then run `pgshard recover {host}`; \
+            docs/trouble.md has the \
          steps under \"A host has lost its database\". Only if its rows are lost for good: \
          `pgshard bootstrap --lost {host}` makes its shards again, empty, and \
-         `pgshard moves repair SHARD --give-up {host}` takes one back whose old copy is on another host"
+         `pgshard moves repair SHARD --give-up {host}` takes one back whose old copy is on another \
+         host"
     )
 }
 
@@ -150,15 +155,23 @@ impl Refusal {
             Refusal::Changed { .. } => {
                 "use the pgshard that bootstrapped the host, or a later release of it".to_owned()
             }
-            Refusal::Lost => "put the row of pgshard.cluster back, as on the other hosts".to_owned(),
-            Refusal::Shards { .. } | Refusal::Epoch { .. } | Refusal::Prefix { .. } | Refusal::Key { .. } => {
-                "it cannot change once bootstrapped: put the old value back into the config, or use an empty database"
+            Refusal::Lost => "put the row of pgshard.cluster back, as on the other \
+                hosts"
+                .to_owned(),
+            Refusal::Shards { .. }
+            | Refusal::Epoch { .. }
+            | Refusal::Prefix { .. }
+            | Refusal::Key { .. } => {
+                "it cannot change once bootstrapped: put the old value back into the config, or \
+                    use an empty database"
                     .to_owned()
             }
             Refusal::HostMigrations { remedy, .. } => remedy.clone(),
             Refusal::Emptied { host, .. } => restore(host),
             Refusal::HostName { .. } => {
-                "give the host its old name in the config; if its url is wrong, put the right one".to_owned()
+                "give the host its old name in the config; if its url is wrong, put the right \
+                    one"
+                .to_owned()
             }
         }
     }
@@ -209,17 +222,26 @@ impl RecordedCluster {
     pub(crate) fn differences(&self, cluster: &Cluster) -> Vec<Refusal> {
         let mut refusals = Vec::new();
         if self.shards != i32::from(cluster.shards.get()) {
-            refusals.push(Refusal::Shards { recorded: self.shards, config: cluster.shards });
+            refusals.push(Refusal::Shards {
+                recorded: self.shards,
+                config: cluster.shards,
+            });
         }
         if self.epoch_ms != cluster.epoch.unix_ms() {
-            refusals.push(Refusal::Epoch { recorded_ms: self.epoch_ms, config: cluster.epoch });
+            refusals.push(Refusal::Epoch {
+                recorded_ms: self.epoch_ms,
+                config: cluster.epoch,
+            });
         }
         if self.schema_prefix != cluster.schema_prefix.as_str() {
             let (recorded, config) = (self.schema_prefix.clone(), cluster.schema_prefix.clone());
             refusals.push(Refusal::Prefix { recorded, config });
         }
         if self.key_kind != cluster.key.as_str() {
-            refusals.push(Refusal::Key { recorded: self.key_kind.clone(), config: cluster.key });
+            refusals.push(Refusal::Key {
+                recorded: self.key_kind.clone(),
+                config: cluster.key,
+            });
         }
         refusals
     }
@@ -242,11 +264,19 @@ pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -
     for recorded in &control.migrations {
         match STEPS.iter().find(|step| step.version == recorded.version) {
             Some(step) if checksum(step.sql) != recorded.checksum => {
-                refusals.push(Refusal::Changed { version: recorded.version, name: recorded.name.clone() });
+                refusals.push(Refusal::Changed {
+                    version: recorded.version,
+                    name: recorded.name.clone(),
+                });
             }
             Some(_) => {}
-            None if recorded.version > VERSION => refusals.push(Refusal::Newer { recorded: recorded.version }),
-            None => refusals.push(Refusal::Changed { version: recorded.version, name: recorded.name.clone() }),
+            None if recorded.version > VERSION => refusals.push(Refusal::Newer {
+                recorded: recorded.version,
+            }),
+            None => refusals.push(Refusal::Changed {
+                version: recorded.version,
+                name: recorded.name.clone(),
+            }),
         }
     }
     refusals
@@ -256,11 +286,17 @@ pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -
 ///
 /// # Errors
 /// Every reason why the host is not to be written to.
-pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> Result<Vec<i32>, Vec<Refusal>> {
+pub(super) fn pending(
+    facts: &HostFacts,
+    cluster: &Cluster,
+    host: &HostName,
+) -> Result<Vec<i32>, Vec<Refusal>> {
     let server = &facts.server;
     let mut refusals = Vec::new();
     if server.version < SERVER_VERSION_MIN {
-        refusals.push(Refusal::ServerTooOld { version: server.version });
+        refusals.push(Refusal::ServerTooOld {
+            version: server.version,
+        });
     }
     if server.in_recovery {
         refusals.push(Refusal::Standby);
@@ -284,7 +320,10 @@ pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> 
     if !refusals.is_empty() {
         return Err(refusals);
     }
-    let missing = STEPS.iter().map(|step| step.version).filter(|v| done.iter().all(|recorded| recorded.version != *v));
+    let missing = STEPS
+        .iter()
+        .map(|step| step.version)
+        .filter(|v| done.iter().all(|recorded| recorded.version != *v));
     Ok(missing.collect())
 }
 
@@ -354,7 +393,10 @@ pub(super) mod tests {
         assert_eq!(pending(&facts("db1"), &cluster(), &db1()), Ok(vec![]));
         let mut fresh = facts("db1");
         (fresh.control, fresh.server.has_pgshard) = (None, false);
-        assert_eq!(pending(&fresh, &cluster(), &db1()), Ok(STEPS.iter().map(|step| step.version).collect()));
+        assert_eq!(
+            pending(&fresh, &cluster(), &db1()),
+            Ok(STEPS.iter().map(|step| step.version).collect())
+        );
     }
 
     #[test]
@@ -365,7 +407,11 @@ pub(super) mod tests {
         (recorded.shards, recorded.epoch_ms, recorded.schema_prefix) = (32, 5, "s".to_owned());
         recorded.key_kind = "uuid:sha256".to_owned();
         control.migrations[0].checksum = "other".to_owned();
-        control.migrations.push(RecordedControl { version: 99, name: "later".to_owned(), checksum: String::new() });
+        control.migrations.push(RecordedControl {
+            version: 99,
+            name: "later".to_owned(),
+            checksum: String::new(),
+        });
         other.server.in_recovery = true;
         other.server.version = 120_010;
         let refusals = pending(&other, &cluster(), &db1()).unwrap_err();
@@ -376,7 +422,8 @@ pub(super) mod tests {
                 "the server is PostgreSQL 12, and 13 is the oldest that works",
                 "the server is a standby, where nothing can be written",
                 "it recorded 32 shards, the config says 16",
-                "it recorded the epoch 5 ms after 1970, the config says 2011-01-01T00:00:00Z (1293840000000 ms)",
+                "it recorded the epoch 5 ms after 1970, the config says 2011-01-01T00:00:00Z \
+                    (1293840000000 ms)",
                 "it recorded the schema prefix \"s\", the config says \"shard_\"",
                 "it recorded that keys are uuid:sha256, the config says integer",
                 "it recorded that it is the host db7, the config calls it db1",
@@ -393,6 +440,9 @@ pub(super) mod tests {
         fresh.server.may_create = false;
         let refusals = pending(&fresh, &cluster(), &db1()).unwrap_err();
         assert_eq!(refusals[0], Refusal::OtherSchema);
-        assert_eq!(refusals[1].remedy(), r#"as the database's owner: GRANT CREATE ON DATABASE "app" TO "app""#);
+        assert_eq!(
+            refusals[1].remedy(),
+            r#"as the database's owner: GRANT CREATE ON DATABASE "app" TO "app""#
+        );
     }
 }

@@ -1,12 +1,12 @@
 //! The rights that each role needs, and which roles may ask a host where a shard is.
 //!
-//! A role with USAGE on the schema of a shard counts as a router's role. The catalogs are the only record of that. A
-//! role that may ask on one host may ask on all others too, so that hosts without shards also answer it. The roles that
-//! only watch are kept apart from those ([`monitors`]).
+//! A role with USAGE on the schema of a shard counts as a router's role. The catalogs are the only
+//! record of that. A role that may ask on one host may ask on all others too, so that hosts without
+//! shards also answer it. The roles that only watch are kept apart from those ([`monitors`]).
 //!
-//! Invariant: unasked, this module gives a role no more than the right to ask, and to open a fence whose time is over;
-//! and to a role that may read `pgshard.control_migration`, what else a monitor reads.
-//! Rights on the tables of shards are given by the application's migrations.
+//! Invariant: unasked, this module gives a role no more than the right to ask, and to open a fence
+//! whose time is over; and to a role that may read `pgshard.control_migration`, what else a monitor
+//! reads. Rights on the tables of shards are given by the application's migrations.
 
 use std::collections::BTreeSet;
 
@@ -42,11 +42,16 @@ pub struct Grants {
     pub statements: Vec<String>,
 }
 
-/// The statements that give a role the least that it needs, in the order in which to run them, on every host.
+/// The statements that give a role the least that it needs, in the order in which to run them, on
+/// every host.
 pub fn rights(purpose: Purpose, role: &str) -> Vec<Grants> {
-    let administrator = |statements| Grants { by: "an administrator, in the database of each host", statements };
+    let administrator = |statements| Grants {
+        by: "an administrator, in the database of each host",
+        statements,
+    };
     let owner = |statements| Grants {
-        by: "the role that owns the control schema, in the database of each host, after `pgshard bootstrap`",
+        by: "the role that owns the control schema, in the database of each host, after `pgshard \
+            bootstrap`",
         statements,
     };
     let mut first = vec![create(role)];
@@ -56,7 +61,11 @@ pub fn rights(purpose: Purpose, role: &str) -> Vec<Grants> {
             vec![administrator(first)]
         }
         Purpose::Mover => {
-            first.extend([on_database(role, "CONNECT, CREATE"), replication(role), bypass_policies(role)]);
+            first.extend([
+                on_database(role, "CONNECT, CREATE"),
+                replication(role),
+                bypass_policies(role),
+            ]);
             vec![administrator(first)]
         }
         Purpose::Router | Purpose::Reader => {
@@ -72,12 +81,13 @@ pub fn rights(purpose: Purpose, role: &str) -> Vec<Grants> {
     }
 }
 
-/// The text of a shard migration that gives the role what it needs in each shard, so that later shards have it too.
-/// `None` for roles that own the shards, or need nothing in them.
+/// The text of a shard migration that gives the role what it needs in each shard, so that later
+/// shards have it too. `None` for roles that own the shards, or need nothing in them.
 pub fn shard_migration(purpose: Purpose, role: &str) -> Option<String> {
     let grantee = quote_ident(role).replace("{shard}", "{{shard}}");
-    let grants =
-        of_shard(purpose).iter().map(|(right, what)| format!("GRANT {right} ON {what} {{shard}} TO {grantee};\n"));
+    let grants = of_shard(purpose)
+        .iter()
+        .map(|(right, what)| format!("GRANT {right} ON {what} {{shard}} TO {grantee};\n"));
     let text: String = grants.collect();
     (!text.is_empty()).then_some(text)
 }
@@ -97,13 +107,16 @@ fn of_shard(purpose: Purpose) -> &'static [(&'static str, &'static str)] {
 }
 
 fn on_shards(purpose: Purpose, role: &str) -> String {
-    let mut body = "DECLARE\n    shard text;\nBEGIN\n    FOR shard IN SELECT s.schema_name FROM pgshard.shard s WHERE \
+    let mut body = "DECLARE\n    shard text;\nBEGIN\n    FOR shard IN SELECT s.schema_name FROM \
+        pgshard.shard s WHERE \
                     s.state = 'serving' ORDER BY s.shard_id LOOP\n"
         .to_owned();
     for (right, what) in of_shard(purpose) {
         let grant = quote_literal(&format!("GRANT {right} ON {what} %I TO %I"));
         let role = quote_literal(role);
-        body.push_str(&format!("        EXECUTE pg_catalog.format({grant}, shard, {role});\n"));
+        body.push_str(&format!(
+            "        EXECUTE pg_catalog.format({grant}, shard, {role});\n"
+        ));
     }
     body.push_str("    END LOOP;\nEND");
     do_block(&body)
@@ -112,7 +125,8 @@ fn on_shards(purpose: Purpose, role: &str) -> String {
 fn create(role: &str) -> String {
     let (name, text) = (quote_ident(role), quote_literal(role));
     do_block(&format!(
-        "BEGIN\n    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = {text}) THEN\n        CREATE ROLE \
+        "BEGIN\n    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = {text}) \
+            THEN\n        CREATE ROLE \
          {name} LOGIN;\n    END IF;\nEND"
     ))
 }
@@ -121,7 +135,8 @@ fn create(role: &str) -> String {
 fn on_database(role: &str, rights: &str) -> String {
     let role = quote_literal(role);
     do_block(&format!(
-        "BEGIN\n    EXECUTE pg_catalog.format('GRANT {rights} ON DATABASE %I TO %I', pg_catalog.current_database(), \
+        "BEGIN\n    EXECUTE pg_catalog.format('GRANT {rights} ON DATABASE %I TO %I', \
+            pg_catalog.current_database(), \
          {role});\nEND"
     ))
 }
@@ -135,8 +150,10 @@ fn replication(role: &str) -> String {
 fn bypass_policies(role: &str) -> String {
     let name = quote_ident(role);
     do_block(&format!(
-        "BEGIN\n    IF EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = \
-         c.relnamespace\n{pad}WHERE c.relforcerowsecurity AND n.nspname ~ '[0-9]{{4}}$') THEN\n        ALTER ROLE \
+        "BEGIN\n    IF EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON \
+            n.oid = \
+         c.relnamespace\n{pad}WHERE c.relforcerowsecurity AND n.nspname ~ '[0-9]{{4}}$') \
+         THEN\n        ALTER ROLE \
          {name} BYPASSRLS;\n    END IF;\nEND",
         pad = " ".repeat(15),
     ))
@@ -155,21 +172,39 @@ pub(super) fn shell_word(word: &str) -> String {
 pub(super) const TABLES: [&str; 2] = ["cluster", "identity"];
 
 /// The functions that routers call, with the types of their arguments.
-pub(super) const FUNCTIONS: [(&str, &str); 4] =
-    [("look", "integer"), ("expire_fence", "integer"), ("finish_open", "integer, uuid"), ("migrated", "text")];
+pub(super) const FUNCTIONS: [(&str, &str); 4] = [
+    ("look", "integer"),
+    ("expire_fence", "integer"),
+    ("finish_open", "integer, uuid"),
+    ("migrated", "text"),
+];
 
 /// Stands for PUBLIC among names of roles. No role can have this name.
 const PUBLIC: &str = "public";
 
-/// The statements that give a role what a router needs of the control schema. Running them again changes nothing.
+/// The statements that give a role what a router needs of the control schema. Running them again
+/// changes nothing.
 pub(super) fn of_router(role: &str) -> Vec<String> {
-    let grantee = if role == PUBLIC { "PUBLIC".to_owned() } else { quote_ident(role) };
-    let tables: Vec<String> = TABLES.iter().map(|table| format!("pgshard.{table}")).collect();
-    let functions: Vec<String> = FUNCTIONS.iter().map(|(name, takes)| format!("pgshard.{name}({takes})")).collect();
+    let grantee = if role == PUBLIC {
+        "PUBLIC".to_owned()
+    } else {
+        quote_ident(role)
+    };
+    let tables: Vec<String> = TABLES
+        .iter()
+        .map(|table| format!("pgshard.{table}"))
+        .collect();
+    let functions: Vec<String> = FUNCTIONS
+        .iter()
+        .map(|(name, takes)| format!("pgshard.{name}({takes})"))
+        .collect();
     vec![
         format!("GRANT USAGE ON SCHEMA pgshard TO {grantee}"),
         format!("GRANT SELECT ON TABLE {} TO {grantee}", tables.join(", ")),
-        format!("GRANT EXECUTE ON FUNCTION {} TO {grantee}", functions.join(", ")),
+        format!(
+            "GRANT EXECUTE ON FUNCTION {} TO {grantee}",
+            functions.join(", ")
+        ),
     ]
 }
 
@@ -183,7 +218,8 @@ pub(super) struct Routers {
 }
 
 impl Routers {
-    /// The roles that may also ask on other hosts. PUBLIC is left out: its rights on a shard move along with the shard.
+    /// The roles that may also ask on other hosts. PUBLIC is left out: its rights on a shard move
+    /// along with the shard.
     pub(super) fn elsewhere(&self) -> impl Iterator<Item = &String> {
         self.all.iter().filter(|role| *role != PUBLIC)
     }
@@ -197,15 +233,21 @@ pub(crate) enum Users<'a> {
     Of(&'a str),
 }
 
-/// The names of roles, each with whether it lacks a right. $1: a schema, or NULL for the schemas of all shards; $2:
-/// further roles, of which those that do not exist are left out.
+/// The names of roles, each with whether it lacks a right. $1: a schema, or NULL for the schemas of
+/// all shards; $2: further roles, of which those that do not exist are left out.
 ///
-/// A right that a role has by a group or by PUBLIC is not lacking. The predefined roles that may use every schema count
-/// if they have members.
+/// A right that a role has by a group or by PUBLIC is not lacking. The predefined roles that may
+/// use every schema count if they have members.
 ///
 /// Locks: none.
 fn sql() -> String {
-    let names = |names: &[&str]| names.iter().map(|name| quote_literal(name)).collect::<Vec<_>>().join(", ");
+    let names = |names: &[&str]| {
+        names
+            .iter()
+            .map(|name| quote_literal(name))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let functions: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();
     format!(
         "WITH routers AS (
@@ -214,20 +256,25 @@ fn sql() -> String {
                 coalesce(n.nspacl, pg_catalog.acldefault('n', n.nspowner))) AS a
             LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
             WHERE a.privilege_type = 'USAGE'
-                AND a.grantee <> (SELECT k.nspowner FROM pg_catalog.pg_namespace k WHERE k.nspname = 'pgshard')
+                AND a.grantee <> (SELECT k.nspowner FROM pg_catalog.pg_namespace k WHERE k.nspname \
+                = 'pgshard')
                 AND CASE WHEN $1::pg_catalog.text IS NOT NULL THEN n.nspname = $1
                     ELSE n.nspname IN (SELECT s.schema_name FROM pgshard.shard s)
-                        OR n.nspname = 'pgshard' AND a.grantee <> 0 AND a.grantee NOT IN ({monitors}) END
+                        OR n.nspname = 'pgshard' AND a.grantee <> 0 AND a.grantee NOT IN \
+                        ({monitors}) END
             UNION SELECT r.rolname::text FROM pg_catalog.pg_roles r
             WHERE r.rolname = ANY ($2::pg_catalog.text[])
                 OR r.rolname IN ('pg_read_all_data', 'pg_write_all_data')
                     AND EXISTS (SELECT FROM pg_catalog.pg_auth_members m WHERE m.roleid = r.oid))
         SELECT role, NOT pg_catalog.has_schema_privilege(role, n.oid, 'USAGE')
-            OR EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname IN ({tables})
+            OR EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND \
+            c.relname IN ({tables})
                        AND NOT pg_catalog.has_table_privilege(role, c.oid, 'SELECT'))
-            OR EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid AND p.proname IN ({functions})
+            OR EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid AND p.proname \
+            IN ({functions})
                        AND NOT pg_catalog.has_function_privilege(role, p.oid, 'EXECUTE'))
-        FROM routers CROSS JOIN pg_catalog.pg_namespace n WHERE n.nspname = 'pgshard' AND role IS NOT NULL",
+        FROM routers CROSS JOIN pg_catalog.pg_namespace n WHERE n.nspname = 'pgshard' AND role IS \
+        NOT NULL",
         tables = names(&TABLES),
         functions = names(&functions),
         monitors = monitors::oids(),
@@ -245,7 +292,12 @@ pub(super) async fn routers(
         Users::Of(schema) => Some(*schema),
     };
     let others: Vec<&String> = others.iter().collect();
-    let rows = client.query_typed(&sql(), &[(&schema, Type::TEXT), (&others, Type::TEXT_ARRAY)]).await?;
+    let rows = client
+        .query_typed(
+            &sql(),
+            &[(&schema, Type::TEXT), (&others, Type::TEXT_ARRAY)],
+        )
+        .await?;
     let mut routers = Routers::default();
     for row in rows {
         let role: String = row.try_get(0)?;
@@ -260,11 +312,13 @@ pub(super) async fn routers(
 /// Keeps others from granting at the same time.
 const ALONE: &str = "LOCK TABLE pgshard.control_migration IN SHARE ROW EXCLUSIVE MODE";
 
-/// Gives the rights that a router needs to the roles that may use these schemas, and to those of `others` that exist.
-/// Returns the names of those that lacked a right. To be called in a transaction.
+/// Gives the rights that a router needs to the roles that may use these schemas, and to those of
+/// `others` that exist. Returns the names of those that lacked a right. To be called in a
+/// transaction.
 ///
-/// Locks: where a role lacks something, SHARE ROW EXCLUSIVE on pgshard.control_migration until the end of the
-/// transaction, since two at once would alter the same rows of catalogs, and one would fail; nobody else locks that.
+/// Locks: where a role lacks something, SHARE ROW EXCLUSIVE on pgshard.control_migration until the
+/// end of the transaction, since two at once would alter the same rows of catalogs, and one would
+/// fail; nobody else locks that.
 pub(crate) async fn admit(
     client: &Client,
     users: Users<'_>,
@@ -292,15 +346,21 @@ impl Roles {
     /// Whether a host knows all of them, and none lacks a right there that its owner can give.
     pub(super) fn are_let_in(&self, routers: &Routers, monitors: &Monitors) -> bool {
         let nobody_lacks = routers.lacking.is_empty() && monitors.lacking.is_empty();
-        nobody_lacks && self.routers.is_subset(&routers.all) && self.monitors.is_subset(&monitors.all)
+        nobody_lacks
+            && self.routers.is_subset(&routers.all)
+            && self.monitors.is_subset(&monitors.all)
     }
 }
 
-/// Gives what they need of the control schema to the roles of routers and of monitors: to those of this host, and those
-/// of `others` that exist. Returns the names of those that lacked something. To be called in a transaction.
+/// Gives what they need of the control schema to the roles of routers and of monitors: to those of
+/// this host, and those of `others` that exist. Returns the names of those that lacked something.
+/// To be called in a transaction.
 ///
 /// Locks: as [`admit`].
-pub(super) async fn admit_all(client: &Client, others: &Roles) -> Result<BTreeSet<String>, tokio_postgres::Error> {
+pub(super) async fn admit_all(
+    client: &Client,
+    others: &Roles,
+) -> Result<BTreeSet<String>, tokio_postgres::Error> {
     let mut admitted = admit(client, Users::OfShards, &others.routers).await?;
     if monitors(client, &others.monitors).await?.lacking.is_empty() {
         return Ok(admitted);
@@ -320,7 +380,13 @@ mod tests {
 
     #[test]
     fn words_of_a_shell() {
-        let rows = [("web", "web"), ("-x", "'-x'"), ("", "''"), ("a b", "'a b'"), ("o'hara; rm", r"'o'\''hara; rm'")];
+        let rows = [
+            ("web", "web"),
+            ("-x", "'-x'"),
+            ("", "''"),
+            ("a b", "'a b'"),
+            ("o'hara; rm", r"'o'\''hara; rm'"),
+        ];
         for (word, expected) in rows {
             assert_eq!(shell_word(word), expected);
         }
@@ -330,13 +396,19 @@ mod tests {
     fn a_migration_keeps_braces_of_a_name() {
         let text = shard_migration(Purpose::Reader, "we{shard}b").unwrap();
         let first = crate::pg::Template::new(&text).render("shard_0001");
-        assert_eq!(first.lines().next().unwrap(), r#"GRANT USAGE ON SCHEMA shard_0001 TO "we{shard}b";"#);
+        assert_eq!(
+            first.lines().next().unwrap(),
+            r#"GRANT USAGE ON SCHEMA shard_0001 TO "we{shard}b";"#
+        );
         assert_eq!(shard_migration(Purpose::Owner, "app"), None);
     }
 
     #[test]
     fn a_name_ends_no_body() {
-        for statement in rights(Purpose::Router, "a $rights$ b").into_iter().flat_map(|part| part.statements) {
+        for statement in rights(Purpose::Router, "a $rights$ b")
+            .into_iter()
+            .flat_map(|part| part.statements)
+        {
             assert!(!statement.starts_with("DO $"), "{statement}");
         }
     }

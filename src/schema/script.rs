@@ -1,7 +1,8 @@
-//! Knows enough of SQL's lexical rules to find the statements of a script: strings, quoted names, dollar quotes,
-//! comments.
+//! Knows enough of SQL's lexical rules to find the statements of a script: strings, quoted names,
+//! dollar quotes, comments.
 //!
-//! Pure. Invariant: a word inside a string, a comment or a function's body is not taken for a statement.
+//! Pure. Invariant: a word inside a string, a comment or a function's body is not taken for a
+//! statement.
 
 /// A statement of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,11 +15,12 @@ pub(super) struct Statement {
     pub(super) words: Vec<String>,
 }
 
-/// More than any statement has that is known by its words. Of a COPY all are kept: what it copies to is behind its
-/// columns.
+/// More than any statement has that is known by its words. Of a COPY all are kept: what it copies
+/// to is behind its columns.
 const WORDS_MAX: usize = 64;
 
-/// A mark that opens something that the script does not close. The server would take what follows for a part of it.
+/// A mark that opens something that the script does not close. The server would take what follows
+/// for a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unclosed {
     /// The line it stands in, from 1.
@@ -34,8 +36,8 @@ pub(super) fn statements(sql: &str) -> Vec<Statement> {
     read(sql).0
 }
 
-/// The text or comment that the script opens and does not close. The server reads a whole script before it runs the
-/// first statement, so none of them changes what a backslash means in it.
+/// The text or comment that the script opens and does not close. The server reads a whole script
+/// before it runs the first statement, so none of them changes what a backslash means in it.
 pub(super) fn unclosed(sql: &str) -> Option<Unclosed> {
     read(sql).1
 }
@@ -76,7 +78,11 @@ fn read(sql: &str) -> (Vec<Statement>, Option<Unclosed>) {
                 before.clear();
             }
             _ => {
-                let statement = now.get_or_insert(Statement { line, at: at..at, words: Vec::new() });
+                let statement = now.get_or_insert(Statement {
+                    line,
+                    at: at..at,
+                    words: Vec::new(),
+                });
                 statement.at.end = at + length;
                 let part = match kind {
                     Kind::Word(word) => word.to_ascii_uppercase(),
@@ -110,10 +116,15 @@ fn token(text: &str, escapes: bool) -> (Option<usize>, Kind<'_>) {
         '"' => (quoted(text, '"', false), Kind::Text),
         '$' if dollar_tag(text).is_some() => {
             let tag = dollar_tag(text).unwrap_or_default();
-            (text[tag.len()..].find(tag).map(|end| end + 2 * tag.len()), Kind::Text)
+            (
+                text[tag.len()..].find(tag).map(|end| end + 2 * tag.len()),
+                Kind::Text,
+            )
         }
         c if c.is_alphabetic() || c == '_' => {
-            let length = text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')).unwrap_or(text.len());
+            let length = text
+                .find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))
+                .unwrap_or(text.len());
             (Some(length), Kind::Word(&text[..length]))
         }
         c if c.is_whitespace() => (Some(c.len_utf8()), Kind::Nothing),
@@ -126,14 +137,21 @@ fn opened(text: &str, line: usize) -> Unclosed {
     let (mark, why) = match text.as_bytes().first() {
         Some(b'/') => ("/*", "opens a comment that is never closed"),
         Some(b'"') => ("\"", "opens a name that is never closed"),
-        Some(b'$') => (dollar_tag(text).unwrap_or_default(), "opens a text that is never closed"),
+        Some(b'$') => (
+            dollar_tag(text).unwrap_or_default(),
+            "opens a text that is never closed",
+        ),
         _ => ("'", "opens a text that is never closed"),
     };
-    Unclosed { line, mark: mark.to_owned(), why }
+    Unclosed {
+        line,
+        mark: mark.to_owned(),
+        why,
+    }
 }
 
-/// How deep a script is in BEGIN ATOMIC and CASE after this word, by what stands before it and what the statement
-/// begins with.
+/// How deep a script is in BEGIN ATOMIC and CASE after this word, by what stands before it and what
+/// the statement begins with.
 fn nested(depth: usize, word: &str, before: &str, first: &str) -> usize {
     match word {
         "ATOMIC" if depth == 0 && before == "BEGIN" && first == "CREATE" => 1,
@@ -167,7 +185,8 @@ fn comment(text: &str) -> Option<usize> {
     None
 }
 
-/// The length of a quoted text. A doubled mark counts as two adjacent texts, which gives the same result.
+/// The length of a quoted text. A doubled mark counts as two adjacent texts, which gives the same
+/// result.
 fn quoted(text: &str, mark: char, escapes: bool) -> Option<usize> {
     let mut chars = text.char_indices().skip(1);
     while let Some((at, c)) = chars.next() {
@@ -190,45 +209,64 @@ fn dollar_tag(text: &str) -> Option<&str> {
 
 /// Why a statement cannot be part of a shard's migration; `None` if it can.
 pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
-    const TRANSACTION: &str =
-        "controls the transaction; each shard's migrations run in one that pgshard begins and commits";
+    const TRANSACTION: &str = "controls the transaction; each shard's migrations run in one that \
+        pgshard begins and commits";
     let words: Vec<&str> = statement.words.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["BEGIN" | "START" | "COMMIT" | "END" | "ROLLBACK" | "ABORT" | "SAVEPOINT" | "RELEASE", ..]
+        [
+            "BEGIN" | "START" | "COMMIT" | "END" | "ROLLBACK" | "ABORT" | "SAVEPOINT" | "RELEASE",
+            ..,
+        ]
         | ["PREPARE", "TRANSACTION", ..] => Some(TRANSACTION),
-        ["VACUUM", ..] => Some("cannot run inside a transaction: put `-- pgshard: no-transaction` on the first line"),
+        ["VACUUM", ..] => Some(
+            "cannot run inside a transaction: put `-- pgshard: no-transaction` on the first line",
+        ),
         ["CLUSTER", ..]
         | ["ALTER", "SYSTEM", ..]
-        | ["CREATE" | "DROP" | "ALTER", "DATABASE" | "TABLESPACE" | "SUBSCRIPTION", ..] => {
-            Some("cannot run inside a transaction")
-        }
+        | [
+            "CREATE" | "DROP" | "ALTER",
+            "DATABASE" | "TABLESPACE" | "SUBSCRIPTION",
+            ..,
+        ] => Some("cannot run inside a transaction"),
         // Only in this position: elsewhere the word is a name, for example of a column.
         ["CREATE" | "DROP", "INDEX", "CONCURRENTLY", ..]
         | ["CREATE", "UNIQUE", "INDEX", "CONCURRENTLY", ..]
-        | ["REFRESH", "MATERIALIZED", "VIEW", "CONCURRENTLY", ..] => {
-            Some("cannot run inside a transaction: put `-- pgshard: no-transaction` on the first line")
-        }
-        ["REINDEX", more @ ..] if more.contains(&"CONCURRENTLY") => {
-            Some("cannot run inside a transaction, nor again where it was stopped: run it by hand (`pgshard sql`)")
-        }
-        ["ALTER", "TABLE", more @ .., "CONCURRENTLY"] if more.windows(2).any(|two| two == ["DETACH", "PARTITION"]) => {
-            Some("cannot run inside a transaction, nor again where it was stopped: leave CONCURRENTLY out")
+        | ["REFRESH", "MATERIALIZED", "VIEW", "CONCURRENTLY", ..] => Some(
+            "cannot run inside a transaction: put `-- pgshard: no-transaction` on the first line",
+        ),
+        ["REINDEX", more @ ..] if more.contains(&"CONCURRENTLY") => Some(
+            "cannot run inside a transaction, nor again where it was stopped: run it by hand \
+                (`pgshard sql`)",
+        ),
+        ["ALTER", "TABLE", more @ .., "CONCURRENTLY"]
+            if more.windows(2).any(|two| two == ["DETACH", "PARTITION"]) =>
+        {
+            Some(
+                "cannot run inside a transaction, nor again where it was stopped: leave \
+                    CONCURRENTLY out",
+            )
         }
         // PostgreSQL takes either word in either direction.
         ["COPY", more @ ..] => more.windows(2).find_map(|two| match two {
             ["FROM", "STDIN" | "STDOUT"] => Some("needs rows from the client: use INSERT"),
-            ["TO", "STDIN" | "STDOUT"] => Some("gives rows to the client, which nobody would see: leave it out"),
+            ["TO", "STDIN" | "STDOUT"] => {
+                Some("gives rows to the client, which nobody would see: leave it out")
+            }
             _ => None,
         }),
         _ => None,
     }
 }
 
-/// The script with `guard` after each statement that may change what the guard sets, on the same line, so that line
-/// numbers stay the same. There is none at the end. What a function or a DO block sets within itself is ignored.
+/// The script with `guard` after each statement that may change what the guard sets, on the same
+/// line, so that line numbers stay the same. There is none at the end. What a function or a DO
+/// block sets within itself is ignored.
 pub(super) fn guarded(sql: &str, guard: &str) -> String {
     let small = sql.to_ascii_lowercase();
-    if !["lock_timeout", "reset", "discard"].iter().any(|word| small.contains(word)) {
+    if !["lock_timeout", "reset", "discard"]
+        .iter()
+        .any(|word| small.contains(word))
+    {
         return sql.to_owned();
     }
     let mut text = String::with_capacity(sql.len());
@@ -237,9 +275,17 @@ pub(super) fn guarded(sql: &str, guard: &str) -> String {
         let [statement, next] = pair else { continue };
         let words: Vec<&str> = statement.words.iter().map(String::as_str).collect();
         match words.as_slice() {
-            // From here on backslashes may be escapes, so that what looks like the end of a statement may not be one.
-            ["SET", more @ ..] if more.contains(&"STANDARD_CONFORMING_STRINGS") && !more.contains(&"ON") => break,
-            ["CREATE" | "ALTER" | "DROP" | "COMMENT" | "GRANT" | "REVOKE", ..] => {}
+            // From here on backslashes may be escapes, so that what looks like the end of a
+            // statement may not be one.
+            ["SET", more @ ..]
+                if more.contains(&"STANDARD_CONFORMING_STRINGS") && !more.contains(&"ON") =>
+            {
+                break;
+            }
+            [
+                "CREATE" | "ALTER" | "DROP" | "COMMENT" | "GRANT" | "REVOKE",
+                ..,
+            ] => {}
             _ => {
                 text.push_str(&sql[from..next.at.start]);
                 text.push_str(guard);
@@ -254,7 +300,8 @@ pub(super) fn guarded(sql: &str, guard: &str) -> String {
 /// A statement that runs outside transactions and can be run again after it was stopped anywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Repeatable {
-    /// `CREATE INDEX CONCURRENTLY` of this name. If stopped, it leaves an invalid index, which is dropped first.
+    /// `CREATE INDEX CONCURRENTLY` of this name. If stopped, it leaves an invalid index, which is
+    /// dropped first.
     Index(String),
     /// It does no harm a second time.
     Harmless,
@@ -264,21 +311,29 @@ pub(super) enum Repeatable {
 pub(super) fn repeatable(sql: &str, statement: &Statement) -> Result<Repeatable, &'static str> {
     let words: Vec<&str> = statement.words.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["CREATE", "INDEX", "CONCURRENTLY", ..] | ["CREATE", "UNIQUE", "INDEX", "CONCURRENTLY", ..] => {
+        ["CREATE", "INDEX", "CONCURRENTLY", ..]
+        | ["CREATE", "UNIQUE", "INDEX", "CONCURRENTLY", ..] => {
             match index_name(&sql[statement.at.clone()]) {
                 Some(name) => Ok(Repeatable::Index(name)),
-                None => {
-                    Err("needs the index's name right after CONCURRENTLY, without IF NOT EXISTS, which would take an \
-                             invalid index as done")
-                }
+                None => Err(
+                    "needs the index's name right after CONCURRENTLY, without IF NOT EXISTS, which \
+                        would take an \
+                             invalid index as done",
+                ),
             }
         }
         ["DROP", "INDEX", "CONCURRENTLY", "IF", "EXISTS", ..]
         | ["REFRESH", "MATERIALIZED", "VIEW", "CONCURRENTLY", ..]
         | ["VACUUM", ..] => Ok(Repeatable::Harmless),
-        ["DROP", "INDEX", "CONCURRENTLY", ..] => Err("needs IF EXISTS: it may have to be run a second time"),
-        _ => Err("cannot be run a second time after it was stopped: without a transaction there are CREATE INDEX \
-                  CONCURRENTLY, DROP INDEX CONCURRENTLY IF EXISTS, REFRESH MATERIALIZED VIEW CONCURRENTLY and VACUUM"),
+        ["DROP", "INDEX", "CONCURRENTLY", ..] => {
+            Err("needs IF EXISTS: it may have to be run a second time")
+        }
+        _ => Err(
+            "cannot be run a second time after it was stopped: without a transaction there are \
+                CREATE INDEX \
+                  CONCURRENTLY, DROP INDEX CONCURRENTLY IF EXISTS, REFRESH MATERIALIZED VIEW \
+                  CONCURRENTLY and VACUUM",
+        ),
     }
 }
 
@@ -301,15 +356,21 @@ fn index_name(statement: &str) -> Option<String> {
         let plain = !inside[end + 1..].starts_with('"');
         return plain.then(|| cut(&inside[..end]));
     }
-    let end = rest.find(|c: char| c.is_ascii() && !(c.is_ascii_alphanumeric() || c == '_' || c == '$'))?;
+    let end =
+        rest.find(|c: char| c.is_ascii() && !(c.is_ascii_alphanumeric() || c == '_' || c == '$'))?;
     // PostgreSQL folds no other letters than these where a character can have several bytes.
     let name = rest[..end].to_ascii_lowercase();
-    let named = !name.is_empty() && rest[end..].starts_with(char::is_whitespace) && name != "on" && name != "if";
+    let named = !name.is_empty()
+        && rest[end..].starts_with(char::is_whitespace)
+        && name != "on"
+        && name != "if";
     named.then(|| cut(&name))
 }
 
 fn cut(name: &str) -> String {
-    let end = (0..=NAME_MAX.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
+    let end = (0..=NAME_MAX.min(name.len()))
+        .rev()
+        .find(|end| name.is_char_boundary(*end));
     name[..end.unwrap_or_default()].to_owned()
 }
 
@@ -319,7 +380,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn firsts(sql: &str) -> Vec<(usize, String)> {
-        statements(sql).into_iter().map(|s| (s.line, s.words.into_iter().next().unwrap_or_default())).collect()
+        statements(sql)
+            .into_iter()
+            .map(|s| (s.line, s.words.into_iter().next().unwrap_or_default()))
+            .collect()
     }
 
     #[test]
@@ -327,23 +391,50 @@ mod tests {
         let one = |line, word: &str| (line, word.to_owned());
         assert_eq!(firsts(""), []);
         assert_eq!(firsts(" ; -- nothing; at all\n /* a; /* b; */ c; */ ;"), []);
-        assert_eq!(firsts("select 1;\n\nSELECT 2"), [one(1, "SELECT"), one(3, "SELECT")]);
-        assert_eq!(firsts("a 'x; y'' z; '; b \"p;q\" ; c"), [one(1, "A"), one(1, "B"), one(1, "C")]);
-        assert_eq!(firsts(r"a E'\'; x'; b"), [one(1, "A"), one(1, "B")]);
-        assert_eq!(firsts(r"a '\'; b"), [one(1, "A"), one(1, "B")], "a backslash is no escape in a plain string");
-        assert_eq!(firsts("do $$ begin; end; $$; do $x$ $$; $x$;\nend"), [one(1, "DO"), one(1, "DO"), one(2, "END")]);
         assert_eq!(
-            firsts("create function f() begin atomic select case when 1 then 2 end; select 2; end; commit"),
+            firsts("select 1;\n\nSELECT 2"),
+            [one(1, "SELECT"), one(3, "SELECT")]
+        );
+        assert_eq!(
+            firsts("a 'x; y'' z; '; b \"p;q\" ; c"),
+            [one(1, "A"), one(1, "B"), one(1, "C")]
+        );
+        assert_eq!(firsts(r"a E'\'; x'; b"), [one(1, "A"), one(1, "B")]);
+        assert_eq!(
+            firsts(r"a '\'; b"),
+            [one(1, "A"), one(1, "B")],
+            "a backslash is no escape in a plain string"
+        );
+        assert_eq!(
+            firsts("do $$ begin; end; $$; do $x$ $$; $x$;\nend"),
+            [one(1, "DO"), one(1, "DO"), one(2, "END")]
+        );
+        assert_eq!(
+            firsts(
+                "create function f() begin atomic select case when 1 then 2 end; select 2; end; \
+                    commit"
+            ),
             [one(1, "CREATE"), one(1, "COMMIT")]
         );
-        assert_eq!(firsts("select $1; commit"), [one(1, "SELECT"), one(1, "COMMIT")]);
+        assert_eq!(
+            firsts("select $1; commit"),
+            [one(1, "SELECT"), one(1, "COMMIT")]
+        );
         for names in [
-            "create function f() begin atomic select p.end, 1 as end from p; select p.case end; select 2; end; commit",
+            "create function f() begin atomic select p.end, 1 as end from p; select p.case end; \
+                select 2; end; commit",
             "create procedure f() begin atomic end; commit",
         ] {
-            assert_eq!(firsts(names), [one(1, "CREATE"), one(1, "COMMIT")], "{names}");
+            assert_eq!(
+                firsts(names),
+                [one(1, "CREATE"), one(1, "COMMIT")],
+                "{names}"
+            );
         }
-        assert_eq!(firsts("select a.begin atomic from a; end"), [one(1, "SELECT"), one(1, "END")]);
+        assert_eq!(
+            firsts("select a.begin atomic from a; end"),
+            [one(1, "SELECT"), one(1, "END")]
+        );
     }
 
     #[test]
@@ -373,13 +464,20 @@ mod tests {
         ] {
             assert_eq!(guarded(same), same);
         }
-        assert_eq!(guarded("SET lock_timeout = 0; -- x;\nALTER a"), "SET lock_timeout = 0; -- x;\nG; ALTER a");
+        assert_eq!(
+            guarded("SET lock_timeout = 0; -- x;\nALTER a"),
+            "SET lock_timeout = 0; -- x;\nG; ALTER a"
+        );
         assert_eq!(
             guarded("SELECT set_config('lock_timeout', '0', false);\nALTER a;\nRESET ALL; ALTER b"),
             "SELECT set_config('lock_timeout', '0', false);\nG; ALTER a;\nRESET ALL; G; ALTER b"
         );
-        let escapes = "SET lock_timeout = 0; SET standard_conforming_strings = off; SELECT '\\'; x'; ALTER a";
-        assert_eq!(guarded(escapes), escapes.replacen("; SET st", "; G; SET st", 1));
+        let escapes =
+            "SET lock_timeout = 0; SET standard_conforming_strings = off; SELECT '\\'; x'; ALTER a";
+        assert_eq!(
+            guarded(escapes),
+            escapes.replacen("; SET st", "; G; SET st", 1)
+        );
     }
 
     #[test]
@@ -406,7 +504,10 @@ mod tests {
         }
         let columns: Vec<String> = (0..2000).map(|n| format!("c{n}")).collect();
         for more in ["from stdin", "to stdout"] {
-            assert!(bad(&format!("copy t ({}) {more}", columns.join(", "))), "{more}");
+            assert!(
+                bad(&format!("copy t ({}) {more}", columns.join(", "))),
+                "{more}"
+            );
         }
         for sql in [
             "create table begin_log (commit text)",
@@ -432,13 +533,34 @@ mod tests {
         let index = |name: &str| Ok(Repeatable::Index(name.to_owned()));
         let (long, wide) = ("l".repeat(70), "é".repeat(40));
         for (sql, expected) in [
-            ("CREATE INDEX CONCURRENTLY Photos_Title ON {shard}.photos (title)", index("photos_title")),
-            ("-- why\ncreate unique index\n  concurrently \"T x\" on {shard}.photos (title)", index("T x")),
-            ("CREATE INDEX CONCURRENTLY ÚNICO_É ON t (a)", index("Único_É")),
-            (&format!("CREATE INDEX CONCURRENTLY {long} ON t (a)"), index(&long[..63])),
-            (&format!("CREATE INDEX CONCURRENTLY \"a{wide}\" ON t (a)"), index(&format!("a{}", &wide[..62]))),
-            (&format!("CREATE INDEX CONCURRENTLY {wide} ON t (a)"), index(&wide[..62])),
-            ("DROP INDEX CONCURRENTLY IF EXISTS {shard}.photos_title", Ok(Repeatable::Harmless)),
+            (
+                "CREATE INDEX CONCURRENTLY Photos_Title ON {shard}.photos (title)",
+                index("photos_title"),
+            ),
+            (
+                "-- why\ncreate unique index\n  concurrently \"T x\" on {shard}.photos (title)",
+                index("T x"),
+            ),
+            (
+                "CREATE INDEX CONCURRENTLY ÚNICO_É ON t (a)",
+                index("Único_É"),
+            ),
+            (
+                &format!("CREATE INDEX CONCURRENTLY {long} ON t (a)"),
+                index(&long[..63]),
+            ),
+            (
+                &format!("CREATE INDEX CONCURRENTLY \"a{wide}\" ON t (a)"),
+                index(&format!("a{}", &wide[..62])),
+            ),
+            (
+                &format!("CREATE INDEX CONCURRENTLY {wide} ON t (a)"),
+                index(&wide[..62]),
+            ),
+            (
+                "DROP INDEX CONCURRENTLY IF EXISTS {shard}.photos_title",
+                Ok(Repeatable::Harmless),
+            ),
             ("VACUUM (ANALYZE) {shard}.photos", Ok(Repeatable::Harmless)),
         ] {
             assert_eq!(is_repeatable(sql), expected, "{sql}");

@@ -1,4 +1,5 @@
-//! The hosts' settings: those that put rows at risk, and those in which hosts should not differ. Pure.
+//! The hosts' settings: those that put rows at risk, and those in which hosts should not differ.
+//! Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,29 +8,72 @@ use super::finding::{Findings, Severity};
 use crate::map::HostName;
 use crate::pg::THROWAWAY;
 
-/// Settings with which acknowledged rows can be lost, or transactions do not behave as statements expect.
+/// Settings with which acknowledged rows can be lost, or transactions do not behave as statements
+/// expect.
 const UNSAFE: [(&str, &str, &str); 6] = [
-    ("fsync", "off", "a crash of its machine can lose or damage everything"),
-    ("full_page_writes", "off", "a crash of its machine can damage tables"),
-    ("synchronous_commit", "off", "a crash can lose the last rows that were acknowledged"),
-    ("default_transaction_read_only", "on", "nobody can write without saying so"),
-    ("session_replication_role", "replica", "foreign keys and triggers do not act"),
-    ("default_transaction_deferrable", "on", "serializable readers wait"),
+    (
+        "fsync",
+        "off",
+        "a crash of its machine can lose or damage everything",
+    ),
+    (
+        "full_page_writes",
+        "off",
+        "a crash of its machine can damage tables",
+    ),
+    (
+        "synchronous_commit",
+        "off",
+        "a crash can lose the last rows that were acknowledged",
+    ),
+    (
+        "default_transaction_read_only",
+        "on",
+        "nobody can write without saying so",
+    ),
+    (
+        "session_replication_role",
+        "replica",
+        "foreign keys and triggers do not act",
+    ),
+    (
+        "default_transaction_deferrable",
+        "on",
+        "serializable readers wait",
+    ),
 ];
 
 /// Settings in which a shard would find a difference after a move.
-const SAME: [&str; 5] = ["server_encoding", "lc_collate", "lc_ctype", "wal_level", "default_transaction_isolation"];
+const SAME: [&str; 5] = [
+    "server_encoding",
+    "lc_collate",
+    "lc_ctype",
+    "wal_level",
+    "default_transaction_isolation",
+];
 
 pub(super) fn check(findings: &mut Findings, survey: &Survey) {
-    let hosts: BTreeMap<&HostName, _> =
-        survey.iter().filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?))).collect();
-    let says = |name: &HostName, setting: &str| hosts[name].settings.get(setting).map(String::as_str);
+    let hosts: BTreeMap<&HostName, _> = survey
+        .iter()
+        .filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?)))
+        .collect();
+    let says =
+        |name: &HostName, setting: &str| hosts[name].settings.get(setting).map(String::as_str);
     for (setting, bad, why) in UNSAFE {
         let throwaway = |host: &HostName| says(host, "cluster_name") == Some(THROWAWAY);
-        for host in hosts.keys().filter(|host| says(host, setting) == Some(bad) && !throwaway(host)) {
+        for host in hosts
+            .keys()
+            .filter(|host| says(host, setting) == Some(bad) && !throwaway(host))
+        {
             let what = format!("{setting} is {bad}: {why}");
             let remedy = format!("change {setting}, unless the host's rows may be lost");
-            findings.add(Severity::Warning, "unsafe_setting", Some(host), what, remedy);
+            findings.add(
+                Severity::Warning,
+                "unsafe_setting",
+                Some(host),
+                what,
+                remedy,
+            );
         }
     }
     for setting in SAME {
@@ -40,8 +84,10 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
             }
         }
         if by_value.len() > 1 {
-            let said: Vec<String> =
-                by_value.iter().map(|(value, hosts)| format!("{value} on {}", hosts.join(", "))).collect();
+            let said: Vec<String> = by_value
+                .iter()
+                .map(|(value, hosts)| format!("{value} on {}", hosts.join(", ")))
+                .collect();
             let what = format!("hosts differ in {setting}: {}", said.join("; "));
             let remedy = "make them the same, so that a shard is the same everywhere";
             findings.add(Severity::Warning, "settings_differ", None, what, remedy);
@@ -49,12 +95,20 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey) {
     }
     let mut majors: BTreeMap<i32, Vec<&str>> = BTreeMap::new();
     for (host, facts) in &hosts {
-        majors.entry(facts.server.version / 10_000).or_default().push(host.as_str());
+        majors
+            .entry(facts.server.version / 10_000)
+            .or_default()
+            .push(host.as_str());
     }
     if majors.len() > 1 {
-        let said: Vec<String> =
-            majors.iter().map(|(major, hosts)| format!("{major} on {}", hosts.join(", "))).collect();
-        let what = format!("hosts have different versions of PostgreSQL: {}", said.join("; "));
+        let said: Vec<String> = majors
+            .iter()
+            .map(|(major, hosts)| format!("{major} on {}", hosts.join(", ")))
+            .collect();
+        let what = format!(
+            "hosts have different versions of PostgreSQL: {}",
+            said.join("; ")
+        );
         let remedy = "nothing, while servers are upgraded one after the other";
         findings.add(Severity::Notice, "versions_differ", None, what, remedy);
     }
@@ -68,15 +122,28 @@ mod tests {
     #[test]
     fn what_matters() {
         let mut survey = survey_of(&[("db1", ""), ("db2", ""), ("db3", "down")]);
-        for (name, encoding, fsync, version) in [("db1", "UTF8", "on", 150_004), ("db2", "LATIN1", "off", 180_001)] {
+        for (name, encoding, fsync, version) in [
+            ("db1", "UTF8", "on", 150_004),
+            ("db2", "LATIN1", "off", 180_001),
+        ] {
             let facts = survey.get_mut(name).unwrap().as_mut().unwrap();
-            let pairs = [("server_encoding", encoding), ("fsync", fsync), ("wal_level", "logical")];
-            facts.settings = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+            let pairs = [
+                ("server_encoding", encoding),
+                ("fsync", fsync),
+                ("wal_level", "logical"),
+            ];
+            facts.settings = pairs
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into();
             facts.server.version = version;
         }
         let mut findings = Findings::default();
         check(&mut findings, &survey);
-        let said: Vec<String> = findings.sorted().iter().map(|f| format!("{} {}", f.code, f.message)).collect();
+        let said: Vec<String> = findings
+            .sorted()
+            .iter()
+            .map(|f| format!("{} {}", f.code, f.message))
+            .collect();
         assert_eq!(
             said,
             [

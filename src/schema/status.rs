@@ -1,4 +1,5 @@
-//! The state of a host, for `pgshard host list`; and what it offers to shards, for `pgshard host add`.
+//! The state of a host, for `pgshard host list`; and what it offers to shards, for
+//! `pgshard host add`.
 
 use std::collections::BTreeSet;
 
@@ -29,8 +30,8 @@ pub struct HostStatus {
     pub wal_kept: Option<u64>,
     /// Standbys and others that stream from it.
     pub standbys: u32,
-    /// How far the slowest of them is behind in replay, in bytes; `None` if there are none, or the role may not see
-    /// them (it needs `pg_monitor`).
+    /// How far the slowest of them is behind in replay, in bytes; `None` if there are none, or the
+    /// role may not see them (it needs `pg_monitor`).
     pub lag_bytes: Option<u64>,
     /// The same in milliseconds; `None` also if nothing was written lately.
     pub lag_ms: Option<f64>,
@@ -46,16 +47,20 @@ pub struct HostStatus {
 pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::Error> {
     let sql = format!(
         "{WAL}
-        SELECT pg_catalog.current_setting('server_version_num')::int4, pg_catalog.pg_is_in_recovery(),
+        SELECT pg_catalog.current_setting('server_version_num')::int4, \
+        pg_catalog.pg_is_in_recovery(),
             pg_catalog.pg_database_size(pg_catalog.current_database()),
-            (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database())::int4,
-            pg_catalog.current_setting('max_connections')::int4, pg_catalog.current_setting('wal_level'), lsn::text,
+            (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = \
+            pg_catalog.current_database())::int4,
+            pg_catalog.current_setting('max_connections')::int4, \
+            pg_catalog.current_setting('wal_level'), lsn::text,
             (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), 0))::bigint
                 FROM pg_catalog.pg_replication_slots),
             (SELECT count(*) FROM pg_catalog.pg_stat_replication)::int4,
             (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), 0))::bigint
                 FROM pg_catalog.pg_stat_replication),
-            (SELECT max(extract(epoch FROM replay_lag) * 1000)::double precision FROM pg_catalog.pg_stat_replication),
+            (SELECT max(extract(epoch FROM replay_lag) * 1000)::double precision FROM \
+            pg_catalog.pg_stat_replication),
             pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
         FROM wal"
     );
@@ -115,14 +120,18 @@ pub struct Surroundings {
 /// # Cancel safety
 /// Only reads.
 pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgres::Error> {
-    let sql = "SELECT pg_catalog.pg_encoding_to_char(d.encoding)::text, d.datcollate::text || '/' || d.datctype::text,
+    let sql = "SELECT pg_catalog.pg_encoding_to_char(d.encoding)::text, d.datcollate::text || '/' \
+        || d.datctype::text,
             pg_catalog.current_setting('wal_level'),
             ARRAY(SELECT rolname::text FROM pg_catalog.pg_roles),
             ARRAY(SELECT extname::text FROM pg_catalog.pg_extension WHERE extname <> 'plpgsql'),
             pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
         FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()";
     let row = client.query_one(sql, &[]).await?;
-    let names = |at: usize| row.try_get::<_, Vec<String>>(at).map(|names| names.into_iter().collect());
+    let names = |at: usize| {
+        row.try_get::<_, Vec<String>>(at)
+            .map(|names| names.into_iter().collect())
+    };
     let mut found = Surroundings {
         encoding: row.try_get(0)?,
         collation: row.try_get(1)?,
@@ -134,13 +143,21 @@ pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgre
     if row.try_get(5)? {
         // Every access list of a shard's schema and of its objects.
         let sql = "WITH here AS (SELECT n.oid, n.nspacl FROM pgshard.shard s
-                JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name WHERE s.state <> 'moved'),
+                JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name WHERE s.state <> \
+                'moved'),
             lists AS (SELECT nspacl AS list FROM here
-                UNION ALL SELECT c.relacl FROM here JOIN pg_catalog.pg_class c ON c.relnamespace = here.oid
-                UNION ALL SELECT p.proacl FROM here JOIN pg_catalog.pg_proc p ON p.pronamespace = here.oid)
+                UNION ALL SELECT c.relacl FROM here JOIN pg_catalog.pg_class c ON c.relnamespace = \
+                here.oid
+                UNION ALL SELECT p.proacl FROM here JOIN pg_catalog.pg_proc p ON p.pronamespace = \
+                here.oid)
             SELECT DISTINCT r.rolname::text FROM lists, pg_catalog.aclexplode(list) AS entry
             JOIN pg_catalog.pg_roles r ON r.oid = entry.grantee";
-        found.granted = client.query(sql, &[]).await?.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        found.granted = client
+            .query(sql, &[])
+            .await?
+            .iter()
+            .map(|row| row.try_get(0))
+            .collect::<Result<_, _>>()?;
     }
     Ok(found)
 }

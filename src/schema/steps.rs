@@ -12,19 +12,51 @@ pub(super) struct Step {
 }
 
 pub(super) const STEPS: [Step; 9] = [
-    Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") },
+    Step {
+        version: 1,
+        name: "control",
+        sql: include_str!("../../migrations/control/0001_control.sql"),
+    },
     Step {
         version: 2,
         name: "open_past_autovacuum",
         sql: include_str!("../../migrations/control/0002_open_past_autovacuum.sql"),
     },
-    Step { version: 3, name: "mover", sql: include_str!("../../migrations/control/0003_mover.sql") },
-    Step { version: 4, name: "audit", sql: include_str!("../../migrations/control/0004_audit.sql") },
-    Step { version: 5, name: "identity", sql: include_str!("../../migrations/control/0005_identity.sql") },
-    Step { version: 6, name: "known", sql: include_str!("../../migrations/control/0006_known.sql") },
-    Step { version: 7, name: "repair", sql: include_str!("../../migrations/control/0007_repair.sql") },
-    Step { version: 8, name: "lent_identity", sql: include_str!("../../migrations/control/0008_lent_identity.sql") },
-    Step { version: 9, name: "rights", sql: include_str!("../../migrations/control/0009_rights.sql") },
+    Step {
+        version: 3,
+        name: "mover",
+        sql: include_str!("../../migrations/control/0003_mover.sql"),
+    },
+    Step {
+        version: 4,
+        name: "audit",
+        sql: include_str!("../../migrations/control/0004_audit.sql"),
+    },
+    Step {
+        version: 5,
+        name: "identity",
+        sql: include_str!("../../migrations/control/0005_identity.sql"),
+    },
+    Step {
+        version: 6,
+        name: "known",
+        sql: include_str!("../../migrations/control/0006_known.sql"),
+    },
+    Step {
+        version: 7,
+        name: "repair",
+        sql: include_str!("../../migrations/control/0007_repair.sql"),
+    },
+    Step {
+        version: 8,
+        name: "lent_identity",
+        sql: include_str!("../../migrations/control/0008_lent_identity.sql"),
+    },
+    Step {
+        version: 9,
+        name: "rights",
+        sql: include_str!("../../migrations/control/0009_rights.sql"),
+    },
 ];
 
 /// The migrations of the control schema: version and text.
@@ -34,9 +66,13 @@ pub(super) fn steps() -> impl Iterator<Item = (i32, &'static str)> {
 
 /// The statement that records a control migration which was run.
 pub(super) fn record_of(version: i32) -> String {
-    let step = STEPS.iter().find(|step| step.version == version).expect("the version is one of ours");
+    let step = STEPS
+        .iter()
+        .find(|step| step.version == version)
+        .expect("the version is one of ours");
     format!(
-        "INSERT INTO pgshard.control_migration (version, name, checksum) VALUES ({version}, '{}', '{}')",
+        "INSERT INTO pgshard.control_migration (version, name, checksum) VALUES ({version}, '{}', \
+            '{}')",
         step.name,
         checksum(step.sql)
     )
@@ -45,8 +81,8 @@ pub(super) fn record_of(version: i32) -> String {
 /// The version of the control schema that this pgshard works with.
 pub const VERSION: i32 = STEPS[STEPS.len() - 1].version;
 
-/// SHA-256 of a migration's text, in hexadecimal. Line ends count as `\n`, so that a checkout on another system is no
-/// change.
+/// SHA-256 of a migration's text, in hexadecimal. Line ends count as `\n`, so that a checkout on
+/// another system is no change.
 pub(super) fn checksum(text: &str) -> String {
     let hash = Sha256::digest(text.replace("\r\n", "\n").as_bytes());
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -58,6 +94,11 @@ mod tests {
 
     #[test]
     fn versions_count_up_from_one() {
-        assert!(STEPS.iter().enumerate().all(|(at, step)| step.version == at as i32 + 1));
+        assert!(
+            STEPS
+                .iter()
+                .enumerate()
+                .all(|(at, step)| step.version == at as i32 + 1)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Who reads a host's WAL, and what is kept for them: every slot and every standby, whoever made them.
+//! Who reads a host's WAL, and what is kept for them: every slot and every standby, whoever made
+//! them.
 
 use tokio_postgres::{Client, Error, Row};
 
@@ -78,7 +79,9 @@ pub async fn streams(client: &Client) -> Result<Streams, Error> {
 }
 
 fn bytes(row: &Row, at: usize) -> Result<Option<u64>, Error> {
-    Ok(row.try_get::<_, Option<i64>>(at)?.and_then(|bytes| u64::try_from(bytes).ok()))
+    Ok(row
+        .try_get::<_, Option<i64>>(at)?
+        .and_then(|bytes| u64::try_from(bytes).ok()))
 }
 
 fn slot(row: &Row) -> Result<Slot, Error> {

@@ -8,7 +8,8 @@ const SHARD: &str = "
     CREATE SCHEMA shard_0007;
     CREATE TYPE shard_0007.place AS (street text, town text);
     CREATE TYPE shard_0007.mood AS ENUM ('glad', 'sad');
-    CREATE TABLE shard_0007.users (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text, n serial);
+    CREATE TABLE shard_0007.users (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text, \
+    n serial);
     CREATE TABLE shard_0007.views (id bigint, day int) PARTITION BY RANGE (day);
     CREATE TABLE shard_0007.views_1 PARTITION OF shard_0007.views FOR VALUES FROM (0) TO (9);
     CREATE VIEW shard_0007.named AS SELECT id, name FROM shard_0007.users;
@@ -43,7 +44,8 @@ const STATEMENTS: [&str; 30] = [
     "ALTER SEQUENCE {s}.tickets RESTART 5",
     "CREATE TABLE {s}.fresh (n int)",
     "CREATE TABLE public.fresh (n int); ALTER TABLE public.fresh SET SCHEMA {s}",
-    "CREATE TRIGGER t BEFORE UPDATE ON {s}.users FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    "CREATE TRIGGER t BEFORE UPDATE ON {s}.users FOR EACH ROW EXECUTE FUNCTION \
+        suppress_redundant_updates_trigger()",
     "DROP TABLE {s}.users CASCADE",
     "CREATE FUNCTION {s}.g() RETURNS int LANGUAGE sql AS 'SELECT 2'",
     "COMMENT ON TABLE {s}.users IS 'c'",
@@ -51,7 +53,8 @@ const STATEMENTS: [&str; 30] = [
 ];
 
 on_each_version! {
-    /// Whoever makes the barrier wait is seen by the cheap question. The session that asks is none of them.
+    /// Whoever makes the barrier wait is seen by the cheap question. The session that asks is none
+    /// of them.
     async fn the_cheap_question_misses_nobody(version) {
         let pair = Pair::start([version, version]).await;
         let client = pair.app(0).await;
@@ -61,15 +64,30 @@ on_each_version! {
         let mut waits = 0;
         for statement in STATEMENTS {
             let sql = statement.replace("{s}", "shard_0007");
-            client.batch_execute(&format!("BEGIN; {sql}")).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+            client
+                .batch_execute(&format!("BEGIN; {sql}"))
+                .await
+                .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
             let whole = locks(&source, schema).await.unwrap();
             waits += usize::from(!whole.is_empty());
-            assert!(whole.is_empty() || may_be_locked(&source, schema).await.unwrap(), "{sql}: {whole:?}");
+            assert!(
+                whole.is_empty() || may_be_locked(&source, schema).await.unwrap(),
+                "{sql}: {whole:?}"
+            );
             client.batch_execute("ROLLBACK").await.unwrap();
-            assert!(!may_be_locked(&source, schema).await.unwrap(), "{sql}: nobody is left");
+            assert!(
+                !may_be_locked(&source, schema).await.unwrap(),
+                "{sql}: nobody is left"
+            );
         }
         assert!(waits > 20, "{waits}");
-        client.batch_execute("BEGIN; SELECT FROM shard_0007.users").await.unwrap();
-        assert!(!may_be_locked(&source, schema).await.unwrap(), "readers are passed over");
+        client
+            .batch_execute("BEGIN; SELECT FROM shard_0007.users")
+            .await
+            .unwrap();
+        assert!(
+            !may_be_locked(&source, schema).await.unwrap(),
+            "readers are passed over"
+        );
     }
 }

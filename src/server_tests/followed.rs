@@ -16,7 +16,9 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::{Observer, Options};
 use crate::mover::protocol::throttle::Throttle;
-use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions, write_watermark};
+use crate::mover::stream::follower::{
+    Basis, FollowedShard, Follower, FollowerOptions, write_watermark,
+};
 use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
 use crate::mover::{Hold, Hosts};
@@ -39,7 +41,8 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Publishes the tables and creates the slot; writes the rows at the target that a mover writes.
+    /// Publishes the tables and creates the slot; writes the rows at the target that a mover
+    /// writes.
     pub(crate) async fn publish(pair: &Pair, id: Uuid, parts: &[Part]) -> Result<Stream, Error> {
         let hosts = pair.hosts.clone();
         let Route { source, target } = pair.route.clone();
@@ -51,25 +54,63 @@ impl Stream {
         for (shard, lease, source_schema, target_schema) in parts {
             let oid = facts::schema_oid(&from, source_schema).await?.unwrap_or(0);
             let tables = table::shapes(&from, oid).await?;
-            names.extend(tables.iter().map(|table| (source_schema.clone(), table.name.clone())));
-            let hold = Hold { id, shard: *shard, lease: *lease };
+            names.extend(
+                tables
+                    .iter()
+                    .map(|table| (source_schema.clone(), table.name.clone())),
+            );
+            let hold = Hold {
+                id,
+                shard: *shard,
+                lease: *lease,
+            };
             let (source_schema, target_schema) = (source_schema.clone(), target_schema.clone());
-            shards.push(ShardCopy { hold, source_schema, target_schema, tables });
+            shards.push(ShardCopy {
+                hold,
+                source_schema,
+                target_schema,
+                tables,
+            });
         }
         let options = Options::default();
-        let owner = Owner { name: &name, id, shard: parts[0].0, options: &options };
+        let owner = Owner {
+            name: &name,
+            id,
+            shard: parts[0].0,
+            options: &options,
+        };
         slot::create_publication(&from, owner, &names).await?;
         let position = slot::create_slot(&from, owner, Duration::from_secs(5)).await?;
         for (shard, lease, schema, _) in parts {
-            let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch, stream_from)
+            let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, \
+                source, epoch, stream_from)
                 VALUES ($1, $2, $3, $4, $5, 2, $6)";
-            let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
-                [&shard.as_i32(), schema, id.uuid(), lease, &source.as_str(), &PgLsn::from(position)];
+            let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
+                &shard.as_i32(),
+                schema,
+                id.uuid(),
+                lease,
+                &source.as_str(),
+                &PgLsn::from(position),
+            ];
             to.execute("testing", sql, &params).await?;
-            let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)";
-            to.execute("testing", sql, &[id.uuid(), &shard.as_i32(), lease, &PgLsn::from(position)]).await?;
+            let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES \
+                ($1, $2, $3, $4)";
+            to.execute(
+                "testing",
+                sql,
+                &[id.uuid(), &shard.as_i32(), lease, &PgLsn::from(position)],
+            )
+            .await?;
         }
-        Ok(Stream { hosts, route: Route { source, target }, id, name, shards, follower: None })
+        Ok(Stream {
+            hosts,
+            route: Route { source, target },
+            id,
+            name,
+            shards,
+            follower: None,
+        })
     }
 
     /// The name of slot and publication.
@@ -129,11 +170,18 @@ impl Stream {
     pub(crate) async fn caught_up(&self) -> Result<(), Error> {
         let source = self.hosts.open(&self.route.source).await?;
         let watermark = write_watermark(&source, self.id).await?;
-        self.follower().caught_up(watermark, self.shards[0].hold.shard).await
+        self.follower()
+            .caught_up(watermark, self.shards[0].hold.shard)
+            .await
     }
 
     /// Waits for a marker.
-    pub(crate) async fn marker(&self, shard: ShardId, attempt: i32, hash: &str) -> Result<(), Error> {
+    pub(crate) async fn marker(
+        &self,
+        shard: ShardId,
+        attempt: i32,
+        hash: &str,
+    ) -> Result<(), Error> {
         self.follower().marker(shard, attempt, hash).await
     }
 
@@ -149,30 +197,58 @@ impl Stream {
         self.follower().detach(shard).await;
     }
 
-    /// Pauses, and makes the target what a snapshot of the source sees. Gives the result of a query on both sides in
-    /// that state.
-    pub(crate) async fn aligned(&self, at_source: &str, at_target: &str) -> Result<Option<(String, String)>, Error> {
+    /// Pauses, and makes the target what a snapshot of the source sees. Gives the result of a query
+    /// on both sides in that state.
+    pub(crate) async fn aligned(
+        &self,
+        at_source: &str,
+        at_target: &str,
+    ) -> Result<Option<(String, String)>, Error> {
         let what = "testing";
-        let (source, target) = (self.hosts.open(&self.route.source).await?, self.hosts.open(&self.route.target).await?);
+        let (source, target) = (
+            self.hosts.open(&self.route.source).await?,
+            self.hosts.open(&self.route.target).await?,
+        );
         let writer = self.hosts.open(&self.route.source).await?;
         let paused = self.follower().pause().await?;
         // The locks come before the snapshot: a TRUNCATE after it would empty what it sees.
-        source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+        source
+            .batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            .await?;
         for shard in &self.shards {
             let schema = quote_ident(&shard.source_schema);
-            let names = shard.tables.iter().map(|table| format!("{schema}.{}", quote_ident(&table.name)));
+            let names = shard
+                .tables
+                .iter()
+                .map(|table| format!("{schema}.{}", quote_ident(&table.name)));
             let names: Vec<String> = names.collect();
-            source.batch(what, &format!("LOCK TABLE {} IN ACCESS SHARE MODE", names.join(", "))).await?;
+            source
+                .batch(
+                    what,
+                    &format!("LOCK TABLE {} IN ACCESS SHARE MODE", names.join(", ")),
+                )
+                .await?;
         }
-        let snapshot: String = source.row(what, "SELECT pg_current_snapshot()::text", &[]).await?.get(0)?;
+        let snapshot: String = source
+            .row(what, "SELECT pg_current_snapshot()::text", &[])
+            .await?
+            .get(0)?;
         let snapshot = Snapshot::parse(&snapshot).expect("PostgreSQL writes snapshots");
         let watermark = write_watermark(&writer, self.id).await?;
         if !paused.align(snapshot, watermark).await? {
             return Ok(None);
         }
-        target.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SELECT 1").await?;
+        target
+            .batch(
+                what,
+                "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SELECT 1",
+            )
+            .await?;
         drop(paused);
-        Ok(Some((source.row(what, at_source, &[]).await?.get(0)?, target.row(what, at_target, &[]).await?.get(0)?)))
+        Ok(Some((
+            source.row(what, at_source, &[]).await?.get(0)?,
+            target.row(what, at_target, &[]).await?.get(0)?,
+        )))
     }
 
     /// Ends the follower, drops slot and publication.

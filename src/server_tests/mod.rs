@@ -1,6 +1,6 @@
-//! Tests with real servers of parts that no user of the library can reach. This is the topmost module, because it
-//! starts servers with [`dev`](crate::dev). It is compiled for tests only. What can be tested through the library's
-//! public API is in `tests/it`.
+//! Tests with real servers of parts that no user of the library can reach. This is the topmost
+//! module, because it starts servers with [`dev`](crate::dev). It is compiled for tests only. What
+//! can be tested through the library's public API is in `tests/it`.
 
 // One macro makes a test for each version, here and in `tests/it`.
 #[macro_use]

@@ -40,14 +40,27 @@ impl Pair {
     pub(crate) async fn start_with(versions: [u32; 2], server: ServerOptions) -> Pair {
         let clusters = versions.map(|version| {
             let binaries = Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
-            let options = ClusterOptions { hosts: 1, binaries, server: server.clone() };
+            let options = ClusterOptions {
+                hosts: 1,
+                binaries,
+                server: server.clone(),
+            };
             Cluster::start(&options).unwrap_or_else(|error| panic!("{error}"))
         });
         let names = ["db1", "db2"].map(|name| HostName::new(name).unwrap());
-        let connect = |at: usize| (names[at].clone(), clusters[at].servers()[0].url().parse().unwrap());
+        let connect = |at: usize| {
+            (
+                names[at].clone(),
+                clusters[at].servers()[0].url().parse().unwrap(),
+            )
+        };
         let hosts = Hosts::new([connect(0), connect(1)]);
         let [source, target] = names;
-        let pair = Pair { clusters, hosts, route: Route { source, target } };
+        let pair = Pair {
+            clusters,
+            hosts,
+            route: Route { source, target },
+        };
         let cluster = control::Cluster {
             shards: ShardCount::new(64).unwrap(),
             epoch: Epoch::from_unix_ms(1_700_000_000_000).unwrap(),
@@ -68,36 +81,63 @@ impl Pair {
 
     /// A connection of the application's role: 0 is the source, 1 the target.
     pub(crate) async fn app(&self, at: usize) -> Connection {
-        let options: crate::pg::ConnectOptions = self.clusters[at].servers()[0].url().parse().unwrap();
+        let options: crate::pg::ConnectOptions =
+            self.clusters[at].servers()[0].url().parse().unwrap();
         options.connect("trial").await.unwrap()
     }
 
     /// A mover's session for a shard: 0 is the source, 1 the target.
     pub(crate) async fn session(&self, at: usize, shard: ShardId) -> Session {
-        let name = if at == 0 { &self.route.source } else { &self.route.target };
+        let name = if at == 0 {
+            &self.route.source
+        } else {
+            &self.route.target
+        };
         self.hosts.open(name).await.unwrap().for_shard(shard)
     }
 
-    /// Creates a shard at the source with these tables (`{shard}` is its schema), and at the target the same tables,
-    /// empty and without `keys`; announced there under [`LEASE`].
+    /// Creates a shard at the source with these tables (`{shard}` is its schema), and at the target
+    /// the same tables, empty and without `keys`; announced there under [`LEASE`].
     pub(crate) async fn shard(&self, number: u16, tables: &str, keys: &str) -> ShardCopy {
         let shard = ShardId::new(number).unwrap();
-        let (name, incoming) = (format!("shard_{number:04}"), format!("shard_{number:04}__incoming"));
+        let (name, incoming) = (
+            format!("shard_{number:04}"),
+            format!("shard_{number:04}__incoming"),
+        );
         let create = async |at: usize, schema: &str, sql: &str| {
-            let sql = format!("CREATE SCHEMA {}; {}", quote_ident(schema), sql.replace("{shard}", schema));
+            let sql = format!(
+                "CREATE SCHEMA {}; {}",
+                quote_ident(schema),
+                sql.replace("{shard}", schema)
+            );
             self.app(at).await.batch_execute(&sql).await.unwrap();
         };
         create(0, &name, &format!("{tables};{keys}")).await;
         create(1, &incoming, tables).await;
-        let hold = Hold { id: MoveId::from(MOVE), shard, lease: LEASE };
-        let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
+        let hold = Hold {
+            id: MoveId::from(MOVE),
+            shard,
+            lease: LEASE,
+        };
+        let sql =
+            "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
             VALUES ($1, $2, $3, $4, 'db1', 2)";
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] = [&i32::from(number), &name, &MOVE, &LEASE];
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [&i32::from(number), &name, &MOVE, &LEASE];
         self.app(1).await.execute(sql, &values).await.unwrap();
         let source = self.session(0, shard).await;
-        let oid = one::<u32>(&source.client, &format!("SELECT oid FROM pg_namespace WHERE nspname = '{name}'")).await;
+        let oid = one::<u32>(
+            &source.client,
+            &format!("SELECT oid FROM pg_namespace WHERE nspname = '{name}'"),
+        )
+        .await;
         let tables = shapes(&source, oid).await.unwrap();
-        ShardCopy { hold, source_schema: name, target_schema: incoming, tables }
+        ShardCopy {
+            hold,
+            source_schema: name,
+            target_schema: incoming,
+            tables,
+        }
     }
 }
 
@@ -106,5 +146,9 @@ pub(crate) async fn one<T>(client: &Client, sql: &str) -> T
 where
     T: for<'a> tokio_postgres::types::FromSql<'a>,
 {
-    client.query_one(sql, &[]).await.unwrap_or_else(|error| panic!("{sql}: {error:?}")).get(0)
+    client
+        .query_one(sql, &[])
+        .await
+        .unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+        .get(0)
 }

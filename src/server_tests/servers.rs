@@ -10,7 +10,10 @@ pub(crate) struct Servers(Cluster);
 impl Servers {
     pub(crate) fn start(version: u32, count: usize) -> Servers {
         let binaries = Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
-        Servers(Cluster::start(&ClusterOptions::new(count, binaries)).unwrap_or_else(|error| panic!("{error}")))
+        Servers(
+            Cluster::start(&ClusterOptions::new(count, binaries))
+                .unwrap_or_else(|error| panic!("{error}")),
+        )
     }
 
     pub(crate) fn server(&self, at: usize) -> &Server {
@@ -32,7 +35,9 @@ impl Servers {
 }
 
 async fn connect(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("a test's server takes connections");
+    let (client, connection) = tokio_postgres::connect(url, NoTls)
+        .await
+        .expect("a test's server takes connections");
     tokio::spawn(connection);
     client
 }

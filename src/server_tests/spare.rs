@@ -11,8 +11,10 @@ const LEFT: [&str; 14] = [
     "SET synchronous_commit = off; SET search_path = public, pg_temp; SET statement_timeout = 1",
     "SET default_transaction_read_only = on; SET default_transaction_isolation = serializable",
     "SET datestyle = 'German'; SET timezone = 'Asia/Tokyo'; SET own.thing = 'own'",
-    "SET enable_seqscan = off; SET plan_cache_mode = force_custom_plan; SET jit = on; SET work_mem = '64kB'",
-    "SELECT set_config('role', current_user, false), set_config('session_authorization', current_user, false)",
+    "SET enable_seqscan = off; SET plan_cache_mode = force_custom_plan; SET jit = on; SET work_mem \
+        = '64kB'",
+    "SELECT set_config('role', current_user, false), set_config('session_authorization', \
+        current_user, false)",
     "CREATE FUNCTION public.role() RETURNS boolean LANGUAGE plpgsql AS
         'BEGIN PERFORM set_config(''role'', current_user, false); RETURN true; END';
      CREATE TABLE public.t (n integer CHECK (public.role())); INSERT INTO public.t VALUES (1)",
@@ -21,18 +23,22 @@ const LEFT: [&str; 14] = [
     "LISTEN left_over",
     "DECLARE left_over CURSOR WITH HOLD FOR SELECT generate_series(1, 10)",
     "CREATE TEMP SEQUENCE left_over; SELECT nextval('left_over')",
-    "BEGIN; SET LOCAL search_path = public; LOCK TABLE pgshard.cluster IN ACCESS SHARE MODE; COMMIT",
-    "BEGIN; SAVEPOINT a; SET timezone = 'Asia/Tokyo'; ROLLBACK TO a; SET lock_timeout = 1; ROLLBACK",
+    "BEGIN; SET LOCAL search_path = public; LOCK TABLE pgshard.cluster IN ACCESS SHARE MODE; \
+        COMMIT",
+    "BEGIN; SAVEPOINT a; SET timezone = 'Asia/Tokyo'; ROLLBACK TO a; SET lock_timeout = 1; \
+        ROLLBACK",
 ];
 
-/// Everything that a session has of its own, but for what names it, and for the defaults of a library that was loaded.
+/// Everything that a session has of its own, but for what names it, and for the defaults of a
+/// library that was loaded.
 const STATE: &str = "SELECT concat_ws(E'\\n',
     (SELECT string_agg(name || ' = ' || setting, ', ' ORDER BY name) FROM pg_settings
         WHERE name NOT LIKE 'plpgsql.%'),
     (SELECT string_agg(name, ', ') FROM pg_cursors WHERE is_holdable),
     (SELECT string_agg(c, ', ') FROM pg_listening_channels() AS c),
     (SELECT string_agg(relname, ', ') FROM pg_class WHERE relnamespace = pg_my_temp_schema()),
-    (SELECT string_agg(locktype, ', ') FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'),
+    (SELECT string_agg(locktype, ', ') FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = \
+    'advisory'),
     current_user, session_user, current_setting('role'), pg_current_xact_id_if_assigned(),
     coalesce(current_setting('own.thing', true), ''))";
 
@@ -52,11 +58,17 @@ on_each_version! {
         for left in LEFT {
             let user = hosts.open(source).await.unwrap();
             let process = pid(&user).await;
-            user.batch("leaving something", left).await.unwrap_or_else(|error| panic!("{left}: {error}"));
+            user.batch("leaving something", left)
+                .await
+                .unwrap_or_else(|error| panic!("{left}: {error}"));
             hosts.give_back(user).await;
             let next = hosts.open(source).await.unwrap();
             same += usize::from(pid(&next).await == process);
-            assert_eq!(one::<String>(&next.client, STATE).await, fresh, "after {left}");
+            assert_eq!(
+                one::<String>(&next.client, STATE).await,
+                fresh,
+                "after {left}"
+            );
             assert!(next.shard.is_none());
             hosts.give_back(next).await;
         }
@@ -73,7 +85,8 @@ on_each_version! {
         for name in ["one", "two", "three"] {
             let session = hosts.open(source).await.unwrap();
             let sql = format!(
-                "CREATE TYPE public.{name} AS ENUM ('a'); CREATE TYPE public.row_{name} AS (a public.{name})"
+                "CREATE TYPE public.{name} AS ENUM ('a'); CREATE TYPE public.row_{name} AS (a \
+                    public.{name})"
             );
             session.batch("making types", &sql).await.unwrap();
             let sql = format!("SELECT 'a'::public.{name}, ARRAY[ROW('a')]::public.row_{name}[]");
@@ -112,7 +125,8 @@ on_each_version! {
     async fn sessions_are_kept_while_somebody_wants_them(version) {
         let pair = Pair::start([version, version]).await;
         let (hosts, source, watcher) = (&pair.hosts, &pair.route.source, pair.app(0).await);
-        let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgshard mover'";
+        let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgshard \
+            mover'";
         let gone = async || {
             while one::<i64>(&watcher, waiting).await > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -124,7 +138,10 @@ on_each_version! {
         // Two do, and the other is at another host.
         let (kept, also) = (hosts.keep_sessions(), hosts.clone());
         let also = also.keep_sessions();
-        let (ours, other) = (hosts.open(source).await.unwrap(), hosts.open(&pair.route.target).await.unwrap());
+        let (ours, other) = (
+            hosts.open(source).await.unwrap(),
+            hosts.open(&pair.route.target).await.unwrap(),
+        );
         let process = pid(&ours).await;
         hosts.give_back(other).await;
         hosts.give_back(ours).await;
@@ -142,7 +159,10 @@ on_each_version! {
             *uses.entry(pid(&session).await).or_default() += 1;
             hosts.give_back(session).await;
         }
-        assert!(uses.values().all(|uses: &i32| *uses <= 64) && uses.len() < 50, "{uses:?}");
+        assert!(
+            uses.values().all(|uses: &i32| *uses <= 64) && uses.len() < 50,
+            "{uses:?}"
+        );
     }
 
     async fn a_session_that_was_lost_meanwhile_is_replaced(version) {
@@ -156,8 +176,15 @@ on_each_version! {
         let session = hosts.open(source).await.unwrap();
         let process = pid(&session).await;
         hosts.give_back(session).await;
-        // One that does not answer: its question waits for a lock, until another session asks the same.
-        watcher.batch_execute("BEGIN; LOCK TABLE pgshard.cluster IN ACCESS EXCLUSIVE MODE").await.unwrap();
+        // One that does not answer: its question waits for a lock, until another session asks the
+        // same.
+        watcher
+            .batch_execute(
+                "BEGIN; LOCK TABLE pgshard.cluster IN ACCESS EXCLUSIVE \
+            MODE",
+            )
+            .await
+            .unwrap();
         let waits = format!("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> {process}");
         let (opened, ()) = tokio::join!(hosts.open(source), async {
             while one::<i64>(&watcher, &waits).await == 0 {

@@ -7,16 +7,23 @@ use super::tls_world::{World, give, superuser};
 use crate::pg::{ConnectError, ConnectOptions, ReplicationError};
 
 /// The first value that a statement gives on a replication connection.
-async fn replicated(options: &ConnectOptions, sql: &str) -> Result<Option<String>, ReplicationError> {
+async fn replicated(
+    options: &ConnectOptions,
+    sql: &str,
+) -> Result<Option<String>, ReplicationError> {
     options.replicate("a test").await?.value(sql).await
 }
 
 /// The server's SQLSTATE, or what the driver says.
 fn refusal<T: std::fmt::Debug>(outcome: Result<T, ConnectError>) -> String {
-    let ConnectError::Refused { source, .. } = outcome.unwrap_err() else { panic!("the server was not asked") };
+    let ConnectError::Refused { source, .. } = outcome.unwrap_err() else {
+        panic!("the server was not asked")
+    };
     match source.code() {
         Some(code) => code.code().to_owned(),
-        None => std::error::Error::source(&source).map(ToString::to_string).unwrap_or_default(),
+        None => std::error::Error::source(&source)
+            .map(ToString::to_string)
+            .unwrap_or_default(),
     }
 }
 
@@ -35,12 +42,24 @@ on_each_version! {
             ("localhost", format!("sslmode=require {ours}"), Some(true)),
             ("localhost", format!("sslmode=require {theirs}"), None),
             ("localhost", format!("sslmode=verify-ca {ours}"), Some(true)),
-            ("db.example", format!("sslmode=verify-ca {ours}"), Some(true)),
+            (
+                "db.example",
+                format!("sslmode=verify-ca {ours}"),
+                Some(true),
+            ),
             ("localhost", format!("sslmode=verify-ca {theirs}"), None),
-            ("localhost", format!("sslmode=verify-full {ours}"), Some(true)),
+            (
+                "localhost",
+                format!("sslmode=verify-full {ours}"),
+                Some(true),
+            ),
             ("db.example", format!("sslmode=verify-full {ours}"), None),
             ("localhost", format!("sslmode=verify-full {theirs}"), None),
-            ("127.0.0.1", format!("sslmode=verify-full {ours}"), Some(true)),
+            (
+                "127.0.0.1",
+                format!("sslmode=verify-full {ours}"),
+                Some(true),
+            ),
             ("127.0.0.2", format!("sslmode=verify-full {ours}"), None),
             ("127.0.0.2", format!("sslmode=verify-ca {ours}"), Some(true)),
             ("127.0.0.1", format!("sslmode=verify-full {theirs}"), None),
@@ -50,14 +69,21 @@ on_each_version! {
             match (outcome, expected) {
                 (Ok(encrypted), Some(expected)) => assert_eq!(encrypted, expected, "{name} {tls}"),
                 (Err(ConnectError::Refused { source, .. }), None) => {
-                    let words = std::error::Error::source(&source).map(ToString::to_string).unwrap_or_default();
+                    let words = std::error::Error::source(&source)
+                        .map(ToString::to_string)
+                        .unwrap_or_default();
                     assert!(words.contains("certificate"), "{name} {tls}: {words}");
                 }
                 (outcome, _) => panic!("{name} {tls}: {:?}", outcome),
             }
         }
-        let missing = world.connect("localhost", "sslmode=verify-full sslrootcert=/nowhere.pem").await;
-        assert!(matches!(missing, Err(ConnectError::Tls { .. })), "{missing:?}");
+        let missing = world
+            .connect("localhost", "sslmode=verify-full sslrootcert=/nowhere.pem")
+            .await;
+        assert!(
+            matches!(missing, Err(ConnectError::Tls { .. })),
+            "{missing:?}"
+        );
     }
 
     /// The server lets in whoever shows a certificate from its authority, issued to the role.
@@ -66,20 +92,43 @@ on_each_version! {
         let authority = std::fs::read_to_string(&world.authority).unwrap();
         give(&world.server().data_directory(), "root.crt", &authority);
         let superuser = superuser(world.server()).await;
-        superuser.execute("ALTER SYSTEM SET ssl_ca_file = 'root.crt'", &[]).await.unwrap();
-        world.rule("hostssl all app 127.0.0.1/32 cert", "sslmode=require").await;
-        let full = format!("sslmode=verify-full sslrootcert={}", world.authority.display());
+        superuser
+            .execute("ALTER SYSTEM SET ssl_ca_file = 'root.crt'", &[])
+            .await
+            .unwrap();
+        world
+            .rule("hostssl all app 127.0.0.1/32 cert", "sslmode=require")
+            .await;
+        let full = format!(
+            "sslmode=verify-full sslrootcert={}",
+            world.authority.display()
+        );
         let app = world.client("app", 0);
-        assert!(world.connect("localhost", &format!("{full} {app}")).await.unwrap());
-        assert!(world.connect("localhost", &app).await.unwrap(), "sslmode=prefer shows it too");
+        assert!(
+            world
+                .connect("localhost", &format!("{full} {app}"))
+                .await
+                .unwrap()
+        );
+        assert!(
+            world.connect("localhost", &app).await.unwrap(),
+            "sslmode=prefer shows it too"
+        );
         let key = world.cluster.directory().join("app0.key");
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
         let outcome = world.connect("localhost", &app).await;
-        assert!(matches!(outcome, Err(ConnectError::Tls { .. })), "others can read the key: {outcome:?}");
+        assert!(
+            matches!(outcome, Err(ConnectError::Tls { .. })),
+            "others can read the key: \
+            {outcome:?}"
+        );
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
-        let hidden = world.connect("localhost", &format!("{app} sslcertmode=disable")).await;
+        let hidden = world
+            .connect("localhost", &format!("{app} sslcertmode=disable"))
+            .await;
         assert_eq!(refusal(hidden), "28000");
-        let refused = async |keys: &str| refusal(world.connect("localhost", &format!("{full} {keys}")).await);
+        let refused =
+            async |keys: &str| refusal(world.connect("localhost", &format!("{full} {keys}")).await);
         assert_eq!(refused("").await, "28000");
         assert_eq!(refused(&world.client("somebody", 0)).await, "28000");
         // The server receives the stranger's certificate during the handshake, and ends it.
@@ -88,11 +137,15 @@ on_each_version! {
         let (certificate, key) = app.split_once(' ').unwrap();
         for half in [certificate, key, "sslcert=/nowhere.crt sslkey=/nowhere.key"] {
             let outcome = world.connect("localhost", &format!("{full} {half}")).await;
-            assert!(matches!(outcome, Err(ConnectError::Tls { .. })), "{half}: {outcome:?}");
+            assert!(
+                matches!(outcome, Err(ConnectError::Tls { .. })),
+                "{half}: {outcome:?}"
+            );
         }
     }
 
-    /// `channel_binding=require` takes a server that proves to know the password over this very TLS connection, and no
+    /// `channel_binding=require` takes a server that proves to know the password over this very TLS
+    /// connection, and no
 
     /// other.
     async fn channel_binding(version) {
@@ -101,37 +154,75 @@ on_each_version! {
         // No password is asked for, so nothing is bound.
         let words = refusal(connect("sslmode=require channel_binding=require").await);
         assert!(words.contains("channel binding"), "{words}");
-        assert!(connect("sslmode=require channel_binding=prefer").await.unwrap());
+        assert!(
+            connect("sslmode=require channel_binding=prefer")
+                .await
+                .unwrap()
+        );
 
         let superuser = superuser(world.server()).await;
         let sql = "SET password_encryption = 'scram-sha-256'; ALTER ROLE app PASSWORD 'secret'";
         superuser.batch_execute(sql).await.unwrap();
-        world.rule("host all app 127.0.0.1/32 scram-sha-256", "password=wrong").await;
-        let full = format!("sslmode=verify-full sslrootcert={} channel_binding=require", world.authority.display());
+        world
+            .rule("host all app 127.0.0.1/32 scram-sha-256", "password=wrong")
+            .await;
+        let full = format!(
+            "sslmode=verify-full sslrootcert={} \
+            channel_binding=require",
+            world.authority.display()
+        );
         assert!(connect(&format!("{full} password=secret")).await.unwrap());
-        assert_eq!(refusal(connect(&format!("{full} password=wrong")).await), "28P01");
+        assert_eq!(
+            refusal(connect(&format!("{full} password=wrong")).await),
+            "28P01"
+        );
         for binding in ["disable", "prefer"] {
-            assert!(!connect(&format!("sslmode=disable channel_binding={binding} password=secret")).await.unwrap());
-            assert!(connect(&format!("sslmode=require channel_binding={binding} password=secret")).await.unwrap());
+            assert!(
+                !connect(&format!(
+                    "sslmode=disable channel_binding={binding} \
+                password=secret"
+                ))
+                .await
+                .unwrap()
+            );
+            assert!(
+                connect(&format!(
+                    "sslmode=require channel_binding={binding} \
+                password=secret"
+                ))
+                .await
+                .unwrap()
+            );
         }
         // Without TLS there is nothing to bind to.
-        let words = refusal(connect("sslmode=disable channel_binding=require password=secret").await);
+        let words = refusal(
+            connect(
+                "sslmode=disable channel_binding=require \
+            password=secret",
+            )
+            .await,
+        );
         assert!(words.contains("channel binding"), "{words}");
 
         // A server that wants the password itself could hand it on.
-        world.rule("host all app 127.0.0.1/32 password", "password=wrong").await;
+        world
+            .rule("host all app 127.0.0.1/32 password", "password=wrong")
+            .await;
         assert!(connect("sslmode=require password=secret").await.unwrap());
         let words = refusal(connect(&format!("{full} password=secret")).await);
         assert!(words.contains("channel binding"), "{words}");
     }
 
-    /// Replication connections have an implementation of our own: they have the same modes, and every way to send a
-    /// password.
+    /// Replication connections have an implementation of our own: they have the same modes, and
+    /// every way to send a password.
     async fn replication_connections(version) {
         let world = World::start(version).await;
         let port = world.server().port();
         let options = |name: &str, keys: &str| {
-            let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {keys}");
+            let text = format!(
+                "host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app \
+                {keys}"
+            );
             ConnectOptions::parse(&text).unwrap()
         };
         let encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
@@ -139,22 +230,54 @@ on_each_version! {
         for (name, keys, expected) in [
             ("localhost", "sslmode=disable".to_owned(), Some("f")),
             ("localhost", "sslmode=prefer".to_owned(), Some("t")),
-            ("localhost", format!("sslmode=verify-full sslrootcert={ours}"), Some("t")),
-            ("localhost", format!("sslmode=verify-full sslrootcert={theirs}"), None),
-            ("db.example", format!("sslmode=verify-full sslrootcert={ours}"), None),
+            (
+                "localhost",
+                format!("sslmode=verify-full sslrootcert={ours}"),
+                Some("t"),
+            ),
+            (
+                "localhost",
+                format!("sslmode=verify-full sslrootcert={theirs}"),
+                None,
+            ),
+            (
+                "db.example",
+                format!("sslmode=verify-full sslrootcert={ours}"),
+                None,
+            ),
         ] {
-            let answer = replicated(&options(name, &keys), encrypted).await.ok().flatten();
+            let answer = replicated(&options(name, &keys), encrypted)
+                .await
+                .ok()
+                .flatten();
             assert_eq!(answer.as_deref(), expected, "{name} {keys}");
         }
 
         let superuser = superuser(world.server()).await;
         let rules = world.server().data_directory().join("pg_hba.conf");
         let before = std::fs::read_to_string(&rules).unwrap();
-        for (method, stored) in [("scram-sha-256", "scram-sha-256"), ("md5", "md5"), ("password", "scram-sha-256")] {
-            let sql = format!("SET password_encryption = '{stored}'; ALTER ROLE app PASSWORD 'pass wörd'");
+        for (method, stored) in [
+            ("scram-sha-256", "scram-sha-256"),
+            ("md5", "md5"),
+            ("password", "scram-sha-256"),
+        ] {
+            let sql = format!(
+                "SET password_encryption = '{stored}'; ALTER ROLE app PASSWORD 'pass \
+                wörd'"
+            );
             superuser.batch_execute(&sql).await.unwrap();
-            std::fs::write(&rules, format!("host all app 127.0.0.1/32 {method}\n{before}")).unwrap();
-            superuser.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
+            std::fs::write(
+                &rules,
+                format!(
+                    "host all app 127.0.0.1/32 \
+                {method}\n{before}"
+                ),
+            )
+            .unwrap();
+            superuser
+                .execute("SELECT pg_reload_conf()", &[])
+                .await
+                .unwrap();
             // Until the reload takes effect, no password is asked for.
             let wrong = options("localhost", "password=wrong sslmode=require");
             for _ in 0..200 {
@@ -163,20 +286,50 @@ on_each_version! {
                 }
                 tokio::time::sleep(std::time::Duration::from_millis(25)).await;
             }
-            assert_eq!(replicated(&wrong, encrypted).await.unwrap_err().code(), Some("28P01"), "{method}");
+            assert_eq!(
+                replicated(&wrong, encrypted).await.unwrap_err().code(),
+                Some("28P01"),
+                "{method}"
+            );
             let right = options("localhost", "password='pass wörd' sslmode=require");
-            assert_eq!(replicated(&right, encrypted).await.unwrap().as_deref(), Some("t"), "{method}");
+            assert_eq!(
+                replicated(&right, encrypted).await.unwrap().as_deref(),
+                Some("t"),
+                "{method}"
+            );
             // A proof that is bound to this connection, or nothing is sent.
-            let bound = options("localhost", "password='pass wörd' sslmode=require channel_binding=require");
+            let bound = options(
+                "localhost",
+                "password='pass wörd' sslmode=require \
+                channel_binding=require",
+            );
             let outcome = replicated(&bound, encrypted).await;
             match method {
                 "scram-sha-256" => assert_eq!(outcome.unwrap().as_deref(), Some("t")),
-                _ => assert!(outcome.unwrap_err().to_string().contains("channel binding"), "{method}"),
+                _ => assert!(
+                    outcome.unwrap_err().to_string().contains("channel binding"),
+                    "{method}"
+                ),
             }
-            let plain = options("localhost", "password='pass wörd' sslmode=disable channel_binding=require");
+            let plain = options(
+                "localhost",
+                "password='pass wörd' sslmode=disable \
+                channel_binding=require",
+            );
             let outcome = replicated(&plain, encrypted).await;
-            assert!(matches!(outcome, Err(ReplicationError::Unsupported { .. })), "{method}: {outcome:?}");
-            for allowed in ["scram-sha-256", "md5", "password", "none", "!password,!md5", "!none"] {
+            assert!(
+                matches!(outcome, Err(ReplicationError::Unsupported { .. })),
+                "{method}: \
+                {outcome:?}"
+            );
+            for allowed in [
+                "scram-sha-256",
+                "md5",
+                "password",
+                "none",
+                "!password,!md5",
+                "!none",
+            ] {
                 let keys = format!("password='pass wörd' sslmode=require require_auth={allowed}");
                 let passes = match allowed {
                     "!none" => true,
@@ -187,7 +340,11 @@ on_each_version! {
                 match outcome {
                     Ok(_) => assert!(passes, "{method} {allowed}"),
                     Err(ReplicationError::Unsupported { what, .. }) => {
-                        assert!(!passes && what.contains("require_auth"), "{method} {allowed}: {what}");
+                        assert!(
+                            !passes && what.contains("require_auth"),
+                            "{method} {allowed}: \
+                            {what}"
+                        );
                     }
                     Err(error) => panic!("{method} {allowed}: {error}"),
                 }
@@ -195,18 +352,40 @@ on_each_version! {
         }
     }
 
-    /// `require_auth`: a server that asks in another way gets no answer, with TLS and without, over a socket too; and a
-    /// connection that is guarded so can be cancelled.
+    /// `require_auth`: a server that asks in another way gets no answer, with TLS and without, over
+    /// a socket too; and a connection that is guarded so can be cancelled.
     async fn ways_to_authenticate(version) {
         let world = World::start(version).await;
         let superuser = superuser(world.server()).await;
         let (port, sockets) = (world.server().port(), "SHOW unix_socket_directories");
         let sockets: String = superuser.query_one(sockets, &[]).await.unwrap().get(0);
-        for (method, stored) in [("scram-sha-256", "scram-sha-256"), ("md5", "md5"), ("password", "scram-sha-256")] {
-            let sql = format!("SET password_encryption = '{stored}'; ALTER ROLE app PASSWORD 'secret'");
+        for (method, stored) in [
+            ("scram-sha-256", "scram-sha-256"),
+            ("md5", "md5"),
+            ("password", "scram-sha-256"),
+        ] {
+            let sql = format!(
+                "SET password_encryption = '{stored}'; ALTER ROLE app PASSWORD \
+                'secret'"
+            );
             superuser.batch_execute(&sql).await.unwrap();
-            world.rule(&format!("local all app {method}\nhost all app 127.0.0.1/32 {method}"), "password=wrong").await;
-            for allowed in ["scram-sha-256", "md5", "password", "none", "!scram-sha-256", "!none"] {
+            world
+                .rule(
+                    &format!(
+                        "local all app {method}\nhost all app 127.0.0.1/32 \
+                {method}"
+                    ),
+                    "password=wrong",
+                )
+                .await;
+            for allowed in [
+                "scram-sha-256",
+                "md5",
+                "password",
+                "none",
+                "!scram-sha-256",
+                "!none",
+            ] {
                 let passes = allowed == "!none"
                     || allowed == method
                     || allowed == "!scram-sha-256" && method != "scram-sha-256";
@@ -214,56 +393,121 @@ on_each_version! {
                     let keys = format!("{keys} password=secret require_auth={allowed}");
                     let outcome = world.connect("localhost", &keys).await;
                     match passes {
-                        true => drop(outcome.unwrap_or_else(|error| panic!("{method} {keys}: {error:?}"))),
-                        false => assert!(refusal(outcome).contains("require_auth"), "{method} {keys}"),
+                        true => drop(outcome.unwrap_or_else(|error| {
+                            panic!(
+                                "{method} {keys}: \
+                            {error:?}"
+                            )
+                        })),
+                        false => assert!(
+                            refusal(outcome).contains("require_auth"),
+                            "{method} \
+                            {keys}"
+                        ),
                     }
                 }
                 let keys = format!("user=app dbname=app password=secret require_auth={allowed}");
                 let text = format!("host={sockets} port={port} {keys}");
-                let outcome = ConnectOptions::parse(&text).unwrap().connect("tls test").await;
-                assert_eq!(outcome.is_ok(), passes, "{method} {text}: {:?}", outcome.err());
+                let outcome = ConnectOptions::parse(&text)
+                    .unwrap()
+                    .connect("tls test")
+                    .await;
+                assert_eq!(
+                    outcome.is_ok(),
+                    passes,
+                    "{method} {text}: {:?}",
+                    outcome.err()
+                );
             }
         }
         for keys in ["sslmode=require", "sslmode=disable"] {
             let keys = format!("{keys} password=secret require_auth=!none");
-            let text = format!("host=localhost hostaddr=127.0.0.1 port={port} user=app dbname=app {keys}");
-            let connection = ConnectOptions::parse(&text).unwrap().connect("tls test").await.unwrap();
+            let text = format!(
+                "host=localhost hostaddr=127.0.0.1 port={port} user=app dbname=app \
+                {keys}"
+            );
+            let connection = ConnectOptions::parse(&text)
+                .unwrap()
+                .connect("tls test")
+                .await
+                .unwrap();
             let sleep = connection.batch_execute("SELECT pg_catalog.pg_sleep(60)");
             let cancel = async {
-                let running = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)' \
+                let running = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE \
+                    '%pg_sleep(60)' \
                     AND state = 'active' AND pid <> pg_backend_pid()";
-                while superuser.query_one(running, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+                while superuser
+                    .query_one(running, &[])
+                    .await
+                    .unwrap()
+                    .get::<_, i64>(0)
+                    == 0
+                {
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 }
                 connection.cancel().await.unwrap();
             };
             let (slept, ()) = tokio::join!(sleep, cancel);
-            assert_eq!(slept.unwrap_err().code().map(|code| code.code()), Some("57014"), "{keys}");
+            assert_eq!(
+                slept.unwrap_err().code().map(|code| code.code()),
+                Some("57014"),
+                "{keys}"
+            );
         }
     }
 
-    /// A revoked certificate is refused, also where the string asks for no more than a certificate of the authority.
+    /// A revoked certificate is refused, also where the string asks for no more than a certificate
+    /// of the authority.
     async fn revoked_certificates(version) {
         let world = World::start(version).await;
         let (revoked, others) = (world.revoked_itself(), world.revoked("others.crl", &[5]));
         for mode in ["prefer", "require", "verify-ca", "verify-full"] {
             let keys = format!("sslmode={mode} sslrootcert={}", world.authority.display());
-            assert!(world.connect("localhost", &format!("{keys} sslcrl={}", others.display())).await.unwrap());
-            let outcome = world.connect("localhost", &format!("{keys} sslcrl={}", revoked.display())).await;
+            assert!(
+                world
+                    .connect("localhost", &format!("{keys} sslcrl={}", others.display()))
+                    .await
+                    .unwrap()
+            );
+            let outcome = world
+                .connect("localhost", &format!("{keys} sslcrl={}", revoked.display()))
+                .await;
             assert!(refusal(outcome).contains("Revoked"), "{mode}");
         }
-        let keys = format!("sslmode=require sslrootcert={0} sslcrl={0}", world.authority.display());
-        assert!(matches!(world.connect("localhost", &keys).await, Err(ConnectError::Tls { .. })), "it has no list");
+        let keys = format!(
+            "sslmode=require sslrootcert={0} sslcrl={0}",
+            world.authority.display()
+        );
+        assert!(
+            matches!(
+                world.connect("localhost", &keys).await,
+                Err(ConnectError::Tls { .. })
+            ),
+            "it has no list"
+        );
     }
 
-    /// A handshake without the request before it, which servers from 17 on take, and versions of TLS.
+    /// A handshake without the request before it, which servers from 17 on take, and versions of
+    /// TLS.
     async fn handshakes(version) {
         let world = World::start(version).await;
-        let direct = world.connect("localhost", "sslmode=require sslnegotiation=direct").await;
+        let direct = world
+            .connect("localhost", "sslmode=require sslnegotiation=direct")
+            .await;
         assert_eq!(direct.is_ok(), version >= 17, "{direct:?}");
         let superuser = superuser(world.server()).await;
-        superuser.execute("ALTER SYSTEM SET ssl_max_protocol_version = 'TLSv1.2'", &[]).await.unwrap();
-        superuser.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
+        superuser
+            .execute(
+                "ALTER SYSTEM SET ssl_max_protocol_version = \
+            'TLSv1.2'",
+                &[],
+            )
+            .await
+            .unwrap();
+        superuser
+            .execute("SELECT pg_reload_conf()", &[])
+            .await
+            .unwrap();
         let newest = "sslmode=require ssl_min_protocol_version=TLSv1.3";
         for _ in 0..200 {
             if world.connect("localhost", newest).await.is_err() {
@@ -272,6 +516,14 @@ on_each_version! {
             tokio::time::sleep(std::time::Duration::from_millis(25)).await;
         }
         assert!(world.connect("localhost", newest).await.is_err());
-        assert!(world.connect("localhost", "sslmode=require ssl_max_protocol_version=TLSv1.2").await.unwrap());
+        assert!(
+            world
+                .connect(
+                    "localhost",
+                    "sslmode=require ssl_max_protocol_version=TLSv1.2"
+                )
+                .await
+                .unwrap()
+        );
     }
 }

@@ -4,16 +4,16 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod, KeyPair,
-    RevokedCertParams, SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer,
+    KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 use tokio_postgres::Client;
 
 use crate::dev::{Binaries, Cluster, ClusterOptions, Server};
 use crate::pg::{ConnectError, ConnectOptions};
 
-/// A server that accepts TLS connections under the name `localhost` and at the address 127.0.0.1, with its authority's
-/// certificate and another authority's.
+/// A server that accepts TLS connections under the name `localhost` and at the address 127.0.0.1,
+/// with its authority's certificate and another authority's.
 pub(super) struct World {
     pub(super) cluster: Cluster,
     pub(super) authority: PathBuf,
@@ -33,15 +33,22 @@ impl World {
         let cluster = Cluster::start(&options).unwrap_or_else(|error| panic!("{error}"));
         let (authority, stranger) = (ca("pgshard test"), ca("somebody else"));
         let key = KeyPair::generate().unwrap();
-        let mut certificate = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        let mut certificate =
+            CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
         certificate.serial_number = Some(SerialNumber::from(SERIAL));
         let certificate = certificate.signed_by(&key, &authority.1).unwrap();
         let data = cluster.servers()[0].data_directory();
         give(&data, "server.crt", &certificate.pem());
         give(&data, "server.key", &key.serialize_pem());
         let superuser = superuser(&cluster.servers()[0]).await;
-        superuser.execute("ALTER SYSTEM SET ssl = on", &[]).await.unwrap();
-        superuser.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
+        superuser
+            .execute("ALTER SYSTEM SET ssl = on", &[])
+            .await
+            .unwrap();
+        superuser
+            .execute("SELECT pg_reload_conf()", &[])
+            .await
+            .unwrap();
         let world = World {
             authority: write(&cluster, "authority.pem", &authority.0),
             stranger: write(&cluster, "stranger.pem", &stranger.0),
@@ -67,16 +74,24 @@ impl World {
     pub(super) async fn connect(&self, name: &str, tls: &str) -> Result<bool, ConnectError> {
         let port = self.server().port();
         let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {tls}");
-        let connection = ConnectOptions::parse(&text).unwrap().connect("tls test").await?;
+        let connection = ConnectOptions::parse(&text)
+            .unwrap()
+            .connect("tls test")
+            .await?;
         let sql = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
         Ok(connection.query_one(sql, &[]).await.unwrap().get(0))
     }
 
-    /// Puts rules before all others, and returns once they are in effect, that is, once these keys are refused.
+    /// Puts rules before all others, and returns once they are in effect, that is, once these keys
+    /// are refused.
     pub(super) async fn rule(&self, rules: &str, refused: &str) {
         let file = self.server().data_directory().join("pg_hba.conf");
         std::fs::write(&file, format!("{rules}\n{}", self.rules)).unwrap();
-        superuser(self.server()).await.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
+        superuser(self.server())
+            .await
+            .execute("SELECT pg_reload_conf()", &[])
+            .await
+            .unwrap();
         for _ in 0..200 {
             if self.connect("localhost", refused).await.is_err() {
                 return;
@@ -111,21 +126,32 @@ impl World {
         self.revoked("revoked.crl", &[SERIAL])
     }
 
-    /// A certificate for a role, and its key, signed by one of the two; as parameters of a connection string.
+    /// A certificate for a role, and its key, signed by one of the two; as parameters of a
+    /// connection string.
     pub(super) fn client(&self, role: &str, issuer: usize) -> String {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.distinguished_name.push(rcgen::DnType::CommonName, role);
+        params
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, role);
         let certificate = params.signed_by(&key, &self.issuers[issuer]).unwrap();
-        let write = |kind: &str, text: String| write(&self.cluster, &format!("{role}{issuer}.{kind}"), &text);
-        let (certificate, key) = (write("crt", certificate.pem()), write("key", key.serialize_pem()));
+        let write = |kind: &str, text: String| {
+            write(&self.cluster, &format!("{role}{issuer}.{kind}"), &text)
+        };
+        let (certificate, key) = (
+            write("crt", certificate.pem()),
+            write("key", key.serialize_pem()),
+        );
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
         format!("sslcert={} sslkey={}", certificate.display(), key.display())
     }
 }
 
 pub(super) async fn superuser(server: &Server) -> Client {
-    let (client, connection) = tokio_postgres::connect(&server.superuser_url(), tokio_postgres::NoTls).await.unwrap();
+    let (client, connection) =
+        tokio_postgres::connect(&server.superuser_url(), tokio_postgres::NoTls)
+            .await
+            .unwrap();
     tokio::spawn(connection);
     client
 }
@@ -141,7 +167,9 @@ pub(super) fn ca(name: &str) -> (String, Issuer<'static, KeyPair>) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    params
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, name);
     let certificate = params.self_signed(&key).unwrap();
     (certificate.pem(), Issuer::new(params, key))
 }

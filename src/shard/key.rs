@@ -1,7 +1,9 @@
-//! Keys: integers by remainder, texts and UUIDs by the first 60 bits of their SHA-256, remainder of that.
+//! Keys: integers by remainder, texts and UUIDs by the first 60 bits of their SHA-256, remainder of
+//! that.
 //!
-//! Invariant: the shard of a key never changes, and every language can compute it (`docs/keys.md` has the vectors). So
-//! it is never a hash that belongs to one language or to one version of a library.
+//! Invariant: the shard of a key never changes, and every language can compute it (`docs/keys.md`
+//! has the vectors). So it is never a hash that belongs to one language or to one version of a
+//! library.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,15 +13,16 @@ use uuid::Uuid;
 
 use super::{ShardCount, ShardId};
 
-/// What the keys of a cluster are, and how a shard is made of one. Every host records it, so that two programs cannot
-/// differ.
+/// What the keys of a cluster are, and how a shard is made of one. Every host records it, so that
+/// two programs cannot differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KeyKind {
     /// `integer`: key mod N, Euclidean, of the number itself, whatever the width of its type.
     #[default]
     Integer,
-    /// `string:sha256`: the first 60 bits (15 hexadecimal digits) of the SHA-256 of the text's UTF-8 bytes, as a number
-    /// mod N. The bytes are taken as they are: case, accents and blanks count.
+    /// `string:sha256`: the first 60 bits (15 hexadecimal digits) of the SHA-256 of the text's
+    /// UTF-8 bytes, as a number mod N. The bytes are taken as they are: case, accents and blanks
+    /// count.
     String,
     /// `uuid:sha256`: the same of the 16 bytes of the UUID in the order in which it is written.
     Uuid,
@@ -29,7 +32,8 @@ impl KeyKind {
     /// All kinds.
     pub const ALL: [KeyKind; 3] = [KeyKind::Integer, KeyKind::String, KeyKind::Uuid];
 
-    /// The name in config and databases. It contains the hash, so that another hash would be another kind.
+    /// The name in config and databases. It contains the hash, so that another hash would be
+    /// another kind.
     pub const fn as_str(self) -> &'static str {
         match self {
             KeyKind::Integer => "integer",
@@ -41,8 +45,8 @@ impl KeyKind {
     /// The shard of a key written as text.
     ///
     /// # Errors
-    /// When the text is no key of this kind: for integers a number of at most 128 bits, for UUIDs any usual way to
-    /// write one.
+    /// When the text is no key of this kind: for integers a number of at most 128 bits, for UUIDs
+    /// any usual way to write one.
     ///
     /// ```
     /// use pgshard::{KeyKind, ShardCount};
@@ -52,14 +56,22 @@ impl KeyKind {
     /// assert!(KeyKind::Uuid.shard_of_text("31341", shards).is_err());
     /// ```
     pub fn shard_of_text(self, text: &str, shards: ShardCount) -> Result<ShardId, KeyTextError> {
-        let refused = || KeyTextError { text: text.to_owned(), kind: self };
+        let refused = || KeyTextError {
+            text: text.to_owned(),
+            kind: self,
+        };
         match self {
             KeyKind::Integer => match text.parse::<i128>() {
                 Ok(number) => Ok(number.shard(shards)),
-                Err(_) => text.parse::<u128>().map(|number| number.shard(shards)).map_err(|_| refused()),
+                Err(_) => text
+                    .parse::<u128>()
+                    .map(|number| number.shard(shards))
+                    .map_err(|_| refused()),
             },
             KeyKind::String => Ok(text.shard(shards)),
-            KeyKind::Uuid => Uuid::try_parse(text).map(|uuid| uuid.shard(shards)).map_err(|_| refused()),
+            KeyKind::Uuid => Uuid::try_parse(text)
+                .map(|uuid| uuid.shard(shards))
+                .map_err(|_| refused()),
         }
     }
 }
@@ -83,7 +95,9 @@ impl FromStr for KeyKind {
 
     fn from_str(name: &str) -> Result<KeyKind, KeyKindError> {
         let kind = KeyKind::ALL.into_iter().find(|kind| kind.as_str() == name);
-        kind.ok_or_else(|| KeyKindError { name: name.to_owned() })
+        kind.ok_or_else(|| KeyKindError {
+            name: name.to_owned(),
+        })
     }
 }
 
@@ -99,8 +113,8 @@ pub struct KeyTextError {
 
 /// A sharding key: any integer type, `str` and `String`, [`Uuid`], and references to them.
 ///
-/// The trait is sealed: a key of another type must be made one of these first, so that every program does it in the
-/// same way.
+/// The trait is sealed: a key of another type must be made one of these first, so that every
+/// program does it in the same way.
 ///
 /// ```compile_fail
 /// # let shards = pgshard::ShardCount::new(4096).unwrap();
@@ -131,7 +145,8 @@ impl<K: Key + ?Sized> Key for &K {
     }
 }
 
-/// Implements [`Key`] for integers, each computed in the type after `as`, which holds all of its values.
+/// Implements [`Key`] for integers, each computed in the type after `as`, which holds all of its
+/// values.
 macro_rules! integers {
     ($($integer:ty as $wide:ty),+) => {$(
         impl sealed::Sealed for $integer {}
@@ -161,11 +176,15 @@ integers!(
     u128 as u128
 );
 
-/// The shard by the first 60 bits of the hash, so that the number is positive as `bigint` and as every language's
-/// 64-bit integer.
+/// The shard by the first 60 bits of the hash, so that the number is positive as `bigint` and as
+/// every language's 64-bit integer.
 fn shard_of_bytes(bytes: &[u8], shards: ShardCount) -> ShardId {
     let hash = Sha256::digest(bytes);
-    let first = hash.iter().take(8).fold(0, |number: u64, byte| number << 8 | u64::from(*byte)) >> 4;
+    let first = hash
+        .iter()
+        .take(8)
+        .fold(0, |number: u64, byte| number << 8 | u64::from(*byte))
+        >> 4;
     first.shard(shards)
 }
 
@@ -203,7 +222,9 @@ mod tests {
 
     /// The table of `docs/keys.md`: kind, key, shard of 4096, shard of 2000.
     fn vectors() -> Vec<(KeyKind, String, u16, u16)> {
-        let rows = include_str!("../../docs/keys.md").lines().filter_map(|line| line.strip_prefix("| `"));
+        let rows = include_str!("../../docs/keys.md")
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `"));
         let vector = |row: &str| {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
             let kind = cells[0].trim_end_matches('`').parse().ok()?;
@@ -220,7 +241,11 @@ mod tests {
         for (kind, key, of_4096, of_2000) in vectors {
             for (count, shard) in [(4096, of_4096), (2000, of_2000)] {
                 let shards = ShardCount::new(count).unwrap();
-                assert_eq!(kind.shard_of_text(&key, shards).unwrap().get(), shard, "{kind} {key:?} of {count}");
+                assert_eq!(
+                    kind.shard_of_text(&key, shards).unwrap().get(),
+                    shard,
+                    "{kind} {key:?} of {count}"
+                );
             }
         }
     }
@@ -238,14 +263,21 @@ mod tests {
         let shards = ShardCount::MAX;
         let (owned, number) = (String::from("ann@x.org"), 7_u8);
         let borrowed: &String = &owned;
-        assert_eq!(shards.shard_of_key("ann@x.org"), shards.shard_of_key(borrowed));
-        assert_eq!(shards.shard_of_key("ann@x.org"), shards.shard_of_key(owned.clone()));
+        assert_eq!(
+            shards.shard_of_key("ann@x.org"),
+            shards.shard_of_key(borrowed)
+        );
+        assert_eq!(
+            shards.shard_of_key("ann@x.org"),
+            shards.shard_of_key(owned.clone())
+        );
         let borrowed: &u8 = &number;
         assert_eq!(shards.shard_of_key(borrowed), shards.shard_of_key(7_i128));
     }
 
     proptest! {
-        /// The definition, in the widest types: key - shard is a multiple of N, whichever type holds the key.
+        /// The definition, in the widest types: key - shard is a multiple of N, whichever type
+        /// holds the key.
         #[test]
         fn integers_are_taken_by_their_value(signed: i128, unsigned: u128, count in 1u32..=8192) {
             let shards = ShardCount::new(count).unwrap();

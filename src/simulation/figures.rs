@@ -34,7 +34,10 @@ pub(super) struct Figures {
 
 impl Figures {
     pub(super) fn begin(world: &World, what: &str) -> Figures {
-        world.hosts.iter().for_each(|host| _ = host.server.begin_peaks());
+        world
+            .hosts
+            .iter()
+            .for_each(|host| _ = host.server.begin_peaks());
         Figures {
             what: what.to_owned(),
             since: world.control.begin_peaks(),
@@ -73,8 +76,13 @@ impl Figures {
         self.control_at_work = meter.at_work_peak;
         drop(meter);
         let waits = world.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        (self.calls, self.longest, self.longest_failed) = (waits.calls, waits.longest, waits.longest_failed);
-        self.errors = waits.errors.iter().map(|(name, count)| (name.clone(), *count)).collect();
+        (self.calls, self.longest, self.longest_failed) =
+            (waits.calls, waits.longest, waits.longest_failed);
+        self.errors = waits
+            .errors
+            .iter()
+            .map(|(name, count)| (name.clone(), *count))
+            .collect();
         drop(waits);
         println!("{self}");
         self
@@ -86,7 +94,8 @@ impl fmt::Display for Figures {
         let ms = |time: Duration| time.as_millis();
         let (host, control) = (
             format!(
-                "connects/s {:5}, opening {:5}, open {:5}, look-ups/s {:5}, mends {:4}, queue {:4} ms",
+                "connects/s {:5}, opening {:5}, open {:5}, look-ups/s {:5}, mends {:4}, queue {:4} \
+                    ms",
                 self.connects,
                 self.opening,
                 self.open,
@@ -106,6 +115,10 @@ impl fmt::Display for Figures {
             ms(self.longest_failed),
             self.errors
         );
-        write!(f, "{:30} | a host: {host} | control: {control} | {calls}", self.what)
+        write!(
+            f,
+            "{:30} | a host: {host} | control: {control} | {calls}",
+            self.what
+        )
     }
 }

@@ -11,7 +11,10 @@ use crate::shard::ShardId;
 
 /// Runs a scene in time that jumps.
 fn play(scene: impl AsyncFnOnce(Scale)) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build();
     runtime.expect("a runtime").block_on(scene(Scale::wanted()));
 }
 
@@ -22,7 +25,12 @@ async fn seconds(seconds: u64) {
 /// The memory of this process.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * 4
+    statm
+        .split(' ')
+        .nth(1)
+        .and_then(|pages| pages.parse::<usize>().ok())
+        .unwrap_or(0)
+        * 4
 }
 
 #[test]
@@ -50,7 +58,10 @@ fn a_new_map() {
         let shard = ShardId::new(0).expect("a shard");
         let placement = world.map().placement(shard).expect("it has a place");
         let epoch = ShardEpoch::new(placement.epoch.get() + 1).expect("an epoch");
-        let version = world.publish(&Changes::from_iter([(shard, Placement { epoch, ..placement })]));
+        let version = world.publish(&Changes::from_iter([(
+            shard,
+            Placement { epoch, ..placement },
+        )]));
         let began = tokio::time::Instant::now();
         while world.routers_at(version) < scale.routers {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -102,7 +113,12 @@ fn a_host_is_drained() {
         let shards: Vec<ShardId> = map.shards_on(&world.hosts[0].name).collect();
         for (at, pair) in shards.chunks(2).enumerate() {
             let to = |which: usize| 1 + (2 * at + which) % (scale.hosts - 1);
-            join_all(pair.iter().enumerate().map(|(which, shard)| world.move_shard(*shard, 0, to(which)))).await;
+            join_all(
+                pair.iter()
+                    .enumerate()
+                    .map(|(which, shard)| world.move_shard(*shard, 0, to(which))),
+            )
+            .await;
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         seconds(2).await;
@@ -125,7 +141,10 @@ fn a_mover_dies_behind_its_fence() {
         assert!(figures.errors.is_empty());
         // So many calls come to the closed shards until the deadline, and each of them waits.
         let waiting = figures.calls as usize / 15 * 10 * 8 / scale.shards as usize;
-        assert!(figures.look_ups as usize <= 12 * waiting, "{waiting} wait, {figures}");
+        assert!(
+            figures.look_ups as usize <= 12 * waiting,
+            "{waiting} wait, {figures}"
+        );
         assert!(figures.mends as usize <= 8 * scale.routers, "{figures}");
     });
 }
@@ -140,22 +159,31 @@ fn all_routers_start_anew() {
         seconds(20).await;
         let figures = figures.end(&world);
         assert!(figures.errors.is_empty());
-        assert!(figures.control_connects as usize == scale.routers, "{figures}");
+        assert!(
+            figures.control_connects as usize == scale.routers,
+            "{figures}"
+        );
     });
 }
 
-/// Many more callers than connections, and few hosts: each router wants all of its connections at once.
+/// Many more callers than connections, and few hosts: each router wants all of its connections at
+/// once.
 #[test]
 fn busy_routers_start_anew() {
     play(async |scale| {
-        let scale = Scale { hosts: scale.hosts / 8 + 1, callers: 8 * scale.callers, ..scale };
+        let scale = Scale {
+            hosts: scale.hosts / 8 + 1,
+            callers: 8 * scale.callers,
+            ..scale
+        };
         let mut world = World::new(scale);
         let figures = world.begin("busy routers start, few hosts");
         world.start_routers();
         seconds(3).await;
         let figures = figures.end(&world);
         assert!(figures.errors.is_empty());
-        // A router opens a few connections to a host at a time, and its callers share those that are there.
+        // A router opens a few connections to a host at a time, and its callers share those that
+        // are there.
         assert!(figures.opening <= 4 * scale.routers, "{figures}");
     });
 }

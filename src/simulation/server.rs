@@ -67,7 +67,10 @@ impl PerSecond {
 
     /// The most in one second from `since` on.
     pub(super) fn peak(&self, since: usize) -> u32 {
-        self.0.get(since..).and_then(|counts| counts.iter().copied().max()).unwrap_or(0)
+        self.0
+            .get(since..)
+            .and_then(|counts| counts.iter().copied().max())
+            .unwrap_or(0)
     }
 
     pub(super) fn sum(&self, since: usize) -> u32 {
@@ -134,7 +137,8 @@ impl Server {
     /// Peaks count from now on. Returns the second.
     pub(super) fn begin_peaks(&self) -> usize {
         let mut meter = self.meter();
-        (meter.open_peak, meter.opening_peak, meter.at_work_peak) = (meter.open, meter.opening, meter.at_work);
+        (meter.open_peak, meter.opening_peak, meter.at_work_peak) =
+            (meter.open, meter.opening, meter.at_work);
         meter.queue_peak = Duration::ZERO;
         self.second()
     }
@@ -180,7 +184,8 @@ impl Server {
         Ok(near)
     }
 
-    /// Returns when a request that comes now, and costs so much, was answered. Nothing while the server is silent.
+    /// Returns when a request that comes now, and costs so much, was answered. Nothing while the
+    /// server is silent.
     async fn work(&self, cost: Duration) {
         let arrives = Instant::now() + ROUND_TRIP / 2;
         let _counted = AtWork::new(self);
@@ -195,7 +200,9 @@ impl Server {
         };
         tokio::time::sleep_until(done + ROUND_TRIP / 2).await;
         let mut condition = self.condition.subscribe();
-        let _ = condition.wait_for(|condition| *condition != Condition::Silent).await;
+        let _ = condition
+            .wait_for(|condition| *condition != Condition::Silent)
+            .await;
     }
 
     fn count(&self, statement: Statement) {
@@ -243,7 +250,10 @@ impl Open {
         meter.open_peak = meter.open_peak.max(meter.open);
         meter.opening_peak = meter.opening_peak.max(meter.opening);
         drop(meter);
-        Open { server: server.clone(), opening: true }
+        Open {
+            server: server.clone(),
+            opening: true,
+        }
     }
 
     fn is_open(&mut self) {
@@ -272,7 +282,12 @@ async fn serve(stream: Stream, server: &Arc<Server>, mut counted: Open) -> io::R
     let mut reply = Reply::default();
     reply.greeting();
     to.lock().await.write_all(&reply.0).await?;
-    let mut session = Session { server, prepared: HashMap::new(), to, telling: None };
+    let mut session = Session {
+        server,
+        prepared: HashMap::new(),
+        to,
+        telling: None,
+    };
     while let Some(asked) = request(&mut from).await? {
         session.answer(asked, &mut counted).await?;
     }
@@ -314,8 +329,12 @@ struct Session<'s> {
 
 impl Session<'_> {
     async fn answer(&mut self, asked: Vec<Message>, counted: &mut Open) -> io::Result<()> {
-        let runs = asked.iter().any(|message| matches!(message, Message::Execute | Message::Query(_)));
-        self.server.work(if runs { RUN_COST } else { PREPARE_COST }).await;
+        let runs = asked
+            .iter()
+            .any(|message| matches!(message, Message::Execute | Message::Query(_)));
+        self.server
+            .work(if runs { RUN_COST } else { PREPARE_COST })
+            .await;
         let mut reply = Reply::default();
         let mut bound = None;
         let mut described = String::new();
@@ -337,9 +356,15 @@ impl Session<'_> {
                     }
                     Err(refusal) => reply.answer(Answer::Refused(refusal)),
                 },
-                Message::Bind { statement, parameters } => {
+                Message::Bind {
+                    statement,
+                    parameters,
+                } => {
                     reply.bound();
-                    bound = self.prepared.get(&statement).map(|(statement, _)| (*statement, parameters));
+                    bound = self
+                        .prepared
+                        .get(&statement)
+                        .map(|(statement, _)| (*statement, parameters));
                     true
                 }
                 Message::Describe => {

@@ -10,11 +10,19 @@ use crate::pg::simulated::Stream;
 #[derive(Debug)]
 pub(super) enum Message {
     Query(String),
-    Parse { name: String, sql: String },
-    Bind { statement: String, parameters: Vec<Option<Vec<u8>>> },
+    Parse {
+        name: String,
+        sql: String,
+    },
+    Bind {
+        statement: String,
+        parameters: Vec<Option<Vec<u8>>>,
+    },
     Describe,
     Execute,
-    Close { name: String },
+    Close {
+        name: String,
+    },
     Sync,
     Terminate,
 }
@@ -56,7 +64,9 @@ pub(super) async fn startup(from: &mut BufReader<impl AsyncReadExt + Unpin>) -> 
     Ok(body.starts_with(&[0, 3]))
 }
 
-pub(super) async fn message(from: &mut BufReader<tokio::io::ReadHalf<Stream>>) -> io::Result<Message> {
+pub(super) async fn message(
+    from: &mut BufReader<tokio::io::ReadHalf<Stream>>,
+) -> io::Result<Message> {
     let tag = from.read_u8().await?;
     let length = from.read_u32().await? as usize;
     let mut body = vec![0; length.saturating_sub(4)];
@@ -64,14 +74,20 @@ pub(super) async fn message(from: &mut BufReader<tokio::io::ReadHalf<Stream>>) -
     let mut body = Body(&body);
     Ok(match tag {
         b'Q' => Message::Query(body.text()),
-        b'P' => Message::Parse { name: body.text(), sql: body.text() },
+        b'P' => Message::Parse {
+            name: body.text(),
+            sql: body.text(),
+        },
         b'B' => {
             body.text();
             let statement = body.text();
             let formats = body.int2();
             (0..formats).for_each(|_| _ = body.int2());
             let parameters = (0..body.int2()).map(|_| body.value()).collect();
-            Message::Bind { statement, parameters }
+            Message::Bind {
+                statement,
+                parameters,
+            }
         }
         b'D' => Message::Describe,
         b'E' => Message::Execute,
@@ -90,7 +106,11 @@ struct Body<'a>(&'a [u8]);
 
 impl Body<'_> {
     fn text(&mut self) -> String {
-        let end = self.0.iter().position(|byte| *byte == 0).expect("a text ends with 0");
+        let end = self
+            .0
+            .iter()
+            .position(|byte| *byte == 0)
+            .expect("a text ends with 0");
         let text = String::from_utf8_lossy(&self.0[..end]).into_owned();
         self.0 = &self.0[end + 1..];
         text
@@ -113,9 +133,13 @@ impl Body<'_> {
 
 /// The elements of an array of `int4`.
 pub(super) fn int4_array(value: &[u8]) -> Vec<i32> {
-    // Dimensions, whether there are NULLs, the type, the length and the lower bound; then each with its length.
+    // Dimensions, whether there are NULLs, the type, the length and the lower bound; then each with
+    // its length.
     let elements = value.get(20..).unwrap_or_default();
-    elements.chunks_exact(8).map(|one| i32::from_be_bytes(one[4..].try_into().expect("four bytes"))).collect()
+    elements
+        .chunks_exact(8)
+        .map(|one| i32::from_be_bytes(one[4..].try_into().expect("four bytes")))
+        .collect()
 }
 
 /// Messages of the server, one after the other.
@@ -125,7 +149,8 @@ pub(super) struct Reply(pub(super) Vec<u8>);
 impl Reply {
     fn put(&mut self, tag: u8, body: &[u8]) {
         self.0.push(tag);
-        self.0.extend_from_slice(&(body.len() as u32 + 4).to_be_bytes());
+        self.0
+            .extend_from_slice(&(body.len() as u32 + 4).to_be_bytes());
         self.0.extend_from_slice(body);
     }
 
@@ -154,7 +179,10 @@ impl Reply {
 
     pub(super) fn described(&mut self, shape: Shape) {
         let mut body = (shape.parameters.len() as u16).to_be_bytes().to_vec();
-        shape.parameters.iter().for_each(|oid| body.extend_from_slice(&oid.to_be_bytes()));
+        shape
+            .parameters
+            .iter()
+            .for_each(|oid| body.extend_from_slice(&oid.to_be_bytes()));
         self.put(b't', &body);
         if shape.columns.is_empty() {
             return self.put(b'n', b"");

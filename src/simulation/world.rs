@@ -41,8 +41,20 @@ impl Scale {
     /// Small, unless `PGSHARD_SIMULATION=full` is set.
     pub(super) fn wanted() -> Scale {
         match std::env::var("PGSHARD_SIMULATION").as_deref() {
-            Ok("full") => Scale { shards: 8192, hosts: 64, routers: 1000, callers: 16, pool: 16 },
-            _ => Scale { shards: 512, hosts: 8, routers: 40, callers: 16, pool: 16 },
+            Ok("full") => Scale {
+                shards: 8192,
+                hosts: 64,
+                routers: 1000,
+                callers: 16,
+                pool: 16,
+            },
+            _ => Scale {
+                shards: 512,
+                hosts: 8,
+                routers: 40,
+                callers: 16,
+                pool: 16,
+            },
         }
     }
 }
@@ -84,7 +96,11 @@ impl Waits {
         };
         self.longest_failed = self.longest_failed.max(took);
         let name = format!("{error:?}");
-        let name = name.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
+        let name = name
+            .split([' ', '(', '{'])
+            .next()
+            .unwrap_or_default()
+            .to_owned();
         *self.errors.entry(name).or_default() += 1;
     }
 }
@@ -98,23 +114,40 @@ impl World {
     pub(super) fn new(scale: Scale) -> World {
         fastrand::seed(20_260_725);
         let shards = ShardCount::new(scale.shards).expect("a number of shards");
-        let names: Vec<HostName> =
-            (0..scale.hosts).map(|at| HostName::new(&format!("db{at}")).expect("a name")).collect();
+        let names: Vec<HostName> = (0..scale.hosts)
+            .map(|at| HostName::new(&format!("db{at}")).expect("a name"))
+            .collect();
         let place = |shard: ShardId| Placement {
             host: names[usize::from(shard.get()) * scale.hosts / scale.shards as usize].clone(),
             epoch: epoch(1),
         };
-        let map = ShardMap::new(MapVersion::FIRST, shards, shards.iter().map(|shard| (shard, place(shard))))
-            .expect("every shard has a place");
+        let map = ShardMap::new(
+            MapVersion::FIRST,
+            shards,
+            shards.iter().map(|shard| (shard, place(shard))),
+        )
+        .expect("every shard has a place");
         let host = |name: &HostName| {
             let script = Arc::new(HostScript::new(&map, name));
-            Host { name: name.clone(), server: Server::start(name.as_str(), script.clone()), script }
+            Host {
+                name: name.clone(),
+                server: Server::start(name.as_str(), script.clone()),
+                script,
+            }
         };
         let hosts = names.iter().map(host).collect();
         let kept = Arc::new(ControlScript::new(map));
         let control = Server::start("control", kept.clone());
         let (waits, routers) = (Arc::default(), Arc::default());
-        World { scale, control, kept, hosts, waits, routers, tasks: JoinSet::new() }
+        World {
+            scale,
+            control,
+            kept,
+            hosts,
+            waits,
+            routers,
+            tasks: JoinSet::new(),
+        }
     }
 
     /// All routers start, as at a deployment, and so do their callers.
@@ -132,9 +165,14 @@ impl World {
                 });
                 let router = Router::new(Options::new(hosts.collect(), maps.current()));
                 router.follow(maps);
-                routers.lock().unwrap_or_else(PoisonError::into_inner).push(router.clone());
+                routers
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(router.clone());
                 let mut callers = JoinSet::new();
-                (0..scale.callers).for_each(|_| drop(callers.spawn(call(router.clone(), scale.shards, waits.clone()))));
+                (0..scale.callers).for_each(|_| {
+                    drop(callers.spawn(call(router.clone(), scale.shards, waits.clone())))
+                });
                 callers.join_all().await;
             });
         }
@@ -143,7 +181,10 @@ impl World {
     /// Every router is gone, with its connections.
     pub(super) async fn stop_routers(&mut self) {
         self.tasks.shutdown().await;
-        self.routers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.routers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 
@@ -164,7 +205,10 @@ impl World {
     /// How many routers have a map of this version or a later one.
     pub(super) fn routers_at(&self, version: MapVersion) -> usize {
         let routers = self.routers.lock().unwrap_or_else(PoisonError::into_inner);
-        routers.iter().filter(|router| router.map().version() >= version).count()
+        routers
+            .iter()
+            .filter(|router| router.map().version() >= version)
+            .count()
     }
 
     pub(super) fn map(&self) -> ShardMap {
@@ -182,8 +226,15 @@ impl World {
 
     /// Closes a shard on its host, as a mover does before it decides.
     pub(super) fn fence(&self, shard: ShardId, from: usize) {
-        let (now, at) = (Instant::now(), self.map().epoch(shard).map_or(1, ShardEpoch::get));
-        let fenced = Row::Fenced { epoch: at, since: now, until: now + DEADLINE };
+        let (now, at) = (
+            Instant::now(),
+            self.map().epoch(shard).map_or(1, ShardEpoch::get),
+        );
+        let fenced = Row::Fenced {
+            epoch: at,
+            since: now,
+            until: now + DEADLINE,
+        };
         self.hosts[from].script.rows().insert(shard.get(), fenced);
     }
 
@@ -191,18 +242,37 @@ impl World {
     pub(super) async fn move_shard(&self, shard: ShardId, from: usize, to: usize) {
         let next = self.map().epoch(shard).map_or(1, ShardEpoch::get) + 1;
         let (source, target) = (&self.hosts[from], &self.hosts[to]);
-        target.script.rows().insert(shard.get(), Row::Incoming { epoch: next });
+        target
+            .script
+            .rows()
+            .insert(shard.get(), Row::Incoming { epoch: next });
         self.fence(shard, from);
         tokio::time::sleep(PAUSE).await;
-        source.script.rows().insert(shard.get(), Row::Moved { epoch: next, peer: target.name.to_string() });
+        source.script.rows().insert(
+            shard.get(),
+            Row::Moved {
+                epoch: next,
+                peer: target.name.to_string(),
+            },
+        );
         let since = Some(Instant::now());
-        target.script.rows().insert(shard.get(), Row::Serving { epoch: next, since });
-        self.publish(&Changes::from_iter([(shard, Placement { host: target.name.clone(), epoch: epoch(next) })]));
+        target
+            .script
+            .rows()
+            .insert(shard.get(), Row::Serving { epoch: next, since });
+        self.publish(&Changes::from_iter([(
+            shard,
+            Placement {
+                host: target.name.clone(),
+                epoch: epoch(next),
+            },
+        )]));
     }
 }
 
 fn connect(host: &str) -> ConnectOptions {
-    ConnectOptions::parse(&format!("postgres://app:secret@{host}/app?sslmode=disable")).expect("a URL")
+    ConnectOptions::parse(&format!("postgres://app:secret@{host}/app?sslmode=disable"))
+        .expect("a URL")
 }
 
 /// One of an application's callers: it rests, calls some shard, and rests again.
@@ -210,8 +280,15 @@ async fn call(router: Router, shards: u32, waits: Arc<Mutex<Waits>>) {
     loop {
         let shard = ShardId::new(fastrand::u16(..shards as u16)).expect("a shard");
         let began = Instant::now();
-        let called = router.shard(shard).expect("it is there").query_one("SELECT one FROM {shard}.t", &[]).await;
-        waits.lock().unwrap_or_else(PoisonError::into_inner).record(began.elapsed(), called.err());
+        let called = router
+            .shard(shard)
+            .expect("it is there")
+            .query_one("SELECT one FROM {shard}.t", &[])
+            .await;
+        waits
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .record(began.elapsed(), called.err());
         tokio::time::sleep(REST.mul_f64(2.0 * fastrand::f64())).await;
     }
 }

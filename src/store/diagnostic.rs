@@ -34,7 +34,8 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    /// The longest excerpt of a line that is shown, in characters. Lists of placements can be very long.
+    /// The longest excerpt of a line that is shown, in characters. Lists of placements can be very
+    /// long.
     const EXCERPT_MAX: usize = 100;
     /// How much of a clipped line is shown before the place that is meant.
     const EXCERPT_BEFORE: usize = 30;
@@ -49,22 +50,52 @@ impl Diagnostic {
         }
         let skipped = before.saturating_sub(Self::EXCERPT_BEFORE);
         let lead = if skipped > 0 { "… " } else { "" };
-        let part: String = line.chars().skip(skipped).take(Self::EXCERPT_MAX).map(plain).collect();
-        let tail = if skipped + Self::EXCERPT_MAX < line.chars().count() { " …" } else { "" };
-        (format!("{lead}{part}{tail}"), before - skipped + lead.chars().count())
+        let part: String = line
+            .chars()
+            .skip(skipped)
+            .take(Self::EXCERPT_MAX)
+            .map(plain)
+            .collect();
+        let tail = if skipped + Self::EXCERPT_MAX < line.chars().count() {
+            " …"
+        } else {
+            ""
+        };
+        (
+            format!("{lead}{part}{tail}"),
+            before - skipped + lead.chars().count(),
+        )
     }
 }
 
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}: {}", self.file.display(), self.line, self.column, self.message)?;
-        if let Some(line) = self.source_line.as_ref().filter(|line| !line.trim().is_empty()) {
+        write!(
+            f,
+            "{}:{}:{}: {}",
+            self.file.display(),
+            self.line,
+            self.column,
+            self.message
+        )?;
+        if let Some(line) = self
+            .source_line
+            .as_ref()
+            .filter(|line| !line.trim().is_empty())
+        {
             let (excerpt, before) = self.excerpt(line);
             let number = self.line.to_string();
             let gutter = " ".repeat(number.len());
-            let marks = "^".repeat(self.width.min(excerpt.chars().count().saturating_sub(before)).max(1));
+            let marks = "^".repeat(
+                self.width
+                    .min(excerpt.chars().count().saturating_sub(before))
+                    .max(1),
+            );
             let indent = " ".repeat(before);
-            write!(f, "\n{gutter} |\n{number} | {excerpt}\n{gutter} | {indent}{marks}")?;
+            write!(
+                f,
+                "\n{gutter} |\n{number} | {excerpt}\n{gutter} | {indent}{marks}"
+            )?;
         }
         if let Some(hint) = &self.hint {
             write!(f, "\n  remedy: {hint}")?;
@@ -85,7 +116,12 @@ pub(crate) struct Findings<'a> {
 impl<'a> Findings<'a> {
     pub(crate) fn new(file: &'a Path, text: &'a str) -> Findings<'a> {
         let starts = text.match_indices('\n').map(|(at, _)| at + 1);
-        Findings { file, text, lines: std::iter::once(0).chain(starts).collect(), found: Vec::new() }
+        Findings {
+            file,
+            text,
+            lines: std::iter::once(0).chain(starts).collect(),
+            found: Vec::new(),
+        }
     }
 
     pub(crate) fn text(&self) -> &'a str {
@@ -97,18 +133,43 @@ impl<'a> Findings<'a> {
     }
 
     /// Takes up a mistake about these bytes of the text.
-    pub(crate) fn add(&mut self, at: &Range<usize>, message: impl Into<String>, hint: Option<String>) {
+    pub(crate) fn add(
+        &mut self,
+        at: &Range<usize>,
+        message: impl Into<String>,
+        hint: Option<String>,
+    ) {
         let (line, column) = self.place(at.start);
         let whole = self.line(line);
         let end = at.end.min(self.lines[line - 1] + whole.len());
-        let width = self.text.get(at.start..end).map_or(1, |meant| meant.chars().count()).max(1);
+        let width = self
+            .text
+            .get(at.start..end)
+            .map_or(1, |meant| meant.chars().count())
+            .max(1);
         let source_line = (!may_hold_password(whole)).then(|| whole.to_owned());
         let (message, file) = (message.into(), self.file.to_owned());
-        self.found.push((at.start, Diagnostic { message, file, line, column, width, source_line, hint }));
+        self.found.push((
+            at.start,
+            Diagnostic {
+                message,
+                file,
+                line,
+                column,
+                width,
+                source_line,
+                hint,
+            },
+        ));
     }
 
     /// Takes up a mistake without showing its line.
-    pub(crate) fn add_unshown(&mut self, at: &Range<usize>, message: impl Into<String>, hint: Option<String>) {
+    pub(crate) fn add_unshown(
+        &mut self,
+        at: &Range<usize>,
+        message: impl Into<String>,
+        hint: Option<String>,
+    ) {
         self.add(at, message, hint);
         if let Some((_, last)) = self.found.last_mut() {
             last.source_line = None;
@@ -124,7 +185,10 @@ impl<'a> Findings<'a> {
         let line = self.lines.partition_point(|start| *start <= at);
         let before = &self.text[self.lines[line - 1]..at];
         // A byte order mark has no width.
-        (line, before.chars().filter(|c| *c != '\u{feff}').count() + 1)
+        (
+            line,
+            before.chars().filter(|c| *c != '\u{feff}').count() + 1,
+        )
     }
 
     /// The same as text, `12:9`.
@@ -135,22 +199,32 @@ impl<'a> Findings<'a> {
 
     fn line(&self, line: usize) -> &'a str {
         let start = self.lines[line - 1];
-        let end = self.lines.get(line).map_or(self.text.len(), |next| next - 1);
-        self.text[start..end].trim_end_matches('\r').trim_start_matches('\u{feff}')
+        let end = self
+            .lines
+            .get(line)
+            .map_or(self.text.len(), |next| next - 1);
+        self.text[start..end]
+            .trim_end_matches('\r')
+            .trim_start_matches('\u{feff}')
     }
 
     /// All mistakes, in the order of their places.
     pub(crate) fn into_sorted(mut self) -> Vec<Diagnostic> {
         self.found.sort_by_key(|(at, _)| *at);
-        self.found.into_iter().map(|(_, diagnostic)| diagnostic).collect()
+        self.found
+            .into_iter()
+            .map(|(_, diagnostic)| diagnostic)
+            .collect()
     }
 }
 
-/// Where a text cannot be read we do not know what its parts are, so a line that looks like a connection string is
-/// better not shown.
+/// Where a text cannot be read we do not know what its parts are, so a line that looks like a
+/// connection string is better not shown.
 fn may_hold_password(line: &str) -> bool {
     let line = line.to_ascii_lowercase();
-    ["url", "pass", "pwd", "://"].iter().any(|sign| line.contains(sign))
+    ["url", "pass", "pwd", "://"]
+        .iter()
+        .any(|sign| line.contains(sign))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The map in the `[map]` table of the config file.
 //!
-//! Invariant: the file is always whole, the old one or the new one, even when the power fails. A publication changes
-//! the values of `[map]` and no other byte, and never replaces what somebody else wrote meanwhile.
+//! Invariant: the file is always whole, the old one or the new one, even when the power fails. A
+//! publication changes the values of `[map]` and no other byte, and never replaces what somebody
+//! else wrote meanwhile.
 
 use std::fs;
 use std::io;
@@ -21,8 +22,9 @@ use crate::shard::ShardCount;
 
 /// Keeps the map in the config file.
 ///
-/// Publishers in several processes wait for each other on an advisory lock (`flock`) of the file. Some network file
-/// systems have no such lock, and editors take none. So the file is looked at once more just before it is replaced.
+/// Publishers in several processes wait for each other on an advisory lock (`flock`) of the file.
+/// Some network file systems have no such lock, and editors take none. So the file is looked at
+/// once more just before it is replaced.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -31,19 +33,26 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// How often a watched file is looked at, unless said otherwise. Local file systems report changes, so there this
-    /// is only for reports that got lost.
+    /// How often a watched file is looked at, unless said otherwise. Local file systems report
+    /// changes, so there this is only for reports that got lost.
     pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
     /// A store in this file, for a cluster of this many shards. Nothing is read yet.
     pub fn new(path: impl Into<PathBuf>, shards: ShardCount) -> FileStore {
-        FileStore { path: path.into(), shards, poll_interval: Self::POLL_INTERVAL }
+        FileStore {
+            path: path.into(),
+            shards,
+            poll_interval: Self::POLL_INTERVAL,
+        }
     }
 
     /// The same store that looks at a watched file this often, at most once a millisecond.
     #[must_use]
     pub fn with_poll_interval(self, interval: Duration) -> FileStore {
-        FileStore { poll_interval: interval.max(Duration::from_millis(1)), ..self }
+        FileStore {
+            poll_interval: interval.max(Duration::from_millis(1)),
+            ..self
+        }
     }
 
     /// The file.
@@ -52,7 +61,8 @@ impl FileStore {
     }
 
     fn parse(&self, text: &str) -> Result<ShardMap, StoreError> {
-        parse_map(text, &self.path, self.shards).map_err(|diagnostics| StoreError::Text { diagnostics })
+        parse_map(text, &self.path, self.shards)
+            .map_err(|diagnostics| StoreError::Text { diagnostics })
     }
 
     fn read(&self) -> Result<ShardMap, StoreError> {
@@ -78,7 +88,10 @@ impl FileStore {
 
     /// The text with the new map. It has been read back, and gives that map.
     fn edited(&self, text: &str, kept: &ShardMap, map: &ShardMap) -> Result<String, StoreError> {
-        let unwritable = |diagnostics| StoreError::Unwritable { path: self.path.clone(), diagnostics };
+        let unwritable = |diagnostics| StoreError::Unwritable {
+            path: self.path.clone(),
+            diagnostics,
+        };
         let new_text = edit_map(text, kept, map).ok_or_else(|| unwritable(Vec::new()))?;
         match parse_map(&new_text, &self.path, self.shards) {
             Ok(read) if read == *map => Ok(new_text),
@@ -88,8 +101,8 @@ impl FileStore {
     }
 }
 
-/// How long to wait after a change before the file is looked at. A program that writes into the file, instead of
-/// replacing it, is then done.
+/// How long to wait after a change before the file is looked at. A program that writes into the
+/// file, instead of replacing it, is then done.
 const SETTLE: Duration = Duration::from_millis(10);
 
 /// How often a publication starts over because the file was edited under it.
@@ -101,7 +114,11 @@ impl MapStore for FileStore {
         blocking(move || store.read()).boxed()
     }
 
-    fn publish<'a>(&'a self, expected: MapVersion, map: &'a ShardMap) -> BoxFuture<'a, Result<(), PublishError>> {
+    fn publish<'a>(
+        &'a self,
+        expected: MapVersion,
+        map: &'a ShardMap,
+    ) -> BoxFuture<'a, Result<(), PublishError>> {
         let (store, map) = (self.clone(), map.clone());
         blocking(move || store.replace(expected, &map)).boxed()
     }
@@ -110,7 +127,8 @@ impl MapStore for FileStore {
         async move {
             let store = self.clone();
             // The folders come first and the map last, so that a change in between is noticed.
-            let (folders, seen, map) = blocking(move || (Folders::of(&store.path), store.stamp(), store.read())).await;
+            let (folders, seen, map) =
+                blocking(move || (Folders::of(&store.path), store.stamp(), store.read())).await;
             let sender = MapSender::new(Arc::new(map?));
             let watch = sender.subscribe();
             tokio::spawn(self.clone().follow(sender, seen, folders));
@@ -122,11 +140,13 @@ impl MapStore for FileStore {
 
 impl FileStore {
     fn stamp(&self) -> Option<Stamp> {
-        fs::metadata(&self.path).map(|metadata| Stamp::of(&metadata)).ok()
+        fs::metadata(&self.path)
+            .map(|metadata| Stamp::of(&metadata))
+            .ok()
     }
 
-    /// Looks at the file whenever its folder changes, when a reader asks, and at every poll interval, until nobody
-    /// reads the maps any more.
+    /// Looks at the file whenever its folder changes, when a reader asks, and at every poll
+    /// interval, until nobody reads the maps any more.
     async fn follow(self, sender: MapSender, mut seen: Option<Stamp>, mut folders: Folders) {
         loop {
             tokio::select! {
@@ -175,7 +195,8 @@ mod tests {
     use crate::store::testing::{first_map, place, store_contract};
     use crate::{ShardCount, ShardId};
 
-    const TEXT: &str = "# ours\n[map]\nversion = 1 # counted\n[map.placement]\n\tdb1 = \"0-7\" # all\n";
+    const TEXT: &str =
+        "# ours\n[map]\nversion = 1 # counted\n[map.placement]\n\tdb1 = \"0-7\" # all\n";
 
     struct Folder(tempfile::TempDir);
 
@@ -184,12 +205,17 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("pgshard.toml");
             fs::write(&path, text).unwrap();
-            (Folder(folder), FileStore::new(path, ShardCount::new(8).unwrap()))
+            (
+                Folder(folder),
+                FileStore::new(path, ShardCount::new(8).unwrap()),
+            )
         }
 
         fn names(&self) -> Vec<String> {
             let entries = fs::read_dir(self.0.path()).unwrap();
-            let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            let mut names: Vec<_> = entries
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
             names.sort();
             names
         }
@@ -213,7 +239,11 @@ mod tests {
         let map = first_map();
         fs::write(&path, print_map(&map)).unwrap();
         store_contract(Arc::new(FileStore::new(path, map.shards()))).await;
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left behind");
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "no temporary file is left behind"
+        );
     }
 
     #[tokio::test]
@@ -222,20 +252,31 @@ mod tests {
         fs::set_permissions(store.path(), fs::Permissions::from_mode(0o640)).unwrap();
         let owner = fs::metadata(store.path()).unwrap();
         // As root (in containers), the file of somebody else must stay theirs.
-        let _ = std::os::unix::fs::chown(store.path(), Some(owner.uid() + 1), Some(owner.gid() + 1));
+        let _ =
+            std::os::unix::fs::chown(store.path(), Some(owner.uid() + 1), Some(owner.gid() + 1));
         let before = fs::metadata(store.path()).unwrap();
         let link = folder.0.path().join("link.toml");
         std::os::unix::fs::symlink("pgshard.toml", &link).unwrap();
 
-        publish_merged(&FileStore::new(&link, store.shards), &moved(7, 2)).await.unwrap();
+        publish_merged(&FileStore::new(&link, store.shards), &moved(7, 2))
+            .await
+            .unwrap();
 
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         let text = fs::read_to_string(store.path()).unwrap();
-        let wanted = "# ours\n[map]\nversion = 2 # counted\n[map.placement]\n\tdb1 = \"0-6\" # all\n\tdb2 = \"7@2\"\n";
+        let wanted = "# ours\n[map]\nversion = 2 # counted\n[map.placement]\n\tdb1 = \"0-6\" # \
+            all\n\tdb2 = \"7@2\"\n";
         assert_eq!(text, wanted);
         let after = fs::metadata(store.path()).unwrap();
-        assert_eq!((after.mode(), after.uid(), after.gid()), (before.mode(), before.uid(), before.gid()));
-        assert_ne!(after.ino(), before.ino(), "the old file was replaced, not overwritten");
+        assert_eq!(
+            (after.mode(), after.uid(), after.gid()),
+            (before.mode(), before.uid(), before.gid())
+        );
+        assert_ne!(
+            after.ino(),
+            before.ino(),
+            "the old file was replaced, not overwritten"
+        );
         assert_eq!(folder.names(), ["link.toml", "pgshard.toml"]);
     }
 
@@ -244,8 +285,13 @@ mod tests {
         let text = format!("[hosts.db1]\n{TEXT}");
         let (folder, store) = Folder::with(&text);
         let error = publish_merged(&store, &moved(7, 2)).await.unwrap_err();
-        let PublishError::Store(StoreError::Unwritable { diagnostics, .. }) = &error else { panic!("{error}") };
-        assert_eq!(diagnostics[0].message, "unknown host \"db2\" in [map.placement]");
+        let PublishError::Store(StoreError::Unwritable { diagnostics, .. }) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            diagnostics[0].message,
+            "unknown host \"db2\" in [map.placement]"
+        );
         assert_eq!(fs::read_to_string(store.path()).unwrap(), text);
         assert_eq!(folder.names(), ["pgshard.toml"]);
     }
@@ -266,8 +312,13 @@ mod tests {
                 }
             }
         };
-        let error = tokio::time::timeout(Duration::from_secs(60), told).await.unwrap();
-        assert!(error.contains("pgshard.toml:4:1: shard 7 is on no host"), "{error}");
+        let error = tokio::time::timeout(Duration::from_secs(60), told)
+            .await
+            .unwrap();
+        assert!(
+            error.contains("pgshard.toml:4:1: shard 7 is on no host"),
+            "{error}"
+        );
         assert_eq!(watch.current(), first);
 
         save(&folder, &store, &TEXT.replace("db1", "db9"));
@@ -279,13 +330,17 @@ mod tests {
     #[tokio::test]
     async fn a_missing_file_is_named() {
         let store = FileStore::new("/nowhere/pgshard.toml", ShardCount::MAX);
-        assert_eq!(store.load().await.unwrap_err().to_string(), "cannot read /nowhere/pgshard.toml");
+        assert_eq!(
+            store.load().await.unwrap_err().to_string(),
+            "cannot read /nowhere/pgshard.toml"
+        );
         assert!(store.watch().await.is_err());
     }
 
     /// A store that finds out by events or not at all: its polls are an hour apart.
     fn patient(path: PathBuf) -> FileStore {
-        FileStore::new(path, ShardCount::new(8).unwrap()).with_poll_interval(Duration::from_secs(3600))
+        FileStore::new(path, ShardCount::new(8).unwrap())
+            .with_poll_interval(Duration::from_secs(3600))
     }
 
     async fn next(watch: &mut MapWatch) -> HostName {
@@ -306,7 +361,8 @@ mod tests {
         assert_eq!(next(&mut watch).await.as_str(), "db4");
     }
 
-    /// As the kubelet does it: the file is a link through `..data`, a link that is swapped for one to another folder.
+    /// As the kubelet does it: the file is a link through `..data`, a link that is swapped for one
+    /// to another folder.
     #[tokio::test]
     async fn a_swapped_config_map_is_noticed() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,12 @@
-//! Learns from the kernel when something changes beside a file. It watches the file's folder, and the folders of what
-//! the file links to.
+//! Learns from the kernel when something changes beside a file. It watches the file's folder, and
+//! the folders of what the file links to.
 //!
-//! It watches folders because nobody writes into the file itself: editors and publications put another in its place,
-//! and Kubernetes swaps the link `..data` that the file's own link goes through.
+//! It watches folders because nobody writes into the file itself: editors and publications put
+//! another in its place, and Kubernetes swaps the link `..data` that the file's own link goes
+//! through.
 //!
-//! Invariant: an event only means "look". Where a file system has no events, or cannot be watched, the next look is
-//! late, and nothing worse happens.
+//! Invariant: an event only means "look". Where a file system has no events, or cannot be watched,
+//! the next look is late, and nothing worse happens.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,16 +34,25 @@ impl Folders {
                 tell.notify_one();
             }
         });
-        let watcher = watcher.inspect_err(|error| tracing::info!(%error, "the config is not watched, only looked at"));
-        let mut folders = Folders { path: path.to_owned(), watcher: watcher.ok(), watched: Vec::new(), changed };
+        let watcher = watcher.inspect_err(
+            |error| tracing::info!(%error, "the config is not watched, only looked at"),
+        );
+        let mut folders = Folders {
+            path: path.to_owned(),
+            watcher: watcher.ok(),
+            watched: Vec::new(),
+            changed,
+        };
         folders.renew();
         folders
     }
 
-    /// Watches the folders as they are now: a link may lead to another folder than before, and a folder may have been
-    /// replaced by one of the same name.
+    /// Watches the folders as they are now: a link may lead to another folder than before, and a
+    /// folder may have been replaced by one of the same name.
     pub(super) fn renew(&mut self) {
-        let Some(watcher) = &mut self.watcher else { return };
+        let Some(watcher) = &mut self.watcher else {
+            return;
+        };
         for folder in self.watched.drain(..) {
             // A folder that is gone took its watch along.
             let _ = watcher.unwatch(&folder);
@@ -50,7 +60,9 @@ impl Folders {
         for folder in links_and_target(&self.path) {
             match watcher.watch(&folder, RecursiveMode::NonRecursive) {
                 Ok(()) => self.watched.push(folder),
-                Err(error) => tracing::debug!(%error, folder = %folder.display(), "a folder is not watched"),
+                Err(error) => {
+                    tracing::debug!(%error, folder = %folder.display(), "a folder is not watched")
+                }
             }
         }
     }
@@ -68,7 +80,10 @@ impl Folders {
 fn links_and_target(path: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut add = |path: &Path| {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         if !folders.iter().any(|folder| folder == parent) {
             folders.push(parent.to_owned());
         }
@@ -77,7 +92,9 @@ fn links_and_target(path: &Path) -> Vec<PathBuf> {
     // As many links as the kernel follows.
     for _ in 0..40 {
         add(&at);
-        let Ok(to) = std::fs::read_link(&at) else { break };
+        let Ok(to) = std::fs::read_link(&at) else {
+            break;
+        };
         at = at.parent().unwrap_or(Path::new("")).join(to);
     }
     if let Ok(target) = std::fs::canonicalize(path) {

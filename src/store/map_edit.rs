@@ -1,7 +1,7 @@
 //! A new map written into the text of a config.
 //!
-//! Invariant: the bytes of the values that differ are changed and no others, so that comments, formatting and
-//! line ends stay as somebody wrote them.
+//! Invariant: the bytes of the values that differ are changed and no others, so that comments,
+//! formatting and line ends stay as somebody wrote them.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use toml_edit::{Document, DocumentMut, Item};
 use super::map_text::quoted;
 use crate::map::{HostName, ShardMap};
 
-/// The text with `old`, the map that stands in it, replaced by `new`. A host without shards keeps its line, with an
-/// empty list. `None` when the text does not hold a map.
+/// The text with `old`, the map that stands in it, replaced by `new`. A host without shards keeps
+/// its line, with an empty list. `None` when the text does not hold a map.
 pub(super) fn edit_map(text: &str, old: &ShardMap, new: &ShardMap) -> Option<String> {
     let document = Document::parse(text).ok()?;
     let map = document.get("map")?.as_table_like()?;
@@ -28,13 +28,21 @@ pub(super) fn edit_map(text: &str, old: &ShardMap, new: &ShardMap) -> Option<Str
             edits.push((item.span()?, quoted(&ranges)));
         }
     }
-    let added: Vec<&HostName> = new.hosts().iter().filter(|host| !lists.contains_key(host.as_str())).collect();
+    let added: Vec<&HostName> = new
+        .hosts()
+        .iter()
+        .filter(|host| !lists.contains_key(host.as_str()))
+        .collect();
     let lines = match placement {
         Item::Table(table) if !table.is_dotted() && !table.is_implicit() => Some(table),
         _ => None,
     };
     if let Some(table) = lines.filter(|_| !added.is_empty()) {
-        let last = lists.iter().filter_map(|(_, item)| item.span()).map(|at| at.end).max();
+        let last = lists
+            .iter()
+            .filter_map(|(_, item)| item.span())
+            .map(|at| at.end)
+            .max();
         let after = last.or_else(|| table.span().map(|at| at.end))?;
         edits.push(new_lines(text, after, last.is_some(), &added, new));
     }
@@ -43,10 +51,14 @@ pub(super) fn edit_map(text: &str, old: &ShardMap, new: &ShardMap) -> Option<Str
     for (at, with) in edits.iter().rev() {
         out.replace_range(at.clone(), with);
     }
-    // An inline table, or one of dotted keys, has no place for a new line. toml_edit adds the host there.
+    // An inline table, or one of dotted keys, has no place for a new line. toml_edit adds the host
+    // there.
     if lines.is_none() && !added.is_empty() {
         let mut document: DocumentMut = out.parse().ok()?;
-        let lists = document.get_mut("map")?.get_mut("placement")?.as_table_like_mut()?;
+        let lists = document
+            .get_mut("map")?
+            .get_mut("placement")?
+            .as_table_like_mut()?;
         for host in added {
             lists.insert(host.as_str(), toml_edit::value(new.ranges(host)));
         }
@@ -55,7 +67,8 @@ pub(super) fn edit_map(text: &str, old: &ShardMap, new: &ShardMap) -> Option<Str
     Some(out)
 }
 
-/// The insertion of lines for hosts behind the line in which `after` lies, indented and ended as that one is.
+/// The insertion of lines for hosts behind the line in which `after` lies, indented and ended as
+/// that one is.
 fn new_lines(
     text: &str,
     after: usize,
@@ -63,7 +76,9 @@ fn new_lines(
     added: &[&HostName],
     new: &ShardMap,
 ) -> (Range<usize>, String) {
-    let line_end = text[after..].find('\n').map_or(text.len(), |at| after + at + 1);
+    let line_end = text[after..]
+        .find('\n')
+        .map_or(text.len(), |at| after + at + 1);
     let line_start = text[..after].rfind('\n').map_or(0, |at| at + 1);
     let line = &text[line_start..line_end];
     let indent = &line[..line.len() - line.trim_start_matches([' ', '\t']).len()];
@@ -74,7 +89,10 @@ fn new_lines(
         lines.push_str(newline);
     }
     for host in added {
-        lines.push_str(&format!("{indent}{host} = {}{newline}", quoted(&new.ranges(host))));
+        lines.push_str(&format!(
+            "{indent}{host} = {}{newline}",
+            quoted(&new.ranges(host))
+        ));
     }
     (line_end..line_end, lines)
 }
@@ -91,7 +109,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn read(text: &str, n: u32) -> ShardMap {
-        parse_map(text, Path::new("x.toml"), ShardCount::new(n).unwrap()).unwrap_or_else(|found| panic!("{}", found[0]))
+        parse_map(text, Path::new("x.toml"), ShardCount::new(n).unwrap())
+            .unwrap_or_else(|found| panic!("{}", found[0]))
     }
 
     fn moved(map: &ShardMap, to: &str, list: &[u16]) -> ShardMap {
@@ -99,7 +118,15 @@ mod tests {
         let changes: Changes = list
             .iter()
             .map(|n| ShardId::new(*n).unwrap())
-            .map(|s| (s, Placement { host: host.clone(), epoch: map.epoch(s).unwrap().next() }))
+            .map(|s| {
+                (
+                    s,
+                    Placement {
+                        host: host.clone(),
+                        epoch: map.epoch(s).unwrap().next(),
+                    },
+                )
+            })
             .collect();
         map.merged(&changes)
     }
@@ -115,16 +142,19 @@ mod tests {
 
     #[test]
     fn only_what_differs_is_written() {
-        let text = "# top\r\n[map]  # the map\r\nversion=1 # counted\r\n[map.placement]\r\n  db1 = '0 - 3'   # \
+        let text = "# top\r\n[map]  # the map\r\nversion=1 # counted\r\n[map.placement]\r\n  db1 = \
+            '0 - 3'   # \
                     old\r\n  db2   = \"4-7\"\r\n\r\n# end";
         assert_eq!(
             edited(text, 8, "db2", &[3]),
-            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 = \"0-2\"   # old\r\n  db2   \
+            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 \
+                = \"0-2\"   # old\r\n  db2   \
              = \"3@2, 4-7\"\r\n\r\n# end"
         );
         assert_eq!(
             edited(text, 8, "db3", &[4, 5, 6, 7]),
-            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 = '0 - 3'   # old\r\n  db2   \
+            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 = '0 - \
+                3'   # old\r\n  db2   \
              = \"\"\r\n  db3 = \"4-7@2\"\r\n\r\n# end"
         );
     }
@@ -138,7 +168,8 @@ mod tests {
             "[map]\nversion = 1\nplacement = { db1 = \"0-7\" } # all\n",
             "[map.placement]\ndb1 = \"0-7\"\n[map]\nversion = 1",
             "[map]\nversion = 1\n[map.placement]\ndb1 = \"0-7\"",
-            "[map]\nversion = 1\n[map.placement]\ndb1 = \"\"\"\n0-3,\n4-7\"\"\"\n[hosts.db1]\n[hosts.db2]\n",
+            "[map]\nversion = 1\n[map.placement]\ndb1 \
+                = \"\"\"\n0-3,\n4-7\"\"\"\n[hosts.db1]\n[hosts.db2]\n",
         ] {
             edited(text, 8, "db1", &[1]);
             let out = edited(text, 8, "db2", &[1, 2]);

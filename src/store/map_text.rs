@@ -1,6 +1,7 @@
 //! The `[map]` table of a config as text: read with every mistake, and printed.
 //!
-//! Invariant: what is read places every shard `0..N` once; a text that does not is refused, not mended.
+//! Invariant: what is read places every shard `0..N` once; a text that does not is refused, not
+//! mended.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,16 +12,27 @@ use toml::de::DeTable;
 
 use super::diagnostic::{Diagnostic, Findings};
 use super::section::{Section, similar};
-use crate::map::{HostName, MapVersion, Placement, RangeItem, RangesFault, ShardMap, parse_ranges, print_shards};
+use crate::map::{
+    HostName, MapVersion, Placement, RangeItem, RangesFault, ShardMap, parse_ranges, print_shards,
+};
 use crate::shard::{ShardCount, ShardId};
 
 /// Reads the map out of a whole config, ignoring the rest of it.
-pub(super) fn parse_map(text: &str, file: &Path, shards: ShardCount) -> Result<ShardMap, Vec<Diagnostic>> {
+pub(super) fn parse_map(
+    text: &str,
+    file: &Path,
+    shards: ShardCount,
+) -> Result<ShardMap, Vec<Diagnostic>> {
     let mut findings = Findings::new(file, text);
-    let Some(document) = parse_toml(&mut findings) else { return Err(findings.into_sorted()) };
+    let Some(document) = parse_toml(&mut findings) else {
+        return Err(findings.into_sorted());
+    };
     let root = Section::root(document.get_ref());
     // This reader does not report what is wrong with the other sections.
-    let section = |name| root.get(name).and_then(|entry| Some(Section::root(entry.as_table()?)));
+    let section = |name| {
+        root.get(name)
+            .and_then(|entry| Some(Section::root(entry.as_table()?)))
+    };
     let given = section("cluster").and_then(|cluster| cluster.get("shards"));
     let given = given.and_then(|entry| Some((entry.key_at(), entry.as_integer()?)));
     if let Some((at, number)) = given.filter(|(_, number)| *number != i64::from(shards.get())) {
@@ -31,8 +43,11 @@ pub(super) fn parse_map(text: &str, file: &Path, shards: ShardCount) -> Result<S
     }
     // A name in [hosts] that is not valid counts as missing here.
     let valid = |name: &&str| HostName::new(name).is_ok();
-    let hosts: Option<Vec<&str>> = section("hosts").map(|hosts| hosts.names().filter(valid).collect());
-    let section = root.need("map", MAP_REMEDY, &mut findings).and_then(|map| map.section(&mut findings));
+    let hosts: Option<Vec<&str>> =
+        section("hosts").map(|hosts| hosts.names().filter(valid).collect());
+    let section = root
+        .need("map", MAP_REMEDY, &mut findings)
+        .and_then(|map| map.section(&mut findings));
     let map = section.and_then(|map| read_map(&map, Some(shards), hosts.as_deref(), &mut findings));
     map.ok_or_else(|| findings.into_sorted())
 }
@@ -40,11 +55,12 @@ pub(super) fn parse_map(text: &str, file: &Path, shards: ShardCount) -> Result<S
 /// Where a map can be kept, as `map.store` says it.
 const STORES: [&str; 2] = ["file", "postgres"];
 
-/// No map is published so often. After the last number that TOML and PostgreSQL know, a move could not publish its map.
+/// No map is published so often. After the last number that TOML and PostgreSQL know, a move could
+/// not publish its map.
 pub(super) const VERSION_MAX: u64 = 1 << 62;
 
-pub(crate) const MAP_REMEDY: &str =
-    "add [map] with version = 1, and [map.placement] with a line such as db1 = \"0-4095\" for each host";
+pub(crate) const MAP_REMEDY: &str = "add [map] with version = 1, and [map.placement] with a line \
+    such as db1 = \"0-4095\" for each host";
 
 /// The document; a finding where the text is not TOML.
 pub(crate) fn parse_toml<'a>(findings: &mut Findings<'a>) -> Option<Spanned<DeTable<'a>>> {
@@ -54,10 +70,16 @@ pub(crate) fn parse_toml<'a>(findings: &mut Findings<'a>) -> Option<Spanned<DeTa
             let end = findings.text().len();
             let at = error.span().unwrap_or(end..end);
             let message = format!("this is not TOML: {}", error.message().replace('\n', ", "));
-            // The rest of a string without an end is on lines of its own. Below [hosts] and [map] it may be a password.
+            // The rest of a string without an end is on lines of its own. Below [hosts] and [map]
+            // it may be a password.
             let before = findings.text().get(..at.start).unwrap_or_default();
-            let header = before.lines().rev().find(|line| line.trim_start().starts_with('['));
-            if header.is_some_and(|header| header.contains("hosts") || header.trim_start().starts_with("[map]")) {
+            let header = before
+                .lines()
+                .rev()
+                .find(|line| line.trim_start().starts_with('['));
+            if header.is_some_and(|header| {
+                header.contains("hosts") || header.trim_start().starts_with("[map]")
+            }) {
                 findings.add_unshown(&at, message, None);
             } else {
                 findings.add(&at, message, None);
@@ -74,8 +96,8 @@ struct Placed<'t> {
     at: Range<usize>,
 }
 
-/// Reads `[map]`. Without `shards` (because they are wrong themselves) gaps and ends cannot be judged; without `hosts`
-/// any name is taken. `None` when there is a finding.
+/// Reads `[map]`. Without `shards` (because they are wrong themselves) gaps and ends cannot be
+/// judged; without `hosts` any name is taken. `None` when there is a finding.
 pub(crate) fn read_map(
     section: &Section<'_>,
     shards: Option<ShardCount>,
@@ -93,24 +115,43 @@ pub(crate) fn read_map(
                 return None;
             }
             Some(other) => {
-                let hint = similar(other, STORES).unwrap_or_else(|| "known are \"file\" and \"postgres\"".to_owned());
+                let hint = similar(other, STORES)
+                    .unwrap_or_else(|| "known are \"file\" and \"postgres\"".to_owned());
                 findings.add(&store.at(), format!("unknown store {other:?}"), Some(hint))
             }
         }
     }
     section.only(&["version", "placement", "store"], findings);
-    let version = section.need("version", "add version = 1", findings).and_then(|version| {
-        let number = version.integer(findings)?;
-        let possible = u64::try_from(number).ok().filter(|number| (1..=VERSION_MAX).contains(number));
-        if possible.is_none() {
-            let hint = "the first version is 1; every change of the map makes it one more".to_owned();
-            findings.add(&version.at(), format!("the map's version cannot be {number}"), Some(hint));
-        }
-        possible.map(MapVersion::new)
-    });
-    let placement = section.need("placement", "add [map.placement] with a line for each host", findings);
+    let version = section
+        .need("version", "add version = 1", findings)
+        .and_then(|version| {
+            let number = version.integer(findings)?;
+            let possible = u64::try_from(number)
+                .ok()
+                .filter(|number| (1..=VERSION_MAX).contains(number));
+            if possible.is_none() {
+                let hint =
+                    "the first version is 1; every change of the map makes it one more".to_owned();
+                findings.add(
+                    &version.at(),
+                    format!("the map's version cannot be {number}"),
+                    Some(hint),
+                );
+            }
+            possible.map(MapVersion::new)
+        });
+    let placement = section.need(
+        "placement",
+        "add [map.placement] with a line for each host",
+        findings,
+    );
     let placement = placement.and_then(|placement| placement.section(findings))?;
-    let (placed, complete) = read_lists(&placement, shards.unwrap_or(ShardCount::MAX), hosts, findings);
+    let (placed, complete) = read_lists(
+        &placement,
+        shards.unwrap_or(ShardCount::MAX),
+        hosts,
+        findings,
+    );
     let shards = shards?;
     report_overlaps(&placed, shards, findings);
     // A list that could not be read would only seem to leave a gap.
@@ -123,13 +164,22 @@ pub(crate) fn read_map(
     let mut placements = Vec::with_capacity(usize::from(shards.get()));
     let mut host = None;
     for placed in &placed {
-        // One name for all items of a list: a map of a thousand items does not hold it a thousand times.
+        // One name for all items of a list: a map of a thousand items does not hold it a thousand
+        // times.
         let name = match host.take() {
             Some(name) if HostName::as_str(&name) == placed.host => name,
             _ => HostName::new(placed.host).ok()?,
         };
         let epoch = placed.item.epoch;
-        placements.extend(placed.item.shards().map(|shard| (shard, Placement { host: name.clone(), epoch })));
+        placements.extend(placed.item.shards().map(|shard| {
+            (
+                shard,
+                Placement {
+                    host: name.clone(),
+                    epoch,
+                },
+            )
+        }));
         host = Some(name);
     }
     ShardMap::new(version?, shards, placements).ok()
@@ -151,7 +201,11 @@ fn read_lists<'t>(
                 [] => format!("add [hosts.{host}] with its url"),
                 hosts => format!("the hosts are {}", hosts.join(", ")),
             });
-            findings.add(&entry.key_at(), format!("unknown host {host:?} in [map.placement]"), Some(hint));
+            findings.add(
+                &entry.key_at(),
+                format!("unknown host {host:?} in [map.placement]"),
+                Some(hint),
+            );
         }
         // If the hosts are known, a name that is not valid is reported where the host is defined.
         if let (None, Err(error)) = (hosts, HostName::new(host)) {
@@ -171,8 +225,12 @@ fn read_lists<'t>(
                 complete = false;
                 for error in errors {
                     let hint = match &error.fault {
-                        RangesFault::Backwards { first, last } => Some(format!("write {last}-{first}")),
-                        RangesFault::NoRange { .. } => Some("a list looks like \"0-255, 300, 301@2\"".to_owned()),
+                        RangesFault::Backwards { first, last } => {
+                            Some(format!("write {last}-{first}"))
+                        }
+                        RangesFault::NoRange { .. } => {
+                            Some("a list looks like \"0-255, 300, 301@2\"".to_owned())
+                        }
                         _ => None,
                     };
                     findings.add(&place.part(&error.at), error.to_string(), hint);
@@ -205,9 +263,17 @@ fn report_overlaps(placed: &[Placed<'_>], shards: ShardCount, findings: &mut Fin
         let hint = if a == b {
             "a shard has one host: take it out of one of the two lists".to_owned()
         } else {
-            let (newer, older) = if a > b { (first, second) } else { (second, first) };
+            let (newer, older) = if a > b {
+                (first, second)
+            } else {
+                (second, first)
+            };
             let (host, epoch) = (newer.host, newer.item.epoch);
-            format!("the larger epoch is the newer: keep it on {host:?} (@{epoch}), take it out of {:?}", older.host)
+            format!(
+                "the larger epoch is the newer: keep it on {host:?} (@{epoch}), take it out of \
+                    {:?}",
+                older.host
+            )
         };
         let message = format!(
             "{} placed twice: here on {:?} and at {} on {:?}",
@@ -220,14 +286,23 @@ fn report_overlaps(placed: &[Placed<'_>], shards: ShardCount, findings: &mut Fin
     }
 }
 
-fn report_gaps(placed: &[Placed<'_>], shards: ShardCount, at: &Range<usize>, findings: &mut Findings<'_>) {
+fn report_gaps(
+    placed: &[Placed<'_>],
+    shards: ShardCount,
+    at: &Range<usize>,
+    findings: &mut Findings<'_>,
+) {
     let mut covered = vec![false; usize::from(shards.get())];
     for placed in placed {
         covered[placed.item.first.index()..=placed.item.last.index()].fill(true);
     }
-    let missing: Vec<ShardId> = shards.iter().filter(|shard| !covered[shard.index()]).collect();
+    let missing: Vec<ShardId> = shards
+        .iter()
+        .filter(|shard| !covered[shard.index()])
+        .collect();
     if !missing.is_empty() {
-        let hint = format!("each of the {shards} shards must be in the list of one host: add them to one");
+        let hint =
+            format!("each of the {shards} shards must be in the list of one host: add them to one");
         findings.add(at, format!("{} on no host", plural(&missing)), Some(hint));
     }
 }
@@ -235,7 +310,11 @@ fn report_gaps(placed: &[Placed<'_>], shards: ShardCount, at: &Range<usize>, fin
 /// `shard 7 is` or `shards 1-3, 7 are`.
 fn plural(list: &[ShardId]) -> String {
     let text = print_shards(list.iter().copied());
-    if list.len() == 1 { format!("shard {text} is") } else { format!("shards {text} are") }
+    if list.len() == 1 {
+        format!("shard {text} is")
+    } else {
+        format!("shards {text} are")
+    }
 }
 
 /// The `[map]` table as a config has it, for a map of its own.
@@ -263,7 +342,11 @@ mod tests {
         let text = "[cluster]\nshards = 16\n[map]\nversion = 1\n[map.placement]\ndb1 = \"0-15\"\n";
         let found = parse_map(text, Path::new("x.toml"), ShardCount::new(8).unwrap()).unwrap_err();
         assert_eq!(found.len(), 1);
-        assert!(found[0].message.contains("cluster.shards is 16"), "{}", found[0]);
+        assert!(
+            found[0].message.contains("cluster.shards is 16"),
+            "{}",
+            found[0]
+        );
     }
 
     proptest! {

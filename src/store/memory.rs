@@ -16,7 +16,9 @@ pub struct MemoryStore {
 impl MemoryStore {
     /// A store that keeps this map.
     pub fn new(map: ShardMap) -> MemoryStore {
-        MemoryStore { map: MapSender::new(Arc::new(map)) }
+        MemoryStore {
+            map: MapSender::new(Arc::new(map)),
+        }
     }
 }
 
@@ -25,9 +27,14 @@ impl MapStore for MemoryStore {
         ready(Ok(ShardMap::clone(&self.map.current()))).boxed()
     }
 
-    fn publish<'a>(&'a self, expected: MapVersion, map: &'a ShardMap) -> BoxFuture<'a, Result<(), PublishError>> {
+    fn publish<'a>(
+        &'a self,
+        expected: MapVersion,
+        map: &'a ShardMap,
+    ) -> BoxFuture<'a, Result<(), PublishError>> {
         // In an async block: nothing may happen before the future is polled.
-        let swap = move |kept: &ShardMap| check_replaceable(kept, expected, map).map(|()| map.clone());
+        let swap =
+            move |kept: &ShardMap| check_replaceable(kept, expected, map).map(|()| map.clone());
         async move { self.map.replace_if(swap) }.boxed()
     }
 

@@ -1,7 +1,8 @@
 //! Where the shard map is kept: [`MapStore`], in memory, in the config file, or in PostgreSQL.
 //!
-//! Invariant: a store publishes with compare-and-swap on the version: of two publishers that started from the same map,
-//! one gets a conflict. A map that cannot be read is never handed out in place of one that could.
+//! Invariant: a store publishes with compare-and-swap on the version: of two publishers that
+//! started from the same map, one gets a conflict. A map that cannot be read is never handed out in
+//! place of one that could.
 
 mod diagnostic;
 mod file;
@@ -34,7 +35,8 @@ use crate::map::{Changes, MapVersion, ShardMap};
 use crate::pg;
 use crate::shard::ShardCount;
 
-/// Keeps the shard map of a cluster. The trait is object-safe: its users hold an `Arc<dyn MapStore>`.
+/// Keeps the shard map of a cluster. The trait is object-safe: its users hold an
+/// `Arc<dyn MapStore>`.
 pub trait MapStore: fmt::Debug + Send + Sync {
     /// The map as it is kept now.
     ///
@@ -45,19 +47,24 @@ pub trait MapStore: fmt::Debug + Send + Sync {
     /// Reads only: may be dropped at any time.
     fn load(&self) -> BoxFuture<'_, Result<ShardMap, StoreError>>;
 
-    /// Replaces the map of version `expected` by `map`, whose version must be larger. Use [`publish_merged`] to publish
-    /// single placements while others do so too.
+    /// Replaces the map of version `expected` by `map`, whose version must be larger. Use
+    /// [`publish_merged`] to publish single placements while others do so too.
     ///
     /// # Errors
-    /// [`PublishError::Conflict`] when the map kept is not of that version. After every error the map kept stays as it
-    /// was.
+    /// [`PublishError::Conflict`] when the map kept is not of that version. After every error the
+    /// map kept stays as it was.
     ///
     /// # Cancel safety
     /// When dropped, the map may be published or not; nothing between.
-    fn publish<'a>(&'a self, expected: MapVersion, map: &'a ShardMap) -> BoxFuture<'a, Result<(), PublishError>>;
+    fn publish<'a>(
+        &'a self,
+        expected: MapVersion,
+        map: &'a ShardMap,
+    ) -> BoxFuture<'a, Result<(), PublishError>>;
 
-    /// Follows the map: the current one, then every one that replaces it. A map that cannot be read is left out, and
-    /// the one before it stays; [`MapWatch::last_error`] says why. Must be called inside a tokio runtime.
+    /// Follows the map: the current one, then every one that replaces it. A map that cannot be read
+    /// is left out, and the one before it stays; [`MapWatch::last_error`] says why. Must be called
+    /// inside a tokio runtime.
     ///
     /// # Errors
     /// When the map cannot be read now.
@@ -108,7 +115,8 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// The map could not be read back after it was written into the file's text. The file was not changed.
+    /// The map could not be read back after it was written into the file's text. The file was not
+    /// changed.
     #[error(
         "the map cannot be written into {}: {}",
         path.display(),
@@ -139,7 +147,8 @@ pub enum StoreError {
         to: String,
         /// The limit.
         limit: Duration,
-        /// The sessions that hold a lock it waits for, with their process IDs, where the server could say.
+        /// The sessions that hold a lock it waits for, with their process IDs, where the server
+        /// could say.
         holders: Vec<String>,
     },
     /// The map's database refuses.
@@ -154,7 +163,8 @@ pub enum StoreError {
     },
     /// The tables of the map are not there.
     #[error(
-        "{to} has no schema pgshard_map: `pgshard map import` brings a map there, `pgshard map rebuild` one of what \
+        "{to} has no schema pgshard_map: `pgshard map import` brings a map there, `pgshard map \
+            rebuild` one of what \
          the hosts say"
     )]
     NotInstalled {
@@ -163,14 +173,18 @@ pub enum StoreError {
     },
     /// The tables are there, and no map is in them.
     #[error(
-        "{to} keeps no map: `pgshard map import` brings one there, `pgshard map rebuild` one of what the hosts say"
+        "{to} keeps no map: `pgshard map import` brings one there, `pgshard map rebuild` one of \
+            what the hosts say"
     )]
     NoMap {
         /// `user@address/database`.
         to: String,
     },
     /// The map kept is of a cluster with another number of shards.
-    #[error("{to} keeps a map of {kept} shards, the config says {config}: it is the map of another cluster")]
+    #[error(
+        "{to} keeps a map of {kept} shards, the config says {config}: it is the map of another \
+            cluster"
+    )]
     OtherShards {
         /// `user@address/database`.
         to: String,
@@ -199,16 +213,17 @@ impl StoreError {
     pub fn is_retryable(&self) -> bool {
         match self {
             StoreError::Locked { .. } | StoreError::Unsteady { .. } => true,
-            // With some settings of the server, one of two statements on the map's row is told to begin again.
-            StoreError::Sql { source, .. } => {
-                source.code().is_some_and(|code| ["40001", "40P01"].contains(&code.code()))
-            }
+            // With some settings of the server, one of two statements on the map's row is told to
+            // begin again.
+            StoreError::Sql { source, .. } => source
+                .code()
+                .is_some_and(|code| ["40001", "40P01"].contains(&code.code())),
             _ => false,
         }
     }
 
-    /// Whether the map's database could not be asked. Only then may a copy stand in for it; any answer counts more than
-    /// a copy.
+    /// Whether the map's database could not be asked. Only then may a copy stand in for it; any
+    /// answer counts more than a copy.
     pub fn is_away(&self) -> bool {
         match self {
             StoreError::Connect { .. } | StoreError::TimedOut { .. } => true,
@@ -262,20 +277,23 @@ impl PublishError {
     }
 }
 
-/// How often [`publish_merged`] starts over. In every round somebody has published, so this many movers can publish at
-/// the same moment and each gets through.
+/// How often [`publish_merged`] starts over. In every round somebody has published, so this many
+/// movers can publish at the same moment and each gets through.
 const MERGE_ATTEMPTS: u32 = 64;
 
-/// Publishes placements while others do so too: loads the map, takes in each placement whose epoch is larger than the
-/// map's, publishes the result, and starts over when somebody else was faster. Returns the map that then holds. Nothing
-/// is published when no placement is newer.
+/// Publishes placements while others do so too: loads the map, takes in each placement whose epoch
+/// is larger than the map's, publishes the result, and starts over when somebody else was faster.
+/// Returns the map that then holds. Nothing is published when no placement is newer.
 ///
 /// # Errors
 /// The store's, and [`PublishError::Conflict`] when others were faster 64 times in a row.
 ///
 /// # Cancel safety
 /// When dropped, the placements may be published or not. Calling it again is harmless.
-pub async fn publish_merged(store: &dyn MapStore, changes: &Changes) -> Result<ShardMap, PublishError> {
+pub async fn publish_merged(
+    store: &dyn MapStore,
+    changes: &Changes,
+) -> Result<ShardMap, PublishError> {
     let mut attempt = 1;
     loop {
         let kept = store.load().await?;
@@ -295,13 +313,26 @@ pub async fn publish_merged(store: &dyn MapStore, changes: &Changes) -> Result<S
 }
 
 /// What every store checks before it replaces `kept`.
-fn check_replaceable(kept: &ShardMap, expected: MapVersion, map: &ShardMap) -> Result<(), PublishError> {
+fn check_replaceable(
+    kept: &ShardMap,
+    expected: MapVersion,
+    map: &ShardMap,
+) -> Result<(), PublishError> {
     if kept.version() != expected {
-        Err(PublishError::Conflict { expected, found: kept.version() })
+        Err(PublishError::Conflict {
+            expected,
+            found: kept.version(),
+        })
     } else if map.shards() != kept.shards() {
-        Err(PublishError::OtherCluster { kept: kept.shards(), given: map.shards() })
+        Err(PublishError::OtherCluster {
+            kept: kept.shards(),
+            given: map.shards(),
+        })
     } else if map.version() <= expected {
-        Err(PublishError::NotNewer { expected, given: map.version() })
+        Err(PublishError::NotNewer {
+            expected,
+            given: map.version(),
+        })
     } else {
         Ok(())
     }

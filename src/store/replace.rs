@@ -1,6 +1,7 @@
 //! Replaces a file as a whole, under a lock, and only if it is still the one that was read.
 //!
-//! Invariant: whenever the power fails or the process is killed, the file is the old one or the new one.
+//! Invariant: whenever the power fails or the process is killed, the file is the old one or the new
+//! one.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io;
@@ -16,8 +17,15 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// How long to wait before looking at a lock again.
 const LOCK_POLL: Duration = Duration::from_millis(5);
 
-pub(crate) fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> StoreError + 'a {
-    move |source| StoreError::Io { action, path: path.to_owned(), source }
+pub(crate) fn failed<'a>(
+    action: &'static str,
+    path: &'a Path,
+) -> impl Fn(io::Error) -> StoreError + 'a {
+    move |source| StoreError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    }
 }
 
 /// What changes whenever a file is written or another takes its place.
@@ -40,15 +48,19 @@ impl Stamp {
     }
 }
 
-/// The file, open and locked. Publishing replaces the file, and with it the lock: a process that waited holds the lock
-/// of a file that is no longer there, and starts over with the one that is.
+/// The file, open and locked. Publishing replaces the file, and with it the lock: a process that
+/// waited holds the lock of a file that is no longer there, and starts over with the one that is.
 pub(crate) fn lock(target: &Path) -> Result<File, StoreError> {
     let failed_to_lock = failed("lock", target);
     let deadline = Instant::now() + LOCK_WAIT;
     loop {
-        // Open for writing, though we only read: NFS locks for writing need it, and a file that was made read-only is
-        // not ours to replace.
-        let file = OpenOptions::new().read(true).write(true).open(target).map_err(failed("open", target))?;
+        // Open for writing, though we only read: NFS locks for writing need it, and a file that was
+        // made read-only is not ours to replace.
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(target)
+            .map_err(failed("open", target))?;
         let held = match file.try_lock() {
             Ok(()) => true,
             Err(TryLockError::WouldBlock) => false,
@@ -56,14 +68,24 @@ pub(crate) fn lock(target: &Path) -> Result<File, StoreError> {
         };
         if held {
             let (ours, there) = (file.metadata(), fs::metadata(target));
-            let (ours, there) = (ours.map_err(&failed_to_lock)?, there.map_err(&failed_to_lock)?);
+            let (ours, there) = (
+                ours.map_err(&failed_to_lock)?,
+                there.map_err(&failed_to_lock)?,
+            );
             if Stamp::of(&ours).file == Stamp::of(&there).file {
                 return Ok(file);
             }
         }
         if Instant::now() >= deadline {
-            let holders = file.metadata().map(|metadata| holders(&metadata)).unwrap_or_default();
-            return Err(StoreError::Locked { path: target.to_owned(), waited: LOCK_WAIT, holders });
+            let holders = file
+                .metadata()
+                .map(|metadata| holders(&metadata))
+                .unwrap_or_default();
+            return Err(StoreError::Locked {
+                path: target.to_owned(),
+                waited: LOCK_WAIT,
+                holders,
+            });
         }
         if !held {
             std::thread::sleep(LOCK_POLL);
@@ -71,39 +93,49 @@ pub(crate) fn lock(target: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// The processes of this machine that have locked a file, as `/proc/locks` names them. Those of other machines that
-/// share it are not there.
+/// The processes of this machine that have locked a file, as `/proc/locks` names them. Those of
+/// other machines that share it are not there.
 fn holders(metadata: &Metadata) -> Vec<String> {
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     let mut holders: Vec<String> = locked_by(&locks, metadata.ino())
-        .map(|pid| match fs::read_to_string(format!("/proc/{pid}/comm")) {
-            Ok(name) => format!("process {pid} ({})", name.trim()),
-            Err(_) => format!("process {pid}"),
-        })
+        .map(
+            |pid| match fs::read_to_string(format!("/proc/{pid}/comm")) {
+                Ok(name) => format!("process {pid} ({})", name.trim()),
+                Err(_) => format!("process {pid}"),
+            },
+        )
         .collect();
     holders.dedup();
     holders
 }
 
-/// Who has an inode locked by `flock`: `1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF`. A line with `->` waits. The
-/// device is not compared: with overlays it is not the one that the file says.
+/// Who has an inode locked by `flock`: `1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF`. A line
+/// with `->` waits. The device is not compared: with overlays it is not the one that the file says.
 fn locked_by(locks: &str, inode: u64) -> impl Iterator<Item = u32> {
     locks.lines().filter_map(move |line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [_, "FLOCK", _, _, pid, place, ..] = words[..] else { return None };
+        let [_, "FLOCK", _, _, pid, place, ..] = words[..] else {
+            return None;
+        };
         let ours = place.rsplit(':').next()?.parse() == Ok(inode);
         ours.then(|| pid.parse().ok()).flatten()
     })
 }
 
-/// Replaces the file by one with this text. Returns `false`, and does nothing, when the file is not the one seen any
-/// more.
-pub(crate) fn write_over(target: &Path, old: &File, seen: Stamp, text: &str) -> Result<bool, StoreError> {
+/// Replaces the file by one with this text. Returns `false`, and does nothing, when the file is not
+/// the one seen any more.
+pub(crate) fn write_over(
+    target: &Path,
+    old: &File,
+    seen: Stamp,
+    text: &str,
+) -> Result<bool, StoreError> {
     let failed_to_write = failed("write the new file beside", target);
     let new = whole::beside(target, text).map_err(&failed_to_write)?;
     let metadata = old.metadata().map_err(failed("read", target))?;
     whole::keep_owner_and_mode(new.as_file(), &metadata).map_err(&failed_to_write)?;
-    // Here already, since it takes its time: an edit should not have that long between the look and the new name.
+    // Here already, since it takes its time: an edit should not have that long between the look and
+    // the new name.
     new.as_file().sync_all().map_err(&failed_to_write)?;
     if fs::metadata(target).map(|now| Stamp::of(&now)).ok() != Some(seen) {
         return Ok(false);
@@ -144,7 +176,10 @@ mod tests {
         fs::write(&path, "").unwrap();
         let file = lock(&path).unwrap();
         let named = holders(&file.metadata().unwrap()).join(", ");
-        assert!(named.contains(&format!("process {} (", std::process::id())), "{named}");
+        assert!(
+            named.contains(&format!("process {} (", std::process::id())),
+            "{named}"
+        );
     }
 
     #[test]
@@ -158,6 +193,10 @@ mod tests {
         fs::rename(folder.path().join("saved"), &path).unwrap();
         assert!(!write_over(&path, &file, seen, "ours").unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), "saved meanwhile");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the temporary file is gone");
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "the temporary file is gone"
+        );
     }
 }

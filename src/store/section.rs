@@ -1,4 +1,5 @@
-//! A TOML table read key by key: what is missing, unknown or of the wrong type becomes a finding with its place.
+//! A TOML table read key by key: what is missing, unknown or of the wrong type becomes a finding
+//! with its place.
 
 use std::ops::Range;
 
@@ -27,7 +28,11 @@ pub(crate) struct Entry<'t> {
 impl<'t> Section<'t> {
     /// The text as a whole.
     pub(crate) fn root(table: &'t DeTable<'t>) -> Section<'t> {
-        Section { name: String::new(), table, at: 0..0 }
+        Section {
+            name: String::new(),
+            table,
+            at: 0..0,
+        }
     }
 
     /// Where the section stands.
@@ -51,12 +56,21 @@ impl<'t> Section<'t> {
 
     fn entry(&self, key: &'t Spanned<DeString<'t>>, value: &'t Spanned<DeValue<'t>>) -> Entry<'t> {
         let name = key.get_ref();
-        let path = if self.name.is_empty() { name.to_string() } else { format!("{}.{name}", self.name) };
+        let path = if self.name.is_empty() {
+            name.to_string()
+        } else {
+            format!("{}.{name}", self.name)
+        };
         Entry { path, key, value }
     }
 
     /// The entry; a finding where it is missing.
-    pub(crate) fn need(&self, name: &str, remedy: &str, findings: &mut Findings<'_>) -> Option<Entry<'t>> {
+    pub(crate) fn need(
+        &self,
+        name: &str,
+        remedy: &str,
+        findings: &mut Findings<'_>,
+    ) -> Option<Entry<'t>> {
         let entry = self.get(name);
         if entry.is_none() {
             let message = match self.name.as_str() {
@@ -70,11 +84,27 @@ impl<'t> Section<'t> {
 
     /// A finding for each key that is not one of these.
     pub(crate) fn only(&self, known: &[&str], findings: &mut Findings<'_>) {
-        for entry in self.entries().filter(|entry| !known.contains(&entry.name())) {
-            let what = if entry.is_section(findings.text()) { "section" } else { "key" };
-            let place = if self.name.is_empty() { String::new() } else { format!(" in [{}]", self.name) };
-            let hint = similar(entry.name(), known).unwrap_or_else(|| format!("known are {}", known.join(", ")));
-            findings.add(&entry.key_at(), format!("unknown {what} {:?}{place}", entry.name()), Some(hint));
+        for entry in self
+            .entries()
+            .filter(|entry| !known.contains(&entry.name()))
+        {
+            let what = if entry.is_section(findings.text()) {
+                "section"
+            } else {
+                "key"
+            };
+            let place = if self.name.is_empty() {
+                String::new()
+            } else {
+                format!(" in [{}]", self.name)
+            };
+            let hint = similar(entry.name(), known)
+                .unwrap_or_else(|| format!("known are {}", known.join(", ")));
+            findings.add(
+                &entry.key_at(),
+                format!("unknown {what} {:?}{place}", entry.name()),
+                Some(hint),
+            );
         }
     }
 }
@@ -99,7 +129,11 @@ impl<'t> Entry<'t> {
         if table.is_none() {
             self.wrong_type("a table", findings);
         }
-        Some(Section { name: self.path.clone(), table: table?, at: self.at() })
+        Some(Section {
+            name: self.path.clone(),
+            table: table?,
+            at: self.at(),
+        })
     }
 
     /// The value as text; a finding where it is none.
@@ -117,7 +151,11 @@ impl<'t> Entry<'t> {
         if number.is_none() {
             match self.value.get_ref() {
                 DeValue::Integer(digits) => {
-                    findings.add(&self.at(), format!("{} is too large a number: {digits}", self.path), None);
+                    findings.add(
+                        &self.at(),
+                        format!("{} is too large a number: {digits}", self.path),
+                        None,
+                    );
                 }
                 _ => self.wrong_type("a whole number", findings),
             }
@@ -176,30 +214,46 @@ impl<'t> Entry<'t> {
 
     pub(crate) fn wrong_type(&self, wanted: &str, findings: &mut Findings<'_>) {
         let found = self.type_name(findings.text());
-        let article = if found.starts_with(['a', 'i']) { "an" } else { "a" };
-        findings.add(&self.at(), format!("{} must be {wanted}, not {article} {found}", self.path), None);
+        let article = if found.starts_with(['a', 'i']) {
+            "an"
+        } else {
+            "a"
+        };
+        findings.add(
+            &self.at(),
+            format!("{} must be {wanted}, not {article} {found}", self.path),
+            None,
+        );
     }
 
     /// Where the value's text stands, so that parts of it can be found.
     pub(crate) fn text_place(&self, findings: &Findings<'_>) -> TextPlace {
         let whole = self.at();
-        let start = self.as_str().zip(findings.text().get(whole.clone())).and_then(|(text, raw)| {
-            // Skips the quotes, and the line end that TOML drops after the three quotes of a multi-line string.
-            let body = raw.trim_start_matches(['"', '\'']);
-            let body = if raw.starts_with(r#"""""#) || raw.starts_with("'''") {
-                body.strip_prefix("\r\n").or_else(|| body.strip_prefix('\n')).unwrap_or(body)
-            } else {
-                body
-            };
-            body.starts_with(text).then(|| whole.start + raw.len() - body.len())
-        });
+        let start = self
+            .as_str()
+            .zip(findings.text().get(whole.clone()))
+            .and_then(|(text, raw)| {
+                // Skips the quotes, and the line end that TOML drops after the three quotes of a
+                // multi-line string.
+                let body = raw.trim_start_matches(['"', '\'']);
+                let body = if raw.starts_with(r#"""""#) || raw.starts_with("'''") {
+                    body.strip_prefix("\r\n")
+                        .or_else(|| body.strip_prefix('\n'))
+                        .unwrap_or(body)
+                } else {
+                    body
+                };
+                body.starts_with(text)
+                    .then(|| whole.start + raw.len() - body.len())
+            });
         TextPlace { start, whole }
     }
 }
 
 /// Where the text of a string value stands.
 pub(crate) struct TextPlace {
-    /// The first byte behind the quotes; `None` where escapes make the text another than the file's.
+    /// The first byte behind the quotes; `None` where escapes make the text another than the
+    /// file's.
     start: Option<usize>,
     /// With the quotes.
     whole: Range<usize>,
@@ -216,14 +270,23 @@ impl TextPlace {
 }
 
 /// "did you mean" for a name, or nothing if none of the known ones is near.
-pub(crate) fn similar<'k>(name: &str, known: impl IntoIterator<Item = impl AsRef<str> + 'k>) -> Option<String> {
-    let near = |known: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &known.to_lowercase());
-    // One slip in short names, two from six letters on: beyond that a guess confuses more than it helps.
+pub(crate) fn similar<'k>(
+    name: &str,
+    known: impl IntoIterator<Item = impl AsRef<str> + 'k>,
+) -> Option<String> {
+    let near =
+        |known: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &known.to_lowercase());
+    // One slip in short names, two from six letters on: beyond that a guess confuses more than it
+    // helps.
     let allowed = if name.chars().count() < 6 { 1 } else { 2 };
-    let best = known.into_iter().map(|known| (near(known.as_ref()), known.as_ref().to_owned())).min();
+    let best = known
+        .into_iter()
+        .map(|known| (near(known.as_ref()), known.as_ref().to_owned()))
+        .min();
     let (distance, best) = best?;
     // A name that was only cut short or continued is near, too.
-    let cut = name.len() >= 3 && (best.starts_with(name) || (best.len() >= 3 && name.starts_with(&best)));
+    let cut =
+        name.len() >= 3 && (best.starts_with(name) || (best.len() >= 3 && name.starts_with(&best)));
     (distance <= allowed || cut).then(|| format!("did you mean {best:?}?"))
 }
 
@@ -236,7 +299,10 @@ mod tests {
         let hosts = ["db1", "db2", "archive"];
         let hint = |name| similar(name, hosts);
         assert_eq!(hint("bd1").as_deref(), Some("did you mean \"db1\"?"));
-        assert_eq!(hint("archvie").as_deref(), Some("did you mean \"archive\"?"));
+        assert_eq!(
+            hint("archvie").as_deref(),
+            Some("did you mean \"archive\"?")
+        );
         assert_eq!(hint("DB2").as_deref(), Some("did you mean \"db2\"?"));
         assert_eq!(hint("arch").as_deref(), Some("did you mean \"archive\"?"));
         assert_eq!(hint("web"), None);

@@ -14,13 +14,18 @@ pub(crate) use contract::{first_map, place, store_contract};
 
 /// Any map of up to 40 shards on `db0` to `db3`.
 pub(crate) fn any_map() -> impl Strategy<Value = ShardMap> {
-    (prop::collection::vec((0u8..4, 1u32..4), 1..40), 1u64..=super::map_text::VERSION_MAX - 100).prop_map(
-        |(slots, version)| {
-            let shards = ShardCount::new(slots.len() as u32).unwrap();
-            let placements = shards.iter().zip(slots).map(|(shard, (host, epoch))| (shard, place(host, epoch)));
-            ShardMap::new(MapVersion::new(version), shards, placements).unwrap()
-        },
+    (
+        prop::collection::vec((0u8..4, 1u32..4), 1..40),
+        1u64..=super::map_text::VERSION_MAX - 100,
     )
+        .prop_map(|(slots, version)| {
+            let shards = ShardCount::new(slots.len() as u32).unwrap();
+            let placements = shards
+                .iter()
+                .zip(slots)
+                .map(|(shard, (host, epoch))| (shard, place(host, epoch)));
+            ShardMap::new(MapVersion::new(version), shards, placements).unwrap()
+        })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -25,13 +25,14 @@ pub struct MapWatch {
     refresh: Refresh,
 }
 
-/// Asks the store behind a [`MapWatch`] to look now. Keeps nothing alive: the store stops when its readers are gone.
+/// Asks the store behind a [`MapWatch`] to look now. Keeps nothing alive: the store stops when its
+/// readers are gone.
 #[derive(Clone, Debug)]
 pub struct Refresh(Arc<Notify>);
 
 impl Refresh {
-    /// Makes the store look at once, whatever it waits for. Has no effect on a store that hears of every change anyway
-    /// (in memory). Returns at once; several calls may make one look.
+    /// Makes the store look at once, whatever it waits for. Has no effect on a store that hears of
+    /// every change anyway (in memory). Returns at once; several calls may make one look.
     pub fn now(&self) {
         self.0.notify_one();
     }
@@ -40,13 +41,21 @@ impl Refresh {
 impl MapSender {
     /// A sender that starts with this map.
     pub fn new(map: Arc<ShardMap>) -> MapSender {
-        MapSender { maps: watch::Sender::new(map), error: watch::Sender::new(None), refresh: Arc::default() }
+        MapSender {
+            maps: watch::Sender::new(map),
+            error: watch::Sender::new(None),
+            refresh: Arc::default(),
+        }
     }
 
     /// A new reader. It sees the current map first.
     pub fn subscribe(&self) -> MapWatch {
         let refresh = Refresh(self.refresh.clone());
-        MapWatch { maps: self.maps.subscribe(), error: self.error.subscribe(), refresh }
+        MapWatch {
+            maps: self.maps.subscribe(),
+            error: self.error.subscribe(),
+            refresh,
+        }
     }
 
     /// The map handed out last.
@@ -87,7 +96,10 @@ impl MapSender {
         self.refresh.notified().await;
     }
 
-    pub(super) fn replace_if<E>(&self, replace: impl FnOnce(&ShardMap) -> Result<ShardMap, E>) -> Result<(), E> {
+    pub(super) fn replace_if<E>(
+        &self,
+        replace: impl FnOnce(&ShardMap) -> Result<ShardMap, E>,
+    ) -> Result<(), E> {
         let mut result = Ok(());
         // The channel's own lock makes comparing and swapping one step.
         self.maps.send_if_modified(|kept| match replace(kept) {
@@ -110,8 +122,8 @@ impl MapWatch {
         self.maps.borrow().clone()
     }
 
-    /// Waits for a map that this reader has not been given by `changed` or had when it began; `None` when the store is
-    /// gone.
+    /// Waits for a map that this reader has not been given by `changed` or had when it began;
+    /// `None` when the store is gone.
     ///
     /// # Cancel safety
     /// No map is lost: the next call gives it.
@@ -120,7 +132,8 @@ impl MapWatch {
         Some(self.maps.borrow_and_update().clone())
     }
 
-    /// Why the map that is kept now could not be read; `None` when [`MapWatch::current`] is that map.
+    /// Why the map that is kept now could not be read; `None` when [`MapWatch::current`] is that
+    /// map.
     pub fn last_error(&self) -> Option<Arc<StoreError>> {
         self.error.borrow().clone()
     }

@@ -34,8 +34,21 @@ const ONLINE: [&str; 11] = [
     "after open",
     "after publish",
 ];
-const BLOCKING: [&str; 5] = ["after prepare", "after swap", "after copied", "after decide", "after open"];
-const ROLLBACK: [&str; 6] = ["after claim", "after adopt", "after swap", "after drain", "after decide", "after open"];
+const BLOCKING: [&str; 5] = [
+    "after prepare",
+    "after swap",
+    "after copied",
+    "after decide",
+    "after open",
+];
+const ROLLBACK: [&str; 6] = [
+    "after claim",
+    "after adopt",
+    "after swap",
+    "after drain",
+    "after decide",
+    "after open",
+];
 
 /// How much of what its primary acknowledged the promoted standby has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +95,8 @@ pub(crate) enum Names {
 pub(crate) enum Way {
     /// By the addresses of both servers.
     Addresses,
-    /// Through a PgBouncer in transaction mode, which leads to the promoted standby from its promotion on.
+    /// Through a PgBouncer in transaction mode, which leads to the promoted standby from its
+    /// promotion on.
     PgBouncer,
 }
 
@@ -126,25 +140,58 @@ impl Case {
             _ => Phase::Rollback(one(rng, &ROLLBACK)),
         };
         let hosts = one(rng, &[&[0][..], &[1], &[0, 1]]).to_vec();
-        let gap = one(rng, &[Gap::None, Gap::Moments, Gap::SincePhase, Gap::SincePhase, Gap::SinceBefore]);
-        let former = one(rng, &[Former::Gone, Former::Gone, Former::Thawed, Former::StartedAgain]);
+        let gap = one(
+            rng,
+            &[
+                Gap::None,
+                Gap::Moments,
+                Gap::SincePhase,
+                Gap::SincePhase,
+                Gap::SinceBefore,
+            ],
+        );
+        let former = one(
+            rng,
+            &[
+                Former::Gone,
+                Former::Gone,
+                Former::Thawed,
+                Former::StartedAgain,
+            ],
+        );
         let mover = one(rng, &[Mover::Lives, Mover::Dies]);
         let names = one(rng, &[Names::Standby, Names::Any]);
         let way = one(rng, &[Way::Addresses, Way::Addresses, Way::PgBouncer]);
         let slots = one(rng, &[Slots::None, Slots::Synchronized]);
         let slots = if version < 17 { Slots::None } else { slots };
-        Case { seed, version, phase, hosts, gap, former, mover, names, way, slots }
+        Case {
+            seed,
+            version,
+            phase,
+            hosts,
+            gap,
+            former,
+            mover,
+            names,
+            way,
+            slots,
+        }
     }
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hosts: Vec<String> = self.hosts.iter().map(|host| format!("db{}", host + 1)).collect();
+        let hosts: Vec<String> = self
+            .hosts
+            .iter()
+            .map(|host| format!("db{}", host + 1))
+            .collect();
         let (phase, gap, former, mover) = (self.phase, self.gap, self.former, self.mover);
         let (seed, version, hosts) = (self.seed, self.version, hosts.join(" and "));
         write!(
             f,
-            "--seed {seed} --version {version}: {phase:?}, {hosts}, gap {gap:?}, former {former:?}, mover {mover:?}, \
+            "--seed {seed} --version {version}: {phase:?}, {hosts}, gap {gap:?}, former \
+                {former:?}, mover {mover:?}, \
              names {:?}, way {:?}, slots {:?}",
             self.names, self.way, self.slots
         )

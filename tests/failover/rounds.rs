@@ -15,7 +15,13 @@ struct Asked {
 }
 
 fn asked() -> Result<Asked, String> {
-    let mut asked = Asked { seed: words::seed(), version: None, minutes: None, rounds: None, keep_going: false };
+    let mut asked = Asked {
+        seed: words::seed(),
+        version: None,
+        minutes: None,
+        rounds: None,
+        keep_going: false,
+    };
     let mut words = Words::of_process();
     while let Some(word) = words.next() {
         match word.as_str() {
@@ -30,8 +36,8 @@ fn asked() -> Result<Asked, String> {
     Ok(asked)
 }
 
-/// Plays the rounds that the process is asked for, on 15 and 18 in turn where no version is named. A round fails if it
-/// panics.
+/// Plays the rounds that the process is asked for, on 15 and 18 in turn where no version is named.
+/// A round fails if it panics.
 pub(crate) fn play<C, P>(help: &str, case_of: fn(u64, u32) -> C, round: fn(C) -> P) -> ExitCode
 where
     C: Display,
@@ -45,8 +51,14 @@ where
         }
     };
     let begun = Instant::now();
-    let rounds = asked.rounds.unwrap_or(if asked.minutes.is_some() { u64::MAX } else { 1 });
-    let over = || asked.minutes.is_some_and(|minutes| begun.elapsed() > Duration::from_secs_f64(minutes * 60.0));
+    let rounds = asked
+        .rounds
+        .unwrap_or(if asked.minutes.is_some() { u64::MAX } else { 1 });
+    let over = || {
+        asked
+            .minutes
+            .is_some_and(|minutes| begun.elapsed() > Duration::from_secs_f64(minutes * 60.0))
+    };
     let mut failed = 0;
     for at in 0..rounds {
         if over() {
@@ -55,7 +67,10 @@ where
         let version = asked.version.unwrap_or(if at % 2 == 0 { 15 } else { 18 });
         let case = case_of(asked.seed.wrapping_add(at), version);
         let text = case.to_string();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build();
         let runtime = runtime.expect("a runtime can be made");
         let one = Instant::now();
         // Each round is a task of its own, so that the next round runs even if one panics.
@@ -69,6 +84,13 @@ where
             }
         }
     }
-    println!("{failed} failed, {:.1} minutes", begun.elapsed().as_secs_f64() / 60.0);
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!(
+        "{failed} failed, {:.1} minutes",
+        begun.elapsed().as_secs_f64() / 60.0
+    );
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -33,17 +33,29 @@ impl Writers {
         for _ in 0..2 {
             let router = world.router().await;
             for shard in 0..shards {
-                tasks.push(tokio::spawn(write(router.clone(), shard, stop.clone(), acknowledged.clone())));
+                tasks.push(tokio::spawn(write(
+                    router.clone(),
+                    shard,
+                    stop.clone(),
+                    acknowledged.clone(),
+                )));
             }
         }
-        Writers { stop, acknowledged, tasks }
+        Writers {
+            stop,
+            acknowledged,
+            tasks,
+        }
     }
 
     /// Waits until `count` more rows are acknowledged.
     pub(crate) async fn more(&self, count: u64) {
         let (before, begun) = (self.acknowledged.load(Ordering::Relaxed), Instant::now());
         while self.acknowledged.load(Ordering::Relaxed) < before + count {
-            assert!(begun.elapsed() < Duration::from_secs(90), "writes are acknowledged");
+            assert!(
+                begun.elapsed() < Duration::from_secs(90),
+                "writes are acknowledged"
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -59,16 +71,30 @@ impl Writers {
     }
 }
 
-const INSERT: &str = "INSERT INTO {shard}.users (name) VALUES ('x') RETURNING id, inet_server_port()";
+const INSERT: &str =
+    "INSERT INTO {shard}.users (name) VALUES ('x') RETURNING id, inet_server_port()";
 
-async fn write(router: Router, shard: u16, stop: Arc<AtomicBool>, acknowledged: Arc<AtomicU64>) -> Vec<Noted> {
+async fn write(
+    router: Router,
+    shard: u16,
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<AtomicU64>,
+) -> Vec<Noted> {
     let mut rows = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         // A call that waits for a host that never comes back must not outlive the round.
-        let call = tokio::time::timeout(Duration::from_secs(20), router.by_key(shard).query_one(INSERT, &[])).await;
+        let call = tokio::time::timeout(
+            Duration::from_secs(20),
+            router.by_key(shard).query_one(INSERT, &[]),
+        )
+        .await;
         if let Ok(Ok(row)) = call {
             let port = u16::try_from(row.get::<_, i32>(1)).expect("a port is a small number");
-            rows.push(Noted { id: row.get(0), shard, port });
+            rows.push(Noted {
+                id: row.get(0),
+                shard,
+                port,
+            });
             acknowledged.fetch_add(1, Ordering::Relaxed);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -76,16 +102,21 @@ async fn write(router: Router, shard: u16, stop: Arc<AtomicBool>, acknowledged: 
     rows
 }
 
-/// What is wrong with the order in which servers have acknowledged rows. `later` has, for each former primary, the
-/// server that took its place. An ID that came twice is wrong, too.
+/// What is wrong with the order in which servers have acknowledged rows. `later` has, for each
+/// former primary, the server that took its place. An ID that came twice is wrong, too.
 pub(crate) fn disorder(all: &[Vec<Noted>], later: &BTreeMap<u16, u16>) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut ids = BTreeMap::new();
     for rows in all {
         let mut seen = Vec::new();
         for row in rows {
-            if later.get(&row.port).is_some_and(|later| seen.contains(later)) {
-                wrong.push(format!("{row:?} was acknowledged by a former primary after one by the later was"));
+            if later
+                .get(&row.port)
+                .is_some_and(|later| seen.contains(later))
+            {
+                wrong.push(format!(
+                    "{row:?} was acknowledged by a former primary after one by the later was"
+                ));
             }
             seen.push(row.port);
             if let Some(other) = ids.insert(row.id, *row) {

@@ -1,8 +1,13 @@
-//! Every fault at every place of an online move, and what is done about it; fifty moves back and forth; five hundred
-//! shards at once. Prints a line for each combination that fails, and a table of all. Arguments choose: `kill source
-//! target reset sleep`, `resume abort`, `15-18 18-15`, `to-and-fro`, `wave`, a failpoint's name in quotes; without
-//! arguments, everything runs.
-#![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
+//! Every fault at every place of an online move, and what is done about it; fifty moves back and
+//! forth; five hundred shards at once. Prints a line for each combination that fails, and a table
+//! of all. Arguments choose: `kill source target reset sleep`, `resume abort`, `15-18 18-15`,
+//! `to-and-fro`, `wave`, a failpoint's name in quotes; without arguments, everything runs.
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "what the tests share is more than this needs"
+)]
 
 #[macro_use]
 #[path = "../it/support/mod.rs"]
@@ -43,48 +48,80 @@ const SLOW: f64 = 20.0;
 
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_default()
 }
 
-/// One fault at all places, in several worlds at the same time, since a combination mostly waits. Gives how many
-/// combinations failed, and how many there were.
-async fn row(versions: [u32; 2], fault: Fault, verb: Verb, places: &[&'static str]) -> (usize, usize) {
+/// One fault at all places, in several worlds at the same time, since a combination mostly waits.
+/// Gives how many combinations failed, and how many there were.
+async fn row(
+    versions: [u32; 2],
+    fault: Fault,
+    verb: Verb,
+    places: &[&'static str],
+) -> (usize, usize) {
     // A crash, or a reset, affects all movers of a world.
-    let (worlds, beside) = if matches!(fault, Fault::Kill | Fault::Sleep) { (2, 4) } else { (6, 1) };
+    let (worlds, beside) = if matches!(fault, Fault::Kill | Fault::Sleep) {
+        (2, 4)
+    } else {
+        (6, 1)
+    };
     let mut parts: Vec<Vec<&'static str>> = vec![Vec::new(); worlds.min(places.len())];
     for (at, place) in places.iter().enumerate() {
         parts[at % worlds].push(place);
     }
     let all = stream::iter(parts).map(|places| part(versions, fault, verb, places, beside));
-    let failed: usize = all.buffer_unordered(worlds).collect::<Vec<_>>().await.into_iter().sum();
+    let failed: usize = all
+        .buffer_unordered(worlds)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .sum();
     (failed, places.len())
 }
 
 /// One fault at some places in one world, this many at a time. Gives how many combinations failed.
-async fn part(versions: [u32; 2], fault: Fault, verb: Verb, places: Vec<&'static str>, beside: usize) -> usize {
+async fn part(
+    versions: [u32; 2],
+    fault: Fault,
+    verb: Verb,
+    places: Vec<&'static str>,
+    beside: usize,
+) -> usize {
     let shards = (2 * places.len() as u16).next_multiple_of(4);
     let world = World::with_a_keyless_table(&versions, shards).await;
     let crashes = matches!(fault, Fault::Source | Fault::Target);
-    let writers = if crashes { Writers::start(&world, 2).await } else { Writers::start_all(&world, 2).await };
+    let writers = if crashes {
+        Writers::start(&world, 2).await
+    } else {
+        Writers::start_all(&world, 2).await
+    };
     let failed: usize = stream::iter(places.iter().enumerate())
         .map(|(at, place)| {
             let (world, first) = (&world, 2 * at as u16);
             async move {
-                // One shard for every second place: the last shard of a move has no other to wait for.
+                // One shard for every second place: the last shard of a move has no other to wait
+                // for.
                 let pair = [first, first + 1];
                 let shards = if at % 2 == 0 { &pair[..] } else { &pair[..1] };
                 let begun = Instant::now();
-                let outcome = AssertUnwindSafe(combine(world, shards, place, fault, verb)).catch_unwind().await;
+                let outcome = AssertUnwindSafe(combine(world, shards, place, fault, verb))
+                    .catch_unwind()
+                    .await;
                 let seconds = begun.elapsed().as_secs_f64();
                 if let Err(panic) = outcome {
                     println!(
-                        "FAILED {versions:?} {fault:?} {verb:?} at {place:?} after {seconds:.0} s: {}",
+                        "FAILED {versions:?} {fault:?} {verb:?} at {place:?} after {seconds:.0} s: \
+                            {}",
                         panicked(panic)
                     );
                     return 1;
                 }
                 if seconds > SLOW {
-                    println!("       {versions:?} {fault:?} {verb:?} at {place:?} took {seconds:.0} s");
+                    println!(
+                        "       {versions:?} {fault:?} {verb:?} at {place:?} took \
+                        {seconds:.0} s"
+                    );
                 }
                 0
             }
@@ -96,11 +133,18 @@ async fn part(versions: [u32; 2], fault: Fault, verb: Verb, places: Vec<&'static
         .sum();
     let notes = writers.stop().await;
     let audit = async {
-        let notes = if fault == Fault::Kill { notes.flawless() } else { notes.tolerably() };
+        let notes = if fault == Fault::Kill {
+            notes.flawless()
+        } else {
+            notes.tolerably()
+        };
         world.audit_rows(notes).await;
     };
     if let Err(panic) = AssertUnwindSafe(audit).catch_unwind().await {
-        println!("FAILED {versions:?} {fault:?} {verb:?}: the audit of the rows: {}", panicked(panic));
+        println!(
+            "FAILED {versions:?} {fault:?} {verb:?}: the audit of the rows: {}",
+            panicked(panic)
+        );
         return failed + 1;
     }
     failed
@@ -109,10 +153,18 @@ async fn part(versions: [u32; 2], fault: Fault, verb: Verb, places: Vec<&'static
 #[tokio::main(flavor = "multi_thread", worker_threads = 4)]
 async fn main() {
     let words = Words(std::env::args().skip(1).collect());
-    let all: Vec<&str> = FAULTS.map(|f| f.0).into_iter().chain(["to-and-fro", "wave"]).collect();
+    let all: Vec<&str> = FAULTS
+        .map(|f| f.0)
+        .into_iter()
+        .chain(["to-and-fro", "wave"])
+        .collect();
     let (mut failures, mut combinations) = (0, 0);
     let every = places();
-    let places: Vec<&str> = every.iter().copied().filter(|place| words.chosen(place, &every)).collect();
+    let places: Vec<&str> = every
+        .iter()
+        .copied()
+        .filter(|place| words.chosen(place, &every))
+        .collect();
     for (pair, versions) in PAIRS {
         if !words.chosen(pair, &PAIRS.map(|pair| pair.0)) {
             continue;
@@ -123,7 +175,8 @@ async fn main() {
                     let begun = Instant::now();
                     let (failed, tried) = row(versions, fault, verb, &places).await;
                     println!(
-                        "{pair:>6} {name:>7} {verb_name:>7}  {tried:>3} places, {failed:>2} failures, {:>4} s",
+                        "{pair:>6} {name:>7} {verb_name:>7}  {tried:>3} places, {failed:>2} \
+                            failures, {:>4} s",
                         begun.elapsed().as_secs()
                     );
                     (failures, combinations) = (failures + failed, combinations + tried);
@@ -133,10 +186,17 @@ async fn main() {
         if words.chosen("to-and-fro", &all) {
             let pauses = ping_pong(&versions, 50).await;
             let at = |part: usize| pauses[(pauses.len() * part / 100).min(pauses.len() - 1)];
-            println!("{pair:>6} fifty moves to and fro: pauses p50 {:.0} ms, p99 {:.0} ms", at(50), at(99));
+            println!(
+                "{pair:>6} fifty moves to and fro: pauses p50 {:.0} ms, p99 {:.0} ms",
+                at(50),
+                at(99)
+            );
         }
         if words.chosen("wave", &all) {
-            println!("{pair:>6} five hundred shards: {:?}", wave(&versions, 500).await);
+            println!(
+                "{pair:>6} five hundred shards: {:?}",
+                wave(&versions, 500).await
+            );
         }
     }
     println!("{combinations} combinations, {failures} failures");

@@ -21,21 +21,47 @@ on_each_version! {
         }
     }
 
-    /// Commits wait for `*`, and the former primary goes on after its standby was promoted: it acknowledges nothing,
-    /// although the mover still streams from it.
+    /// Commits wait for `*`, and the former primary goes on after its standby was promoted: it
+    /// acknowledges nothing, although the mover still streams from it.
     async fn whoever_streams(version) {
         let case = Case::of(0, version);
         let (phase, gap, former, mover) = (Phase::Held, Gap::None, Former::Thawed, Mover::Lives);
         let (names, way, slots) = (Names::Any, Way::Addresses, Slots::None);
-        Round::play(Case { phase, hosts: vec![0], gap, former, mover, names, way, slots, ..case }).await;
+        Round::play(Case {
+            phase,
+            hosts: vec![0],
+            gap,
+            former,
+            mover,
+            names,
+            way,
+            slots,
+            ..case
+        })
+        .await;
     }
 
     /// Routers go through PgBouncer in transaction mode, and on 18 the standbys synchronize slots.
     async fn through_a_pooler(version) {
         let case = Case::of(0, version);
-        let (phase, gap, former, mover) = (Phase::Held, Gap::SincePhase, Former::Thawed, Mover::Lives);
-        let slots = if version < 17 { Slots::None } else { Slots::Synchronized };
+        let (phase, gap, former, mover) =
+            (Phase::Held, Gap::SincePhase, Former::Thawed, Mover::Lives);
+        let slots = if version < 17 {
+            Slots::None
+        } else {
+            Slots::Synchronized
+        };
         let way = Way::PgBouncer;
-        Round::play(Case { phase, hosts: vec![0, 1], gap, former, mover, way, slots, ..case }).await;
+        Round::play(Case {
+            phase,
+            hosts: vec![0, 1],
+            gap,
+            former,
+            mover,
+            way,
+            slots,
+            ..case
+        })
+        .await;
     }
 }

@@ -1,8 +1,10 @@
-//! A host that lies: each answer of a real server, one at a time, is said wrongly to a command, a mover or a router.
+//! A host that lies: each answer of a real server, one at a time, is said wrongly to a command, a
+//! mover or a router.
 //!
-//! Whatever it says, whoever asked ends soon, with an error that names the host or with what it was asked for, without
-//! a panic and in little memory; what is known of other hosts is told; and nothing is lost that an honest server has. A
-//! few seeds are tried here; `PGSHARD_HOSTILE_SEEDS=1000-1200` tries those.
+//! Whatever it says, whoever asked ends soon, with an error that names the host or with what it was
+//! asked for, without a panic and in little memory; what is known of other hosts is told; and
+//! nothing is lost that an honest server has. A few seeds are tried here;
+//! `PGSHARD_HOSTILE_SEEDS=1000-1200` tries those.
 
 mod commands;
 mod library;
@@ -21,13 +23,18 @@ use crate::support::{Ran, World, lines};
 /// Far more than a command takes that waits for a host in vain, on a machine that is busy.
 const ENDS_WITHIN: Duration = Duration::from_secs(90);
 
-/// Beside what a process lays out for its threads, a command wants little. A length that is believed is a gigabyte.
+/// Beside what a process lays out for its threads, a command wants little. A length that is
+/// believed is a gigabyte.
 const MEMORY_KILOBYTES: u32 = 3 << 20;
 
 /// Seeds to try: those of the environment, or these.
 fn seeds(few: Range<u64>) -> Range<u64> {
-    let Ok(asked) = std::env::var("PGSHARD_HOSTILE_SEEDS") else { return few };
-    let (from, to) = asked.split_once('-').expect("PGSHARD_HOSTILE_SEEDS is like 1000-1200");
+    let Ok(asked) = std::env::var("PGSHARD_HOSTILE_SEEDS") else {
+        return few;
+    };
+    let (from, to) = asked
+        .split_once('-')
+        .expect("PGSHARD_HOSTILE_SEEDS is like 1000-1200");
     from.parse().expect("a number")..to.parse().expect("a number")
 }
 
@@ -35,7 +42,11 @@ fn seeds(few: Range<u64>) -> Range<u64> {
 fn lie(seed: u64, answers: u64) -> Lie {
     let mut rng = Rng::with_seed(seed);
     let kind = Kind::ALL[rng.usize(..Kind::ALL.len())];
-    Lie { at: rng.u64(..answers.max(1)), kind, seed }
+    Lie {
+        at: rng.u64(..answers.max(1)),
+        kind,
+        seed,
+    }
 }
 
 /// A cluster of which one host, db2, can lie.
@@ -63,7 +74,10 @@ impl Enemy {
         let command = self.world.command(args, &[]);
         let command = command.as_std();
         let mut limited = tokio::process::Command::new("sh");
-        limited.args(["-c", &format!("ulimit -v {MEMORY_KILOBYTES}; exec \"$0\" \"$@\"")]);
+        limited.args([
+            "-c",
+            &format!("ulimit -v {MEMORY_KILOBYTES}; exec \"$0\" \"$@\""),
+        ]);
         limited.arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
@@ -71,11 +85,17 @@ impl Enemy {
                 None => limited.env_remove(name),
             };
         }
-        limited.stdin(std::process::Stdio::null()).kill_on_drop(true);
-        limited.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        limited
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true);
+        limited
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
         if let Ok(log) = std::env::var("PGSHARD_HOSTILE_LOG") {
             // What a command that hangs has said.
-            limited.env("PGSHARD_LOG", "debug").stderr(std::fs::File::create(log).expect("the log can be written"));
+            limited
+                .env("PGSHARD_LOG", "debug")
+                .stderr(std::fs::File::create(log).expect("the log can be written"));
         }
         let child = limited.spawn().expect("there is a shell");
         tokio::select! {
@@ -88,11 +108,17 @@ impl Enemy {
 
     /// What the sessions of pgshard wait for.
     async fn at_work(&self) -> String {
-        let sql = "SELECT concat_ws(' | ', application_name, backend_type, state, wait_event, left(query, 120))
-            FROM pg_stat_activity WHERE application_name LIKE 'pgshard%' OR backend_type = 'walsender'";
+        let sql = "SELECT concat_ws(' | ', application_name, backend_type, state, wait_event, \
+            left(query, 120))
+            FROM pg_stat_activity WHERE application_name LIKE 'pgshard%' OR backend_type = \
+            'walsender'";
         let mut text = String::new();
         for host in 0..2 {
-            text += &format!("db{}\n{}", host + 1, lines(&self.world.servers.superuser(host).await, sql).await);
+            text += &format!(
+                "db{}\n{}",
+                host + 1,
+                lines(&self.world.servers.superuser(host).await, sql).await
+            );
         }
         text
     }
@@ -101,7 +127,12 @@ impl Enemy {
     async fn answers(&self, args: &[&str]) -> u64 {
         self.liar.tell(None);
         let ran = self.run(args).await;
-        assert!(ran.code() != 101 && ran.code() >= 0, "{}{}", ran.stdout, ran.stderr);
+        assert!(
+            ran.code() != 101 && ran.code() >= 0,
+            "{}{}",
+            ran.stdout,
+            ran.stderr
+        );
         self.liar.asked()
     }
 
@@ -114,7 +145,12 @@ impl Enemy {
         let ran = self.run(args).await;
         let elapsed = begun.elapsed();
         let told = self.liar.told();
-        let all = format!("{story}\n{told:?}\n{elapsed:?}, code {}\n{}\n{}", ran.code(), ran.stdout, ran.stderr);
+        let all = format!(
+            "{story}\n{told:?}\n{elapsed:?}, code {}\n{}\n{}",
+            ran.code(),
+            ran.stdout,
+            ran.stderr
+        );
         eprintln!("  {told:?}: {} in {elapsed:?}", ran.code());
         assert!([0, 1, 2, 4, 5, 6, 7, 8].contains(&ran.code()), "{all}");
         assert!(!ran.stderr.contains("panicked"), "{all}");

@@ -1,6 +1,8 @@
-//! The tests that need real PostgreSQL servers, in one binary so that they are linked once. Each module tests one part.
+//! The tests that need real PostgreSQL servers, in one binary so that they are linked once. Each
+//! module tests one part.
 //!
-//! `on_each_version!` runs a test on every major version that we test; [`support::TestCluster`] starts servers for it.
+//! `on_each_version!` runs a test on every major version that we test; [`support::TestCluster`]
+//! starts servers for it.
 
 #[macro_use]
 mod support;

@@ -1,4 +1,5 @@
-//! Moves between real servers: killed, stopped, contested and refused at every step, and the state afterwards.
+//! Moves between real servers: killed, stopped, contested and refused at every step, and the state
+//! afterwards.
 
 mod audit;
 mod awkward;
@@ -45,8 +46,10 @@ on_each_version!(
     async fn a_shard_goes_and_comes_back(version) {
         let world = World::new(&[version, version], 4).await;
         let db1 = world.servers.app(0).await;
-        db1.batch_execute("INSERT INTO shard_0001.users (name) SELECT 'u' || n FROM generate_series(1, 100) n;
-            INSERT INTO shard_0001.photos (user_id, title) SELECT id, 'x' FROM shard_0001.users").await.unwrap();
+        db1.batch_execute("INSERT INTO shard_0001.users (name) SELECT 'u' || n FROM \
+            generate_series(1, 100) n;
+            INSERT INTO shard_0001.photos (user_id, title) SELECT id, 'x' FROM \
+            shard_0001.users").await.unwrap();
         let mover = world.mover();
         let plan = mover.plan(&world.request("1", "db2")).await.unwrap();
         assert_eq!(plan.shards[0].steps(&plan.target, plan.mode).len(), 9);
@@ -54,7 +57,8 @@ on_each_version!(
         assert!(report.failed.is_empty(), "{report:?}");
         assert_eq!(report.done[0].phase, Phase::Kept);
         let db2 = world.servers.app(1).await;
-        let n: i64 = db2.query_one("SELECT count(*) FROM shard_0001.photos", &[]).await.unwrap().get(0);
+        let n: i64 = db2.query_one("SELECT count(*) FROM \
+            shard_0001.photos", &[]).await.unwrap().get(0);
         assert_eq!(n, 100);
         let error = db1.query("SELECT * FROM shard_0001.photos", &[]).await.unwrap_err();
         assert_eq!(error.code().unwrap().code(), "SH001");
@@ -62,7 +66,8 @@ on_each_version!(
         let back = mover.plan(&world.request("1", "db1")).await.unwrap();
         let report = mover.run(&back).await;
         assert!(report.failed.is_empty(), "{report:?}");
-        let n: i64 = db1.query_one("SELECT count(*) FROM shard_0001.users", &[]).await.unwrap().get(0);
+        let n: i64 = db1.query_one("SELECT count(*) FROM \
+            shard_0001.users", &[]).await.unwrap().get(0);
         assert_eq!(n, 101);
         world.audit_places().await;
         for entry in mover.list(None).await.found {

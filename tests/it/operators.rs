@@ -25,7 +25,8 @@ use case::Case;
 use round::Round;
 
 on_each_version! {
-    /// Whatever operators do beside each other, no row is lost, and a careful one brings all to its end.
+    /// Whatever operators do beside each other, no row is lost, and a careful one brings all to its
+    /// end.
     async fn rounds(version) {
         let case = Case::of(u64::from(version), version);
         Round::play(Case { deeds: 5, ..case }).await;

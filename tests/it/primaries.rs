@@ -1,5 +1,5 @@
-//! Two servers take the writes of one host: the former primary is still alive, or comes back unchanged, after a
-//! fail-over.
+//! Two servers take the writes of one host: the former primary is still alive, or comes back
+//! unchanged, after a fail-over.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use crate::support::{Frozen, Ran, World, lines, other};
 
 const INSERT: &str = "INSERT INTO {shard}.users (id, name) VALUES ($1, 'x')";
 
-/// Writers, each of which writes a row at a time until told to stop; and what was acknowledged, with the time of that.
+/// Writers, each of which writes a row at a time until told to stop; and what was acknowledged,
+/// with the time of that.
 struct Writers {
     stop: Arc<AtomicBool>,
     acknowledged: Arc<AtomicI64>,
@@ -25,10 +26,18 @@ struct Writers {
 
 impl Writers {
     fn start(router: &Router, shard: ShardId) -> Writers {
-        let (stop, acknowledged, next) =
-            (Arc::<AtomicBool>::default(), Arc::<AtomicI64>::default(), Arc::new(AtomicI64::new(1)));
+        let (stop, acknowledged, next) = (
+            Arc::<AtomicBool>::default(),
+            Arc::<AtomicI64>::default(),
+            Arc::new(AtomicI64::new(1)),
+        );
         let write = |_| {
-            let (router, stop, acknowledged, next) = (router.clone(), stop.clone(), acknowledged.clone(), next.clone());
+            let (router, stop, acknowledged, next) = (
+                router.clone(),
+                stop.clone(),
+                acknowledged.clone(),
+                next.clone(),
+            );
             tokio::spawn(async move {
                 let mut rows = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
@@ -45,14 +54,21 @@ impl Writers {
             })
         };
         let tasks = (0..8).map(write).collect();
-        Writers { stop, acknowledged, tasks }
+        Writers {
+            stop,
+            acknowledged,
+            tasks,
+        }
     }
 
     /// Waits until this many more rows are acknowledged.
     async fn more(&self, count: i64) {
         let (before, begun) = (self.acknowledged.load(Ordering::Relaxed), Instant::now());
         while self.acknowledged.load(Ordering::Relaxed) < before + count {
-            assert!(begun.elapsed() < Duration::from_secs(60), "writes are acknowledged");
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "writes are acknowledged"
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -69,7 +85,11 @@ impl Writers {
 
 async fn ids(world: &World, server: usize, shard: ShardId) -> BTreeSet<i64> {
     let sql = format!("SELECT id::text FROM shard_{:04}.users", shard.get());
-    lines(&world.servers.app(server).await, &sql).await.lines().map(|id| id.parse().unwrap()).collect()
+    lines(&world.servers.app(server).await, &sql)
+        .await
+        .lines()
+        .map(|id| id.parse().unwrap())
+        .collect()
 }
 
 /// Writes one row, trying until that succeeds.
@@ -84,7 +104,10 @@ async fn write(router: &Router, shard: ShardId, id: i64) {
 /// The codes of what `check` finds.
 fn codes(ran: &Ran) -> Vec<String> {
     let findings = ran.last()["findings"].as_array().unwrap().clone();
-    findings.iter().map(|one| one["code"].as_str().unwrap().to_owned()).collect()
+    findings
+        .iter()
+        .map(|one| one["code"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 /// Why no connection to a host is made.
@@ -99,15 +122,19 @@ fn impostor(error: &Error) -> Option<Impostor> {
 }
 
 on_each_version! {
-    /// The primary freezes, its standby is promoted, and the primary goes on and is even restarted. No router that
-    /// knows of the promoted server accepts an acknowledgement of the former one, no new router connects to it, and
-    /// commands say so.
+    /// The primary freezes, its standby is promoted, and the primary goes on and is even restarted.
+    /// No router that knows of the promoted server accepts an acknowledgement of the former one, no
+    /// new router connects to it, and commands say so.
     async fn a_former_primary_comes_back(version) {
         const A: usize = 0;
         const B: usize = 2;
         let world = World::with_standby(version, 4, A).await;
         let [on_db1, on_db2] = [0, 1].map(|host| {
-            ShardId::new((0..4).find(|shard| world.host_of(*shard) == host).expect("each host has a shard")).unwrap()
+            ShardId::new((0..4).find(|shard| world.host_of(*shard) == host).expect(
+                "each host has \
+                a shard",
+            ))
+            .unwrap()
         });
         world.run(&["bootstrap"]).await.ended(0);
         world.run(&["check"]).await.ended(0);
@@ -117,7 +144,17 @@ on_each_version! {
         let writers = Writers::start(&router, on_db1);
         writers.more(50).await;
         let frozen = Frozen::new(world.servers.server(A).pid().unwrap());
-        assert!(standby.query_one("SELECT pg_promote(true, 60)", &[]).await.unwrap().get::<_, bool>(0));
+        assert!(
+            standby
+                .query_one(
+                    "SELECT pg_promote(true, \
+            60)",
+                    &[]
+                )
+                .await
+                .unwrap()
+                .get::<_, bool>(0)
+        );
         // The first row that is acknowledged since then: no other can have been.
         write(&router, on_db1, 1_000_000_000).await;
         let known = Instant::now();
@@ -125,9 +162,11 @@ on_each_version! {
         let former = world.servers.app(A).await;
         former.execute("SELECT 1", &[]).await.unwrap();
         writers.more(500).await;
-        tokio::task::block_in_place(|| world.servers.server(A).restart(StopMode::Immediate)).unwrap();
+        tokio::task::block_in_place(|| world.servers.server(A).restart(StopMode::Immediate))
+            .unwrap();
         // Whoever loses its connections to the one server tries the other.
-        let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'app' \
+        let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = \
+            'app' \
                    AND pid <> pg_backend_pid()";
         for _ in 0..3 {
             standby.execute(sql, &[]).await.unwrap();
@@ -135,8 +174,16 @@ on_each_version! {
         }
         let acknowledged = writers.end().await;
         let here = ids(&world, B, on_db1).await;
-        let lost: Vec<_> = acknowledged.iter().filter(|(id, at)| *at > known && !here.contains(id)).collect();
-        assert!(lost.is_empty() && here.contains(&1_000_000_000), "{} of {}: {lost:?}", lost.len(), acknowledged.len());
+        let lost: Vec<_> = acknowledged
+            .iter()
+            .filter(|(id, at)| *at > known && !here.contains(id))
+            .collect();
+        assert!(
+            lost.is_empty() && here.contains(&1_000_000_000),
+            "{} of {}: {lost:?}",
+            lost.len(),
+            acknowledged.len()
+        );
 
         // A process that starts now.
         let there = ids(&world, A, on_db1).await;
@@ -147,11 +194,27 @@ on_each_version! {
 
         // Commands.
         let checked = world.run(&["check"]).await;
-        assert_eq!(codes(checked.ended(1)), ["two_primaries"], "{}", checked.stdout);
+        assert_eq!(
+            codes(checked.ended(1)),
+            ["two_primaries"],
+            "{}",
+            checked.stdout
+        );
         let [a, b] = [A, B].map(|host| world.servers.server(host).port());
-        let message = checked.last()["findings"][0]["message"].as_str().unwrap().to_owned();
-        assert!(message.contains(&format!("127.0.0.1:{b} was promoted later")), "{message}");
-        assert!(checked.last()["findings"][0]["remedy"].as_str().unwrap().contains(&format!("stop 127.0.0.1:{a},")));
+        let message = checked.last()["findings"][0]["message"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        assert!(
+            message.contains(&format!("127.0.0.1:{b} was promoted later")),
+            "{message}"
+        );
+        assert!(
+            checked.last()["findings"][0]["remedy"]
+                .as_str()
+                .unwrap()
+                .contains(&format!("stop 127.0.0.1:{a},"))
+        );
         let shard = on_db1.get().to_string();
         for args in [
             &["bootstrap"][..],
@@ -162,39 +225,85 @@ on_each_version! {
         ] {
             let refused = world.run(args).await;
             assert!(
-                refused.ended(4).stderr.contains("two servers take the writes of db1"),
+                refused
+                    .ended(4)
+                    .stderr
+                    .contains("two servers take the writes of db1"),
                 "{args:?}: {}",
                 refused.stderr
             );
         }
 
-        // If only the former server can be reached, what the other hosts have recorded gives it away.
+        // If only the former server can be reached, what the other hosts have recorded gives it
+        // away.
         tokio::task::block_in_place(|| world.servers.server(A).stop(StopMode::Fast)).unwrap();
         world.run(&["bootstrap"]).await.ended(0);
-        assert_eq!(codes(world.run(&["check"]).await.ended(0)), ["address_unreachable"]);
+        assert_eq!(
+            codes(world.run(&["check"]).await.ended(0)),
+            ["address_unreachable"]
+        );
         tokio::task::block_in_place(|| world.servers.server(A).start()).unwrap();
         let config = std::fs::read_to_string(&world.config.path).unwrap();
-        let alone = world.write("alone.toml", &config.replace(&format!(",127.0.0.1:{b}"), ""));
+        let alone = world.write(
+            "alone.toml",
+            &config.replace(&format!(",127.0.0.1:{b}"), ""),
+        );
         let alone = alone.to_str().unwrap();
-        assert_eq!(codes(world.run(&["check", "--config", alone]).await.ended(1)), ["former_primary"]);
+        assert_eq!(
+            codes(world.run(&["check", "--config", alone]).await.ended(1)),
+            ["former_primary"]
+        );
         let blind = pgshard::connect(alone).await.unwrap();
         write(&blind, on_db2, 1_000_000_002).await;
-        let error = blind.shard(on_db1).unwrap().execute(INSERT, &[&1_000_000_003_i64]).await.unwrap_err();
-        assert_eq!(impostor(&error), Some(Impostor::Former { timeline: 1, newest: 2 }), "{error:?}");
+        let error = blind
+            .shard(on_db1)
+            .unwrap()
+            .execute(INSERT, &[&1_000_000_003_i64])
+            .await
+            .unwrap_err();
+        assert_eq!(
+            impostor(&error),
+            Some(Impostor::Former {
+                timeline: 1,
+                newest: 2
+            }),
+            "{error:?}"
+        );
         assert_eq!(ids(&world, A, on_db1).await, there);
         tokio::task::block_in_place(|| world.servers.server(A).stop(StopMode::Fast)).unwrap();
 
         // As after an upgrade: the server has a new system identifier.
-        let sql = "UPDATE pgshard.identity SET system_identifier = system_identifier - 1 WHERE host_name = 'db1'";
+        let sql = "UPDATE pgshard.identity SET system_identifier = system_identifier - 1 WHERE \
+            host_name = 'db1'";
         for server in [1, B] {
-            assert_eq!(world.servers.app(server).await.execute(sql, &[]).await.unwrap(), 1);
+            assert_eq!(
+                world
+                    .servers
+                    .app(server)
+                    .await
+                    .execute(sql, &[])
+                    .await
+                    .unwrap(),
+                1
+            );
         }
         let upgraded = world.router().await;
         write(&upgraded, on_db2, 1_000_000_004).await;
-        let error = upgraded.shard(on_db1).unwrap().execute(INSERT, &[&1_000_000_005_i64]).await.unwrap_err();
-        assert!(matches!(impostor(&error), Some(Impostor::Other { .. })), "{error:?}");
+        let error = upgraded
+            .shard(on_db1)
+            .unwrap()
+            .execute(INSERT, &[&1_000_000_005_i64])
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(impostor(&error), Some(Impostor::Other { .. })),
+            "{error:?}"
+        );
         let checked = world.run(&["check"]).await;
-        assert_eq!(codes(checked.ended(1)), ["other_server", "address_unreachable"]);
+        assert_eq!(
+            codes(checked.ended(1)),
+            ["other_server", "address_unreachable"]
+        );
         world.run(&["bootstrap"]).await.ended(4);
         world.run(&["host", "accept", "db1"]).await.ended(2);
         let accepted = world.run(&["host", "accept", "db1", "--yes"]).await;
@@ -202,7 +311,11 @@ on_each_version! {
         write(&upgraded, on_db1, 1_000_000_006).await;
         world.run(&["check"]).await.ended(0);
         let again = world.run(&["host", "accept", "db1", "--yes"]).await;
-        assert!(again.ended(0).stderr.contains("nothing to do"), "{}", again.stderr);
+        assert!(
+            again.ended(0).stderr.contains("nothing to do"),
+            "{}",
+            again.stderr
+        );
     }
 
     /// A server of another cluster under a host's name, and one that does not say who it is.
@@ -213,19 +326,49 @@ on_each_version! {
         world.run(&["bootstrap"]).await.ended(0);
         let [own, strange] = [home, 2].map(|host| world.servers.server(host).port());
         let config = std::fs::read_to_string(&world.config.path).unwrap();
-        let wrong = world.write("wrong.toml", &config.replace(&format!(":{own}/"), &format!(":{strange}/")));
+        let wrong = world.write(
+            "wrong.toml",
+            &config.replace(&format!(":{own}/"), &format!(":{strange}/")),
+        );
         let wrong = wrong.to_str().unwrap();
         let checked = world.run(&["check", "--config", wrong]).await;
-        assert!(codes(checked.ended(1)).contains(&"other_server".to_owned()), "{}", checked.stdout);
+        assert!(
+            codes(checked.ended(1)).contains(&"other_server".to_owned()),
+            "{}",
+            checked.stdout
+        );
         let refused = world.run(&["bootstrap", "--config", wrong]).await;
-        assert!(refused.ended(4).stderr.contains("it is another server"), "{}", refused.stderr);
+        assert!(
+            refused.ended(4).stderr.contains("it is another server"),
+            "{}",
+            refused.stderr
+        );
         // It has no control schema in which the acceptance could be recorded.
-        let refused = world.run(&["host", "accept", &format!("db{}", home + 1), "--yes", "--config", wrong]).await;
-        assert!(refused.ended(1).stderr.contains("could not be recorded"), "{}", refused.stderr);
+        let refused = world
+            .run(&[
+                "host",
+                "accept",
+                &format!("db{}", home + 1),
+                "--yes",
+                "--config",
+                wrong,
+            ])
+            .await;
+        assert!(
+            refused.ended(1).stderr.contains("could not be recorded"),
+            "{}",
+            refused.stderr
+        );
         world.run(&["check"]).await.ended(0);
 
         let control = world.servers.superuser(home).await;
-        control.batch_execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC").await.unwrap();
+        control
+            .batch_execute(
+                "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM \
+            PUBLIC",
+            )
+            .await
+            .unwrap();
         write(&world.router().await, shard, 1).await;
         world.run(&["check"]).await.ended(0);
         world.run(&["bootstrap"]).await.ended(0);

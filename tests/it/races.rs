@@ -1,4 +1,5 @@
-//! Moves that meet what they did not make: objects in their way, exchanged names, a wrong map, dead hosts.
+//! Moves that meet what they did not make: objects in their way, exchanged names, a wrong map, dead
+//! hosts.
 
 use std::time::Duration;
 
@@ -25,8 +26,8 @@ fn upto_map(text: &str) -> &str {
 }
 
 on_each_version!(
-    /// A target that can never be opened must not keep the shard closed for ever: the mover gives up, and the source
-    /// serves.
+    /// A target that can never be opened must not keep the shard closed for ever: the mover gives
+    /// up, and the source serves.
     async fn a_target_that_cannot_be_opened(version) {
         let world = World::new(&[version, version], 4).await;
         moved(&world, "1", "db2").await;
@@ -68,8 +69,8 @@ on_each_version!(
         assert_eq!(report.failed.len(), 2, "{report:?}");
     }
 
-    /// With a config of another cluster nothing is moved, dropped or published. Under another prefix the schemas of all
-    /// shards and old copies would seem to be gone.
+    /// With a config of another cluster nothing is moved, dropped or published. Under another
+    /// prefix the schemas of all shards and old copies would seem to be gone.
     async fn a_config_of_another_cluster(version) {
         let world = World::new(&[version, version], 4).await;
         let id = world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0).id();
@@ -77,7 +78,8 @@ on_each_version!(
         let before = world.everything().await;
         let prefix = text.replace("[hosts.db1]", "schema_prefix = \"x_\"\n\n[hosts.db1]");
         let fewer = text.replace("shards = 4", "shards = 2");
-        let fewer = format!("{}[map]\nversion = 9\n[map.placement]\ndb1 = \"0\"\ndb2 = \"1\"\n", upto_map(&fewer));
+        let fewer = format!("{}[map]\nversion = 9\n[map.placement]\ndb1 = \"0\"\ndb2 \
+            = \"1\"\n", upto_map(&fewer));
         let epoch = text.replace("2026-01-01", "2025-01-01");
         assert!(epoch != text && fewer.contains("shards = 2"), "{text}");
         for (name, config) in [("prefix.toml", &prefix), ("fewer.toml", &fewer), ("epoch.toml", &epoch)] {
@@ -109,14 +111,15 @@ on_each_version!(
         let exchanged = text.replace("[hosts.db1]", "[hosts.x]").replace("[hosts.db2]", "[hosts.db1]");
         world.write("pgshard.toml", &exchanged.replace("[hosts.x]", "[hosts.db2]"));
         let ran = world.run(&["map", "rebuild", "--yes"]).await;
-        assert!(ran.ended(4).stderr.contains("it recorded that it is the host db2"), "{}", ran.stderr);
+        assert!(ran.ended(4).stderr.contains("it recorded that it is the host \
+            db2"), "{}", ran.stderr);
         world.run(&["map", "diff"]).await.ended(4);
         world.run(&["host", "accept", "db1", "--yes"]).await.ended(4);
         assert_eq!(world.published(), world.config.map.clone().unwrap());
     }
 
-    /// A shard that moves away after the look of `map rebuild`, by a mover that cannot tell the map, is in the map that
-    /// is published.
+    /// A shard that moves away after the look of `map rebuild`, by a mover that cannot tell the
+    /// map, is in the map that is published.
     async fn a_rebuild_from_a_look_of_before(version) {
         let world = World::new(&[version, version], 4).await;
         let hosts = Hosts::new(world.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
@@ -158,7 +161,8 @@ on_each_version!(
             moved(&world, "0-1", target).await;
         }
         let reader = world.servers.app(0).await;
-        reader.batch_execute("BEGIN; PREPARE s AS SELECT * FROM shard_0000__signpost_e2.users").await.unwrap();
+        reader.batch_execute("BEGIN; PREPARE s AS SELECT * FROM \
+            shard_0000__signpost_e2.users").await.unwrap();
         let report = world.mover().gc().await;
         assert_eq!((report.failed.len(), report.cleaned.len()), (1, 1), "{report:?}");
         reader.batch_execute("ROLLBACK").await.unwrap();
@@ -181,8 +185,8 @@ on_each_version!(
         assert_eq!(report.done[0].phase, Phase::Kept);
     }
 
-    /// A GRANT that was not committed yet when the shard was fenced is only in the old copy, which is not silently
-    /// dropped.
+    /// A GRANT that was not committed yet when the shard was fenced is only in the old copy, which
+    /// is not silently dropped.
     async fn ddl_under_way_at_the_fence(version) {
         let world = World::new(&[version, version], 4).await;
         let db1 = world.servers.app(0).await;

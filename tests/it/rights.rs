@@ -1,5 +1,5 @@
-//! Who is let ask where shards are, and that every command and every router does with the rights that `pgshard rights`
-//! prints. No role here is a superuser.
+//! Who is let ask where shards are, and that every command and every router does with the rights
+//! that `pgshard rights` prints. No role here is a superuser.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,25 +16,34 @@ use crate::support::{Ran, TABLES, TestCluster, World, connect, lines};
 pub(crate) const BEFORE: &str = "
     GRANT USAGE ON SCHEMA pgshard TO PUBLIC;
     GRANT SELECT ON pgshard.cluster, pgshard.shard, pgshard.identity TO PUBLIC;
-    GRANT EXECUTE ON FUNCTION pgshard.look, pgshard.expire_fence, pgshard.finish_open, pgshard.migrated,
+    GRANT EXECUTE ON FUNCTION pgshard.look, pgshard.expire_fence, pgshard.finish_open, \
+    pgshard.migrated,
         pgshard.commit_durably TO PUBLIC;
     DELETE FROM pgshard.control_migration WHERE version = 9";
 
 /// What `pgshard` gives to the roles of routers, taken from these.
 fn taken(roles: &str) -> String {
     format!(
-        "REVOKE ALL ON SCHEMA pgshard FROM {roles}; REVOKE ALL ON pgshard.cluster, pgshard.identity FROM {roles};
-        REVOKE ALL ON FUNCTION pgshard.look, pgshard.expire_fence, pgshard.finish_open, pgshard.migrated FROM {roles}"
+        "REVOKE ALL ON SCHEMA pgshard FROM {roles}; REVOKE ALL ON pgshard.cluster, \
+            pgshard.identity FROM {roles};
+        REVOKE ALL ON FUNCTION pgshard.look, pgshard.expire_fence, pgshard.finish_open, \
+        pgshard.migrated FROM {roles}"
     )
 }
 
 /// The control schema as a version before left it, with what is in it now.
 pub(crate) fn older(version: u32) -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/control");
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .collect();
     files.sort();
-    let texts: Vec<_> =
-        files.iter().take(version as usize).map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    let texts: Vec<_> = files
+        .iter()
+        .take(version as usize)
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect();
     format!(
         "BEGIN;
         CREATE SCHEMA kept;
@@ -55,7 +64,8 @@ pub(crate) fn older(version: u32) -> String {
                         AND NOT a.attisdropped AND a.attgenerated = ''
                         AND k.attrelid = ('kept.' || quote_ident(t))::regclass;
                 EXECUTE format('DELETE FROM pgshard.%I', t);
-                EXECUTE format('INSERT INTO pgshard.%I (%s) OVERRIDING SYSTEM VALUE SELECT %2$s FROM kept.%1$I',
+                EXECUTE format('INSERT INTO pgshard.%I (%s) OVERRIDING SYSTEM VALUE SELECT %2$s \
+                FROM kept.%1$I',
                     t, columns);
             END LOOP;
         END $$;
@@ -67,19 +77,36 @@ pub(crate) fn older(version: u32) -> String {
 
 pub(crate) async fn on_all(world: &World, sql: &str) {
     for host in 0..world.servers.servers().len() {
-        world.servers.superuser(host).await.batch_execute(sql).await.unwrap();
+        world
+            .servers
+            .superuser(host)
+            .await
+            .batch_execute(sql)
+            .await
+            .unwrap();
     }
 }
 
 async fn as_role(world: &World, host: usize, role: &str) -> Client {
-    connect(&world.servers.server(host).url().replace("//app@", &format!("//{role}@"))).await
+    connect(
+        &world
+            .servers
+            .server(host)
+            .url()
+            .replace("//app@", &format!("//{role}@")),
+    )
+    .await
 }
 
 /// A router that connects as this role.
 async fn router(world: &World, role: &str) -> Router {
     let text = std::fs::read_to_string(&world.config.path).unwrap();
-    let text = ["//app@", "//keeper@"].iter().fold(text, |text, owner| text.replace(owner, &format!("//{role}@")));
-    pgshard::connect(world.write(&format!("{role}.toml"), &text)).await.unwrap()
+    let text = ["//app@", "//keeper@"].iter().fold(text, |text, owner| {
+        text.replace(owner, &format!("//{role}@"))
+    });
+    pgshard::connect(world.write(&format!("{role}.toml"), &text))
+        .await
+        .unwrap()
 }
 
 /// Runs `migrate up` with one more file.
@@ -90,8 +117,14 @@ async fn migrate(world: &World, name: &str, sql: &str) -> Ran {
 
 /// What `check` finds, without what is no fault.
 async fn findings(world: &World) -> Vec<Value> {
-    let found = world.run(&["check"]).await.last()["findings"].as_array().unwrap().clone();
-    found.into_iter().filter(|one| one["severity"] != "notice").collect()
+    let found = world.run(&["check"]).await.last()["findings"]
+        .as_array()
+        .unwrap()
+        .clone();
+    found
+        .into_iter()
+        .filter(|one| one["severity"] != "notice")
+        .collect()
 }
 
 /// What PUBLIC may do with the control schema, the functions of signposts left out.
@@ -100,12 +133,14 @@ const OF_PUBLIC: &str = "
         SELECT 'schema' AS what, nspacl AS acl FROM pg_namespace WHERE nspname = 'pgshard'
         UNION ALL SELECT relname, relacl FROM pg_class WHERE relnamespace = 'pgshard'::regnamespace
         UNION ALL SELECT proname, coalesce(proacl, acldefault('f', proowner)) FROM pg_proc
-            WHERE pronamespace = 'pgshard'::regnamespace AND proname NOT LIKE 'signpost%') AS all_of_it
+            WHERE pronamespace = 'pgshard'::regnamespace AND proname NOT LIKE 'signpost%') AS \
+            all_of_it
     WHERE EXISTS (SELECT FROM aclexplode(acl) WHERE grantee = 0)";
 
 /// Asks as a role, on a host, again and again.
 async fn ask(client: Client, stop: Arc<AtomicBool>, asked: Arc<AtomicU64>) {
-    let ask = "SELECT c.shards, l.state, (SELECT count(*) FROM pgshard.identity), pgshard.expire_fence(1)
+    let ask =
+        "SELECT c.shards, l.state, (SELECT count(*) FROM pgshard.identity), pgshard.expire_fence(1)
         FROM pgshard.cluster c, pgshard.look(1) l";
     while !stop.load(Ordering::Relaxed) {
         client.query_one(ask, &[]).await.unwrap();
@@ -121,9 +156,19 @@ async fn write(router: Router, stop: Arc<AtomicBool>, written: Arc<AtomicU64>) {
         if stop.load(Ordering::Relaxed) {
             return;
         }
-        let id: i64 = router.by_key(key).query_one(insert, &[]).await.unwrap().get(0);
+        let id: i64 = router
+            .by_key(key)
+            .query_one(insert, &[])
+            .await
+            .unwrap()
+            .get(0);
         let read = "SELECT name FROM {shard}.users WHERE id = $1";
-        router.by_id(id).unwrap().query_one(read, &[&id]).await.unwrap();
+        router
+            .by_id(id)
+            .unwrap()
+            .query_one(read, &[&id])
+            .await
+            .unwrap();
         written.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -138,32 +183,59 @@ async fn grows(counts: &[&AtomicU64]) {
     }
 }
 
-/// Two hosts whose databases are a superuser's and closed to PUBLIC, and a config of the role keeper, which is not
-/// there yet.
+/// Two hosts whose databases are a superuser's and closed to PUBLIC, and a config of the role
+/// keeper, which is not there yet.
 pub(crate) async fn plain(version: u32) -> World {
     let servers = TestCluster::start(version, 2);
     servers.write_config_with_migrations(4, &[("0001_tables.sql", TABLES)]);
     let text = std::fs::read_to_string(servers.directory().join("pgshard.toml")).unwrap();
-    let path = servers.write("pgshard.toml", &text.replace("//app@", "//keeper@").replace("/app\"", "/plain\""));
+    let path = servers.write(
+        "pgshard.toml",
+        &text
+            .replace("//app@", "//keeper@")
+            .replace("/app\"", "/plain\""),
+    );
     for host in [0, 1] {
         let superuser = servers.superuser(host).await;
-        superuser.batch_execute("CREATE DATABASE plain").await.unwrap();
-        superuser.batch_execute("REVOKE ALL ON DATABASE plain FROM PUBLIC").await.unwrap();
+        superuser
+            .batch_execute("CREATE DATABASE plain")
+            .await
+            .unwrap();
+        superuser
+            .batch_execute("REVOKE ALL ON DATABASE plain FROM PUBLIC")
+            .await
+            .unwrap();
     }
-    World { servers, config: Config::load(path).unwrap() }
+    World {
+        servers,
+        config: Config::load(path).unwrap(),
+    }
 }
 
-/// Runs what `pgshard rights` prints on both hosts: the first part as a superuser, the second as keeper.
+/// Runs what `pgshard rights` prints on both hosts: the first part as a superuser, the second as
+/// keeper.
 pub(crate) async fn granted(world: &World, purpose: &str, role: &str) {
-    let parts = world.run(&["rights", "--for", purpose, "--role", role]).await.ended(0).last()["parts"].clone();
+    let parts = world
+        .run(&["rights", "--for", purpose, "--role", role])
+        .await
+        .ended(0)
+        .last()["parts"]
+        .clone();
     for host in [0, 1] {
         let url = world.servers.server(host).superuser_url();
         let (database, _) = url.rsplit_once('/').unwrap();
         for (part, by) in parts.as_array().unwrap().iter().zip(["postgres", "keeper"]) {
-            let client = connect(&format!("{}/plain", database.replace("//postgres@", &format!("//{by}@")))).await;
+            let client = connect(&format!(
+                "{}/plain",
+                database.replace("//postgres@", &format!("//{by}@"))
+            ))
+            .await;
             for statement in part["statements"].as_array().unwrap() {
                 let statement = statement.as_str().unwrap();
-                client.batch_execute(statement).await.unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+                client
+                    .batch_execute(statement)
+                    .await
+                    .unwrap_or_else(|error| panic!("{statement}: {error:?}"));
             }
         }
     }
@@ -189,35 +261,58 @@ const COMMANDS: &[&[&str]] = &[
     &["moves", "list"],
 ];
 
-const WEB: &str = "GRANT USAGE ON SCHEMA {shard} TO web, team; GRANT SELECT, INSERT ON {shard}.users TO web, team;
+const WEB: &str = "GRANT USAGE ON SCHEMA {shard} TO web, team; GRANT SELECT, INSERT ON \
+    {shard}.users TO web, team;
     GRANT USAGE ON ALL SEQUENCES IN SCHEMA {shard} TO web, team";
 
 on_each_version! {
-    /// A cluster of the commit before comes along by `bootstrap`, under routers of roles that were granted the shards,
-    /// that are members of such a role, that may read everything, and on a host that has no shard yet. Nobody's call
-    /// fails.
+    /// A cluster of the commit before comes along by `bootstrap`, under routers of roles that were
+    /// granted the shards, that are members of such a role, that may read everything, and on a host
+    /// that has no shard yet. Nobody's call fails.
     async fn a_cluster_that_serves_comes_along(version) {
         let world = World::with_spare(&[version, version, version], 4).await;
-        on_all(&world, "CREATE ROLE web LOGIN; CREATE ROLE team; CREATE ROLE mate LOGIN IN ROLE team;
-            CREATE ROLE analyst LOGIN IN ROLE pg_read_all_data; CREATE ROLE stranger LOGIN").await;
+        on_all(
+            &world,
+            "CREATE ROLE web LOGIN; CREATE ROLE team; CREATE ROLE mate LOGIN IN ROLE \
+            team;
+            CREATE ROLE analyst LOGIN IN ROLE pg_read_all_data; CREATE ROLE stranger LOGIN",
+        )
+        .await;
         migrate(&world, "0002_web.sql", WEB).await.ended(0);
-        world.run(&["host", "add", "db3", &world.servers.server(2).url()]).await.ended(0);
+        world
+            .run(&["host", "add", "db3", &world.servers.server(2).url()])
+            .await
+            .ended(0);
         for host in 0..3 {
             let app = world.servers.app(host).await;
-            app.batch_execute(&taken("web, team, pg_read_all_data")).await.unwrap();
+            app.batch_execute(&taken("web, team, pg_read_all_data"))
+                .await
+                .unwrap();
             app.batch_execute(BEFORE).await.unwrap();
             assert_eq!(lines(&app, OF_PUBLIC).await.lines().count(), 9);
         }
 
-        let (stop, asked, written) = (Arc::new(AtomicBool::new(false)), Arc::default(), Arc::default());
+        let (stop, asked, written) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::default(),
+            Arc::default(),
+        );
         let mut at_work = tokio::task::JoinSet::new();
         for role in ["web", "mate", "analyst"] {
             for host in 0..3 {
-                at_work.spawn(ask(as_role(&world, host, role).await, Arc::clone(&stop), Arc::clone(&asked)));
+                at_work.spawn(ask(
+                    as_role(&world, host, role).await,
+                    Arc::clone(&stop),
+                    Arc::clone(&asked),
+                ));
             }
         }
         for role in ["web", "mate"] {
-            at_work.spawn(write(router(&world, role).await, Arc::clone(&stop), Arc::clone(&written)));
+            at_work.spawn(write(
+                router(&world, role).await,
+                Arc::clone(&stop),
+                Arc::clone(&written),
+            ));
         }
         grows(&[&asked, &written]).await;
         world.run(&["bootstrap"]).await.ended(0);
@@ -229,18 +324,30 @@ on_each_version! {
 
         for host in 0..3 {
             let stranger = as_role(&world, host, "stranger").await;
-            for sql in ["SELECT * FROM pgshard.shard", "SELECT pgshard.look(1)", "SELECT pgshard.expire_fence(1)"] {
+            for sql in [
+                "SELECT * FROM pgshard.shard",
+                "SELECT pgshard.look(1)",
+                "SELECT pgshard.expire_fence(1)",
+            ] {
                 let error = stranger.batch_execute(sql).await.unwrap_err();
                 assert_eq!(error.code().unwrap().code(), "42501", "{sql}");
             }
             assert_eq!(lines(&world.servers.app(host).await, OF_PUBLIC).await, "");
         }
         assert_eq!(findings(&world).await, [Value::Null; 0]);
-        assert!(world.run(&["bootstrap"]).await.ended(0).stderr.contains("nothing to do"));
+        assert!(
+            world
+                .run(&["bootstrap"])
+                .await
+                .ended(0)
+                .stderr
+                .contains("nothing to do")
+        );
     }
 
-    /// So does a cluster of an older version, as those were when the identity of hosts and the lent identities came:
-    /// its routers write and ask all the while, no call fails, and what moves then is moved.
+    /// So does a cluster of an older version, as those were when the identity of hosts and the lent
+    /// identities came: its routers write and ask all the while, no call fails, and what moves then
+    /// is moved.
     async fn older_clusters_come_along(version) {
         for from in [5, 8] {
             let world = World::new(&[version, version], 4).await;
@@ -249,24 +356,47 @@ on_each_version! {
             for host in [0, 1] {
                 let app = world.servers.app(host).await;
                 app.batch_execute(&older(from)).await.unwrap();
-                let now = lines(&app, "SELECT max(version)::text FROM pgshard.control_migration").await;
+                let now = lines(
+                    &app,
+                    "SELECT max(version)::text FROM \
+                    pgshard.control_migration",
+                )
+                .await;
                 assert_eq!(now, format!("{from}\n"));
             }
-            let (stop, asked, written) = (Arc::new(AtomicBool::new(false)), Arc::default(), Arc::default());
+            let (stop, asked, written) = (
+                Arc::new(AtomicBool::new(false)),
+                Arc::default(),
+                Arc::default(),
+            );
             let mut at_work = tokio::task::JoinSet::new();
             for host in [0, 1] {
-                at_work.spawn(ask(as_role(&world, host, "web").await, Arc::clone(&stop), Arc::clone(&asked)));
+                at_work.spawn(ask(
+                    as_role(&world, host, "web").await,
+                    Arc::clone(&stop),
+                    Arc::clone(&asked),
+                ));
             }
             for role in ["web", "app"] {
-                at_work.spawn(write(router(&world, role).await, Arc::clone(&stop), Arc::clone(&written)));
+                at_work.spawn(write(
+                    router(&world, role).await,
+                    Arc::clone(&stop),
+                    Arc::clone(&written),
+                ));
             }
             grows(&[&asked, &written]).await;
             let told = world.run(&["check"]).await;
             assert!(told.stdout.contains("control_old"), "{}", told.stdout);
             world.run(&["bootstrap"]).await.ended(0);
             grows(&[&asked, &written]).await;
-            world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
-            world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
+            world
+                .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
+                .await
+                .ended(0);
+            world
+                .run(&["move", "1", "--to", "db2", "--yes"])
+                .await
+                .ended(0);
             grows(&[&asked, &written]).await;
             stop.store(true, Ordering::Relaxed);
             while let Some(ended) = at_work.join_next().await {
@@ -276,42 +406,87 @@ on_each_version! {
         }
     }
 
-    /// Rights come with what lets a role use a shard: a migration, a move, and a bootstrap that makes good what
-    /// somebody took. Where shards are PUBLIC's, so is asking.
+    /// Rights come with what lets a role use a shard: a migration, a move, and a bootstrap that
+    /// makes good what somebody took. Where shards are PUBLIC's, so is asking.
     async fn rights_come_with_shards(version) {
         let world = World::new(&[version, version], 4).await;
-        on_all(&world, "CREATE ROLE web LOGIN; CREATE ROLE team; CREATE ROLE other LOGIN").await;
+        on_all(
+            &world,
+            "CREATE ROLE web LOGIN; CREATE ROLE team; CREATE ROLE other LOGIN",
+        )
+        .await;
         migrate(&world, "0002_web.sql", WEB).await.ended(0);
         for host in [0, 1] {
-            as_role(&world, host, "web").await.batch_execute("SELECT pgshard.look(0)").await.unwrap();
+            as_role(&world, host, "web")
+                .await
+                .batch_execute("SELECT pgshard.look(0)")
+                .await
+                .unwrap();
         }
 
-        world.servers.app(0).await.batch_execute(&taken("web")).await.unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(&taken("web"))
+            .await
+            .unwrap();
         let found = findings(&world).await;
-        assert_eq!((found.len(), &found[0]["code"], &found[0]["host"]), (1, &"rights_missing".into(), &"db1".into()));
+        assert_eq!(
+            (found.len(), &found[0]["code"], &found[0]["host"]),
+            (1, &"rights_missing".into(), &"db1".into())
+        );
         let remedy = found[0]["remedy"].as_str().unwrap();
-        assert!(remedy.contains("`pgshard rights --for router --role web`"), "{remedy}");
+        assert!(
+            remedy.contains("`pgshard rights --for router --role web`"),
+            "{remedy}"
+        );
         world.run(&["bootstrap"]).await.ended(0);
         assert_eq!(findings(&world).await, [Value::Null; 0]);
 
-        // A move, to a host that has not heard of the role: the router follows by what hosts say, its map is older.
+        // A move, to a host that has not heard of the role: the router follows by what hosts say,
+        // its map is older.
         let router = router(&world, "web").await;
         let read = "SELECT count(*) FROM {shard}.users";
         router.by_key(1).query_one(read, &[]).await.unwrap();
-        world.servers.app(1).await.batch_execute(&taken("web, team")).await.unwrap();
-        world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
+        world
+            .servers
+            .app(1)
+            .await
+            .batch_execute(&taken("web, team"))
+            .await
+            .unwrap();
+        world
+            .run(&["move", "1", "--to", "db2", "--yes"])
+            .await
+            .ended(0);
         router.by_key(1).query_one(read, &[]).await.unwrap();
         assert_eq!(findings(&world).await, [Value::Null; 0]);
 
-        let everybody = "GRANT USAGE ON SCHEMA {shard} TO PUBLIC; GRANT SELECT ON {shard}.users TO PUBLIC";
-        migrate(&world, "0003_everybody.sql", everybody).await.ended(0);
-        as_role(&world, 0, "other").await.batch_execute("SELECT pgshard.look(0)").await.unwrap();
+        let everybody = "GRANT USAGE ON SCHEMA {shard} TO PUBLIC; GRANT SELECT ON {shard}.users TO \
+            PUBLIC";
+        migrate(&world, "0003_everybody.sql", everybody)
+            .await
+            .ended(0);
+        as_role(&world, 0, "other")
+            .await
+            .batch_execute("SELECT pgshard.look(0)")
+            .await
+            .unwrap();
         assert_eq!(findings(&world).await, [Value::Null; 0]);
-        assert!(world.run(&["bootstrap"]).await.ended(0).stderr.contains("nothing to do"));
+        assert!(
+            world
+                .run(&["bootstrap"])
+                .await
+                .ended(0)
+                .stderr
+                .contains("nothing to do")
+        );
     }
 
-    /// Roles that have what `pgshard rights` prints, and nothing else, in a database that PUBLIC may not even connect
-    /// to: the operator's runs every command, an application's writes by a router, and a reader's reads.
+    /// Roles that have what `pgshard rights` prints, and nothing else, in a database that PUBLIC
+    /// may not even connect to: the operator's runs every command, an application's writes by a
+    /// router, and a reader's reads.
     async fn every_command_with_exactly_these_rights(version) {
         let world = plain(version).await;
         granted(&world, "mover", "keeper").await;
@@ -321,81 +496,182 @@ on_each_version! {
             let ran = world.run(args).await;
             assert_eq!(ran.code(), 0, "{args:?}: {} {}", ran.stdout, ran.stderr);
         }
-        let moved = world.run(&["move", "1", "--to", "db2", "--yes", "--mode", "online"]).await.ended(0).id();
-        world.run(&["moves", "rollback", &moved, "--yes"]).await.ended(0);
-        let moved = world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0).id();
-        world.run(&["moves", "complete", &moved, "--yes"]).await.ended(0);
+        let moved = world
+            .run(&["move", "1", "--to", "db2", "--yes", "--mode", "online"])
+            .await
+            .ended(0)
+            .id();
+        world
+            .run(&["moves", "rollback", &moved, "--yes"])
+            .await
+            .ended(0);
+        let moved = world
+            .run(&["move", "0", "--to", "db2", "--yes"])
+            .await
+            .ended(0)
+            .id();
+        world
+            .run(&["moves", "complete", &moved, "--yes"])
+            .await
+            .ended(0);
         world.run(&["moves", "gc"]).await.ended(0);
         world.run(&["check"]).await.ended(0);
 
-        for (purpose, role) in [("router", "web \"2\""), ("reader", "report"), ("reader", "we$rights$b")] {
+        for (purpose, role) in [
+            ("router", "web \"2\""),
+            ("reader", "report"),
+            ("reader", "we$rights$b"),
+        ] {
             granted(&world, purpose, role).await;
         }
         let web = router(&world, "web%20%222%22").await;
         let insert = "INSERT INTO {shard}.users (name) VALUES ('w') RETURNING id";
         let id: i64 = web.by_key(1).query_one(insert, &[]).await.unwrap().get(0);
-        web.wait_for_migration("0001_tables", Duration::from_secs(1)).await.unwrap();
+        web.wait_for_migration("0001_tables", Duration::from_secs(1))
+            .await
+            .unwrap();
         let report = router(&world, "report").await;
         let read = "SELECT name FROM {shard}.users WHERE id = $1";
-        report.by_id(id).unwrap().query_one(read, &[&id]).await.unwrap();
+        report
+            .by_id(id)
+            .unwrap()
+            .query_one(read, &[&id])
+            .await
+            .unwrap();
         let refused = report.by_key(1).query(insert, &[]).await.unwrap_err();
         assert!(format!("{refused:?}").contains("42501"), "{refused:?}");
 
         // They follow a shard, and open one whose mover has died.
-        world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
-        report.by_id(id).unwrap().query_one(read, &[&id]).await.unwrap();
-        world.run_until(&["move", "2", "--to", "db1", "--yes"], "after decide=kill").await;
+        world
+            .run(&["move", "1", "--to", "db2", "--yes"])
+            .await
+            .ended(0);
+        report
+            .by_id(id)
+            .unwrap()
+            .query_one(read, &[&id])
+            .await
+            .unwrap();
+        world
+            .run_until(&["move", "2", "--to", "db1", "--yes"], "after decide=kill")
+            .await;
         web.by_key(2).query_one(insert, &[]).await.unwrap();
-        assert!(world.run(&["migrate", "status"]).await.ended(0).stderr.is_empty());
+        assert!(
+            world
+                .run(&["migrate", "status"])
+                .await
+                .ended(0)
+                .stderr
+                .is_empty()
+        );
     }
 
-    /// What moves shards while they are open needs one thing more, and `check` says so: without it they are closed.
+    /// What moves shards while they are open needs one thing more, and `check` says so: without it
+    /// they are closed.
     async fn an_owner_that_is_no_mover(version) {
         let world = plain(version).await;
         granted(&world, "owner", "keeper").await;
         world.run(&["bootstrap"]).await.ended(0);
         let found = world.run(&["check"]).await.ended(0).last()["findings"].clone();
-        let [one, other] = &found.as_array().unwrap()[..] else { panic!("{found:#}") };
-        assert_eq!((&one["code"], &other["code"]), (&"rights_missing".into(), &"rights_missing".into()), "{found:#}");
-        assert!(one["remedy"].as_str().unwrap().contains("rights --for mover --role keeper"), "{one}");
-        world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
+        let [one, other] = &found.as_array().unwrap()[..] else {
+            panic!("{found:#}")
+        };
+        assert_eq!(
+            (&one["code"], &other["code"]),
+            (&"rights_missing".into(), &"rights_missing".into()),
+            "{found:#}"
+        );
+        assert!(
+            one["remedy"].as_str().unwrap().contains(
+                "rights --for mover --role \
+            keeper"
+            ),
+            "{one}"
+        );
+        world
+            .run(&["move", "0", "--to", "db2", "--yes"])
+            .await
+            .ended(0);
         granted(&world, "mover", "keeper").await;
-        world.run(&["move", "1", "--to", "db2", "--yes", "--mode", "online"]).await.ended(0);
+        world
+            .run(&["move", "1", "--to", "db2", "--yes", "--mode", "online"])
+            .await
+            .ended(0);
     }
 
-    /// A role that may connect holds every advisory lock of ours that it can name. Nothing of the operator's waits.
+    /// A role that may connect holds every advisory lock of ours that it can name. Nothing of the
+    /// operator's waits.
     async fn locks_of_a_stranger(version) {
         let world = World::new(&[version, version], 4).await;
         on_all(&world, "CREATE ROLE stranger LOGIN").await;
         let mut strangers = Vec::new();
         for host in [0, 1] {
             let stranger = as_role(&world, host, "stranger").await;
-            stranger.batch_execute("SELECT pg_advisory_lock(1885827944, n) FROM generate_series(1, 3) n;
-                SELECT pg_advisory_lock(1835624306, n) FROM generate_series(0, 3) n").await.unwrap();
+            stranger
+                .batch_execute(
+                    "SELECT pg_advisory_lock(1885827944, n) FROM generate_series(1, \
+                3) n;
+                SELECT pg_advisory_lock(1835624306, n) FROM generate_series(0, 3) \
+                n",
+                )
+                .await
+                .unwrap();
             strangers.push(stranger);
         }
         let found = findings(&world).await;
         assert_eq!(found.len(), 4, "{found:#?}");
-        assert!(found.iter().all(|one| one["code"] == "foreign_lock"), "{found:#?}");
-        migrate(&world, "0002_title.sql", "ALTER TABLE {shard}.users ADD COLUMN title text").await.ended(0);
-        world.servers.app(0).await.batch_execute("DROP FUNCTION pgshard.migrated").await.unwrap();
+        assert!(
+            found.iter().all(|one| one["code"] == "foreign_lock"),
+            "{found:#?}"
+        );
+        migrate(
+            &world,
+            "0002_title.sql",
+            "ALTER TABLE {shard}.users ADD COLUMN title \
+            text",
+        )
+        .await
+        .ended(0);
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute("DROP FUNCTION pgshard.migrated")
+            .await
+            .unwrap();
         world.run(&["bootstrap"]).await.ended(0);
-        world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
-        world.run(&["move", "1", "--to", "db2", "--yes", "--mode", "online"]).await.ended(0);
+        world
+            .run(&["move", "0", "--to", "db2", "--yes"])
+            .await
+            .ended(0);
+        world
+            .run(&["move", "1", "--to", "db2", "--yes", "--mode", "online"])
+            .await
+            .ended(0);
         // They had them all the time.
-        let held = "SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()";
+        let held = "SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND pid = \
+            pg_backend_pid()";
         assert_eq!(lines(&strangers[0], held).await, "7\n");
     }
-    /// Why the lock of an ID clock may have a name that everybody knows: with locks of any name, a role that may
-    /// connect takes the places of all.
+    /// Why the lock of an ID clock may have a name that everybody knows: with locks of any name, a
+    /// role that may connect takes the places of all.
     async fn all_locks_of_a_stranger(version) {
         let world = World::new(&[version, version], 4).await;
         on_all(&world, "CREATE ROLE stranger LOGIN").await;
-        let (stranger, app) = (as_role(&world, 0, "stranger").await, world.servers.app(0).await);
+        let (stranger, app) = (
+            as_role(&world, 0, "stranger").await,
+            world.servers.app(0).await,
+        );
         let all = "SELECT pg_advisory_lock(n) FROM generate_series(1, 10000000) n";
         let full = stranger.batch_execute(all).await.unwrap_err();
         assert_eq!(full.code().unwrap().code(), "53200", "{full:?}");
-        let refused = app.batch_execute("INSERT INTO shard_0000.users (name) VALUES ('x')").await.unwrap_err();
+        let refused = app
+            .batch_execute(
+                "INSERT INTO shard_0000.users (name) VALUES \
+            ('x')",
+            )
+            .await
+            .unwrap_err();
         assert_eq!(refused.code().unwrap().code(), "53200", "{refused:?}");
         drop(stranger);
         let insert = "INSERT INTO shard_0000.users (name) VALUES ('x')";

@@ -41,7 +41,8 @@ const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, $2)";
 const COUNT: &str = "SELECT count(*) FROM {shard}.photos";
 
 on_each_version! {
-    /// Every row is in the shard and on the host that arithmetic and map say, and is found by its ID.
+    /// Every row is in the shard and on the host that arithmetic and map say, and is found by its
+    /// ID.
     async fn keys_and_ids(version) {
         let shards = Shards::start(version, 64).await;
         let router = shards.router();
@@ -51,8 +52,16 @@ on_each_version! {
             writers.spawn(async move {
                 for key in (-2000 + writer..2000).step_by(8) {
                     let shard = router.by_key(key);
-                    let id = Id::new(1000, shard.id(), (key + 2000) as u64 / 64).unwrap().encode();
-                    assert_eq!(shard.execute(INSERT, &[&id, &key.to_string()]).await.unwrap(), 1);
+                    let id = Id::new(1000, shard.id(), (key + 2000) as u64 / 64)
+                        .unwrap()
+                        .encode();
+                    assert_eq!(
+                        shard
+                            .execute(INSERT, &[&id, &key.to_string()])
+                            .await
+                            .unwrap(),
+                        1
+                    );
                 }
             });
         }
@@ -72,16 +81,37 @@ on_each_version! {
         assert_eq!(seen, 4000);
 
         let keys: Vec<i64> = (-2000..2000).step_by(7).collect();
-        let id = |key: &i64| Id::new(1000, router.by_key(*key).id(), (key + 2000) as u64 / 64).unwrap().encode();
+        let id = |key: &i64| {
+            Id::new(1000, router.by_key(*key).id(), (key + 2000) as u64 / 64)
+                .unwrap()
+                .encode()
+        };
         let ids: Vec<i64> = keys.iter().map(id).collect();
         for (key, id) in keys.iter().zip(&ids).take(100) {
             let photo = router.by_id(*id).unwrap();
-            let row = photo.query_one("SELECT title FROM {shard}.photos WHERE id = $1", &[id]).await.unwrap();
+            let row = photo
+                .query_one(
+                    "SELECT title FROM {shard}.photos WHERE id = \
+                $1",
+                    &[id],
+                )
+                .await
+                .unwrap();
             assert_eq!(row.get::<_, &str>(0), key.to_string());
         }
-        let rows = router.by_ids(&ids).query("SELECT id FROM {shard}.photos WHERE id = ANY($1)").await.unwrap();
+        let rows = router
+            .by_ids(&ids)
+            .query(
+                "SELECT id FROM {shard}.photos WHERE id = \
+            ANY($1)",
+            )
+            .await
+            .unwrap();
         let mut found: Vec<i64> = rows.iter().map(|(_, row)| row.get(0)).collect();
-        assert!(rows.iter().all(|(shard, row)| Id::decode(row.get(0)).shard() == *shard));
+        assert!(
+            rows.iter()
+                .all(|(shard, row)| Id::decode(row.get(0)).shard() == *shard)
+        );
         found.sort_unstable();
         let mut wanted = ids.clone();
         wanted.sort_unstable();
@@ -89,7 +119,10 @@ on_each_version! {
 
         let strange = Id::new(1000, shard(64), 0).unwrap().encode();
         assert!(matches!(router.by_id(strange), Err(Error::NoSuchId { id, .. }) if id == strange));
-        assert!(matches!(router.shard(shard(64)), Err(Error::NoSuchShard { .. })));
+        assert!(matches!(
+            router.shard(shard(64)),
+            Err(Error::NoSuchShard { .. })
+        ));
         let partial = router
             .by_ids(&[ids[0], strange])
             .query("SELECT id FROM {shard}.photos WHERE id = ANY($1)")
@@ -98,7 +131,10 @@ on_each_version! {
         assert_eq!((partial.done.len(), partial.failed.len()), (1, 1));
         assert_eq!(
             partial.failed[0].error.to_string(),
-            format!("{strange} is no ID of this cluster: it names shard 64, and there are 64 shards, 0 to 63")
+            format!(
+                "{strange} is no ID of this cluster: it names shard 64, and there are 64 \
+                shards, 0 to 63"
+            )
         );
         assert_eq!(
             Error::from(partial).to_string(),
@@ -119,16 +155,28 @@ on_each_version! {
             }
             by_shard
         };
-        assert!(counts(router.clone()).await.values().all(|count| matches!(count, Ok(0))));
+        assert!(
+            counts(router.clone())
+                .await
+                .values()
+                .all(|count| matches!(count, Ok(0)))
+        );
 
-        shards.cluster.server(1).stop(pgshard::dev::StopMode::Fast).unwrap();
+        shards
+            .cluster
+            .server(1)
+            .stop(pgshard::dev::StopMode::Fast)
+            .unwrap();
         let by_shard = counts(router.clone()).await;
         assert_eq!(by_shard.len(), 16);
         for (shard, count) in by_shard {
             match count {
                 Ok(_) => assert!(shard.get() < 8),
                 Err(error) => {
-                    assert!(shard.get() >= 8 && error.is_retryable() && !error.may_have_run(), "{error}");
+                    assert!(
+                        shard.get() >= 8 && error.is_retryable() && !error.may_have_run(),
+                        "{error}"
+                    );
                     let words = format!("host db2 of shard {shard} is out of reach");
                     assert!(error.to_string().starts_with(&words), "{error}");
                 }
@@ -138,14 +186,24 @@ on_each_version! {
         shards.cluster.server(1).start().unwrap();
         let back = async {
             // The next try in the background closes the circuit again.
-            while !counts(router.clone()).await.values().all(|count| matches!(count, Ok(0))) {
+            while !counts(router.clone())
+                .await
+                .values()
+                .all(|count| matches!(count, Ok(0)))
+            {
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(std::time::Duration::from_secs(30), back).await.expect("the host is met again");
+        tokio::time::timeout(std::time::Duration::from_secs(30), back)
+            .await
+            .expect(
+                "the host is \
+            met again",
+            );
     }
 
-    /// The router reports what it cannot know: a wrong map, an unknown host, a pool that is too small.
+    /// The router reports what it cannot know: a wrong map, an unknown host, a pool that is too
+    /// small.
     async fn errors_name_shard_and_host(version) {
         let shards = Shards::start(version, 4).await;
         let mut options = shards.options();
@@ -154,36 +212,101 @@ on_each_version! {
         let router = pgshard::Router::new(options);
 
         let held = router.shard(shard(0)).unwrap().client().await.unwrap();
-        let error = router.shard(shard(1)).unwrap().query(COUNT, &[]).await.unwrap_err();
+        let error = router
+            .shard(shard(1))
+            .unwrap()
+            .query(COUNT, &[])
+            .await
+            .unwrap_err();
         assert!(
-            matches!(error, Error::PoolTimeout { phase: PoolPhase::Wait, limit_ms: 50, .. }) && error.is_retryable()
+            matches!(
+                error,
+                Error::PoolTimeout {
+                    phase: PoolPhase::Wait,
+                    limit_ms: 50,
+                    ..
+                }
+            ) && error.is_retryable()
         );
-        assert_eq!(error.to_string(), "host db1 of shard 1: waiting for a free connection took longer than 50 ms");
+        assert_eq!(
+            error.to_string(),
+            "host db1 of shard 1: waiting for a free connection took \
+            longer than 50 ms"
+        );
         drop(held);
 
         let placed = |host: &str, epoch| Placement {
             host: pgshard::map::HostName::new(host).unwrap(),
             epoch: ShardEpoch::new(epoch).unwrap(),
         };
-        let changes = Changes::from_iter([(shard(0), placed("db2", 2)), (shard(1), placed("db9", 2))]);
-        router.set_map(Arc::new(shards.map.merged(&changes))).unwrap();
-        let error = router.shard(shard(0)).unwrap().query(COUNT, &[]).await.unwrap_err();
-        assert_eq!(error.to_string(), "host db2 has no shard 0, where the map places it: run `pgshard check`");
-        let error = router.shard(shard(1)).unwrap().query(COUNT, &[]).await.unwrap_err();
-        assert_eq!(error.to_string(), "shard 1 is on host db9, which the config does not name: add [hosts.db9]");
+        let changes =
+            Changes::from_iter([(shard(0), placed("db2", 2)), (shard(1), placed("db9", 2))]);
+        router
+            .set_map(Arc::new(shards.map.merged(&changes)))
+            .unwrap();
+        let error = router
+            .shard(shard(0))
+            .unwrap()
+            .query(COUNT, &[])
+            .await
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "host db2 has no shard 0, where the map places it: run \
+            `pgshard check`"
+        );
+        let error = router
+            .shard(shard(1))
+            .unwrap()
+            .query(COUNT, &[])
+            .await
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "shard 1 is on host db9, which the config does not name: add \
+            [hosts.db9]"
+        );
         // To go back, one needs the old map with a later version.
-        assert!(matches!(router.set_map(shards.map.clone()), Err(Error::OlderMap { .. })));
-        router.set_map(Arc::new(shards.map.with_version(router.map().version().next()))).unwrap();
-        router.shard(shard(1)).unwrap().query(COUNT, &[]).await.unwrap();
+        assert!(matches!(
+            router.set_map(shards.map.clone()),
+            Err(Error::OlderMap { .. })
+        ));
+        router
+            .set_map(Arc::new(
+                shards.map.with_version(router.map().version().next()),
+            ))
+            .unwrap();
+        router
+            .shard(shard(1))
+            .unwrap()
+            .query(COUNT, &[])
+            .await
+            .unwrap();
 
         let other = Shards::start(version, 2).await;
-        assert!(matches!(router.set_map(other.map.clone()), Err(Error::OtherCluster { .. })));
+        assert!(matches!(
+            router.set_map(other.map.clone()),
+            Err(Error::OtherCluster { .. })
+        ));
         for sql in ["BEGIN", "/* x */ commit", "ROLLBACK", "SAVEPOINT a"] {
-            let error = router.shard(shard(1)).unwrap().execute(sql, &[]).await.unwrap_err();
+            let error = router
+                .shard(shard(1))
+                .unwrap()
+                .execute(sql, &[])
+                .await
+                .unwrap_err();
             assert!(matches!(error, Error::TransactionControl { .. }), "{sql}");
         }
-        let error = router.shard(shard(1)).unwrap().query_one("SELECT 1 WHERE false", &[]).await.unwrap_err();
-        assert_eq!(error.to_string(), "shard 1 gave 0 rows where exactly one was wanted");
+        let error = router
+            .shard(shard(1))
+            .unwrap()
+            .query_one("SELECT 1 WHERE false", &[])
+            .await
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "shard 1 gave 0 rows where exactly one was wanted"
+        );
     }
 
     /// A router made from a config follows the map that is published there.
@@ -191,7 +314,11 @@ on_each_version! {
         let shards = Shards::start(version, 8).await;
         let path = shards.cluster.write_config(8);
         let router = pgshard::connect(&path).await.unwrap();
-        router.by_key(1).execute(INSERT, &[&1_i64, &"one"]).await.unwrap();
+        router
+            .by_key(1)
+            .execute(INSERT, &[&1_i64, &"one"])
+            .await
+            .unwrap();
         assert_eq!(shards.titles(0, 1).await, ["one"]);
 
         let moving = shards.prepare(1, 0).await;
@@ -199,12 +326,21 @@ on_each_version! {
         moving.decide().await;
         moving.open().await;
         let store = pgshard::config::Config::load(&path).unwrap().map_store();
-        let to = Placement { host: shards.name(1), epoch: ShardEpoch::new(2).unwrap() };
-        pgshard::store::publish_merged(&store, &Changes::from_iter([(shard(1), to)])).await.unwrap();
+        let to = Placement {
+            host: shards.name(1),
+            epoch: ShardEpoch::new(2).unwrap(),
+        };
+        pgshard::store::publish_merged(&store, &Changes::from_iter([(shard(1), to)]))
+            .await
+            .unwrap();
         while router.map().host(shard(1)) != Some(&shards.name(1)) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        router.by_key(1).execute(INSERT, &[&2_i64, &"two"]).await.unwrap();
+        router
+            .by_key(1)
+            .execute(INSERT, &[&2_i64, &"two"])
+            .await
+            .unwrap();
         assert_eq!(shards.titles(1, 1).await, ["one", "two"]);
         assert_eq!(router.stats().retries, 0, "the map was enough");
         assert_eq!(schema(1), router.by_key(1).schema());

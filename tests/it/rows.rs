@@ -34,10 +34,23 @@ use state::Case;
 
 /// Three moves of a round of this seed lose nothing, and leave nothing behind.
 async fn plays(seed: u64, versions: [u32; 2]) {
-    let case = Case { seed, versions, moves: 3, sessions: None, tables: None, without: BTreeSet::new() };
+    let case = Case {
+        seed,
+        versions,
+        moves: 3,
+        sessions: None,
+        tables: None,
+        without: BTreeSet::new(),
+    };
     let outcome = round::round(&case).await;
     if let Some(failure) = outcome.failure {
-        panic!("{}\n{}: {}\nscript/test-rows {}", outcome.story.join("\n"), failure.kind, failure.text, case.words());
+        panic!(
+            "{}\n{}: {}\nscript/test-rows {}",
+            outcome.story.join("\n"),
+            failure.kind,
+            failure.text,
+            case.words()
+        );
     }
 }
 
@@ -54,6 +67,10 @@ async fn from_18_to_15() {
 on_each_version! {
     /// Both hosts of one version.
     async fn between_equals(version) {
-        plays(if version == 15 { 11003 } else { 11005 }, [version, version]).await;
+        plays(
+            if version == 15 { 11003 } else { 11005 },
+            [version, version],
+        )
+        .await;
     }
 }

@@ -1,5 +1,5 @@
-//! docs/runbooks.md is typed: a test of each section makes the trouble, runs what the page tells one to type, and
-//! counts the rows of the writers afterwards.
+//! docs/runbooks.md is typed: a test of each section makes the trouble, runs what the page tells
+//! one to type, and counts the rows of the writers afterwards.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -42,13 +42,19 @@ trap 'code=$?; case "$BASH_COMMAND" in *pgshard\ *|"return "*) ;; *) echo "## $c
 "###;
 
 fn page() -> String {
-    std::fs::read_to_string(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/runbooks.md")).unwrap()
+    std::fs::read_to_string(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/runbooks.md"))
+        .unwrap()
 }
 
 /// The text of a section.
 fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let begin = format!("\n## {heading}\n");
-    page.split(&begin).nth(1).unwrap_or_else(|| panic!("no {heading}")).split("\n## ").next().unwrap()
+    page.split(&begin)
+        .nth(1)
+        .unwrap_or_else(|| panic!("no {heading}"))
+        .split("\n## ")
+        .next()
+        .unwrap()
 }
 
 /// A section that is typed, block by block.
@@ -71,9 +77,17 @@ impl<'a> Book<'a> {
         let blocks = blocks.filter(|block| block.language == "sh" && block.not_run.is_none());
         let programs = Binaries::of_major(version).unwrap().program("psql");
         let ours = PathBuf::from(env!("CARGO_BIN_EXE_pgshard"));
-        let [ours, programs] = [&ours, &programs].map(|program| program.parent().unwrap().display().to_string());
-        let mut book = Book { world, blocks: blocks.collect(), environment: Vec::new() };
-        book.set("PATH", &format!("{ours}:{programs}:{}", std::env::var("PATH").unwrap()));
+        let [ours, programs] =
+            [&ours, &programs].map(|program| program.parent().unwrap().display().to_string());
+        let mut book = Book {
+            world,
+            blocks: blocks.collect(),
+            environment: Vec::new(),
+        };
+        book.set(
+            "PATH",
+            &format!("{ours}:{programs}:{}", std::env::var("PATH").unwrap()),
+        );
         book.set("PGSHARD_CONFIG", world.config.path.to_str().unwrap());
         book.set("PGSHARD_SNAPSHOT_MS", "5000");
         for (at, server) in world.servers.servers().iter().enumerate() {
@@ -93,7 +107,10 @@ impl<'a> Book<'a> {
 
     /// Types the next block, in which these commands, and no others, do not end with 0: `1 check`.
     async fn next_but(&mut self, failing: &[&str]) -> Typed {
-        let block = self.blocks.pop_front().expect("the section has another block");
+        let block = self
+            .blocks
+            .pop_front()
+            .expect("the section has another block");
         let typed = self.run(&block.text).await;
         assert_eq!(typed.failed, failing, "{}\n{}", block.text, typed.all);
         typed
@@ -101,27 +118,53 @@ impl<'a> Book<'a> {
 
     /// Leaves a block out that is for another case.
     fn skip(&mut self) {
-        self.blocks.pop_front().expect("the section has another block");
+        self.blocks
+            .pop_front()
+            .expect("the section has another block");
     }
 
     async fn run(&self, text: &str) -> Typed {
         let mut bash = tokio::process::Command::new("timeout");
-        bash.args(["200", "bash", "-c", &format!("{BEFORE}{SAYS_WHAT_FAILS}{text}")]);
-        bash.env_remove("PGSHARD_FAILPOINT").env_remove("RUST_LOG").env_remove("COLUMNS");
+        bash.args([
+            "200",
+            "bash",
+            "-c",
+            &format!("{BEFORE}{SAYS_WHAT_FAILS}{text}"),
+        ]);
+        bash.env_remove("PGSHARD_FAILPOINT")
+            .env_remove("RUST_LOG")
+            .env_remove("COLUMNS");
         bash.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        bash.current_dir(self.world.servers.directory()).stdin(Stdio::null()).kill_on_drop(true);
+        bash.current_dir(self.world.servers.directory())
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         let output = bash.output().await.unwrap();
-        let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-        let failed = err.lines().filter_map(|line| line.strip_prefix("## ")).map(str::to_owned).collect();
-        Typed { all: format!("{out}\n{err}"), failed }
+        let [out, err] = [&output.stdout, &output.stderr]
+            .map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        let failed = err
+            .lines()
+            .filter_map(|line| line.strip_prefix("## "))
+            .map(str::to_owned)
+            .collect();
+        Typed {
+            all: format!("{out}\n{err}"),
+            failed,
+        }
     }
 
     /// Nothing is left to be typed, and `check` finds nothing that needs somebody.
     async fn end(self) {
         assert!(self.blocks.is_empty(), "{:?}", self.blocks);
         let checked = self.world.run(&["check"]).await.last();
-        let bad = |found: &&Value| !["notice", "warning"].contains(&found["severity"].as_str().unwrap());
-        let bad: Vec<_> = checked["findings"].as_array().unwrap().iter().filter(bad).cloned().collect();
+        let bad =
+            |found: &&Value| !["notice", "warning"].contains(&found["severity"].as_str().unwrap());
+        let bad: Vec<_> = checked["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(bad)
+            .cloned()
+            .collect();
         assert_eq!(bad, [Value::Null; 0]);
     }
 }
@@ -132,7 +175,13 @@ struct Rows(Vec<(i64, String)>);
 
 impl Rows {
     /// Writes to these shards, so many rows each.
-    async fn write(&mut self, router: &Router, shards: impl IntoIterator<Item = u16>, name: &str, rows: usize) {
+    async fn write(
+        &mut self,
+        router: &Router,
+        shards: impl IntoIterator<Item = u16>,
+        name: &str,
+        rows: usize,
+    ) {
         for shard in shards {
             for _ in 0..rows {
                 let sql = "INSERT INTO {shard}.users (name) VALUES ($1) RETURNING id";
@@ -169,7 +218,8 @@ impl Steady {
         let task = tokio::spawn(async move {
             let mut rows = Rows::default();
             while !ends.load(Ordering::Relaxed) {
-                rows.write(&router, shards.iter().copied(), "steady", 1).await;
+                rows.write(&router, shards.iter().copied(), "steady", 1)
+                    .await;
                 tokio::time::sleep(Duration::from_millis(30)).await;
             }
             rows
@@ -216,16 +266,30 @@ async fn a_source_fails_over(version: u32, knows_the_move: bool) {
     let notes = notes.unwrap();
     tokio::task::block_in_place(|| world.servers.server(0).stop(StopMode::Immediate)).unwrap();
     world.servers.promote(2).await;
-    let mut book = Book::open(&world, version, "A source fails over in the middle of a move");
+    let mut book = Book::open(
+        &world,
+        version,
+        "A source fails over in the middle of a move",
+    );
     book.set("DB1_URL", &world.servers.server(2).url());
 
     let looked = book.run(&book.blocks[0].text).await;
     book.skip();
-    // The move is left to decide. An ID clock may have had to be raised before: if nobody has written since the mover
-    // died, the copy has the shard's last ID.
+    // The move is left to decide. An ID clock may have had to be raised before: if nobody has
+    // written since the mover died, the copy has the shard's last ID.
     let left = ["4 recover db1 --plan", "4 recover db1", "8 recover db1"];
-    assert!(looked.failed.iter().all(|failed| left.contains(&failed.as_str())), "{}", looked.all);
-    let listed = !world.run(&["moves", "list"]).await.ended(0).last()["moves"].as_array().unwrap().is_empty();
+    assert!(
+        looked
+            .failed
+            .iter()
+            .all(|failed| left.contains(&failed.as_str())),
+        "{}",
+        looked.all
+    );
+    let listed = !world.run(&["moves", "list"]).await.ended(0).last()["moves"]
+        .as_array()
+        .unwrap()
+        .is_empty();
     assert_eq!(listed, knows_the_move, "{}", looked.all);
     if listed {
         book.next().await;
@@ -235,10 +299,20 @@ async fn a_source_fails_over(version: u32, knows_the_move: bool) {
     book.next().await;
     book.end().await;
     rows.write(&world.router().await, 0..4, "after", 5).await;
-    rows.0.extend(notes.flawless().acknowledged.iter().map(|row| (row.id, row.payload.clone())));
+    rows.0.extend(
+        notes
+            .flawless()
+            .acknowledged
+            .iter()
+            .map(|row| (row.id, row.payload.clone())),
+    );
     rows.are_there(&world.router().await).await;
-    assert_eq!(world.state(2, 0).await, if knows_the_move { "moved" } else { "serving" });
-    let slots = "SELECT slot_name::text FROM pg_replication_slots WHERE slot_name NOT LIKE '%\\_back\\_%'";
+    assert_eq!(
+        world.state(2, 0).await,
+        if knows_the_move { "moved" } else { "serving" }
+    );
+    let slots =
+        "SELECT slot_name::text FROM pg_replication_slots WHERE slot_name NOT LIKE '%\\_back\\_%'";
     for server in [1, 2] {
         assert_eq!(lines(&world.servers.app(server).await, slots).await, "");
     }
@@ -255,32 +329,66 @@ on_each_version! {
         rows.write(&world.router().await, 0..8, "before", 5).await;
         let notes = writers.stop().await;
         tokio::task::block_in_place(|| world.servers.base_backup(version, 0));
-        // Shard 0 leaves, and is written to; shard 4 comes, and what is written then is lost with db1.
-        world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
-        world.run(&["move", "4", "--to", "db1", "--mode", "online", "--yes"]).await.ended(0);
-        rows.write(&world.router().await, [0, 5, 6, 7], "since", 3).await;
-        Rows::default().write(&world.router().await, [1, 2, 3, 4], "lost", 3).await;
+        // Shard 0 leaves, and is written to; shard 4 comes, and what is written then is lost with
+        // db1.
+        world
+            .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
+        world
+            .run(&["move", "4", "--to", "db1", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
+        rows.write(&world.router().await, [0, 5, 6, 7], "since", 3)
+            .await;
+        Rows::default()
+            .write(&world.router().await, [1, 2, 3, 4], "lost", 3)
+            .await;
         tokio::task::block_in_place(|| world.servers.restore_to_a_new_timeline(0));
 
         let mut book = Book::open(&world, version, "One host is restored");
         let planned = book.next_but(&["4 recover db1 --plan"]).await;
-        assert!(planned.all.contains("it does not know that shard 0 went from db1 to db2"), "{}", planned.all);
+        assert!(
+            planned.all.contains(
+                "it does not know that shard 0 went from db1 to \
+            db2"
+            ),
+            "{}",
+            planned.all
+        );
         // db2 keeps its log for a move that db1 has forgotten.
         let looked = book.run("pgshard check").await;
         let after = looked.all.split("stray_slot").nth(1);
-        assert!(after.is_some_and(|after| after.contains("`pgshard moves gc`")), "{}", looked.all);
+        assert!(
+            after.is_some_and(|after| after.contains("`pgshard moves gc`")),
+            "{}",
+            looked.all
+        );
         // Shard 4 is nowhere: the command that is printed takes back what db2 has kept of it.
         let first = book.blocks[0].text.clone();
         let tried = book.run(&first).await;
-        let command = tried.all.lines().find_map(|line| line.trim().strip_prefix("pgshard moves repair 4 "));
-        let command = command.unwrap_or_else(|| panic!("{}", tried.all)).trim_matches('`');
+        let command = tried.all.lines().find_map(|line| {
+            line.trim().strip_prefix(
+                "pgshard moves \
+            repair 4 ",
+            )
+        });
+        let command = command
+            .unwrap_or_else(|| panic!("{}", tried.all))
+            .trim_matches('`');
         let decided = book.run(&format!("pgshard moves repair 4 {command}")).await;
         assert_eq!(decided.failed, [""; 0], "{}", decided.all);
         // The old copies that this has made are not audited, of which `check` warns.
         book.next_but(&["1 check"]).await;
         book.end().await;
         rows.write(&world.router().await, 0..8, "after", 5).await;
-        rows.0.extend(notes.flawless().acknowledged.iter().map(|row| (row.id, row.payload.clone())));
+        rows.0.extend(
+            notes
+                .flawless()
+                .acknowledged
+                .iter()
+                .map(|row| (row.id, row.payload.clone())),
+        );
         rows.are_there(&world.router().await).await;
         world.audit_places().await;
     }
@@ -295,11 +403,17 @@ on_each_version! {
         // A copy of db1 as it is now.
         tokio::task::block_in_place(|| world.servers.make_standby(version, 2, 0));
         world.servers.cut_off(2, 0).await;
-        world.write("migrations/0002_captions.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption text");
+        world.write(
+            "migrations/0002_captions.sql",
+            "ALTER TABLE {shard}.photos ADD COLUMN caption \
+            text",
+        );
         world.run(&["migrate", "up"]).await.ended(0);
         rows.write(&router, [3], "since", 10).await;
         let db1 = world.servers.app(0).await;
-        db1.batch_execute("DROP TABLE shard_0003.photos").await.unwrap();
+        db1.batch_execute("DROP TABLE shard_0003.photos")
+            .await
+            .unwrap();
 
         let steady = Steady::start(&world, vec![0, 1, 2, 4, 5, 6, 7]).await;
         let mut book = Book::open(&world, version, "One shard is restored");
@@ -308,7 +422,10 @@ on_each_version! {
         assert!(looked.all.contains("objects_missing"), "{}", looked.all);
         book.next().await;
         let insert = "INSERT INTO {shard}.users (name) VALUES ('never')";
-        assert!(router.by_key(3_u16).execute(insert, &[]).await.is_err(), "its callers get errors");
+        assert!(
+            router.by_key(3_u16).execute(insert, &[]).await.is_err(),
+            "its callers get errors"
+        );
         book.next().await;
         let differs = book.next_but(&["1 check --ddl"]).await;
         assert!(differs.all.contains("ddl_differs"), "{}", differs.all);
@@ -321,7 +438,13 @@ on_each_version! {
         let expected = "SELECT (count(caption) = 0)::text FROM shard_0003.photos";
         assert_eq!(lines(&db1, expected).await, "true\n");
         rows.write(&router, [3], "after", 5).await;
-        rows.0.extend(notes.flawless().acknowledged.iter().map(|row| (row.id, row.payload.clone())));
+        rows.0.extend(
+            notes
+                .flawless()
+                .acknowledged
+                .iter()
+                .map(|row| (row.id, row.payload.clone())),
+        );
         rows.are_there(&router).await;
         world.run(&["check", "--ddl", "--rows"]).await.ended(0);
     }
@@ -329,35 +452,73 @@ on_each_version! {
     async fn the_config_is_lost(version) {
         let world = World::new(&[version, version], 8).await;
         world.run(&["bootstrap"]).await.ended(0);
-        world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "1", "--to", "db2", "--yes"])
+            .await
+            .ended(0);
         let writers = Writers::start(&world, 2).await;
         let (path, folder) = (&world.config.path, world.servers.directory());
         let lost = Config::load(path).unwrap();
         std::fs::remove_file(path).unwrap();
         // One url is not enough: the host behind it remembers the other.
         let mut book = Book::open(&world, version, "The config is lost");
-        let half = book.run("pgshard --config half.toml init --from \"$DB1_URL\"").await;
-        assert!(half.all.contains("the hosts know of db2, and no url leads to it"), "{}", half.all);
-        let twice = book.run("pgshard --config half.toml init --from \"$DB1_URL\" --from \"$DB1_URL\"").await;
+        let half = book
+            .run("pgshard --config half.toml init --from \"$DB1_URL\"")
+            .await;
+        assert!(
+            half.all
+                .contains("the hosts know of db2, and no url leads to it"),
+            "{}",
+            half.all
+        );
+        let twice = book
+            .run(
+                "pgshard --config half.toml init --from \"$DB1_URL\" \
+            --from \"$DB1_URL\"",
+            )
+            .await;
         assert_eq!(twice.failed.len(), 1, "{}", twice.all);
-        let open = book.run("pgshard --config half.toml init --from postgres://app:secret@127.0.0.1/app").await;
+        let open = book
+            .run(
+                "pgshard --config half.toml init --from \
+            postgres://app:secret@127.0.0.1/app",
+            )
+            .await;
         let said = open.all.split("## ").next().unwrap();
-        assert!(said.contains("the url holds a password") && !said.contains("secret"), "{said}");
+        assert!(
+            said.contains("the url holds a password") && !said.contains("secret"),
+            "{said}"
+        );
         assert!(!folder.join("half.toml").exists());
         book.next().await;
 
         let found = Config::load(folder.join("found.toml")).unwrap();
         let of = |config: &Config| {
             let map = config.map.as_ref().unwrap();
-            map.iter().map(|(shard, host, epoch)| (shard, host.clone(), epoch)).collect::<Vec<_>>()
+            map.iter()
+                .map(|(shard, host, epoch)| (shard, host.clone(), epoch))
+                .collect::<Vec<_>>()
         };
         assert_eq!(of(&found), of(&lost));
-        let cluster = |config: &Config| format!("{:?}", (&config.cluster.shards, &config.cluster.epoch,
-            &config.cluster.prefix, &config.cluster.key, &config.cluster.migrations));
+        let cluster = |config: &Config| {
+            format!(
+                "{:?}",
+                (
+                    &config.cluster.shards,
+                    &config.cluster.epoch,
+                    &config.cluster.prefix,
+                    &config.cluster.key,
+                    &config.cluster.migrations
+                )
+            )
+        };
         assert_eq!(cluster(&found), cluster(&lost));
         std::fs::rename(folder.join("found.toml"), path).unwrap();
         book.end().await;
-        world.run(&["move", "2", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "2", "--to", "db2", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
         let notes = writers.stop().await;
         world.audit(notes.flawless()).await;
     }
@@ -366,8 +527,14 @@ on_each_version! {
         let world = World::new(&[version, version], 8).await;
         let old = std::fs::read_to_string(&world.config.path).unwrap();
         let writers = Writers::start(&world, 2).await;
-        world.run(&["move", "0,1", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
-        world.run(&["move", "5", "--to", "db1", "--mode", "online", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "0,1", "--to", "db2", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
+        world
+            .run(&["move", "5", "--to", "db1", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
         world.write("pgshard.toml", &old);
         // Applications that start now follow the signposts.
         let mut rows = Rows::default();
@@ -386,28 +553,53 @@ on_each_version! {
         let spare = world.servers.server(2);
         let admin = another_database(&spare.superuser_url(), "postgres");
         let root = crate::support::connect(&admin).await;
-        root.batch_execute("CREATE DATABASE control OWNER app").await.unwrap();
+        root.batch_execute("CREATE DATABASE control OWNER app")
+            .await
+            .unwrap();
         let text = std::fs::read_to_string(&world.config.path).unwrap();
         world.write("old.toml", &text);
         let kept = text.split("[map]").next().unwrap();
         let url = another_database(&spare.url(), "control");
-        world.write("pgshard.toml", &format!("{kept}[map]\nstore = \"postgres\"\nurl = \"{url}\"\n"));
+        world.write(
+            "pgshard.toml",
+            &format!(
+                "{kept}[map]\nstore = \"postgres\"\nurl \
+            = \"{url}\"\n"
+            ),
+        );
         let old = world.servers.directory().join("old.toml");
-        world.run(&["map", "import", old.to_str().unwrap()]).await.ended(0);
-        world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        world
+            .run(&["map", "import", old.to_str().unwrap()])
+            .await
+            .ended(0);
+        world
+            .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
         let writers = Writers::start(&world, 2).await;
-        root.batch_execute("DROP DATABASE control WITH (FORCE)").await.unwrap();
+        root.batch_execute("DROP DATABASE control WITH (FORCE)")
+            .await
+            .unwrap();
         let mut book = Book::open(&world, version, "The control database is lost");
         book.set("ADMIN_URL", &admin);
         book.next().await;
         book.end().await;
-        world.run(&["move", "1", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "1", "--to", "db2", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
         let notes = writers.stop().await;
         // The audit reads the map in the file.
         let map = world.text(&["map", "export"]).await.ended(0).stdout.clone();
         world.write("pgshard.toml", &format!("{kept}{map}"));
-        root.batch_execute("DROP DATABASE control WITH (FORCE)").await.unwrap();
-        let rows = notes.flawless().acknowledged.iter().map(|row| (row.id, row.payload.clone()));
+        root.batch_execute("DROP DATABASE control WITH (FORCE)")
+            .await
+            .unwrap();
+        let rows = notes
+            .flawless()
+            .acknowledged
+            .iter()
+            .map(|row| (row.id, row.payload.clone()));
         Rows(rows.collect()).are_there(&world.router().await).await;
         world.run(&["check"]).await.ended(0);
     }
@@ -423,19 +615,31 @@ on_each_version! {
         world.servers.promote(2).await;
         let shard = (0..4).find(|shard| world.host_of(*shard) == 0).unwrap();
         let sql = "SELECT FROM {shard}.users LIMIT 1";
-        router.by_key(shard).query(sql, &[]).await.expect_err("PgBouncer leads to the former primary");
+        router.by_key(shard).query(sql, &[]).await.expect_err(
+            "PgBouncer leads to the former \
+            primary",
+        );
 
         let mut book = Book::open(&world, version, "A host fails over");
         pooler.name(world.servers.server(2).port());
-        book.set("PGBOUNCER_URL", &format!("postgres://app@127.0.0.1:{}/pgbouncer", pooler.port()));
+        book.set(
+            "PGBOUNCER_URL",
+            &format!("postgres://app@127.0.0.1:{}/pgbouncer", pooler.port()),
+        );
         book.next().await;
-        // The router that met the former primary goes on, once it has forgotten that the host was down.
+        // The router that met the former primary goes on, once it has forgotten that the host was
+        // down.
         let goes_on = async {
             while router.by_key(shard).query(sql, &[]).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), goes_on).await.expect("calls reach the promoted server");
+        tokio::time::timeout(Duration::from_secs(60), goes_on)
+            .await
+            .expect(
+                "calls reach the \
+            promoted server",
+            );
         book.next().await;
         book.next().await;
         book.end().await;
@@ -443,7 +647,10 @@ on_each_version! {
         rows.are_there(&router).await;
         let recorded = "SELECT timeline::text FROM pgshard.identity WHERE host_name = 'db1'";
         for server in [1, 2] {
-            assert_eq!(lines(&world.servers.app(server).await, recorded).await, "2\n");
+            assert_eq!(
+                lines(&world.servers.app(server).await, recorded).await,
+                "2\n"
+            );
         }
     }
 
@@ -458,7 +665,10 @@ on_each_version! {
     async fn a_disk_is_filling(version) {
         let world = World::new(&[version, version], 8).await;
         let writers = Writers::start(&world, 2).await;
-        world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
         let superuser = world.servers.superuser(1).await;
         let stray = "SELECT pg_create_logical_replication_slot('pgshard_stray', 'pgoutput')";
         superuser.batch_execute(stray).await.unwrap();
@@ -473,7 +683,11 @@ on_each_version! {
         let looked = book.next_but(&["1 check"]).await;
         assert!(looked.all.contains("stray_slot"), "{}", looked.all);
         book.next().await;
-        assert_eq!(lines(&superuser, kept).await, "", "nothing keeps the log any more");
+        assert_eq!(
+            lines(&superuser, kept).await,
+            "",
+            "nothing keeps the log any more"
+        );
         book.next().await;
         book.next().await;
         book.end().await;
@@ -485,9 +699,15 @@ on_each_version! {
         let world = World::new(&[version, version], 4).await;
         let writers = Writers::start(&world, 2).await;
         let db1 = world.servers.app(0).await;
-        let args = ["move", "0,1", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let args = [
+            "move", "0,1", "--to", "db2", "--mode", "online", "--yes", "--hold",
+        ];
         let mover = world.command(&args, &[]).spawn().unwrap();
-        until(&db1, "SELECT count(*) = 2 FROM pgshard.move WHERE phase = 'ready'").await;
+        until(
+            &db1,
+            "SELECT count(*) = 2 FROM pgshard.move WHERE phase = 'ready'",
+        )
+        .await;
         let mut book = Book::open(&world, version, "Somebody else's move");
         let shown = book.next().await;
         assert!(shown.all.contains("ready"), "{}", shown.all);
@@ -508,11 +728,18 @@ on_each_version! {
         for host in [0, 1] {
             // As the control schema of an earlier release.
             let sql = "DROP TABLE pgshard.known_host; DROP FUNCTION pgshard.migrated(text);
-                DROP FUNCTION pgshard.end_moves, pgshard.stand_down, pgshard.take_back, pgshard.open_given_up,
+                DROP FUNCTION pgshard.end_moves, pgshard.stand_down, pgshard.take_back, \
+                pgshard.open_given_up,
                     pgshard.raise_epoch;
                 DROP TABLE pgshard.lent_identity;
                 DELETE FROM pgshard.control_migration WHERE version >= 6";
-            world.servers.app(host).await.batch_execute(sql).await.unwrap();
+            world
+                .servers
+                .app(host)
+                .await
+                .batch_execute(sql)
+                .await
+                .unwrap();
         }
         let writers = Writers::start(&world, 2).await;
         let mut book = Book::open(&world, version, "pgshard is upgraded");
@@ -520,12 +747,16 @@ on_each_version! {
         assert!(old.all.contains("control_old"), "{}", old.all);
         book.next().await;
         book.end().await;
-        world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
         let notes = writers.stop().await;
         world.audit(notes.flawless()).await;
     }
 
-    /// The dumps are good: they are restored into an empty database, with all rows that were there before.
+    /// The dumps are good: they are restored into an empty database, with all rows that were there
+    /// before.
     async fn backups(version) {
         let world = World::new(&[version, version], 4).await;
         let mut rows = Rows::default();
@@ -535,15 +766,26 @@ on_each_version! {
         book.next().await;
         let notes = writers.stop().await;
         let restored = book
-            .run("psql \"$DB2_URL\" -c 'CREATE DATABASE restored'
-                for dump in *.dump; do pg_restore --exit-on-error -d \"${DB2_URL%/app}/restored\" $dump; done")
+            .run(
+                "psql \"$DB2_URL\" -c 'CREATE DATABASE restored'
+                for dump in *.dump; do pg_restore --exit-on-error -d \"${DB2_URL%/app}/restored\" \
+                $dump; done",
+            )
             .await;
         assert_eq!(restored.failed, [""; 0], "{}", restored.all);
         book.end().await;
-        let client = crate::support::connect(&another_database(&world.servers.server(1).url(), "restored")).await;
+        let client = crate::support::connect(&another_database(
+            &world.servers.server(1).url(),
+            "restored",
+        ))
+        .await;
         let sql = "SELECT id::text FROM shard_0000.users WHERE name = 'before'
             UNION ALL SELECT id::text FROM shard_0001.users WHERE name = 'before'";
-        let found: BTreeSet<i64> = lines(&client, sql).await.lines().map(|id| id.parse().unwrap()).collect();
+        let found: BTreeSet<i64> = lines(&client, sql)
+            .await
+            .lines()
+            .map(|id| id.parse().unwrap())
+            .collect();
         assert_eq!(found, rows.0.iter().map(|(id, _)| *id).collect());
         world.audit(notes.flawless()).await;
     }
@@ -559,7 +801,12 @@ on_mixed_versions! {
         book.next().await;
         book.next().await;
         book.end().await;
-        assert!(!Config::load(&world.config.path).unwrap().hosts.contains_key("db1"));
+        assert!(
+            !Config::load(&world.config.path)
+                .unwrap()
+                .hosts
+                .contains_key("db1")
+        );
         assert_eq!(world.state(2, 0).await, "serving");
         let notes = writers.stop().await;
         world.config = upgraded;

@@ -11,7 +11,9 @@ use super::by_hand::Shards;
 use super::case::Case;
 use super::proxy::Proxy;
 
-pub(crate) const FATES: [&str; 7] = ["kill", "silent", "lock", "slow", "move", "restart", "failover"];
+pub(crate) const FATES: [&str; 7] = [
+    "kill", "silent", "lock", "slow", "move", "restart", "failover",
+];
 
 /// The fates that excuse a connection too many: a server that does not answer ends no connection.
 pub(crate) const EXCUSES: [&str; 3] = ["silent", "restart", "failover"];
@@ -35,11 +37,20 @@ impl Place {
         if let Some(host) = standby {
             tokio::task::block_in_place(|| shards.cluster.make_standby(version, SPARE, host));
             let primary = shards.cluster.superuser(host).await;
-            for sql in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
+            for sql in [
+                "ALTER SYSTEM SET synchronous_standby_names = '*'",
+                "SELECT pg_reload_conf()",
+            ] {
                 primary.batch_execute(sql).await.expect("a superuser may");
             }
             let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
-            while primary.query_one(sql, &[]).await.expect("it answers").get::<_, i64>(0) == 0 {
+            while primary
+                .query_one(sql, &[])
+                .await
+                .expect("it answers")
+                .get::<_, i64>(0)
+                == 0
+            {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
@@ -47,7 +58,12 @@ impl Place {
         for host in 0..2 {
             proxies.push(Proxy::to(shards.cluster.server(host).port()).await);
         }
-        Place { shards, proxies, homes: [AtomicUsize::new(0), AtomicUsize::new(1)], standby }
+        Place {
+            shards,
+            proxies,
+            homes: [AtomicUsize::new(0), AtomicUsize::new(1)],
+            standby,
+        }
     }
 
     /// Which server the host is at present.
@@ -61,18 +77,35 @@ impl Place {
 
     /// The primary dies, its standby is promoted, and the host's address leads there.
     async fn fail_over(&self, host: usize) {
-        self.shards.cluster.server(host).stop(StopMode::Immediate).expect("the server stops");
+        self.shards
+            .cluster
+            .server(host)
+            .stop(StopMode::Immediate)
+            .expect("the server stops");
         let promote = "SELECT pg_promote(true, 60)";
         let standby = self.shards.cluster.superuser(SPARE).await;
-        assert!(standby.query_one(promote, &[]).await.expect("a superuser may").get::<_, bool>(0));
+        assert!(
+            standby
+                .query_one(promote, &[])
+                .await
+                .expect("a superuser may")
+                .get::<_, bool>(0)
+        );
         self.homes[host].store(SPARE, Ordering::Relaxed);
         self.proxies[host].lead_to(self.shards.cluster.server(SPARE).port());
     }
 }
 
 /// Runs fates one after the other, until the callers are done.
-pub(crate) async fn play(case: &Case, place: &Place, done: &AtomicBool, mut rng: Rng) -> Vec<String> {
-    let Place { shards, proxies, .. } = place;
+pub(crate) async fn play(
+    case: &Case,
+    place: &Place,
+    done: &AtomicBool,
+    mut rng: Rng,
+) -> Vec<String> {
+    let Place {
+        shards, proxies, ..
+    } = place;
     let mut story = Vec::new();
     let mut fates = case.of_these(&FATES);
     if place.standby.is_none() {
@@ -93,7 +126,9 @@ pub(crate) async fn play(case: &Case, place: &Place, done: &AtomicBool, mut rng:
                 tokio::time::sleep(Duration::from_millis(rng.u64(20..800))).await;
                 proxies[host].speak_again();
             }
-            "lock" | "slow" => hold(place, host, fate, Duration::from_millis(rng.u64(20..800))).await,
+            "lock" | "slow" => {
+                hold(place, host, fate, Duration::from_millis(rng.u64(20..800))).await
+            }
             "move" if unmoved.is_empty() => fates.retain(|fate| *fate != "move"),
             "move" => {
                 let number = unmoved.swap_remove(rng.usize(..unmoved.len()));
@@ -103,7 +138,8 @@ pub(crate) async fn play(case: &Case, place: &Place, done: &AtomicBool, mut rng:
                 moving.open().await;
             }
             "failover" => {
-                // It happens once, and there are no moves: their connections would end with the server.
+                // It happens once, and there are no moves: their connections would end with the
+                // server.
                 fates.retain(|fate| !["failover", "move"].contains(fate));
                 let host = place.standby.expect("one has a standby");
                 story.push(format!("it was db{}", host + 1));
@@ -112,8 +148,14 @@ pub(crate) async fn play(case: &Case, place: &Place, done: &AtomicBool, mut rng:
             _ => {
                 // The connections of the mover would end with it.
                 fates.retain(|fate| *fate != "move");
-                let mode = if rng.bool() { StopMode::Fast } else { StopMode::Immediate };
-                let restarted = tokio::task::block_in_place(|| shards.cluster.server(place.home(host)).restart(mode));
+                let mode = if rng.bool() {
+                    StopMode::Fast
+                } else {
+                    StopMode::Immediate
+                };
+                let restarted = tokio::task::block_in_place(|| {
+                    shards.cluster.server(place.home(host)).restart(mode)
+                });
                 restarted.expect("a server comes back");
             }
         }
@@ -125,16 +167,33 @@ pub(crate) async fn play(case: &Case, place: &Place, done: &AtomicBool, mut rng:
 async fn kill(place: &Place, host: usize) {
     let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
         WHERE application_name = 'library' ORDER BY random() LIMIT 2";
-    place.shards.cluster.superuser(place.home(host)).await.query(sql, &[]).await.expect("a superuser may");
+    place
+        .shards
+        .cluster
+        .superuser(place.home(host))
+        .await
+        .query(sql, &[])
+        .await
+        .expect("a superuser may");
 }
 
 /// Locks the table of one of the host's shards, or slows the whole host down.
 async fn hold(place: &Place, host: usize, fate: &str, long: Duration) {
-    let sql = "SELECT schema_name FROM pgshard.shard WHERE state = 'serving' ORDER BY random() LIMIT 1";
+    let sql =
+        "SELECT schema_name FROM pgshard.shard WHERE state = 'serving' ORDER BY random() LIMIT 1";
     let client = place.app(host).await;
-    let Some(row) = client.query_opt(sql, &[]).await.expect("the host answers") else { return };
-    let mode = if fate == "lock" { "ACCESS EXCLUSIVE" } else { "SHARE ROW EXCLUSIVE" };
-    let lock = format!("BEGIN; LOCK TABLE {}.photos IN {mode} MODE", row.get::<_, &str>(0));
+    let Some(row) = client.query_opt(sql, &[]).await.expect("the host answers") else {
+        return;
+    };
+    let mode = if fate == "lock" {
+        "ACCESS EXCLUSIVE"
+    } else {
+        "SHARE ROW EXCLUSIVE"
+    };
+    let lock = format!(
+        "BEGIN; LOCK TABLE {}.photos IN {mode} MODE",
+        row.get::<_, &str>(0)
+    );
     // Whoever has the lock already may keep it long: then that lock will do.
     let locked = tokio::time::timeout(Duration::from_secs(2), client.batch_execute(&lock)).await;
     if locked.is_err() {

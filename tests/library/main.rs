@@ -1,5 +1,11 @@
-//! Random programs of calls over servers that fail, round after round. See `script/test-library --help`.
-#![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
+//! Random programs of calls over servers that fail, round after round. See
+//! `script/test-library --help`.
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "what the tests share is more than this needs"
+)]
 
 #[path = "../it/router/by_hand.rs"]
 mod by_hand;
@@ -25,11 +31,14 @@ use round::{Outcome, round};
 use support::proxy;
 use words::Words;
 
-const HELP: &str = "script/test-library [--seed S] [--minutes M] [--version 15|18] [--callers N] [--steps N]
+const HELP: &str = "script/test-library [--seed S] [--minutes M] [--version 15|18] [--callers N] \
+    [--steps N]
     [--without KIND,…] [--shrink MINUTES]
 
-Each seed is one round: callers with a program each, and what befalls their servers meanwhile. Rounds go on from seed to
-seed until the minutes are over. A round that fails prints its story and the command that does it again; with --shrink
+Each seed is one round: callers with a program each, and what befalls their servers meanwhile. \
+Rounds go on from seed to
+seed until the minutes are over. A round that fails prints its story and the command that does it \
+again; with --shrink
 it is tried with fewer callers, steps and kinds.";
 
 struct Asked {
@@ -40,8 +49,19 @@ struct Asked {
 }
 
 fn asked() -> Result<Asked, String> {
-    let case = Case { seed: words::seed(), version: 15, callers: 6, steps: 40, without: BTreeSet::new() };
-    let mut asked = Asked { case, version: None, minutes: 0.0, shrink: 0.0 };
+    let case = Case {
+        seed: words::seed(),
+        version: 15,
+        callers: 6,
+        steps: 40,
+        without: BTreeSet::new(),
+    };
+    let mut asked = Asked {
+        case,
+        version: None,
+        minutes: 0.0,
+        shrink: 0.0,
+    };
     let mut words = Words::of_process();
     while let Some(word) = words.next() {
         match word.as_str() {
@@ -60,10 +80,14 @@ fn asked() -> Result<Asked, String> {
 
 async fn play(case: &Case) -> Outcome {
     let outcome = round(case).await;
-    let verdict = outcome.failure.as_ref().map_or("ok", |failure| failure.kind);
+    let verdict = outcome
+        .failure
+        .as_ref()
+        .map_or("ok", |failure| failure.kind);
     let [done, undone, either] = outcome.counts;
     println!(
-        "seed {:>9}  {}  {:>5.1} s  {done} rows there, {undone} not, {either} in doubt  {} fates  {verdict}",
+        "seed {:>9}  {}  {:>5.1} s  {done} rows there, {undone} not, {either} in doubt  {} fates  \
+            {verdict}",
         case.seed,
         case.version,
         outcome.seconds,
@@ -76,15 +100,29 @@ async fn play(case: &Case) -> Outcome {
 async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
     let mut least = case.clone();
     let smaller = |least: &Case| {
-        let kinds = caller::STEPS.iter().chain(&fates::FATES).chain(&["drop", "pooler"]);
-        let without = kinds.filter(|kind| !least.without.contains(**kind)).map(|kind| {
-            let mut next = least.clone();
-            next.without.insert((*kind).to_owned());
-            next
-        });
-        let fewer = Case { callers: least.callers.div_ceil(2), ..least.clone() };
-        let shorter = Case { steps: least.steps.div_ceil(2), ..least.clone() };
-        [fewer, shorter].into_iter().chain(without).collect::<Vec<Case>>()
+        let kinds = caller::STEPS
+            .iter()
+            .chain(&fates::FATES)
+            .chain(&["drop", "pooler"]);
+        let without = kinds
+            .filter(|kind| !least.without.contains(**kind))
+            .map(|kind| {
+                let mut next = least.clone();
+                next.without.insert((*kind).to_owned());
+                next
+            });
+        let fewer = Case {
+            callers: least.callers.div_ceil(2),
+            ..least.clone()
+        };
+        let shorter = Case {
+            steps: least.steps.div_ceil(2),
+            ..least.clone()
+        };
+        [fewer, shorter]
+            .into_iter()
+            .chain(without)
+            .collect::<Vec<Case>>()
     };
     let mut changed = true;
     while changed {
@@ -96,7 +134,11 @@ async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
             }
             // It may fail only by chance.
             for _ in 0..3 {
-                if play(&next).await.failure.is_some_and(|failure| failure.kind == kind) {
+                if play(&next)
+                    .await
+                    .failure
+                    .is_some_and(|failure| failure.kind == kind)
+                {
                     println!("  still with {}", next.words());
                     (least, changed) = (next, true);
                     break;
@@ -124,15 +166,26 @@ async fn main() {
         rounds += 1;
         if let Some(failure) = outcome.failure {
             outcome.story.iter().for_each(|line| println!("  | {line}"));
-            println!("FAILED ({}): {}\n  again: script/test-library {}", failure.kind, failure.text, case.words());
+            println!(
+                "FAILED ({}): {}\n  again: script/test-library {}",
+                failure.kind,
+                failure.text,
+                case.words()
+            );
             if asked.shrink > 0.0 {
                 let until = Instant::now() + Duration::from_secs_f64(asked.shrink * 60.0);
-                println!("  least: script/test-library {}", shrink(&case, failure.kind, until).await.words());
+                println!(
+                    "  least: script/test-library {}",
+                    shrink(&case, failure.kind, until).await.words()
+                );
             }
             std::process::exit(1);
         }
         if begun.elapsed() >= Duration::from_secs_f64(asked.minutes * 60.0) {
-            println!("{rounds} rounds, no failure, {:.1} minutes", begun.elapsed().as_secs_f64() / 60.0);
+            println!(
+                "{rounds} rounds, no failure, {:.1} minutes",
+                begun.elapsed().as_secs_f64() / 60.0
+            );
             return;
         }
         case.seed += 1;

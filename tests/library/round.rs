@@ -1,4 +1,5 @@
-//! One round: callers at work, what happens to their servers, and whether what they were told is true.
+//! One round: callers at work, what happens to their servers, and whether what they were told is
+//! true.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +32,8 @@ pub(crate) struct Outcome {
 pub(crate) struct World {
     pub(crate) place: Place,
     pub(crate) options: Options,
-    /// Whether every server answers all the time, so that whatever takes long is the library's fault.
+    /// Whether every server answers all the time, so that whatever takes long is the library's
+    /// fault.
     pub(crate) calm: bool,
     pub(crate) hiccups: Hiccups,
 }
@@ -41,15 +43,22 @@ impl World {
     pub(crate) async fn backends(&self, host: usize, which: &str) -> i64 {
         let callers = "application_name LIKE 'library%'";
         let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE {callers} AND ({which})");
-        self.place.app(host).await.query_one(&sql, &[]).await.expect("a host answers").get(0)
+        self.place
+            .app(host)
+            .await
+            .query_one(&sql, &[])
+            .await
+            .expect("a host answers")
+            .get(0)
     }
 }
 
-/// Connections in addition to the pool's: two for look-ups, one that tries the host, one that looks for a later
-/// primary, and those that are just ending.
+/// Connections in addition to the pool's: two for look-ups, one that tries the host, one that looks
+/// for a later primary, and those that are just ending.
 const BESIDE: i64 = 2 + 1 + 1 + 2;
 
-/// How many times in a row a connection too many must be seen before it counts: a connection needs a moment to end.
+/// How many times in a row a connection too many must be seen before it counts: a connection needs
+/// a moment to end.
 const LOOKS: u32 = 20;
 
 pub(crate) async fn round(case: &Case) -> Outcome {
@@ -60,7 +69,8 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     let pooled = rng.u8(..4) == 0 && allowed("pooler");
     // In one round of three every server answers all the time.
     let calm = rng.u8(..3) == 0 || !fates::EXCUSES.iter().any(|fate| allowed(fate));
-    let standby = (!calm && !pooled && rng.u8(..3) == 0 && allowed("failover")).then(|| rng.usize(..2));
+    let standby =
+        (!calm && !pooled && rng.u8(..3) == 0 && allowed("failover")).then(|| rng.usize(..2));
     let place = Place::start(case.version, SHARDS as u16, standby).await;
     let mut options = place.shards.options();
     let poolers = on_the_way(&place, &mut options, pooled).await;
@@ -74,18 +84,42 @@ pub(crate) async fn round(case: &Case) -> Outcome {
         options.hosts[0].prepare,
         options.recycle,
         if pooled { ", through PgBouncer" } else { "" },
-        if standby.is_some() { ", with a standby" } else { "" },
+        if standby.is_some() {
+            ", with a standby"
+        } else {
+            ""
+        },
     )];
     let router = Router::new(options.clone());
-    let world = Arc::new(World { place, options, calm, hiccups: Hiccups::default() });
+    let world = Arc::new(World {
+        place,
+        options,
+        calm,
+        hiccups: Hiccups::default(),
+    });
     let failures = Arc::new(Failures::default());
     let done = AtomicBool::new(false);
     let mut callers = JoinSet::new();
     for number in 0..case.callers {
         let rng = Rng::with_seed(case.seed * 1000 + number);
         let next = number as i64 * 1_000_000;
-        let (router, failures, case, world) = (router.clone(), failures.clone(), case.clone(), world.clone());
-        callers.spawn(Caller { case, router, rng, next, failures, world }.play());
+        let (router, failures, case, world) = (
+            router.clone(),
+            failures.clone(),
+            case.clone(),
+            world.clone(),
+        );
+        callers.spawn(
+            Caller {
+                case,
+                router,
+                rng,
+                next,
+                failures,
+                world,
+            }
+            .play(),
+        );
     }
     let calling = async {
         let mut told = Vec::new();
@@ -106,7 +140,10 @@ pub(crate) async fn round(case: &Case) -> Outcome {
                 let count = world.backends(host, "application_name = 'library'").await;
                 *too_many = if count > most { *too_many + 1 } else { 0 };
                 if *too_many == LOOKS {
-                    failures.add("connections", format!("{count} at db{}, {most} at most", host + 1));
+                    failures.add(
+                        "connections",
+                        format!("{count} at db{}, {most} at most", host + 1),
+                    );
                 }
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -125,8 +162,19 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     story.extend(befell);
     let counts = judge(&world, &told, &failures).await;
     drop((router, poolers));
-    nothing_left(&world, "true", "connections of a router that is gone", &failures).await;
-    Outcome { failure: failures.first(), story, counts, seconds: begun.elapsed().as_secs_f64() }
+    nothing_left(
+        &world,
+        "true",
+        "connections of a router that is gone",
+        &failures,
+    )
+    .await;
+    Outcome {
+        failure: failures.first(),
+        story,
+        counts,
+        seconds: begun.elapsed().as_secs_f64(),
+    }
 }
 
 /// Builds the way to the hosts: proxies, and a pooler behind each if wanted.
@@ -139,7 +187,10 @@ async fn on_the_way(place: &Place, options: &mut Options, pooled: bool) -> Vec<P
             place.proxies[host].lead_to(pooler.port());
             poolers.push(pooler);
         }
-        let url = format!("postgres://app@127.0.0.1:{}/app?sslmode=disable", place.proxies[host].port);
+        let url = format!(
+            "postgres://app@127.0.0.1:{}/app?sslmode=disable",
+            place.proxies[host].port
+        );
         options.connect = ConnectOptions::parse(&url).expect("a URL");
     }
     poolers
@@ -148,14 +199,22 @@ async fn on_the_way(place: &Place, options: &mut Options, pooled: bool) -> Vec<P
 /// Random pools and ways of sending.
 fn vary(options: &mut Options, rng: &mut Rng, pooled: bool) {
     let size = [1, 2, 3, 4, 12][rng.usize(..5)];
-    let prepare = if rng.bool() && !pooled { PrepareMode::Named } else { PrepareMode::Unnamed };
+    let prepare = if rng.bool() && !pooled {
+        PrepareMode::Named
+    } else {
+        PrepareMode::Unnamed
+    };
     for host in &mut options.hosts {
         (host.pool_size, host.prepare) = (size, prepare);
     }
     if rng.bool() {
         options.max_connections = Some(size + rng.usize(1..3));
     }
-    options.recycle = if rng.bool() { Recycle::Fast } else { Recycle::Clean };
+    options.recycle = if rng.bool() {
+        Recycle::Fast
+    } else {
+        Recycle::Clean
+    };
     options.statement_timeout = Some(LIMIT);
     options.wait_max = Duration::from_secs(2);
     options.application_name = "library".to_owned();
@@ -180,7 +239,13 @@ async fn nothing_left(world: &World, which: &str, what: &str, failures: &Failure
 
 /// Compares the rows with what the callers were told.
 async fn judge(world: &World, told: &[Told], failures: &Failures) -> [usize; 3] {
-    nothing_left(world, "state <> 'idle'", "statements or transactions", failures).await;
+    nothing_left(
+        world,
+        "state <> 'idle'",
+        "statements or transactions",
+        failures,
+    )
+    .await;
     let locks = "pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')";
     nothing_left(world, locks, "sessions with a lock", failures).await;
     let mut there = BTreeSet::new();
@@ -210,7 +275,10 @@ async fn judge(world: &World, told: &[Told], failures: &Failures) -> [usize; 3] 
         if !told.either.is_empty() && ![0, told.either.len()].contains(&found(&told.either)) {
             failures.add("half", format!("half of it is there: {told:?}"));
         }
-        for (count, ids) in counts.iter_mut().zip([&told.done, &told.undone, &told.either]) {
+        for (count, ids) in counts
+            .iter_mut()
+            .zip([&told.done, &told.undone, &told.either])
+        {
             *count += ids.len();
         }
     }

@@ -11,7 +11,8 @@ pub(crate) enum Store {
     File,
     /// In a database of db1; the operators share one config.
     Postgres,
-    /// In a database of db1; each operator has a config file of his own, which may be older than the others'.
+    /// In a database of db1; each operator has a config file of his own, which may be older than
+    /// the others'.
     Copies,
 }
 
@@ -40,13 +41,30 @@ impl Case {
         let servers = one(rng, &[2, 3, 3]);
         let mixed = rng.u8(0..3) == 0;
         let other = super::support::other(version);
-        let versions = (0..servers).map(|at| if mixed && at % 2 == 1 { other } else { version }).collect();
-        let named = if servers == 3 && rng.bool() { 2 } else { servers };
+        let versions = (0..servers)
+            .map(|at| if mixed && at % 2 == 1 { other } else { version })
+            .collect();
+        let named = if servers == 3 && rng.bool() {
+            2
+        } else {
+            servers
+        };
         let shards = rng.u16(8..=16);
-        let store = one(rng, &[Store::File, Store::File, Store::Postgres, Store::Copies]);
+        let store = one(
+            rng,
+            &[Store::File, Store::File, Store::Postgres, Store::Copies],
+        );
         let operators = one(rng, &[2, 3, 3, 4]);
         let deeds = rng.usize(8..=16);
-        Case { seed, versions, named, shards, store, operators, deeds }
+        Case {
+            seed,
+            versions,
+            named,
+            shards,
+            store,
+            operators,
+            deeds,
+        }
     }
 
     /// The numbers that an operator's deeds are made from.
@@ -57,11 +75,20 @@ impl Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { seed, versions, named, shards, store, operators, deeds } = self;
+        let Case {
+            seed,
+            versions,
+            named,
+            shards,
+            store,
+            operators,
+            deeds,
+        } = self;
         let version = versions[0];
         write!(
             f,
-            "--seed {seed} --version {version}: servers {versions:?}, {named} in the config, {shards} shards, map \
+            "--seed {seed} --version {version}: servers {versions:?}, {named} in the config, \
+                {shards} shards, map \
              {store:?}, {operators} operators, {deeds} deeds each"
         )
     }

@@ -1,4 +1,5 @@
-//! What an operator does next, chosen by the numbers of the seed and by what the hosts say at the moment.
+//! What an operator does next, chosen by the numbers of the seed and by what the hosts say at the
+//! moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,8 @@ pub(crate) enum Deed {
     Command { args: Vec<String>, fate: Fate },
     /// A new file of migrations, which somebody then has to run.
     NewMigration,
-    /// A host is written into the config by hand, by an editor that was open for so many milliseconds.
+    /// A host is written into the config by hand, by an editor that was open for so many
+    /// milliseconds.
     WrittenByHand { host: usize, open_ms: u64 },
     /// The config of another operator is taken over.
     TakeConfigOf { operator: usize },
@@ -128,17 +130,33 @@ impl Scene<'_> {
             Kind::Rebalance => self.rebalance(rng),
             Kind::Drain => {
                 let complete = if rng.bool() { &["--complete"][..] } else { &[] };
-                [words(&["drain", self.some_host(rng), "--by", "count", "--yes"], []), words(complete, [])].concat()
+                [
+                    words(
+                        &["drain", self.some_host(rng), "--by", "count", "--yes"],
+                        [],
+                    ),
+                    words(complete, []),
+                ]
+                .concat()
             }
             Kind::Bootstrap => words(&["bootstrap"], []),
             Kind::Migrate => self.migrate(rng),
             Kind::Backfill => self.backfill(rng),
             Kind::Map => {
-                let verbs: [&[&str]; 4] = [&["show"], &["diff"], &["rebuild", "--yes"], &["rebuild", "--yes"]];
+                let verbs: [&[&str]; 4] = [
+                    &["show"],
+                    &["diff"],
+                    &["rebuild", "--yes"],
+                    &["rebuild", "--yes"],
+                ];
                 words(&[&["map"], *one(rng, &verbs)].concat(), [])
             }
         };
-        let fate = if matches!(kind, Kind::Look) { Fate::None } else { Fate::of(rng) };
+        let fate = if matches!(kind, Kind::Look) {
+            Fate::None
+        } else {
+            Fate::of(rng)
+        };
         Deed::Command { args, fate }
     }
 
@@ -166,20 +184,32 @@ impl Scene<'_> {
     fn relocate(&self, rng: &mut Rng) -> Vec<String> {
         let target = self.some_host(rng);
         let mut shards = self.some_shards(rng);
-        let elsewhere: Vec<u16> =
-            self.owned.iter().filter(|(host, _)| *host != target).flat_map(|(_, shards)| shards).copied().collect();
+        let elsewhere: Vec<u16> = self
+            .owned
+            .iter()
+            .filter(|(host, _)| *host != target)
+            .flat_map(|(_, shards)| shards)
+            .copied()
+            .collect();
         // Now and then they are there already.
         if !elsewhere.is_empty() && rng.u8(0..8) > 0 {
             let count = rng.usize(1..=6);
             let some: BTreeSet<u16> = (0..count).map(|_| *one(rng, &elsewhere)).collect();
-            shards = some.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
+            shards = some
+                .iter()
+                .map(u16::to_string)
+                .collect::<Vec<_>>()
+                .join(",");
         }
         let mut args = words(&["move", &shards, "--to", target], []);
         match rng.u8(0..10) {
             0 => args.extend(words(&["--plan", "--mode", "online"], [])),
             1 | 2 => args.extend(words(&["--yes", "--mode", "online", "--hold"], [])),
             3 | 4 => args.extend(words(&["--yes", "--mode", "blocking"], [])),
-            5 => args.extend(words(&["--yes", "--mode", "online", "--no-reverse-replication"], [])),
+            5 => args.extend(words(
+                &["--yes", "--mode", "online", "--no-reverse-replication"],
+                [],
+            )),
             _ => args.extend(words(&["--yes", "--mode", "online"], [])),
         }
         args
@@ -212,7 +242,10 @@ impl Scene<'_> {
     fn complete(&self, rng: &mut Rng) -> Vec<String> {
         match rng.u8(0..4) {
             0 => words(&["moves", "complete", "--all", "--yes"], []),
-            1 => words(&["moves", "complete", "--unaudited", "--yes"], self.kept(rng)),
+            1 => words(
+                &["moves", "complete", "--unaudited", "--yes"],
+                self.kept(rng),
+            ),
             _ => words(&["moves", "complete", "--yes"], self.kept(rng)),
         }
     }
@@ -236,14 +269,21 @@ impl Scene<'_> {
             &["rights", "--for", "router", "--role", "web"],
         ];
         let look = *one(rng, &looks);
-        let id = if matches!(look, ["moves", "show" | "watch"]) { self.open(rng) } else { None };
+        let id = if matches!(look, ["moves", "show" | "watch"]) {
+            self.open(rng)
+        } else {
+            None
+        };
         words(look, id)
     }
 
     fn repair(&self, rng: &mut Rng) -> Vec<String> {
         let how = *one(rng, &["--plan", "--yes"]);
         if rng.bool() {
-            words(&["moves", "repair", &rng.u16(0..self.shards).to_string(), how], [])
+            words(
+                &["moves", "repair", &rng.u16(0..self.shards).to_string(), how],
+                [],
+            )
         } else {
             words(&["recover", self.some_host(rng), how], [])
         }
@@ -266,19 +306,32 @@ impl Scene<'_> {
     /// Hosts come and go.
     fn host(&self, rng: &mut Rng) -> Deed {
         if !self.others.is_empty() && rng.u8(0..3) == 0 {
-            return Deed::TakeConfigOf { operator: *one(rng, self.others) };
+            return Deed::TakeConfigOf {
+                operator: *one(rng, self.others),
+            };
         }
         let name = |host: usize| format!("db{}", host + 1);
-        let missing: Vec<usize> = (0..self.urls.len()).filter(|host| !self.hosts.contains(&name(*host))).collect();
+        let missing: Vec<usize> = (0..self.urls.len())
+            .filter(|host| !self.hosts.contains(&name(*host)))
+            .collect();
         if let Some(host) = missing.first().copied().filter(|_| rng.u8(0..8) > 0) {
             if rng.u8(0..3) == 0 {
-                return Deed::WrittenByHand { host, open_ms: rng.u64(0..1500) };
+                return Deed::WrittenByHand {
+                    host,
+                    open_ms: rng.u64(0..1500),
+                };
             }
             let args = words(&["host", "add", &name(host), &self.urls[host]], []);
-            return Deed::Command { args, fate: Fate::of(rng) };
+            return Deed::Command {
+                args,
+                fate: Fate::of(rng),
+            };
         }
         let args = words(&["host", "remove", self.some_host(rng), "--yes"], []);
-        Deed::Command { args, fate: Fate::of(rng) }
+        Deed::Command {
+            args,
+            fate: Fate::of(rng),
+        }
     }
 
     fn migrate(&self, rng: &mut Rng) -> Vec<String> {
@@ -297,20 +350,43 @@ impl Scene<'_> {
         if rng.u8(0..6) == 0 {
             return words(&["migrate", "backfill", "--status"], []);
         }
-        let number = if self.backfills > 0 && rng.bool() { self.backfills } else { self.backfills + 1 };
-        let sql =
-            format!("UPDATE {{shard}}.users SET marks = marks || '{number};' WHERE id BETWEEN {{low}} AND {{high}}");
+        let number = if self.backfills > 0 && rng.bool() {
+            self.backfills
+        } else {
+            self.backfills + 1
+        };
+        let sql = format!(
+            "UPDATE {{shard}}.users SET marks = marks || '{number};' WHERE id BETWEEN {{low}} AND \
+                {{high}}"
+        );
         let name = format!("marks{number}");
-        words(&["migrate", "backfill", "--name", &name, "--table", "users", "--range-ms", "20", "--sql", &sql], [])
+        words(
+            &[
+                "migrate",
+                "backfill",
+                "--name",
+                &name,
+                "--table",
+                "users",
+                "--range-ms",
+                "20",
+                "--sql",
+                &sql,
+            ],
+            [],
+        )
     }
 }
 
 fn words(all: &[&str], more: impl IntoIterator<Item = String>) -> Vec<String> {
-    all.iter().map(|word| (*word).to_owned()).chain(more).collect()
+    all.iter()
+        .map(|word| (*word).to_owned())
+        .chain(more)
+        .collect()
 }
 
-/// Whether a command goes on until somebody has it end, or may wait for another operator: then its operator does not
-/// wait for it.
+/// Whether a command goes on until somebody has it end, or may wait for another operator: then its
+/// operator does not wait for it.
 pub(crate) fn is_endless(args: &[String]) -> bool {
     let has = |word: &str| args.iter().any(|arg| arg == word);
     has("--hold") || (has("moves") && (has("feed") || has("watch")))

@@ -50,8 +50,12 @@ impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Fate::None => Ok(()),
-            Fate::Signalled(after, signal) => write!(f, " [{signal:?} after {} ms]", after.as_millis()),
-            Fate::Frozen(after, long) => write!(f, " [frozen after {} ms for {long:?}]", after.as_millis()),
+            Fate::Signalled(after, signal) => {
+                write!(f, " [{signal:?} after {} ms]", after.as_millis())
+            }
+            Fate::Frozen(after, long) => {
+                write!(f, " [frozen after {} ms for {long:?}]", after.as_millis())
+            }
             Fate::At(failpoint, action) => write!(f, " [{failpoint}={action}]"),
             Fate::StopsAt(failpoint, long) => write!(f, " [{failpoint}=stop for {long:?}]"),
         }
@@ -116,14 +120,20 @@ impl Fate {
 }
 
 fn failpoint(rng: &mut Rng) -> &'static str {
-    let all: Vec<&str> = FAILPOINTS.into_iter().chain(BACK_FAILPOINTS).chain(AUDIT_FAILPOINTS).collect();
+    let all: Vec<&str> = FAILPOINTS
+        .into_iter()
+        .chain(BACK_FAILPOINTS)
+        .chain(AUDIT_FAILPOINTS)
+        .collect();
     all[rng.usize(0..all.len())]
 }
 
 fn is_stopped(pid: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    let stat =
+        std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     // The state comes after the name, which is in parentheses and may contain anything.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
 /// How a command ended.
@@ -141,21 +151,41 @@ pub(crate) struct Ended {
 impl Ended {
     fn of(status: ExitStatus, output: &Output, begun: Instant, interrupted: bool) -> Ended {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let code = status.code().or_else(|| status.signal().map(|signal| -signal));
+        let code = status
+            .code()
+            .or_else(|| status.signal().map(|signal| -signal));
         let stderr = super::support::readable(&text(&output.stderr));
-        Ended { code, stdout: text(&output.stdout), stderr, took: begun.elapsed(), interrupted }
+        Ended {
+            code,
+            stdout: text(&output.stdout),
+            stderr,
+            took: begun.elapsed(),
+            interrupted,
+        }
     }
 
-    /// What `--json` has printed, as far as it is whole: a command that is killed may have begun a line.
+    /// What `--json` has printed, as far as it is whole: a command that is killed may have begun a
+    /// line.
     pub(crate) fn json(&self) -> Vec<serde_json::Value> {
-        self.stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        self.stdout
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
     }
 
     /// What went wrong, in short.
     pub(crate) fn words(&self) -> String {
-        let lines: Vec<&str> =
-            self.stderr.lines().filter(|line| line.contains("error") || line.contains("remedy")).take(4).collect();
-        let lines = if lines.is_empty() { self.stderr.lines().take(2).collect() } else { lines };
+        let lines: Vec<&str> = self
+            .stderr
+            .lines()
+            .filter(|line| line.contains("error") || line.contains("remedy"))
+            .take(4)
+            .collect();
+        let lines = if lines.is_empty() {
+            self.stderr.lines().take(2).collect()
+        } else {
+            lines
+        };
         lines.join(" | ").chars().take(700).collect()
     }
 }
@@ -167,7 +197,10 @@ const LONG: Duration = Duration::from_secs(300);
 pub(crate) async fn perform(mut command: Command, fate: Fate, enough: Arc<Notify>) -> Ended {
     let begun = Instant::now();
     let child = command.spawn().expect("the command was built");
-    let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("a process has a number");
+    let pid = child
+        .id()
+        .and_then(|pid| Pid::from_raw(pid.cast_signed()))
+        .expect("a process has a number");
     let mut output = std::pin::pin!(child.wait_with_output());
     let mut fate_befalls = std::pin::pin!(fate.befall(pid));
     let mut limit = std::pin::pin!(tokio::time::sleep(LONG));

@@ -92,7 +92,13 @@ impl Shared {
     /// Writes the next file of migrations into the folder, whole.
     fn new_migration(&self, rng: &mut Rng, world: &World) -> String {
         let mut files = locked(&self.files);
-        let all = [Does::Notes, Does::NotesSlowly, Does::Alters, Does::Indexes, Does::Once];
+        let all = [
+            Does::Notes,
+            Does::NotesSlowly,
+            Does::Alters,
+            Does::Indexes,
+            Does::Once,
+        ];
         let does = all[rng.usize(0..all.len())];
         let number = files.len() + 2;
         let name = format!("{number:04}_{}", format!("{does:?}").to_lowercase());
@@ -100,7 +106,9 @@ impl Shared {
         let text = match does {
             Does::Notes => note,
             Does::NotesSlowly => format!("SELECT pg_sleep(0.2);\n{note}"),
-            Does::Alters => format!("ALTER TABLE {{shard}}.users ADD COLUMN c{number} text;\n{note}"),
+            Does::Alters => {
+                format!("ALTER TABLE {{shard}}.users ADD COLUMN c{number} text;\n{note}")
+            }
             Does::Indexes => {
                 let sql = format!("CREATE INDEX CONCURRENTLY i{number} ON {{shard}}.users (name)");
                 format!("-- pgshard: no-transaction\n{sql}\n")
@@ -108,13 +116,18 @@ impl Shared {
             Does::Once => {
                 let note = format!("INSERT INTO extra.ran (migration) VALUES ('{name}');\n");
                 let table = "CREATE TABLE IF NOT EXISTS extra.ran (migration text);";
-                format!("-- pgshard: once-per-host\nCREATE SCHEMA IF NOT EXISTS extra;\n{table}\n{note}")
+                format!(
+                    "-- pgshard: once-per-host\nCREATE SCHEMA IF NOT EXISTS extra;\n{table}\n{note}"
+                )
             }
         };
         let written = world.servers.write(&format!("{name}.new"), &text);
         let folder = world.servers.directory().join("migrations");
         std::fs::rename(written, folder.join(format!("{name}.sql"))).expect("the folder is ours");
-        files.push(MigrationFile { name: name.clone(), does });
+        files.push(MigrationFile {
+            name: name.clone(),
+            does,
+        });
         name
     }
 }
@@ -135,9 +148,24 @@ pub(crate) struct Begun {
 
 impl Begun {
     pub(crate) fn line(&self) -> String {
-        let words: Vec<String> =
-            self.args.iter().map(|arg| if arg.contains(' ') { format!("'{arg}'") } else { arg.clone() }).collect();
-        format!("op{}.{} pgshard {}{}", self.operator, self.number, words.join(" "), self.fate)
+        let words: Vec<String> = self
+            .args
+            .iter()
+            .map(|arg| {
+                if arg.contains(' ') {
+                    format!("'{arg}'")
+                } else {
+                    arg.clone()
+                }
+            })
+            .collect();
+        format!(
+            "op{}.{} pgshard {}{}",
+            self.operator,
+            self.number,
+            words.join(" "),
+            self.fate
+        )
     }
 
     pub(crate) fn has(&self, word: &str) -> bool {
@@ -189,13 +217,29 @@ impl Operator<'_> {
     async fn deed(&self, rng: &mut Rng, number: usize, running: &mut Vec<Running>) {
         let moves = state::moves(self.world).await;
         let hosts = hosts(&self.config);
-        let urls: Vec<String> = self.world.servers.servers().iter().map(|server| server.url()).collect();
-        let others: Vec<usize> = (0..self.configs.len()).filter(|at| self.configs[*at] != self.config).collect();
-        let last_migration =
-            locked(&self.shared.files).last().map_or_else(|| "0001_tables".to_owned(), |file| file.name.clone());
+        let urls: Vec<String> = self
+            .world
+            .servers
+            .servers()
+            .iter()
+            .map(|server| server.url())
+            .collect();
+        let others: Vec<usize> = (0..self.configs.len())
+            .filter(|at| self.configs[*at] != self.config)
+            .collect();
+        let last_migration = locked(&self.shared.files)
+            .last()
+            .map_or_else(|| "0001_tables".to_owned(), |file| file.name.clone());
         let mut owned: BTreeMap<String, BTreeSet<u16>> = BTreeMap::new();
-        for row in state::rows(self.world).await.into_iter().filter(state::Row::is_owner) {
-            owned.entry(format!("db{}", row.host + 1)).or_default().insert(row.shard);
+        for row in state::rows(self.world)
+            .await
+            .into_iter()
+            .filter(state::Row::is_owner)
+        {
+            owned
+                .entry(format!("db{}", row.host + 1))
+                .or_default()
+                .insert(row.shard);
         }
         let last = locked(&self.shared.last).clone();
         let scene = Scene {
@@ -211,7 +255,10 @@ impl Operator<'_> {
         };
         let deed = match rng.u8(0..8) {
             // Two have the same idea.
-            0 if !last.is_empty() => Deed::Command { args: last.clone(), fate: Fate::of(rng) },
+            0 if !last.is_empty() => Deed::Command {
+                args: last.clone(),
+                fate: Fate::of(rng),
+            },
             _ => scene.choose(rng),
         };
         match deed {
@@ -222,14 +269,30 @@ impl Operator<'_> {
             }
             Deed::NewMigration => {
                 let name = self.shared.new_migration(rng, self.world);
-                self.shared.tell(format!("op{}.{number} writes the migration {name}", self.number));
+                self.shared.tell(format!(
+                    "op{}.{number} writes the migration {name}",
+                    self.number
+                ));
             }
             Deed::WrittenByHand { host, open_ms } => {
-                self.shared.tell(format!("op{}.{number} writes db{} by hand", self.number, host + 1));
-                write_by_hand(&self.config, host, &urls[host], Duration::from_millis(open_ms)).await;
+                self.shared.tell(format!(
+                    "op{}.{number} writes db{} by hand",
+                    self.number,
+                    host + 1
+                ));
+                write_by_hand(
+                    &self.config,
+                    host,
+                    &urls[host],
+                    Duration::from_millis(open_ms),
+                )
+                .await;
             }
             Deed::TakeConfigOf { operator } => {
-                self.shared.tell(format!("op{}.{number} takes the config of op{operator}", self.number));
+                self.shared.tell(format!(
+                    "op{}.{number} takes the config of op{operator}",
+                    self.number
+                ));
                 let text = std::fs::read_to_string(&self.configs[operator]).expect("it has one");
                 replace(&self.config, &text);
             }
@@ -237,30 +300,59 @@ impl Operator<'_> {
     }
 
     /// Starts a command.
-    async fn begin(&self, number: usize, args: Vec<String>, fate: Fate, hosts: Vec<String>) -> Running {
+    async fn begin(
+        &self,
+        number: usize,
+        args: Vec<String>,
+        fate: Fate,
+        hosts: Vec<String>,
+    ) -> Running {
         let epochs = state::epochs(&state::rows(self.world).await);
         let files = locked(&self.shared.files).clone();
-        let files = files.into_iter().filter(|file| file.does != Does::Once).map(|file| file.name + ".sql").collect();
+        let files = files
+            .into_iter()
+            .filter(|file| file.does != Does::Once)
+            .map(|file| file.name + ".sql")
+            .collect();
         note_backfill(&args, self.shared);
         locked(&self.shared.last).clone_from(&args);
         let command = command(self.world, &self.config, &args, &fate);
-        let begun = Begun { operator: self.number, number, args, fate, epochs, files, hosts };
+        let begun = Begun {
+            operator: self.number,
+            number,
+            args,
+            fate,
+            epochs,
+            files,
+            hosts,
+        };
         self.shared.tell(begun.line());
         let enough = Arc::<Notify>::default();
         let ended = tokio::spawn(perform(command, begun.fate.clone(), enough.clone()));
-        Running { begun, enough, ended }
+        Running {
+            begun,
+            enough,
+            ended,
+        }
     }
 
     /// Waits for a command, if it may be expected to end by itself.
     async fn wait(&self, mut command: Running, patience: Duration, running: &mut Vec<Running>) {
-        let patience = if is_endless(&command.begun.args) { patience } else { PATIENCE };
+        let patience = if is_endless(&command.begun.args) {
+            patience
+        } else {
+            PATIENCE
+        };
         match tokio::time::timeout(patience, &mut command.ended).await {
             Ok(ended) => {
                 let ended = ended.expect("waiting for a command does not panic");
                 super::judge::command(self.world, self.shared, &command.begun, &ended).await;
             }
             Err(_) => {
-                self.shared.tell(format!("op{}.{} goes on", self.number, command.begun.number));
+                self.shared.tell(format!(
+                    "op{}.{} goes on",
+                    self.number, command.begun.number
+                ));
                 running.push(command);
             }
         }
@@ -272,7 +364,11 @@ pub(crate) fn command(world: &World, config: &Path, args: &[String], fate: &Fate
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let failpoint = fate.failpoint();
     let mut environment = vec![("PGSHARD_LEASE_MS", LEASE_MS)];
-    environment.extend(failpoint.as_deref().map(|failpoint| ("PGSHARD_FAILPOINT", failpoint)));
+    environment.extend(
+        failpoint
+            .as_deref()
+            .map(|failpoint| ("PGSHARD_FAILPOINT", failpoint)),
+    );
     let mut command = world.command(&args, &environment);
     command.env("PGSHARD_CONFIG", config);
     command
@@ -286,8 +382,13 @@ pub(crate) fn hosts(config: &Path) -> Vec<String> {
 
 /// The judge needs to know which rows were there when a backfill began.
 fn note_backfill(args: &[String], shared: &Shared) {
-    let name = args.iter().position(|arg| arg == "--name").and_then(|at| args.get(at + 1));
-    let number = name.and_then(|name| name.strip_prefix("marks")).and_then(|number| number.parse::<usize>().ok());
+    let name = args
+        .iter()
+        .position(|arg| arg == "--name")
+        .and_then(|at| args.get(at + 1));
+    let number = name
+        .and_then(|name| name.strip_prefix("marks"))
+        .and_then(|number| number.parse::<usize>().ok());
     let mut begun = locked(&shared.backfills);
     if number.is_some_and(|number| number > begun.len()) {
         begun.push(shared.now());
@@ -300,7 +401,10 @@ async fn write_by_hand(config: &Path, host: usize, url: &str, open: Duration) {
     tokio::time::sleep(open).await;
     let section = format!("\n[hosts.db{}]\nurl = \"{url}\"\n", host + 1);
     if !text.contains(&section) {
-        replace(config, &text.replacen("\n[map]", &format!("{section}\n[map]"), 1));
+        replace(
+            config,
+            &text.replacen("\n[map]", &format!("{section}\n[map]"), 1),
+        );
     }
 }
 

@@ -50,9 +50,16 @@ impl Round {
         let shared = Shared::new();
         shared.tell(case.to_string());
         let (world, configs, application) = set_up(&case).await;
-        let mut round = Round { case, world, shared, configs, application };
+        let mut round = Round {
+            case,
+            world,
+            shared,
+            configs,
+            application,
+        };
         let limit = Duration::from_secs(1200);
-        let played = tokio::time::timeout(limit, AssertUnwindSafe(round.run()).catch_unwind()).await;
+        let played =
+            tokio::time::timeout(limit, AssertUnwindSafe(round.run()).catch_unwind()).await;
         let faults = locked(&round.shared.faults).join("\n\n");
         if !matches!(played, Ok(Ok(()))) || !faults.is_empty() {
             eprintln!("{}\n", round.shared.story());
@@ -70,7 +77,11 @@ impl Round {
     async fn run(&mut self) {
         let mut routers = Vec::new();
         for _ in 0..2 {
-            routers.push(pgshard::connect(&self.application).await.expect("a router starts"));
+            routers.push(
+                pgshard::connect(&self.application)
+                    .await
+                    .expect("a router starts"),
+            );
         }
         let writers = Writers::start(routers, self.case.shards, self.shared.begun);
         writers.more(100).await;
@@ -91,13 +102,27 @@ impl Round {
         }
         self.wind_up(running.into_iter().flatten().collect()).await;
         self.shared.tell("the operators have gone home");
-        Settling { world: &self.world, shared: &self.shared }.all().await;
+        Settling {
+            world: &self.world,
+            shared: &self.shared,
+        }
+        .all()
+        .await;
         self.world.config = Config::load(&self.world.config.path).expect("the config is right");
         writers.more(40).await;
         let notes = writers.end().await;
         let told = (notes.rows.len(), notes.longest.as_secs_f64());
-        self.shared.tell(format!("{} rows were acknowledged, the longest call took {:.1} s", told.0, told.1));
-        let map = self.world.config.map_store().load().await.expect("there is a map");
+        self.shared.tell(format!(
+            "{} rows were acknowledged, the longest call took {:.1} s",
+            told.0, told.1
+        ));
+        let map = self
+            .world
+            .config
+            .map_store()
+            .load()
+            .await
+            .expect("there is a map");
         for wrong in judge::rows(&self.world, &self.shared, &map, &notes).await {
             self.shared.fault(wrong);
         }
@@ -106,7 +131,8 @@ impl Round {
         }
     }
 
-    /// Ends what operators have left running: holds and pauses end, and what goes on for ever is interrupted.
+    /// Ends what operators have left running: holds and pauses end, and what goes on for ever is
+    /// interrupted.
     async fn wind_up(&self, mut running: Vec<Running>) {
         let (begun, mut told) = (Instant::now(), false);
         while !running.is_empty() {
@@ -114,7 +140,9 @@ impl Round {
                 told = true;
                 let lines: Vec<String> = running.iter().map(|one| one.begun.line()).collect();
                 let (lines, activity) = (lines.join("\n"), state::activity(&self.world).await);
-                self.shared.fault(format!("nobody holds these up, and they do not end:\n{lines}\n{activity}"));
+                self.shared.fault(format!(
+                    "nobody holds these up, and they do not end:\n{lines}\n{activity}"
+                ));
             }
             for one in &running {
                 let endless = one.begun.has("feed") || one.begun.has("watch");
@@ -123,7 +151,9 @@ impl Round {
                 }
             }
             let held = state::moves(&self.world).await;
-            let held = held.into_iter().filter(|moved| moved.is_open() && moved.desired != "go");
+            let held = held
+                .into_iter()
+                .filter(|moved| moved.is_open() && moved.desired != "go");
             let ids: std::collections::BTreeSet<String> = held.map(|moved| moved.id).collect();
             for id in ids {
                 let args = ["moves", "continue", &id].map(str::to_owned);
@@ -145,19 +175,30 @@ impl Round {
     }
 }
 
-/// Starts the servers and bootstraps the cluster. Gives the config of each operator, and the application's.
+/// Starts the servers and bootstraps the cluster. Gives the config of each operator, and the
+/// application's.
 async fn set_up(case: &Case) -> (World, Vec<PathBuf>, PathBuf) {
     let servers = TestCluster::start_mixed(&case.versions);
     let shards = ShardCount::new(case.shards.into()).expect("so many may be");
     servers.write("migrations/0001_tables.sql", TABLES);
-    let urls: Vec<_> = (0..case.versions.len()).map(|host| (servers.name(host), servers.server(host).url())).collect();
+    let urls: Vec<_> = (0..case.versions.len())
+        .map(|host| (servers.name(host), servers.server(host).url()))
+        .collect();
     let text = config_text(shards, &urls[..case.named], Some("migrations"));
     let first = servers.write("first.toml", &text);
     let in_database = |text: &str| {
         let end = text.find("\n# Which shards").expect("a config has a map");
-        format!("{}\n[map]\nstore = \"postgres\"\nurl = \"{}\"\n", &text[..end], urls[0].1)
+        format!(
+            "{}\n[map]\nstore = \"postgres\"\nurl = \"{}\"\n",
+            &text[..end],
+            urls[0].1
+        )
     };
-    let kept = if case.store == Store::File { text.clone() } else { in_database(&text) };
+    let kept = if case.store == Store::File {
+        text.clone()
+    } else {
+        in_database(&text)
+    };
     let path = servers.write("pgshard.toml", &kept);
     let config = Config::load(&path).expect("the config is right");
     let world = World { servers, config };
@@ -169,8 +210,11 @@ async fn set_up(case: &Case) -> (World, Vec<PathBuf>, PathBuf) {
     if case.store != Store::Copies {
         return (world, vec![path.clone(); case.operators], path);
     }
-    let configs = (0..case.operators).map(|at| world.write(&format!("op{at}.toml"), &kept)).collect();
-    // The application knows all hosts from the beginning: a new one is brought to it before a shard is.
+    let configs = (0..case.operators)
+        .map(|at| world.write(&format!("op{at}.toml"), &kept))
+        .collect();
+    // The application knows all hosts from the beginning: a new one is brought to it before a shard
+    // is.
     let all = in_database(&config_text(shards, &urls, Some("migrations")));
     let application = world.write("application.toml", &all);
     (world, configs, application)

@@ -19,12 +19,17 @@ impl Settling<'_> {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         let command = command(self.world, &self.world.config.path, &args, &Fate::None);
         let ended = perform(command, Fate::None, std::sync::Arc::default()).await;
-        let code = ended.code.map_or_else(|| "no end".to_owned(), |code| code.to_string());
+        let code = ended
+            .code
+            .map_or_else(|| "no end".to_owned(), |code| code.to_string());
         let took = ended.took.as_secs_f64();
         let (args, words) = (args.join(" "), ended.words());
-        self.shared.tell(format!("settling: {args} ended with {code} after {took:.1} s: {words}"));
+        self.shared.tell(format!(
+            "settling: {args} ended with {code} after {took:.1} s: {words}"
+        ));
         if ended.code.is_none() || ended.code == Some(101) || ended.stderr.contains("panicked") {
-            self.shared.fault(format!("settling: {args}: {code}\n{}", ended.stderr));
+            self.shared
+                .fault(format!("settling: {args}: {code}\n{}", ended.stderr));
         }
         ended
     }
@@ -34,7 +39,10 @@ impl Settling<'_> {
         let ended = self.run(args).await;
         if ended.code != Some(0) {
             let args = args.join(" ");
-            self.shared.fault(format!("settling: {args} ends with {:?}\n{}", ended.code, ended.stderr));
+            self.shared.fault(format!(
+                "settling: {args} ends with {:?}\n{}",
+                ended.code, ended.stderr
+            ));
         }
         ended
     }
@@ -49,18 +57,24 @@ impl Settling<'_> {
         self.done(&["map", "rebuild", "--yes"]).await;
         self.findings().await;
         self.old_copies().await;
-        // Whoever died a moment ago, or was feeding, has a lease for so long, and gc forgets nobody before it ends.
+        // Whoever died a moment ago, or was feeding, has a lease for so long, and gc forgets nobody
+        // before it ends.
         tokio::time::sleep(std::time::Duration::from_millis(4000)).await;
         self.done(&["moves", "gc"]).await;
         for args in [&["check"][..], &["check", "--ddl"], &["check", "--rows"]] {
             let ended = self.run(args).await;
             if ended.code != Some(0) {
-                self.shared.fault(format!("settled, and {args:?} ends with {:?}\n{}", ended.code, findings(&ended)));
+                self.shared.fault(format!(
+                    "settled, and {args:?} ends with {:?}\n{}",
+                    ended.code,
+                    findings(&ended)
+                ));
             }
         }
     }
 
-    /// Whoever was taken out of the config, or is not in it yet, comes back: the judge looks at all of them.
+    /// Whoever was taken out of the config, or is not in it yet, comes back: the judge looks at all
+    /// of them.
     async fn hosts(&self) {
         let named = hosts(&self.world.config.path);
         for (at, server) in self.world.servers.servers().iter().enumerate() {
@@ -78,7 +92,12 @@ impl Settling<'_> {
         let moves = listed["moves"].as_array().cloned().unwrap_or_default();
         moves
             .into_iter()
-            .filter(|one| !matches!(one["phase"].as_str(), Some("kept" | "completed" | "aborted")))
+            .filter(|one| {
+                !matches!(
+                    one["phase"].as_str(),
+                    Some("kept" | "completed" | "aborted")
+                )
+            })
             .collect()
     }
 
@@ -97,7 +116,10 @@ impl Settling<'_> {
                 self.run(&["moves", verb, id]).await;
             }
         }
-        self.shared.fault(format!("no remedy ends these moves: {:#?}", self.open().await));
+        self.shared.fault(format!(
+            "no remedy ends these moves: {:#?}",
+            self.open().await
+        ));
     }
 
     async fn migrations(&self) {
@@ -109,11 +131,13 @@ impl Settling<'_> {
         self.done(&["migrate", "status"]).await;
         for number in 1..=self.backfills() {
             let sql = format!(
-                "UPDATE {{shard}}.users SET marks = marks || '{number};' WHERE id BETWEEN {{low}} AND {{high}}"
+                "UPDATE {{shard}}.users SET marks = marks || '{number};' WHERE id BETWEEN {{low}} \
+                    AND {{high}}"
             );
             let name = format!("marks{number}");
             let name = ["migrate", "backfill", "--name", &name, "--table", "users"];
-            self.done(&[&name[..], &["--range-ms", "20", "--sql", &sql]].concat()).await;
+            self.done(&[&name[..], &["--range-ms", "20", "--sql", &sql]].concat())
+                .await;
         }
     }
 
@@ -127,20 +151,32 @@ impl Settling<'_> {
             let checked = self.run(&["check"]).await;
             let checked = checked.json().pop().unwrap_or_default();
             let found = checked["findings"].as_array().cloned().unwrap_or_default();
-            let codes: Vec<&str> =
-                found.iter().filter(|one| one["severity"] != "notice").filter_map(|one| one["code"].as_str()).collect();
+            let codes: Vec<&str> = found
+                .iter()
+                .filter(|one| one["severity"] != "notice")
+                .filter_map(|one| one["code"].as_str())
+                .collect();
             let Some(code) = codes.first() else { return };
             for one in &found {
-                self.shared.tell(format!("  {} {} {} {}", one["code"], one["host"], one["shards"], one["message"]));
+                self.shared.tell(format!(
+                    "  {} {} {} {}",
+                    one["code"], one["host"], one["shards"], one["message"]
+                ));
             }
             let alarm = found.iter().find(|one| one["severity"] == "alarm");
             if let Some(alarm) = alarm {
                 self.shared.fault(format!("settling: an alarm: {alarm}"));
             }
             match *code {
-                "shard_elsewhere" | "shard_epoch_differs" => drop(self.run(&["map", "rebuild", "--yes"]).await),
-                "leftover" | "stray_slot" | "stray_publication" => drop(self.run(&["moves", "gc"]).await),
-                "migrations_pending" | "host_migrations_pending" => drop(self.run(&["migrate", "up"]).await),
+                "shard_elsewhere" | "shard_epoch_differs" => {
+                    drop(self.run(&["map", "rebuild", "--yes"]).await)
+                }
+                "leftover" | "stray_slot" | "stray_publication" => {
+                    drop(self.run(&["moves", "gc"]).await)
+                }
+                "migrations_pending" | "host_migrations_pending" => {
+                    drop(self.run(&["migrate", "up"]).await)
+                }
                 "migration_failed" => drop(self.run(&["migrate", "retry"]).await),
                 "not_audited" => self.old_copies().await,
                 "fence_overdue" | "not_opened" => drop(self.run(&["moves", "gc"]).await),
@@ -148,13 +184,17 @@ impl Settling<'_> {
             }
         }
         let checked = self.run(&["check"]).await;
-        self.shared.fault(format!("no remedy ends these findings:\n{}", findings(&checked)));
+        self.shared.fault(format!(
+            "no remedy ends these findings:\n{}",
+            findings(&checked)
+        ));
     }
 
     /// Drops old copies: those that were audited, and then, knowingly, the others.
     async fn old_copies(&self) {
         self.run(&["moves", "complete", "--all", "--yes"]).await;
-        self.done(&["moves", "complete", "--all", "--unaudited", "--yes"]).await;
+        self.done(&["moves", "complete", "--all", "--unaudited", "--yes"])
+            .await;
     }
 }
 

@@ -44,7 +44,12 @@ async fn bootstrapped(world: &World) -> Vec<(usize, Client)> {
     let mut found = Vec::new();
     for (host, client) in world.all().await.into_iter().enumerate() {
         let sql = "SELECT to_regclass('pgshard.lent_identity') IS NOT NULL";
-        if client.query_one(sql, &[]).await.expect("a server answers").get::<_, bool>(0) {
+        if client
+            .query_one(sql, &[])
+            .await
+            .expect("a server answers")
+            .get::<_, bool>(0)
+        {
             found.push((host, client));
         }
     }
@@ -58,7 +63,12 @@ pub(crate) async fn rows(world: &World) -> Vec<Row> {
         let sql = "SELECT shard_id, state, epoch FROM pgshard.shard ORDER BY 1";
         for row in client.query(sql, &[]).await.expect("a server answers") {
             let shard = u16::try_from(row.get::<_, i32>(0)).expect("a shard is a small number");
-            rows.push(Row { host, shard, state: row.get(1), epoch: row.get(2) });
+            rows.push(Row {
+                host,
+                shard,
+                state: row.get(1),
+                epoch: row.get(2),
+            });
         }
     }
     rows
@@ -95,17 +105,22 @@ pub(crate) async fn moves(world: &World) -> Vec<Moved> {
     moves
 }
 
-/// The migrations that are recorded for each shard at its only owner. A shard that none or two have is left out.
+/// The migrations that are recorded for each shard at its only owner. A shard that none or two have
+/// is left out.
 pub(crate) async fn migrations(world: &World) -> BTreeMap<u16, BTreeSet<String>> {
     let mut found: BTreeMap<u16, Vec<BTreeSet<String>>> = BTreeMap::new();
     for (_, client) in bootstrapped(world).await {
         // One statement, one snapshot.
-        let sql = "SELECT s.shard_id, coalesce(array_agg(m.name) FILTER (WHERE m.name IS NOT NULL), '{}')
+        let sql =
+            "SELECT s.shard_id, coalesce(array_agg(m.name) FILTER (WHERE m.name IS NOT NULL), '{}')
             FROM pgshard.shard s LEFT JOIN pgshard.shard_migration m USING (shard_id)
             WHERE s.state IN ('serving', 'fenced') GROUP BY s.shard_id";
         for row in client.query(sql, &[]).await.expect("a server answers") {
             let shard = u16::try_from(row.get::<_, i32>(0)).expect("a shard is a small number");
-            found.entry(shard).or_default().push(row.get::<_, Vec<String>>(1).into_iter().collect());
+            found
+                .entry(shard)
+                .or_default()
+                .push(row.get::<_, Vec<String>>(1).into_iter().collect());
         }
     }
     found
@@ -118,11 +133,17 @@ pub(crate) async fn migrations(world: &World) -> BTreeMap<u16, BTreeSet<String>>
 pub(crate) async fn activity(world: &World) -> String {
     let mut text = String::new();
     for host in 0..world.servers.servers().len() {
-        let sql = "SELECT format('%s %s %s %s %s by %s: %s', pid, application_name, state, wait_event_type, wait_event,
+        let sql = "SELECT format('%s %s %s %s %s by %s: %s', pid, application_name, state, \
+            wait_event_type, wait_event,
                 pg_blocking_pids(pid), left(regexp_replace(query, '\\s+', ' ', 'g'), 160))
-            FROM pg_stat_activity WHERE backend_type IN ('client backend', 'walsender') AND pid <> pg_backend_pid()
+            FROM pg_stat_activity WHERE backend_type IN ('client backend', 'walsender') AND pid <> \
+            pg_backend_pid()
             AND application_name <> 'pgshard' ORDER BY 1";
-        text += &format!("  db{}\n{}", host + 1, lines(&world.servers.superuser(host).await, sql).await);
+        text += &format!(
+            "  db{}\n{}",
+            host + 1,
+            lines(&world.servers.superuser(host).await, sql).await
+        );
     }
     text
 }

@@ -56,17 +56,26 @@ impl Writers {
                     begun,
                     notes: Notes::default(),
                 };
-                tasks.push(tokio::spawn(writer.write(stop.clone(), acknowledged.clone())));
+                tasks.push(tokio::spawn(
+                    writer.write(stop.clone(), acknowledged.clone()),
+                ));
             }
         }
-        Writers { stop, acknowledged, tasks }
+        Writers {
+            stop,
+            acknowledged,
+            tasks,
+        }
     }
 
     /// Waits until `count` more calls are acknowledged.
     pub(crate) async fn more(&self, count: u64) {
         let (before, begun) = (self.acknowledged.load(Ordering::Relaxed), Instant::now());
         while self.acknowledged.load(Ordering::Relaxed) < before + count {
-            assert!(begun.elapsed() < Duration::from_secs(90), "writes are acknowledged");
+            assert!(
+                begun.elapsed() < Duration::from_secs(90),
+                "writes are acknowledged"
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -78,7 +87,8 @@ impl Writers {
             let notes = task.await.expect("a writer does not panic");
             for (id, row) in notes.rows {
                 if let Some(other) = all.rows.insert(id, row.clone()) {
-                    all.wrong.push(format!("the ID {id} came twice: {row:?} and {other:?}"));
+                    all.wrong
+                        .push(format!("the ID {id} came twice: {row:?} and {other:?}"));
                 }
             }
             all.in_doubt.extend(notes.in_doubt);
@@ -155,7 +165,12 @@ impl Writer {
         if rows == 0 {
             return false;
         }
-        let id = *self.notes.rows.keys().nth(fastrand::usize(0..rows)).expect("there are so many");
+        let id = *self
+            .notes
+            .rows
+            .keys()
+            .nth(fastrand::usize(0..rows))
+            .expect("there are so many");
         let called = self.router.by_id(id).expect("it is an ID of the cluster");
         match called.execute(TOUCH, &[&id]).await {
             Ok(1) => {
@@ -165,12 +180,19 @@ impl Writer {
             }
             Ok(hit) => {
                 let row = &self.notes.rows[&id];
-                self.notes.wrong.push(format!("{row:?} with the ID {id} was acknowledged, and {hit} are there"));
+                self.notes.wrong.push(format!(
+                    "{row:?} with the ID {id} was acknowledged, and {hit} are there"
+                ));
                 false
             }
             Err(error) => {
                 if error.may_have_run() {
-                    self.notes.rows.get_mut(&id).expect("it is noted").versions.1 += 1;
+                    self.notes
+                        .rows
+                        .get_mut(&id)
+                        .expect("it is noted")
+                        .versions
+                        .1 += 1;
                 }
                 let name = format!("a change of {id}");
                 self.failed(&error, name)
@@ -180,16 +202,27 @@ impl Writer {
 
     fn noted(&mut self, id: i64, shard: u16, name: String, visits: i64) -> bool {
         let at = self.begun.elapsed().as_secs_f64();
-        let row = Noted { shard, name, versions: (0, 0), visits, at };
+        let row = Noted {
+            shard,
+            name,
+            versions: (0, 0),
+            visits,
+            at,
+        };
         if let Some(other) = self.notes.rows.insert(id, row.clone()) {
-            self.notes.wrong.push(format!("the ID {id} came twice: {row:?} and {other:?}"));
+            self.notes
+                .wrong
+                .push(format!("the ID {id} came twice: {row:?} and {other:?}"));
         }
         true
     }
 
     /// No host fails in a round, and no mover is away for as long as a router waits.
     fn failed(&mut self, error: &Error, name: String) -> bool {
-        let mut text = format!("at {:.1} {name}: {error}", self.begun.elapsed().as_secs_f64());
+        let mut text = format!(
+            "at {:.1} {name}: {error}",
+            self.begun.elapsed().as_secs_f64()
+        );
         let mut cause = std::error::Error::source(error);
         while let Some(inner) = cause {
             text += &format!(": {inner}");

@@ -1,5 +1,6 @@
-//! Statements that alter a shard while it moves, or while no mover looks: random scripts. Most of them end with the
-//! definition that they began with, because that is what a mover cannot see from the definition.
+//! Statements that alter a shard while it moves, or while no mover looks: random scripts. Most of
+//! them end with the definition that they began with, because that is what a mover cannot see from
+//! the definition.
 
 use std::time::Duration;
 
@@ -54,7 +55,9 @@ pub(crate) async fn alter(shared: &Shared, rng: &mut Rng, shard: u16) {
     let host = gate.host.read().await;
     let client = shared.reach(*host).await;
     let schema = Shared::schema_name(shard);
-    let Some((name, mut steps)) = script(shared, rng, &client, &schema).await else { return };
+    let Some((name, mut steps)) = script(shared, rng, &client, &schema).await else {
+        return;
+    };
     if rng.u8(0..5) == 0 {
         steps.truncate(rng.usize(1..=steps.len()));
     }
@@ -67,7 +70,8 @@ pub(crate) async fn alter(shared: &Shared, rng: &mut Rng, shard: u16) {
     };
     let nap = Duration::from_millis(if rng.bool() { 0 } else { rng.u64(0..800) });
     shared.tell(format!("{schema} is altered: {name}, {committed:?}"));
-    gate.altered.store(true, std::sync::atomic::Ordering::SeqCst);
+    gate.altered
+        .store(true, std::sync::atomic::Ordering::SeqCst);
     if let Err(error) = run(shared, &client, &steps, committed, nap).await {
         shared.tell(format!("  it ended: {}", words(&error)));
         // A table that is made during a move needs no replica identity.
@@ -111,7 +115,9 @@ async fn run(
         Committed::Each => Ok(()),
         Committed::Together | Committed::Savepoints => client.batch_execute("COMMIT").await,
         Committed::Prepared => {
-            client.batch_execute("PREPARE TRANSACTION 'alteration'").await?;
+            client
+                .batch_execute("PREPARE TRANSACTION 'alteration'")
+                .await?;
             tokio::time::sleep(nap).await;
             // It may not stay, whatever happens.
             for _ in 0..2000 {
@@ -127,8 +133,16 @@ async fn run(
 }
 
 /// A script's kind and steps; none if the schema has nothing for it.
-async fn script(shared: &Shared, rng: &mut Rng, client: &Client, schema: &str) -> Option<(&'static str, Vec<String>)> {
-    let possible: Vec<_> = ALTERATIONS.into_iter().filter(|(name, _)| shared.case.has(name)).collect();
+async fn script(
+    shared: &Shared,
+    rng: &mut Rng,
+    client: &Client,
+    schema: &str,
+) -> Option<(&'static str, Vec<String>)> {
+    let possible: Vec<_> = ALTERATIONS
+        .into_iter()
+        .filter(|(name, _)| shared.case.has(name))
+        .collect();
     for _ in 0..30 {
         let mut at = rng.u32(0..possible.iter().map(|one| one.1).sum::<u32>().max(1));
         let found = possible.iter().find(|(_, weight)| {
@@ -140,7 +154,9 @@ async fn script(shared: &Shared, rng: &mut Rng, client: &Client, schema: &str) -
         let steps = match name {
             "partition" => reattached(rng, client, schema).await,
             "extra" => Some(vec![
-                format!("CREATE TABLE {schema}.extra (a integer); INSERT INTO {schema}.extra VALUES (1)"),
+                format!(
+                    "CREATE TABLE {schema}.extra (a integer); INSERT INTO {schema}.extra VALUES (1)"
+                ),
                 format!("UPDATE {schema}.extra SET a = a + 1"),
                 format!("DROP TABLE {schema}.extra"),
             ]),
@@ -148,11 +164,23 @@ async fn script(shared: &Shared, rng: &mut Rng, client: &Client, schema: &str) -
                 let tables = &shared.schema.tables;
                 let table = tables.get(rng.usize(0..tables.len().max(1)))?;
                 let other = &tables[rng.usize(0..tables.len())];
-                Script { shared, table, other, rng }.steps(name)
+                Script {
+                    shared,
+                    table,
+                    other,
+                    rng,
+                }
+                .steps(name)
             }
         };
         if let Some(steps) = steps {
-            return Some((name, steps.into_iter().map(|step| step.replace("{shard}", schema)).collect()));
+            return Some((
+                name,
+                steps
+                    .into_iter()
+                    .map(|step| step.replace("{shard}", schema))
+                    .collect(),
+            ));
         }
     }
     None
@@ -167,7 +195,9 @@ struct Script<'a> {
 
 impl Script<'_> {
     fn steps(mut self, name: &str) -> Option<Vec<String>> {
-        self.of_columns(name).or_else(|| self.of_tables(name)).or_else(|| self.of_others(name))
+        self.of_columns(name)
+            .or_else(|| self.of_tables(name))
+            .or_else(|| self.of_others(name))
     }
 
     /// Columns get other values, names or places.
@@ -178,12 +208,19 @@ impl Script<'_> {
             "retype" => {
                 let column = self.column()?.clone();
                 let (of, using) = (column.kind.sql(), self.another(&column));
-                vec![alter(&format!("ALTER {} TYPE {of} USING {using}", column.name)), write]
+                vec![
+                    alter(&format!("ALTER {} TYPE {of} USING {using}", column.name)),
+                    write,
+                ]
             }
             // The last column gets its place back, any other one comes last.
             "readd" => {
                 let last = self.table.columns.last()?.clone();
-                let column = if self.rng.bool() { last } else { self.column()?.clone() };
+                let column = if self.rng.bool() {
+                    last
+                } else {
+                    self.column()?.clone()
+                };
                 let of = column.kind.sql();
                 let default = if self.rng.bool() {
                     let value = column.kind.value(self.rng);
@@ -192,18 +229,32 @@ impl Script<'_> {
                     String::new()
                 };
                 let add = alter(&format!("ADD {} {of}{default}", column.name));
-                vec![alter(&format!("DROP {}", column.name)), write, add, self.write()]
+                vec![
+                    alter(&format!("DROP {}", column.name)),
+                    write,
+                    add,
+                    self.write(),
+                ]
             }
             "columns-exchanged" => {
                 let (a, b) = (self.column()?.name.clone(), self.column()?.name.clone());
                 let rename = |from: &str, to: &str| alter(&format!("RENAME {from} TO {to}"));
-                vec![rename(&a, "meanwhile"), rename(&b, &a), write, rename("meanwhile", &b)]
+                vec![
+                    rename(&a, "meanwhile"),
+                    rename(&b, &a),
+                    write,
+                    rename("meanwhile", &b),
+                ]
             }
             "not-null" => {
                 let column = self.column()?.clone();
                 let value = column.kind.key(self.rng, self.table.values);
                 vec![
-                    format!("UPDATE {q} SET {0} = {1} WHERE {0} IS NULL", column.name, literal(&Some(value))),
+                    format!(
+                        "UPDATE {q} SET {0} = {1} WHERE {0} IS NULL",
+                        column.name,
+                        literal(&Some(value))
+                    ),
                     alter(&format!("ALTER {} SET NOT NULL", column.name)),
                     write,
                     alter(&format!("ALTER {} DROP NOT NULL", column.name)),
@@ -220,7 +271,8 @@ impl Script<'_> {
                     "bigint GENERATED ALWAYS AS IDENTITY",
                 ][self.rng.usize(0..6)];
                 let add = alter(&format!("ADD later {of}"));
-                let update = format!("UPDATE {q} SET later = DEFAULT WHERE hashtext(ctid::text) % 3 = 0");
+                let update =
+                    format!("UPDATE {q} SET later = DEFAULT WHERE hashtext(ctid::text) % 3 = 0");
                 let rest = match self.rng.u8(0..3) {
                     0 => format!("VACUUM FULL {q}"),
                     1 => alter("ALTER later DROP DEFAULT"),
@@ -230,7 +282,11 @@ impl Script<'_> {
             }
             "storage" => {
                 let column = self.column()?.name.clone();
-                let what = ["SET STATISTICS 77", "SET STATISTICS -1", "SET (n_distinct = 5)"][self.rng.usize(0..3)];
+                let what = [
+                    "SET STATISTICS 77",
+                    "SET STATISTICS -1",
+                    "SET (n_distinct = 5)",
+                ][self.rng.usize(0..3)];
                 vec![alter(&format!("ALTER {column} {what}")), write]
             }
             _ => return None,
@@ -245,10 +301,19 @@ impl Script<'_> {
         let alter = |what: &str| format!("ALTER TABLE {q} {what}");
         let steps = match name {
             "tables-exchanged" if self.other.name != *named => {
-                let rename = |from: &str, to: &str| format!("ALTER TABLE {{shard}}.{from} RENAME TO {to}");
+                let rename =
+                    |from: &str, to: &str| format!("ALTER TABLE {{shard}}.{from} RENAME TO {to}");
                 let other = &self.other.name;
-                let there = [rename(named, "meanwhile"), rename(other, named), rename("meanwhile", other)];
-                let back = if self.rng.bool() { there.to_vec() } else { Vec::new() };
+                let there = [
+                    rename(named, "meanwhile"),
+                    rename(other, named),
+                    rename("meanwhile", other),
+                ];
+                let back = if self.rng.bool() {
+                    there.to_vec()
+                } else {
+                    Vec::new()
+                };
                 [there.to_vec(), vec![write], back].concat()
             }
             "renamed" => vec![
@@ -258,7 +323,12 @@ impl Script<'_> {
             ],
             "recreated" => {
                 let create = self.table.create_again();
-                vec![format!("DROP TABLE {q} CASCADE"), create, write, self.write()]
+                vec![
+                    format!("DROP TABLE {q} CASCADE"),
+                    create,
+                    write,
+                    self.write(),
+                ]
             }
             "cloned" => vec![
                 format!("CREATE TABLE {{shard}}.meanwhile (LIKE {q} INCLUDING ALL)"),
@@ -282,9 +352,18 @@ impl Script<'_> {
             ],
             "rewritten" => {
                 let all = ["VACUUM FULL", "REINDEX TABLE", "ANALYZE", "TRUNCATE"];
-                vec![format!("{} {q}", all[self.rng.usize(0..4)]), write, format!("VACUUM FULL {q}")]
+                vec![
+                    format!("{} {q}", all[self.rng.usize(0..4)]),
+                    write,
+                    format!("VACUUM FULL {q}"),
+                ]
             }
-            "set-unlogged" => vec![alter("SET UNLOGGED"), write, alter("SET LOGGED"), self.write()],
+            "set-unlogged" => vec![
+                alter("SET UNLOGGED"),
+                write,
+                alter("SET LOGGED"),
+                self.write(),
+            ],
             _ => return None,
         };
         Some(steps)
@@ -297,32 +376,62 @@ impl Script<'_> {
         let steps = match name {
             "attribute" => {
                 let again = "ALTER TYPE {shard}.address ADD ATTRIBUTE \"Größe\" numeric(6,2)";
-                vec!["ALTER TYPE {shard}.address DROP ATTRIBUTE \"Größe\"".to_owned(), write, again.to_owned()]
+                vec![
+                    "ALTER TYPE {shard}.address DROP ATTRIBUTE \"Größe\"".to_owned(),
+                    write,
+                    again.to_owned(),
+                ]
             }
             "enum" if self.rng.bool() => {
                 let value = format!("v{}", self.rng.u16(..));
-                vec![format!("ALTER TYPE {{shard}}.mood ADD VALUE '{value}' BEFORE 'ok'"), write]
+                vec![
+                    format!("ALTER TYPE {{shard}}.mood ADD VALUE '{value}' BEFORE 'ok'"),
+                    write,
+                ]
             }
             "enum" => {
-                let rename =
-                    |from: &str, to: &str| format!("ALTER TYPE {{shard}}.mood RENAME VALUE '{from}' TO '{to}'");
-                let there = vec![rename("sad", "meanwhile"), rename("ok", "sad"), rename("meanwhile", "ok"), write];
-                if self.rng.bool() { [there.clone(), there].concat() } else { there }
+                let rename = |from: &str, to: &str| {
+                    format!("ALTER TYPE {{shard}}.mood RENAME VALUE '{from}' TO '{to}'")
+                };
+                let there = vec![
+                    rename("sad", "meanwhile"),
+                    rename("ok", "sad"),
+                    rename("meanwhile", "ok"),
+                    write,
+                ];
+                if self.rng.bool() {
+                    [there.clone(), there].concat()
+                } else {
+                    there
+                }
             }
             "domain" => vec![
                 "ALTER DOMAIN {shard}.positive DROP CONSTRAINT positive_check".to_owned(),
                 write,
-                "ALTER DOMAIN {shard}.positive ADD CONSTRAINT positive_check CHECK (VALUE > 0)".to_owned(),
+                "ALTER DOMAIN {shard}.positive ADD CONSTRAINT positive_check CHECK (VALUE > 0)"
+                    .to_owned(),
             ],
             "identity-lent" => {
                 let one = ["NOTHING", "FULL", "DEFAULT"][self.rng.usize(0..3)];
-                vec![alter(&format!("REPLICA IDENTITY {one}")), write, alter("REPLICA IDENTITY DEFAULT"), self.write()]
+                vec![
+                    alter(&format!("REPLICA IDENTITY {one}")),
+                    write,
+                    alter("REPLICA IDENTITY DEFAULT"),
+                    self.write(),
+                ]
             }
             "key" if !self.table.key.is_empty() => {
-                let columns: Vec<_> = self.table.key.iter().map(|at| self.table.columns[*at].name.as_str()).collect();
+                let columns: Vec<_> = self
+                    .table
+                    .key
+                    .iter()
+                    .map(|at| self.table.columns[*at].name.as_str())
+                    .collect();
                 let columns = columns.join(", ");
-                let drop = "DO $$ BEGIN EXECUTE (SELECT format('ALTER TABLE %s DROP CONSTRAINT %I CASCADE',
-                    conrelid::regclass, conname) FROM pg_constraint WHERE contype = 'p' AND conrelid = ";
+                let drop = "DO $$ BEGIN EXECUTE (SELECT format('ALTER TABLE %s DROP CONSTRAINT %I \
+                    CASCADE',
+                    conrelid::regclass, conname) FROM pg_constraint WHERE contype = 'p' AND \
+                    conrelid = ";
                 let at = super::values::literal(&Some(q.clone()));
                 vec![
                     format!("{drop}{at}::regclass); END $$"),
@@ -331,7 +440,12 @@ impl Script<'_> {
                     self.write(),
                 ]
             }
-            "triggers" => vec![alter("DISABLE TRIGGER USER"), write, alter("ENABLE TRIGGER USER"), self.write()],
+            "triggers" => vec![
+                alter("DISABLE TRIGGER USER"),
+                write,
+                alter("ENABLE TRIGGER USER"),
+                self.write(),
+            ],
             "sequence" => vec![
                 "ALTER SEQUENCE {shard}.plain INCREMENT 3".to_owned(),
                 "SELECT nextval('{shard}.plain')".to_owned(),
@@ -344,26 +458,47 @@ impl Script<'_> {
 
     /// A column that is not of the key, and that statements give a value.
     fn column(&mut self) -> Option<&Column> {
-        let columns: Vec<_> = self.table.writable().filter(|(at, _)| !self.table.key.contains(at)).collect();
+        let columns: Vec<_> = self
+            .table
+            .writable()
+            .filter(|(at, _)| !self.table.key.contains(at))
+            .collect();
         (!columns.is_empty()).then(|| columns[self.rng.usize(0..columns.len())].1)
     }
 
     /// An expression that makes other values of a column's.
     fn another(&mut self, column: &Column) -> String {
         let value = literal(&column.kind.value(self.rng));
-        let (name, of) = (&column.name, column.kind.sql().split(" COLLATE").next().unwrap_or_default().to_owned());
+        let (name, of) = (
+            &column.name,
+            column
+                .kind
+                .sql()
+                .split(" COLLATE")
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
+        );
         match column.kind {
-            Kind::Text | Kind::TextC | Kind::Varchar if self.rng.bool() => format!("({name} || 'x')::{of}"),
+            Kind::Text | Kind::TextC | Kind::Varchar if self.rng.bool() => {
+                format!("({name} || 'x')::{of}")
+            }
             _ if column.kind.is_number() && self.rng.bool() => format!("({name} / 2)::{of}"),
             _ if matches!(column.fill, Fill::Reference(..)) => format!("{name}::{of}"),
-            _ => format!("CASE WHEN hashtext({name}::text) % 2 = 0 THEN {value}::{of} ELSE {name} END"),
+            _ => format!(
+                "CASE WHEN hashtext({name}::text) % 2 = 0 THEN {value}::{of} ELSE {name} END"
+            ),
         }
     }
 
     /// Some random statements on the table.
     fn write(&mut self) -> String {
         let schema = Schema::of_one(self.table, &self.shared.schema);
-        let make = Statements { schema: &schema, without: &self.shared.case.without, merges: false };
+        let make = Statements {
+            schema: &schema,
+            without: &self.shared.case.without,
+            merges: false,
+        };
         let mut all = Vec::new();
         for _ in 0..self.rng.usize(1..4) {
             if let (_, Statement::Sql(sql)) = make.random(self.rng) {
@@ -373,19 +508,29 @@ impl Script<'_> {
         // It must not end the script: a value may be too large, or there twice.
         let each = all.iter().map(|sql| {
             let text = literal(&Some(sql.clone()));
-            format!("BEGIN EXECUTE {text}; EXCEPTION WHEN integrity_constraint_violation OR data_exception THEN END;")
+            format!(
+                "BEGIN EXECUTE {text}; EXCEPTION WHEN integrity_constraint_violation OR \
+                data_exception THEN END;"
+            )
         });
-        format!("DO $do$ BEGIN {} END $do$", each.collect::<Vec<_>>().join(" "))
+        format!(
+            "DO $do$ BEGIN {} END $do$",
+            each.collect::<Vec<_>>().join(" ")
+        )
     }
 }
 
 /// Detaches a partition, writes to what is then a table of its own, and attaches it again.
 async fn reattached(rng: &mut Rng, client: &Client, schema: &str) -> Option<Vec<String>> {
-    let partitions =
-        "SELECT i.inhrelid::regclass::text, i.inhparent::regclass::text, pg_get_expr(c.relpartbound, c.oid)
-        FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    let partitions = "SELECT i.inhrelid::regclass::text, i.inhparent::regclass::text, \
+            pg_get_expr(c.relpartbound, c.oid)
+        FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = \
+        c.relnamespace
         WHERE c.relispartition AND c.relkind = 'r' AND n.nspname = $1 ORDER BY 1";
-    let partitions = client.query(partitions, &[&schema]).await.unwrap_or_default();
+    let partitions = client
+        .query(partitions, &[&schema])
+        .await
+        .unwrap_or_default();
     let row = partitions.get(rng.usize(0..partitions.len().max(1)))?;
     let (leaf, parent, bound): (String, String, String) = (row.get(0), row.get(1), row.get(2));
     Some(vec![

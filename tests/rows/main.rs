@@ -1,6 +1,11 @@
-//! Random schemas, transactions and fates of movers, round after round, with PostgreSQL as the judge. See
-//! `script/test-rows --help`.
-#![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
+//! Random schemas, transactions and fates of movers, round after round, with PostgreSQL as the
+//! judge. See `script/test-rows --help`.
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "what the tests share is more than this needs"
+)]
 
 mod alter;
 mod compare;
@@ -30,12 +35,16 @@ use state::Case;
 use words::Words;
 
 const HELP: &str =
-    "script/test-rows [--seed S] [--minutes M] [--rounds N] [--versions 15-18] [--moves N] [--sessions N]
+    "script/test-rows [--seed S] [--minutes M] [--rounds N] [--versions 15-18] [--moves N] \
+        [--sessions N]
     [--tables 0,3] [--without KIND,…] [--log FILE] [--shrink MINUTES] [--keep-going] [--schema]
 
-Each seed is one round: a schema, a workload, some moves and what becomes of them. Rounds go on from seed to seed, and
-from one pair of versions to the next where none is named, until the minutes are over. A round that fails prints the
-command that does it again, and is shrunk: fewer tables, sessions, kinds of statements and fates. --schema, as the last
+Each seed is one round: a schema, a workload, some moves and what becomes of them. Rounds go on \
+from seed to seed, and
+from one pair of versions to the next where none is named, until the minutes are over. A round \
+that fails prints the
+command that does it again, and is shrunk: fewer tables, sessions, kinds of statements and fates. \
+--schema, as the last
 word, prints the round's tables.";
 
 struct Asked {
@@ -50,15 +59,33 @@ struct Asked {
 
 fn asked() -> Result<Asked, String> {
     let seed = words::seed();
-    let case = Case { seed, versions: [15, 15], moves: 6, sessions: None, tables: None, without: BTreeSet::new() };
-    let mut asked =
-        Asked { case, versions: None, minutes: None, rounds: None, log: None, shrink: 0.0, keep_going: false };
+    let case = Case {
+        seed,
+        versions: [15, 15],
+        moves: 6,
+        sessions: None,
+        tables: None,
+        without: BTreeSet::new(),
+    };
+    let mut asked = Asked {
+        case,
+        versions: None,
+        minutes: None,
+        rounds: None,
+        log: None,
+        shrink: 0.0,
+        keep_going: false,
+    };
     let mut words = Words::of_process();
     while let Some(word) = words.next() {
         match word.as_str() {
             "--schema" => {
                 let case = &asked.case;
-                println!("{}", schema::Schema::generate(case.seed, case.tables.as_deref(), &case.without).sql());
+                println!(
+                    "{}",
+                    schema::Schema::generate(case.seed, case.tables.as_deref(), &case.without)
+                        .sql()
+                );
                 std::process::exit(0);
             }
             "--keep-going" => asked.keep_going = true,
@@ -73,8 +100,14 @@ fn asked() -> Result<Asked, String> {
             "--tables" => asked.case.tables = Some(words.values(&word)?),
             "--versions" => {
                 let value: String = words.value(&word)?;
-                let pair: Vec<u32> = value.split('-').filter_map(|version| version.parse().ok()).collect();
-                asked.versions = Some(pair.try_into().map_err(|_| format!("--versions {value}: not like 15-18"))?);
+                let pair: Vec<u32> = value
+                    .split('-')
+                    .filter_map(|version| version.parse().ok())
+                    .collect();
+                asked.versions = Some(
+                    pair.try_into()
+                        .map_err(|_| format!("--versions {value}: not like 15-18"))?,
+                );
             }
             _ => return Err(format!("{word} is not known")),
         }
@@ -90,7 +123,10 @@ async fn play(case: &Case, log: Option<&str>, quiet: bool) -> Outcome {
     let outcome = round(case).await;
     let counts = &outcome.counts;
     let number = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
-    let verdict = outcome.failure.as_ref().map_or("ok".to_owned(), |failure| failure.kind.to_owned());
+    let verdict = outcome
+        .failure
+        .as_ref()
+        .map_or("ok".to_owned(), |failure| failure.kind.to_owned());
     let line = format!(
         "{}\t{}-{}\t{:.2}\t{}\t{}\t{}\t{}\t{}\t{}\t{verdict}",
         case.seed,
@@ -106,7 +142,8 @@ async fn play(case: &Case, log: Option<&str>, quiet: bool) -> Outcome {
     );
     if !quiet {
         println!(
-            "seed {:>9}  {}-{}  {:>5.1} s  {:>6} transactions ({} errors, {} refused)  {} moves, {} compared  {} \
+            "seed {:>9}  {}-{}  {:>5.1} s  {:>6} transactions ({} errors, {} refused)  {} moves, \
+                {} compared  {} \
              tables  {verdict}",
             case.seed,
             case.versions[0],
@@ -121,7 +158,10 @@ async fn play(case: &Case, log: Option<&str>, quiet: bool) -> Outcome {
         );
     }
     if let Some(path) = log {
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        let file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path);
         let _ = file.and_then(|mut file| writeln!(file, "{line}"));
     }
     outcome
@@ -130,7 +170,11 @@ async fn play(case: &Case, log: Option<&str>, quiet: bool) -> Outcome {
 /// Whether the case fails in the same way in one of some tries.
 async fn fails(case: &Case, kind: &str, tries: usize) -> bool {
     for _ in 0..tries {
-        if play(case, None, true).await.failure.is_some_and(|failure| failure.kind == kind) {
+        if play(case, None, true)
+            .await
+            .failure
+            .is_some_and(|failure| failure.kind == kind)
+        {
             return true;
         }
     }
@@ -140,20 +184,33 @@ async fn fails(case: &Case, kind: &str, tries: usize) -> bool {
 /// Leaves out what the failure does not need, for this long.
 async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
     let mut least = case.clone();
-    let tables = schema::Schema::generate(case.seed, None, &case.without).tables.len();
+    let tables = schema::Schema::generate(case.seed, None, &case.without)
+        .tables
+        .len();
     let mut left: Vec<usize> = case.tables.clone().unwrap_or_else(|| (0..tables).collect());
     let mut part = left.len().div_ceil(2);
     while part > 0 && left.len() > 1 && Instant::now() < until {
         let mut changed = false;
         for chunk in left.clone().chunks(part) {
-            let rest: Vec<usize> = left.iter().copied().filter(|table| !chunk.contains(table)).collect();
-            let next = Case { tables: Some(rest.clone()), ..least.clone() };
+            let rest: Vec<usize> = left
+                .iter()
+                .copied()
+                .filter(|table| !chunk.contains(table))
+                .collect();
+            let next = Case {
+                tables: Some(rest.clone()),
+                ..least.clone()
+            };
             if !rest.is_empty() && Instant::now() < until && fails(&next, kind, 3).await {
                 println!("  still with tables {rest:?}");
                 (least, left, changed) = (next, rest, true);
             }
         }
-        part = if changed { part.min(left.len()) } else { part / 2 };
+        part = if changed {
+            part.min(left.len())
+        } else {
+            part / 2
+        };
     }
     let others = [
         "feed",
@@ -183,7 +240,10 @@ async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
         }
     }
     for sessions in [1, 2, 3] {
-        let next = Case { sessions: Some(sessions), ..least.clone() };
+        let next = Case {
+            sessions: Some(sessions),
+            ..least.clone()
+        };
         if Instant::now() < until && fails(&next, kind, 3).await {
             println!("  still with {sessions} sessions");
             least = next;
@@ -201,7 +261,9 @@ async fn main() {
     });
     let begun = Instant::now();
     let over = |rounds: usize| {
-        asked.minutes.is_some_and(|minutes| begun.elapsed() > Duration::from_secs_f64(minutes * 60.0))
+        asked
+            .minutes
+            .is_some_and(|minutes| begun.elapsed() > Duration::from_secs_f64(minutes * 60.0))
             || asked.rounds.is_some_and(|wanted| rounds >= wanted)
             || asked.minutes.is_none() && asked.rounds.is_none() && rounds >= 1
     };
@@ -215,10 +277,19 @@ async fn main() {
             for line in outcome.story.iter().rev().take(40).rev() {
                 println!("  | {line}");
             }
-            println!("FAILED ({}): {}\n  again: script/test-rows {}", failure.kind, failure.text, case.words());
+            println!(
+                "FAILED ({}): {}\n  again: script/test-rows {}",
+                failure.kind,
+                failure.text,
+                case.words()
+            );
             if asked.shrink > 0.0 {
-                let least =
-                    shrink(&case, failure.kind, Instant::now() + Duration::from_secs_f64(asked.shrink * 60.0)).await;
+                let least = shrink(
+                    &case,
+                    failure.kind,
+                    Instant::now() + Duration::from_secs_f64(asked.shrink * 60.0),
+                )
+                .await;
                 println!("  least: script/test-rows {}", least.words());
             }
             if !asked.keep_going {
@@ -227,6 +298,9 @@ async fn main() {
         }
         case.seed += 1;
     }
-    println!("{rounds} rounds, {failures} failures, {:.1} minutes", begun.elapsed().as_secs_f64() / 60.0);
+    println!(
+        "{rounds} rounds, {failures} failures, {:.1} minutes",
+        begun.elapsed().as_secs_f64() / 60.0
+    );
     std::process::exit(i32::from(failures > 0));
 }

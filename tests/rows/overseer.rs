@@ -1,4 +1,5 @@
-//! Watches who serves which shard. When a shard has moved, compares both copies before anybody writes to the new one.
+//! Watches who serves which shard. When a shard has moved, compares both copies before anybody
+//! writes to the new one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,14 +27,17 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
 }
 
 async fn look(shared: &Shared, clients: &[Client; 2]) -> Result<(), Error> {
-    let sql = "SELECT shard_id, fence_deadline < clock_timestamp() AND state = 'fenced' FROM pgshard.shard
+    let sql = "SELECT shard_id, fence_deadline < clock_timestamp() AND state = 'fenced' FROM \
+        pgshard.shard
         WHERE state = 'serving' OR state = 'fenced' AND fence_deadline < clock_timestamp()";
     let mut serving: [Vec<i32>; 2] = Default::default();
     for (host, client) in clients.iter().enumerate() {
         for row in client.query(sql, &[]).await? {
             let shard: i32 = row.get(0);
             if row.get::<_, Option<bool>>(1) == Some(true) {
-                client.query("SELECT pgshard.expire_fence($1)", &[&shard]).await?;
+                client
+                    .query("SELECT pgshard.expire_fence($1)", &[&shard])
+                    .await?;
             } else {
                 serving[host].push(shard);
             }
@@ -45,9 +49,15 @@ async fn look(shared: &Shared, clients: &[Client; 2]) -> Result<(), Error> {
         if there(1 - host) {
             // It may have come there after the other host was asked.
             let sql = "SELECT state FROM pgshard.shard WHERE shard_id = $1";
-            let state: String = clients[host].query_one(sql, &[&i32::from(shard)]).await?.get(0);
+            let state: String = clients[host]
+                .query_one(sql, &[&i32::from(shard)])
+                .await?
+                .get(0);
             if state == "serving" {
-                shared.fail("two serve", format!("shard {shard} is served by both hosts"));
+                shared.fail(
+                    "two serve",
+                    format!("shard {shard} is served by both hosts"),
+                );
             }
             switch(shared, clients, shard, host).await?;
         }
@@ -60,18 +70,37 @@ pub(crate) async fn old_copy(client: &Client, shard: u16) -> Result<Option<Strin
     let prefix = format!("{}__left_e", Shared::schema_name(shard));
     let sql = "SELECT nspname::text FROM pg_namespace WHERE starts_with(nspname, $1)
         ORDER BY substr(nspname, length($1) + 1)::integer DESC LIMIT 1";
-    Ok(client.query_opt(sql, &[&prefix]).await?.map(|row| row.get(0)))
+    Ok(client
+        .query_opt(sql, &[&prefix])
+        .await?
+        .map(|row| row.get(0)))
 }
 
 /// Compares, and lets the workload go on at the new host.
-async fn switch(shared: &Shared, clients: &[Client; 2], shard: u16, from: usize) -> Result<(), Error> {
+async fn switch(
+    shared: &Shared,
+    clients: &[Client; 2],
+    shard: u16,
+    from: usize,
+) -> Result<(), Error> {
     let schema = Shared::schema_name(shard);
     let Some(left) = old_copy(&clients[from], shard).await? else {
-        shared.fail("rows", format!("shard {shard}: db{} has no old copy", from + 1));
+        shared.fail(
+            "rows",
+            format!("shard {shard}: db{} has no old copy", from + 1),
+        );
         return Ok(());
     };
-    let (old, new) =
-        (Side { client: &clients[from], schema: &left }, Side { client: &clients[1 - from], schema: &schema });
+    let (old, new) = (
+        Side {
+            client: &clients[from],
+            schema: &left,
+        },
+        Side {
+            client: &clients[1 - from],
+            schema: &schema,
+        },
+    );
     let told = snapshot(&shared.gates[usize::from(shard)].told.lock().unwrap());
     let rows = rows_differ(old, new).await?;
     let sequences = sequences_differ(old, new).await?;
@@ -79,25 +108,41 @@ async fn switch(shared: &Shared, clients: &[Client; 2], shard: u16, from: usize)
     // Whoever still holds the old host has a transaction there that the fence let pass.
     let mut host = shared.gates[usize::from(shard)].host.write().await;
     let again = rows_differ(old, new).await?;
-    let what = format!("shard {shard} from db{} to db{} ({left})", from + 1, 2 - from);
+    let what = format!(
+        "shard {shard} from db{} to db{} ({left})",
+        from + 1,
+        2 - from
+    );
     if !rows.is_empty() {
         shared.fail("rows", format!("{what}:\n  {}", rows.join("\n  ")));
     } else if !again.is_empty() {
-        shared.fail("late", format!("{what}, after the open:\n  {}", again.join("\n  ")));
+        shared.fail(
+            "late",
+            format!("{what}, after the open:\n  {}", again.join("\n  ")),
+        );
     }
-    if shared.gates[usize::from(shard)].altered.load(Ordering::SeqCst) {
+    if shared.gates[usize::from(shard)]
+        .altered
+        .load(Ordering::SeqCst)
+    {
         let differ = super::definition::copies_differ(shared, shard, (from, &left), 1 - from);
         if !differ.is_empty() {
             shared.fail("definition", format!("{what}:\n  {}", differ.join("\n  ")));
         }
     }
     if !sequences.is_empty() {
-        shared.fail("sequences", format!("{what}:\n  {}", sequences.join("\n  ")));
+        shared.fail(
+            "sequences",
+            format!("{what}:\n  {}", sequences.join("\n  ")),
+        );
     }
     if !log.is_empty() {
         shared.fail("log", format!("{what}: {}", log.join("; ")));
     }
-    shared.tell(format!("{what} is compared; {} acknowledged", told.acknowledged.len()));
+    shared.tell(format!(
+        "{what} is compared; {} acknowledged",
+        told.acknowledged.len()
+    ));
     add(&shared.counts.compared);
     *host = 1 - from;
     Ok(())
@@ -118,9 +163,19 @@ pub(crate) async fn last_look(shared: &Shared) -> Result<(), Error> {
         let client = shared.reach(*gate.host.read().await).await;
         let schema = Shared::schema_name(shard as u16);
         let told = snapshot(&gate.told.lock().unwrap());
-        let wrong = log_differs(Side { client: &client, schema: &schema }, &told).await?;
+        let wrong = log_differs(
+            Side {
+                client: &client,
+                schema: &schema,
+            },
+            &told,
+        )
+        .await?;
         if !wrong.is_empty() {
-            shared.fail("log", format!("shard {shard} at the end: {}", wrong.join("; ")));
+            shared.fail(
+                "log",
+                format!("shard {shard} at the end: {}", wrong.join("; ")),
+            );
         }
     }
     Ok(())

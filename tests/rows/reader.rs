@@ -1,5 +1,5 @@
-//! An application behind the router that only reads: with statements that its connections keep, and by checking that
-//! what a client was told is done.
+//! An application behind the router that only reads: with statements that its connections keep, and
+//! by checking that what a client was told is done.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,11 @@ use super::state::Shared;
 struct Mood(&'static str);
 
 impl ToSql for Mood {
-    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+    fn to_sql(
+        &self,
+        _: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
         out.extend_from_slice(self.0.as_bytes());
         Ok(IsNull::No)
     }
@@ -29,7 +33,9 @@ impl ToSql for Mood {
 }
 
 fn is_missing(code: &str) -> bool {
-    ["42", "3F", "22P02"].iter().any(|class| code.starts_with(class))
+    ["42", "3F", "22P02"]
+        .iter()
+        .any(|class| code.starts_with(class))
 }
 
 pub(crate) async fn read(shared: Arc<Shared>) {
@@ -45,8 +51,19 @@ pub(crate) async fn read(shared: Arc<Shared>) {
         let known = known.filter(|_| rng.bool());
         let handle = router.by_key(shard as i64);
         let answer = match known {
-            Some(number) => handle.query("SELECT n FROM {shard}.txlog WHERE n = $1", &[&number]).await,
-            None => handle.query("SELECT m::text FROM {shard}.moods WHERE m = $1", &[&Mood("ok")]).await,
+            Some(number) => {
+                handle
+                    .query("SELECT n FROM {shard}.txlog WHERE n = $1", &[&number])
+                    .await
+            }
+            None => {
+                handle
+                    .query(
+                        "SELECT m::text FROM {shard}.moods WHERE m = $1",
+                        &[&Mood("ok")],
+                    )
+                    .await
+            }
         };
         let altered = shared.gates[shard].altered.load(Ordering::SeqCst);
         match answer {
@@ -54,10 +71,23 @@ pub(crate) async fn read(shared: Arc<Shared>) {
             // The shard's name may be another one, or the value's.
             Ok(_) if altered && known.is_none() => {}
             Err(error) if altered && error.code().is_some_and(|code| is_missing(code.code())) => {}
-            Ok(rows) => shared.fail("router", format!("shard {shard}, {known:?}: {} rows in place of one", rows.len())),
+            Ok(rows) => shared.fail(
+                "router",
+                format!(
+                    "shard {shard}, {known:?}: {} rows in place of one",
+                    rows.len()
+                ),
+            ),
             // It may wait for a server, or a mover, for as long as it is allowed to.
             Err(error) if shared.crashes || error.is_retryable() => {
-                shared.erred("router", if error.is_retryable() { "retryable" } else { "gone" });
+                shared.erred(
+                    "router",
+                    if error.is_retryable() {
+                        "retryable"
+                    } else {
+                        "gone"
+                    },
+                );
             }
             Err(error) => {
                 let mut text = format!("shard {shard}: {error}");

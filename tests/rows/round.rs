@@ -43,20 +43,39 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     let tables = schema.tables.len();
     let sql = schema.sql();
     let migrations = [("0001_tables.sql", sql.as_str())];
-    let world = AssertUnwindSafe(World::with_tables(&case.versions, SHARDS, &migrations)).catch_unwind().await;
+    let world = AssertUnwindSafe(World::with_tables(&case.versions, SHARDS, &migrations))
+        .catch_unwind()
+        .await;
     let world = match world {
         Ok(world) => world,
         Err(panic) => {
-            let failure = Some(Failure { kind: "schema", text: panicked(panic) });
-            return Outcome { failure, story: Vec::new(), counts: Counts::default(), seconds: 0.0, tables };
+            let failure = Some(Failure {
+                kind: "schema",
+                text: panicked(panic),
+            });
+            return Outcome {
+                failure,
+                story: Vec::new(),
+                counts: Counts::default(),
+                seconds: 0.0,
+                tables,
+            };
         }
     };
     let crowded = rng.u8(0..4) > 0 && case.has("long");
-    let shared = Arc::new(Shared::new(world, case.clone(), schema, usize::from(SHARDS), crashes));
+    let shared = Arc::new(Shared::new(
+        world,
+        case.clone(),
+        schema,
+        usize::from(SHARDS),
+        crashes,
+    ));
     fill(&shared, &mut rng).await;
     let defined = Definitions::of(&shared).await;
     let sessions = case.sessions.unwrap_or_else(|| rng.usize(3..9));
-    shared.tell(format!("{tables} tables, {sessions} sessions, crashes {crashes}, crowded {crowded}"));
+    shared.tell(format!(
+        "{tables} tables, {sessions} sessions, crashes {crashes}, crowded {crowded}"
+    ));
     let mut running = JoinSet::new();
     for number in 0..sessions {
         running.spawn(session(shared.clone(), number, Habit::Short));
@@ -88,7 +107,10 @@ pub(crate) async fn round(case: &Case) -> Outcome {
             }
         }
     };
-    if tokio::time::timeout(Duration::from_secs(30), all).await.is_err() {
+    if tokio::time::timeout(Duration::from_secs(30), all)
+        .await
+        .is_err()
+    {
         running.abort_all();
     }
     if shared.failed().is_none() {
@@ -105,22 +127,41 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     for (count, from) in counts.all().into_iter().zip(shared.counts.all()) {
         count.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
-    Outcome { failure, story, counts, seconds, tables }
+    Outcome {
+        failure,
+        story,
+        counts,
+        seconds,
+        tables,
+    }
 }
 
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_default()
 }
 
 /// Rows before the first move.
 async fn fill(shared: &Shared, rng: &mut Rng) {
-    let all: BTreeSet<String> = super::statements::KINDS.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let without: BTreeSet<String> = all.into_iter().filter(|name| name != "many" && name != "insert").collect();
-    let make = Statements { schema: &shared.schema, without: &without, merges: false };
+    let all: BTreeSet<String> = super::statements::KINDS
+        .iter()
+        .map(|(name, _)| (*name).to_owned())
+        .collect();
+    let without: BTreeSet<String> = all
+        .into_iter()
+        .filter(|name| name != "many" && name != "insert")
+        .collect();
+    let make = Statements {
+        schema: &shared.schema,
+        without: &without,
+        merges: false,
+    };
     let rows: u32 = shared.schema.tables.iter().map(|table| table.rows).sum();
     for shard in 0..SHARDS {
-        let client = shared.reach(*shared.gates[usize::from(shard)].host.read().await).await;
+        let client = shared
+            .reach(*shared.gates[usize::from(shard)].host.read().await)
+            .await;
         let name = Shared::schema_name(shard);
         for _ in 0..(rows / 12).clamp(10, 150) {
             if let (_, Statement::Sql(sql)) = make.random(rng) {

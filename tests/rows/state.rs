@@ -1,4 +1,5 @@
-//! What the parts of one round share: which host each shard's workload talks to, what it was told, what went wrong.
+//! What the parts of one round share: which host each shard's workload talks to, what it was told,
+//! what went wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -26,16 +27,28 @@ pub(crate) struct Case {
 impl Case {
     /// The arguments of `script/test-rows` that repeat it.
     pub(crate) fn words(&self) -> String {
-        let mut words =
-            format!("--seed {} --versions {}-{} --moves {}", self.seed, self.versions[0], self.versions[1], self.moves);
+        let mut words = format!(
+            "--seed {} --versions {}-{} --moves {}",
+            self.seed, self.versions[0], self.versions[1], self.moves
+        );
         if let Some(sessions) = self.sessions {
             words += &format!(" --sessions {sessions}");
         }
         if let Some(tables) = &self.tables {
-            words += &format!(" --tables {}", tables.iter().map(usize::to_string).collect::<Vec<_>>().join(","));
+            words += &format!(
+                " --tables {}",
+                tables
+                    .iter()
+                    .map(usize::to_string)
+                    .collect::<Vec<_>>()
+                    .join(",")
+            );
         }
         if !self.without.is_empty() {
-            words += &format!(" --without {}", self.without.iter().cloned().collect::<Vec<_>>().join(","));
+            words += &format!(
+                " --without {}",
+                self.without.iter().cloned().collect::<Vec<_>>().join(",")
+            );
         }
         words
     }
@@ -45,7 +58,8 @@ impl Case {
     }
 }
 
-/// Why a round ended: the kind, by which a shrunk round is recognized as failing in the same way, and the description.
+/// Why a round ended: the kind, by which a shrunk round is recognized as failing in the same way,
+/// and the description.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: &'static str,
@@ -61,7 +75,8 @@ pub(crate) struct Told {
 }
 
 pub(crate) struct Gate {
-    /// The host that the workload talks to. Whoever has a transaction under way holds it for reading.
+    /// The host that the workload talks to. Whoever has a transaction under way holds it for
+    /// reading.
     pub(crate) host: RwLock<usize>,
     pub(crate) told: Mutex<Told>,
     /// Whether somebody has altered the shard in this round.
@@ -82,8 +97,26 @@ pub(crate) struct Counts {
 
 impl Counts {
     pub(crate) fn all(&self) -> [&AtomicU64; 8] {
-        let Counts { transactions, statements, errors, refused, compared, moves, kills, restarts } = self;
-        [transactions, statements, errors, refused, compared, moves, kills, restarts]
+        let Counts {
+            transactions,
+            statements,
+            errors,
+            refused,
+            compared,
+            moves,
+            kills,
+            restarts,
+        } = self;
+        [
+            transactions,
+            statements,
+            errors,
+            refused,
+            compared,
+            moves,
+            kills,
+            restarts,
+        ]
     }
 }
 
@@ -109,9 +142,21 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(world: World, case: Case, schema: Schema, shards: usize, crashes: bool) -> Shared {
-        let hosts = (0..shards).map(|shard| world.host_of(shard as u16)).collect::<Vec<_>>();
-        let gate = |host| Gate { host: RwLock::new(host), told: Mutex::default(), altered: AtomicBool::new(false) };
+    pub(crate) fn new(
+        world: World,
+        case: Case,
+        schema: Schema,
+        shards: usize,
+        crashes: bool,
+    ) -> Shared {
+        let hosts = (0..shards)
+            .map(|shard| world.host_of(shard as u16))
+            .collect::<Vec<_>>();
+        let gate = |host| Gate {
+            host: RwLock::new(host),
+            told: Mutex::default(),
+            altered: AtomicBool::new(false),
+        };
         Shared {
             world,
             case,
@@ -134,11 +179,17 @@ impl Shared {
     pub(crate) fn fail(&self, kind: &'static str, text: impl Into<String>) {
         let text = text.into();
         self.tell(format!("FAILURE ({kind}) {text}"));
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(Failure { kind, text });
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(Failure { kind, text });
     }
 
     pub(crate) fn failed(&self) -> Option<Failure> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -151,22 +202,34 @@ impl Shared {
         if std::env::var_os("PGSHARD_ROWS_TELL").is_some() {
             println!("{line}");
         }
-        self.story.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        self.story
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(line);
     }
 
     pub(crate) fn erred(&self, kind: &str, code: &str) {
         add(&self.counts.errors);
         let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
-        *errors.entry((kind.to_owned(), code.to_owned())).or_default() += 1;
+        *errors
+            .entry((kind.to_owned(), code.to_owned()))
+            .or_default() += 1;
     }
 
     pub(crate) fn errors_told(&self) -> String {
         let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
-        errors.iter().map(|((kind, code), count)| format!("{kind} {code} {count}")).collect::<Vec<_>>().join(", ")
+        errors
+            .iter()
+            .map(|((kind, code), count)| format!("{kind} {code} {count}"))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     pub(crate) fn story(&self) -> Vec<String> {
-        self.story.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.story
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     pub(crate) fn schema_name(shard: u16) -> String {
@@ -176,7 +239,11 @@ impl Shared {
     /// A connection as the application; `None` while the server is away.
     pub(crate) async fn connect(&self, host: usize) -> Option<Client> {
         let url = self.world.servers.server(host).url();
-        let connected = tokio::time::timeout(Duration::from_secs(20), tokio_postgres::connect(&url, NoTls)).await;
+        let connected = tokio::time::timeout(
+            Duration::from_secs(20),
+            tokio_postgres::connect(&url, NoTls),
+        )
+        .await;
         let (client, connection) = connected.ok()?.ok()?;
         tokio::spawn(connection);
         Some(client)

@@ -46,7 +46,10 @@ pub(crate) struct Statements<'a> {
 impl Statements<'_> {
     /// One statement, with `{shard}` in it, and the name of its kind.
     pub(crate) fn random(&self, rng: &mut Rng) -> (&'static str, Statement) {
-        let kinds: Vec<_> = KINDS.into_iter().filter(|(name, _)| !self.without.contains(*name)).collect();
+        let kinds: Vec<_> = KINDS
+            .into_iter()
+            .filter(|(name, _)| !self.without.contains(*name))
+            .collect();
         let total: u32 = kinds.iter().map(|(_, weight)| weight).sum();
         loop {
             let mut at = rng.u32(0..total.max(1));
@@ -80,24 +83,33 @@ impl Statements<'_> {
             _ => {}
         }
         if self.schema.tables.is_empty() {
-            return Some(Statement::Sql("SELECT count(*) FROM {shard}.txlog".to_owned()));
+            return Some(Statement::Sql(
+                "SELECT count(*) FROM {shard}.txlog".to_owned(),
+            ));
         }
         let table = &self.schema.tables[rng.usize(0..self.schema.tables.len())];
         let name = table.qualified();
         let some = |rng: &mut Rng, most: u32| {
             let (salt, rows) = (rng.u32(..), rng.u32(1..=most));
             format!(
-                "ctid = ANY (ARRAY(SELECT ctid FROM {name} ORDER BY hashtext(ctid::text || '{salt}') LIMIT {rows}))"
+                "ctid = ANY (ARRAY(SELECT ctid FROM {name} ORDER BY hashtext(ctid::text || \
+                    '{salt}') LIMIT {rows}))"
             )
         };
         let sql = match kind {
             "insert" | "many" => {
-                let rows = if kind == "insert" { 1 } else { rng.usize(2..40) };
+                let rows = if kind == "insert" {
+                    1
+                } else {
+                    rng.usize(2..40)
+                };
                 let columns = chosen(table, rng);
                 if columns.is_empty() {
                     format!("INSERT INTO {name} DEFAULT VALUES")
                 } else {
-                    let rows: Vec<String> = (0..rows).map(|_| format!("({})", values(table, &columns, rng))).collect();
+                    let rows: Vec<String> = (0..rows)
+                        .map(|_| format!("({})", values(table, &columns, rng)))
+                        .collect();
                     let overriding = ["", "", " OVERRIDING SYSTEM VALUE"][rng.usize(0..3)];
                     let key = names(table, &table.key);
                     let end = if table.arbiter && rng.bool() {
@@ -128,7 +140,10 @@ impl Statements<'_> {
                         .collect();
                     lines += &(row.join("\t") + "\n");
                 }
-                return Some(Statement::Copy(format!("COPY {name} ({}) FROM STDIN", names(table, &columns)), lines));
+                return Some(Statement::Copy(
+                    format!("COPY {name} ({}) FROM STDIN", names(table, &columns)),
+                    lines,
+                ));
             }
             "upsert" if table.arbiter => {
                 let columns = chosen(table, rng);
@@ -167,11 +182,23 @@ impl Statements<'_> {
                     values(table, &columns, rng)
                 )
             }
-            "update" => format!("UPDATE {name} SET {} WHERE {}", self.settings(table, rng, 3)?, some(rng, 3)),
-            "broad" => format!("UPDATE {name} SET {} WHERE {}", self.settings(table, rng, 1)?, some(rng, 60)),
+            "update" => format!(
+                "UPDATE {name} SET {} WHERE {}",
+                self.settings(table, rng, 3)?,
+                some(rng, 3)
+            ),
+            "broad" => format!(
+                "UPDATE {name} SET {} WHERE {}",
+                self.settings(table, rng, 1)?,
+                some(rng, 60)
+            ),
             "same" => {
                 let (_, column) = pick(table, rng)?;
-                format!("UPDATE {name} SET {0} = {0} WHERE {1}", column.name, some(rng, 8))
+                format!(
+                    "UPDATE {name} SET {0} = {0} WHERE {1}",
+                    column.name,
+                    some(rng, 8)
+                )
             }
             "shift" => {
                 let column = &table.columns[*table.key.first()?];
@@ -181,8 +208,16 @@ impl Statements<'_> {
                 let by = [1, 1, 3, -1, 20][rng.usize(0..5)];
                 match rng.u8(0..4) {
                     0 => format!("UPDATE {name} SET {0} = {0} + {by}", column.name),
-                    1 => format!("UPDATE {name} SET {0} = - {0} WHERE {1}", column.name, some(rng, 20)),
-                    _ => format!("UPDATE {name} SET {0} = {0} + {by} WHERE {1}", column.name, some(rng, 20)),
+                    1 => format!(
+                        "UPDATE {name} SET {0} = - {0} WHERE {1}",
+                        column.name,
+                        some(rng, 20)
+                    ),
+                    _ => format!(
+                        "UPDATE {name} SET {0} = {0} + {by} WHERE {1}",
+                        column.name,
+                        some(rng, 20)
+                    ),
                 }
             }
             "swap" => {
@@ -190,11 +225,18 @@ impl Statements<'_> {
                 if column.fill == Fill::Always {
                     return None;
                 }
-                let (a, b) = (column.kind.key(rng, table.values), column.kind.key(rng, table.values));
+                let (a, b) = (
+                    column.kind.key(rng, table.values),
+                    column.kind.key(rng, table.values),
+                );
                 let kind = bare(column.kind.sql());
-                let (a, b) = (format!("{}::{kind}", literal(&Some(a))), format!("{}::{kind}", literal(&Some(b))));
+                let (a, b) = (
+                    format!("{}::{kind}", literal(&Some(a))),
+                    format!("{}::{kind}", literal(&Some(b))),
+                );
                 format!(
-                    "UPDATE {name} SET {0} = CASE WHEN {0} = {a} THEN {b} ELSE {a} END WHERE {0} IN ({a}, {b})",
+                    "UPDATE {name} SET {0} = CASE WHEN {0} = {a} THEN {b} ELSE {a} END WHERE {0} \
+                        IN ({a}, {b})",
                     column.name
                 )
             }
@@ -205,12 +247,19 @@ impl Statements<'_> {
                     return None;
                 }
                 let kind = bare(column.kind.sql());
-                let mut key = || format!("{}::{kind}", literal(&Some(column.kind.key(rng, table.values))));
+                let mut key = || {
+                    format!(
+                        "{}::{kind}",
+                        literal(&Some(column.kind.key(rng, table.values)))
+                    )
+                };
                 let (a, b, c) = (key(), key(), key());
                 let n = &column.name;
                 format!(
-                    "UPDATE {name} SET {n} = {b} WHERE {n} = {a}; UPDATE {name} SET {n} = {c} WHERE {n} = {b};
-                     UPDATE {name} SET {n} = {b} WHERE {n} = {a}; DELETE FROM {name} WHERE {n} = {c} AND {n} <> {a}"
+                    "UPDATE {name} SET {n} = {b} WHERE {n} = {a}; UPDATE {name} SET {n} = {c} \
+                        WHERE {n} = {b};
+                     UPDATE {name} SET {n} = {b} WHERE {n} = {a}; DELETE FROM {name} WHERE {n} = \
+                     {c} AND {n} <> {a}"
                 )
             }
             "default" => {
@@ -218,12 +267,19 @@ impl Statements<'_> {
                 let columns: Vec<&Column> = table.columns.iter().filter(with).collect();
                 let column = columns.get(rng.usize(0..columns.len().max(1)))?;
                 let rows = if rng.bool() { 2 } else { 30 };
-                format!("UPDATE {name} SET {} = DEFAULT WHERE {}", column.name, some(rng, rows))
+                format!(
+                    "UPDATE {name} SET {} = DEFAULT WHERE {}",
+                    column.name,
+                    some(rng, rows)
+                )
             }
             "delete" => format!("DELETE FROM {name} WHERE {}", some(rng, 6)),
             "lock" => {
                 let strength = ["UPDATE", "NO KEY UPDATE", "SHARE", "KEY SHARE"][rng.usize(0..4)];
-                format!("SELECT count(*) FROM (SELECT FROM {name} WHERE {} FOR {strength}) AS locked", some(rng, 5))
+                format!(
+                    "SELECT count(*) FROM (SELECT FROM {name} WHERE {} FOR {strength}) AS locked",
+                    some(rng, 5)
+                )
             }
             // If it came often, nothing would be left to be moved.
             "truncate" if rng.u8(0..12) == 0 => match table.partitions.get(rng.usize(0..6)) {
@@ -241,12 +297,17 @@ impl Statements<'_> {
         let mut set: Vec<(String, String)> = Vec::new();
         for _ in 0..rng.usize(1..=most) {
             let (at, column) = pick(table, rng)?;
-            if table.key.contains(&at) && rng.u8(0..3) > 0 || set.iter().any(|(name, _)| *name == column.name) {
+            if table.key.contains(&at) && rng.u8(0..3) > 0
+                || set.iter().any(|(name, _)| *name == column.name)
+            {
                 continue;
             }
             set.push((column.name.clone(), value_sql(table, at, rng)));
         }
-        let set: Vec<String> = set.into_iter().map(|(name, value)| format!("{name} = {value}")).collect();
+        let set: Vec<String> = set
+            .into_iter()
+            .map(|(name, value)| format!("{name} = {value}"))
+            .collect();
         (!set.is_empty()).then(|| set.join(", "))
     }
 }
@@ -268,15 +329,27 @@ fn chosen(table: &Table, rng: &mut Rng) -> Vec<usize> {
         _ => table.key.contains(at) || !column.nullable || rng.u8(0..5) > 0,
     };
     let columns: Vec<_> = table.writable().collect();
-    columns.into_iter().filter(|column| wanted(column, rng)).map(|(at, _)| at).collect()
+    columns
+        .into_iter()
+        .filter(|column| wanted(column, rng))
+        .map(|(at, _)| at)
+        .collect()
 }
 
 fn names(table: &Table, columns: &[usize]) -> String {
-    columns.iter().map(|at| table.columns[*at].name.as_str()).collect::<Vec<_>>().join(", ")
+    columns
+        .iter()
+        .map(|at| table.columns[*at].name.as_str())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn values(table: &Table, columns: &[usize], rng: &mut Rng) -> String {
-    columns.iter().map(|at| value_sql(table, *at, rng)).collect::<Vec<_>>().join(", ")
+    columns
+        .iter()
+        .map(|at| value_sql(table, *at, rng))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn value(table: &Table, at: usize, rng: &mut Rng) -> Option<String> {
@@ -295,7 +368,10 @@ fn value_sql(table: &Table, at: usize, rng: &mut Rng) -> String {
     match &table.columns[at].fill {
         Fill::Reference(other, key) if rng.u8(0..5) > 0 => {
             let salt = rng.u32(..);
-            format!("(SELECT {key} FROM {{shard}}.{other} ORDER BY hashtext(ctid::text || '{salt}') LIMIT 1)")
+            format!(
+                "(SELECT {key} FROM {{shard}}.{other} ORDER BY hashtext(ctid::text || '{salt}') \
+                    LIMIT 1)"
+            )
         }
         Fill::Reference(..) => "NULL".to_owned(),
         _ => literal(&value(table, at, rng)),

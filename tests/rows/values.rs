@@ -63,8 +63,22 @@ pub(crate) const TYPES: &str = r#"
     CREATE TYPE {shard}.span AS RANGE (SUBTYPE = float8);
 "#;
 
-const WORDS: [&str; 14] =
-    ["", "a", "A", "b", "ä", "Ä", "ß", "ab ", "a'b", "a\"b,c", "back\\slash", "tab\tnew\nline", "{curly}", "🦀 crab"];
+const WORDS: [&str; 14] = [
+    "",
+    "a",
+    "A",
+    "b",
+    "ä",
+    "Ä",
+    "ß",
+    "ab ",
+    "a'b",
+    "a\"b,c",
+    "back\\slash",
+    "tab\tnew\nline",
+    "{curly}",
+    "🦀 crab",
+];
 
 impl Kind {
     pub(crate) const ALL: [Kind; 44] = [
@@ -187,14 +201,19 @@ impl Kind {
     /// Whether numbers can be added to it.
     pub(crate) fn is_number(self) -> bool {
         use Kind::*;
-        matches!(self, Smallint | Integer | Bigint | Numeric | Scaled | Real | Double | Positive)
+        matches!(
+            self,
+            Smallint | Integer | Bigint | Numeric | Scaled | Real | Double | Positive
+        )
     }
 
     /// One of few values, so that rows meet.
     pub(crate) fn key(self, rng: &mut Rng, values: u32) -> String {
         let n = rng.u32(0..values);
         match self {
-            Kind::Smallint | Kind::Integer | Kind::Bigint => (i64::from(n) - i64::from(values / 3)).to_string(),
+            Kind::Smallint | Kind::Integer | Kind::Bigint => {
+                (i64::from(n) - i64::from(values / 3)).to_string()
+            }
             Kind::Positive => (n + 1).to_string(),
             Kind::Numeric | Kind::Scaled => match n {
                 0 if self == Kind::Numeric => "NaN".to_owned(),
@@ -206,9 +225,17 @@ impl Kind {
                 2 => "Infinity".to_owned(),
                 n => format!("{}", f64::from(n) / 7.0),
             },
-            Kind::Char => format!("{}{n}{}", ["", "ä", "Z"][(n % 3) as usize], [" ", ""][(n % 2) as usize]),
+            Kind::Char => format!(
+                "{}{n}{}",
+                ["", "ä", "Z"][(n % 3) as usize],
+                [" ", ""][(n % 2) as usize]
+            ),
             Kind::Bytea => format!("\\x00{n:08x}"),
-            Kind::Uuid => format!("{:08x}-0000-4000-8000-{:012x}", n.wrapping_mul(2_654_435_761), n),
+            Kind::Uuid => format!(
+                "{:08x}-0000-4000-8000-{:012x}",
+                n.wrapping_mul(2_654_435_761),
+                n
+            ),
             Kind::Timestamptz => format!("2024-01-01 00:00:{:02}.{:06}+00", n % 60, n),
             Kind::Interval => format!("{} mons {} days", n % 7, n),
             Kind::Mood => ["sad", "ok", "it's \"fine\""][(n % 3) as usize].to_owned(),
@@ -245,10 +272,20 @@ impl Kind {
                 true => one(rng, &["-9223372036854775808", "9223372036854775807", "0"]).to_owned(),
                 false => rng.i64(-1_000_000..1_000_000).to_string(),
             },
-            Kind::Numeric => {
-                one(rng, &["NaN", "1.0", "1.00", "-0.0", "0", "1e40", "12345678901234567890.123", "Infinity"])
-                    .to_owned()
-            }
+            Kind::Numeric => one(
+                rng,
+                &[
+                    "NaN",
+                    "1.0",
+                    "1.00",
+                    "-0.0",
+                    "0",
+                    "1e40",
+                    "12345678901234567890.123",
+                    "Infinity",
+                ],
+            )
+            .to_owned(),
             Kind::Scaled => format!("{}.{}", rng.i32(-9999..9999), rng.u16(0..999)),
             Kind::Real | Kind::Double => match rng.u8(0..6) {
                 0 => "NaN".to_owned(),
@@ -261,26 +298,73 @@ impl Kind {
             Kind::Char => one(rng, &["", "a", "a  ", "ä", " x "]).to_owned(),
             Kind::Bytea => format!("\\x{}", one(rng, &["", "00", "ff00", "0a5c27"])),
             Kind::Uuid => format!("{:08x}-0000-4000-8000-000000000000", rng.u32(..)),
-            Kind::Json | Kind::Jsonb => {
-                one(rng, &["null", "{}", "[1, 2.50]", r#"{"b": 1,  "a": [], "a": null}"#, r#""ü\\u""#, "1.50"])
-                    .to_owned()
-            }
-            Kind::Date => one(rng, &["infinity", "-infinity", "0044-03-15 BC", "2024-02-29"]).to_owned(),
+            Kind::Json | Kind::Jsonb => one(
+                rng,
+                &[
+                    "null",
+                    "{}",
+                    "[1, 2.50]",
+                    r#"{"b": 1,  "a": [], "a": null}"#,
+                    r#""ü\\u""#,
+                    "1.50",
+                ],
+            )
+            .to_owned(),
+            Kind::Date => one(
+                rng,
+                &["infinity", "-infinity", "0044-03-15 BC", "2024-02-29"],
+            )
+            .to_owned(),
             Kind::Time => one(rng, &["24:00", "00:00", "12:34:56.000001"]).to_owned(),
             Kind::Timetz => one(rng, &["12:00:00.000001+14", "00:00-12"]).to_owned(),
-            Kind::Timestamp => one(rng, &["infinity", "294276-12-31 23:59:59.999999", "2024-03-31 02:30"]).to_owned(),
-            Kind::Timestamptz => one(rng, &["-infinity", "4713-01-01 00:00+00 BC", "2024-10-27 02:30+02"]).to_owned(),
-            Kind::Interval => {
-                one(rng, &["-1 year 2 mons -3 days 04:05:06.789", "1 mon", "30 days", "720:00", "0"]).to_owned()
-            }
-            Kind::Integers => one(rng, &["{}", "[2:3][-1:0]={{1,2},{3,NULL}}", "{NULL}", "{1,2,3}"]).to_owned(),
-            Kind::Texts => one(rng, &["{}", "{a,\"b c\",NULL,\"d\\\"e\",\"NULL\"}", "{\"\"}", "{{a},{b}}"]).to_owned(),
+            Kind::Timestamp => one(
+                rng,
+                &[
+                    "infinity",
+                    "294276-12-31 23:59:59.999999",
+                    "2024-03-31 02:30",
+                ],
+            )
+            .to_owned(),
+            Kind::Timestamptz => one(
+                rng,
+                &["-infinity", "4713-01-01 00:00+00 BC", "2024-10-27 02:30+02"],
+            )
+            .to_owned(),
+            Kind::Interval => one(
+                rng,
+                &[
+                    "-1 year 2 mons -3 days 04:05:06.789",
+                    "1 mon",
+                    "30 days",
+                    "720:00",
+                    "0",
+                ],
+            )
+            .to_owned(),
+            Kind::Integers => one(
+                rng,
+                &["{}", "[2:3][-1:0]={{1,2},{3,NULL}}", "{NULL}", "{1,2,3}"],
+            )
+            .to_owned(),
+            Kind::Texts => one(
+                rng,
+                &[
+                    "{}",
+                    "{a,\"b c\",NULL,\"d\\\"e\",\"NULL\"}",
+                    "{\"\"}",
+                    "{{a},{b}}",
+                ],
+            )
+            .to_owned(),
             Kind::Range => match rng.u8(0..4) {
                 0 => "empty".to_owned(),
                 1 => "(,5)".to_owned(),
                 _ => format!("[{},{}]", rng.u8(0..100), rng.u8(100..)),
             },
-            Kind::Times => one(rng, &["empty", "(,)", "[-infinity,2020-01-01 00:00+00]"]).to_owned(),
+            Kind::Times => {
+                one(rng, &["empty", "(,)", "[-infinity,2020-01-01 00:00+00]"]).to_owned()
+            }
             Kind::Ranges => one(rng, &["{}", "{[1,3),[7,9)}", "{(,0)}"]).to_owned(),
             Kind::Bits => one(rng, &["00000", "10101", "11111"]).to_owned(),
             Kind::Varbit => one(rng, &["", "0", "1", "0101"]).to_owned(),
@@ -296,7 +380,10 @@ impl Kind {
             Kind::Span => one(rng, &["empty", "[0.5,NaN]", "(,)"]).to_owned(),
             Kind::Large => {
                 let bytes = rng.usize(1..12_000);
-                std::iter::repeat_with(|| char::from(rng.u8(b'!'..b'~'))).filter(|c| *c != '\\').take(bytes).collect()
+                std::iter::repeat_with(|| char::from(rng.u8(b'!'..b'~')))
+                    .filter(|c| *c != '\\')
+                    .take(bytes)
+                    .collect()
             }
             Kind::Long => format!("{} ", word(rng)).repeat(rng.usize(1..9_000)),
             Kind::External => word(rng).repeat(rng.usize(0..2_000)),
@@ -307,11 +394,17 @@ impl Kind {
 
 /// A value in SQL.
 pub(crate) fn literal(value: &Option<String>) -> String {
-    value.as_ref().map_or("NULL".to_owned(), |text| pgshard::pg::quote_literal(text))
+    value
+        .as_ref()
+        .map_or("NULL".to_owned(), |text| pgshard::pg::quote_literal(text))
 }
 
 /// A value in COPY's text.
 pub(crate) fn copied(value: &Option<String>) -> String {
-    let Some(text) = value else { return "\\N".to_owned() };
-    text.replace('\\', "\\\\").replace('\t', "\\t").replace('\n', "\\n")
+    let Some(text) = value else {
+        return "\\N".to_owned();
+    };
+    text.replace('\\', "\\\\")
+        .replace('\t', "\\t")
+        .replace('\n', "\\n")
 }

@@ -17,14 +17,21 @@ impl Words {
     /// What follows the argument that was just taken.
     pub(crate) fn value<T: FromStr>(&mut self, word: &str) -> Result<T, String> {
         let value = self.next().ok_or_else(|| format!("{word} takes a value"))?;
-        value.parse().map_err(|_| format!("{word} {value}: not what it takes"))
+        value
+            .parse()
+            .map_err(|_| format!("{word} {value}: not what it takes"))
     }
 
     /// The same for several values, or none, between commas.
     pub(crate) fn values<T: FromStr>(&mut self, word: &str) -> Result<Vec<T>, String> {
         let text: String = self.value(word)?;
         let each = text.split(',').filter(|value| !value.is_empty());
-        each.map(|value| value.parse().map_err(|_| format!("{word} {text}: not what it takes"))).collect()
+        each.map(|value| {
+            value
+                .parse()
+                .map_err(|_| format!("{word} {text}: not what it takes"))
+        })
+        .collect()
     }
 }
 

@@ -1,5 +1,6 @@
-//! What may be among our dependencies, by deny.toml. It is what `script/check-dependencies` checks with cargo-deny,
-//! which takes minutes to build; here only for the platform that the tests run on, and without known holes.
+//! What may be among our dependencies, by deny.toml. It is what `script/check-dependencies` checks
+//! with cargo-deny, which takes minutes to build; here only for the platform that the tests run on,
+//! and without known holes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -11,7 +12,8 @@ use super::{none_of, root};
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// A crate that is built with ours. What only tests and benches use nobody else gets; cargo-deny passes over it too.
+/// A crate that is built with ours. What only tests and benches use nobody else gets; cargo-deny
+/// passes over it too.
 struct Package {
     name: String,
     version: String,
@@ -20,29 +22,53 @@ struct Package {
 }
 
 fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_else(|| panic!("text, not {value}")).to_owned()
+    value
+        .as_str()
+        .unwrap_or_else(|| panic!("text, not {value}"))
+        .to_owned()
 }
 
 /// All features are on, as deny.toml wants it. Gives what cargo says of our own package, too.
 fn packages() -> (Vec<Package>, Value) {
     let version = Command::new(env!("CARGO")).arg("-vV").output().unwrap();
     let version = String::from_utf8(version.stdout).unwrap();
-    let platform = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+    let platform = version
+        .lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .unwrap();
     let mut command = Command::new(env!("CARGO"));
-    command.args(["metadata", "--format-version=1", "--locked", "--all-features", "--filter-platform", platform]);
+    command.args([
+        "metadata",
+        "--format-version=1",
+        "--locked",
+        "--all-features",
+        "--filter-platform",
+        platform,
+    ]);
     let output = command.current_dir(root()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let all: Value = serde_json::from_slice(&output.stdout).unwrap();
 
-    let nodes: BTreeMap<&str, &Value> =
-        all["resolve"]["nodes"].as_array().unwrap().iter().map(|node| (node["id"].as_str().unwrap(), node)).collect();
+    let nodes: BTreeMap<&str, &Value> = all["resolve"]["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| (node["id"].as_str().unwrap(), node))
+        .collect();
     let ours = all["resolve"]["root"].as_str().unwrap();
     let mut built = BTreeSet::from([ours]);
     let mut next = vec![ours];
     while let Some(id) = next.pop() {
         for dependency in nodes[id]["deps"].as_array().unwrap() {
-            let is_only_for_tests =
-                dependency["dep_kinds"].as_array().unwrap().iter().all(|kind| kind["kind"] == "dev");
+            let is_only_for_tests = dependency["dep_kinds"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|kind| kind["kind"] == "dev");
             let on = dependency["pkg"].as_str().unwrap();
             if !is_only_for_tests && built.insert(on) {
                 next.push(on);
@@ -69,7 +95,10 @@ fn packages() -> (Vec<Package>, Value) {
 }
 
 fn rules() -> DocumentMut {
-    std::fs::read_to_string(root().join("deny.toml")).unwrap().parse().unwrap()
+    std::fs::read_to_string(root().join("deny.toml"))
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 fn texts(list: &Array) -> impl Iterator<Item = String> {
@@ -86,14 +115,20 @@ fn about_crates(list: &Item) -> impl Iterator<Item = (&str, &InlineTable)> {
 
 /// What is wrong with a licence, if these are allowed.
 fn refused(licence: Option<&str>, allowed: &[String]) -> Option<String> {
-    let Some(licence) = licence else { return Some("it names no licence".to_owned()) };
+    let Some(licence) = licence else {
+        return Some("it names no licence".to_owned());
+    };
     // The old way to write OR, which crates.io takes.
     let expression = match spdx::Expression::parse_mode(licence, spdx::ParseMode::LAX) {
         Ok(expression) => expression,
         Err(error) => return Some(format!("{licence}: {}", error.reason)),
     };
     let allows = |request: &spdx::LicenseReq| {
-        request.addition.is_none() && request.license.id().is_some_and(|id| allowed.iter().any(|one| one == id.name))
+        request.addition.is_none()
+            && request
+                .license
+                .id()
+                .is_some_and(|id| allowed.iter().any(|one| one == id.name))
     };
     (!expression.evaluate(allows)).then(|| format!("{licence} is not allowed"))
 }
@@ -101,10 +136,23 @@ fn refused(licence: Option<&str>, allowed: &[String]) -> Option<String> {
 #[test]
 fn licences_are_judged() {
     let allowed = ["MIT".to_owned(), "Apache-2.0".to_owned()];
-    for fine in ["MIT", "MIT OR GPL-3.0-only", "MIT/Apache-2.0", "MIT AND Apache-2.0", "(MIT OR Zlib) AND Apache-2.0"] {
+    for fine in [
+        "MIT",
+        "MIT OR GPL-3.0-only",
+        "MIT/Apache-2.0",
+        "MIT AND Apache-2.0",
+        "(MIT OR Zlib) AND Apache-2.0",
+    ] {
         assert_eq!(refused(Some(fine), &allowed), None, "{fine}");
     }
-    for bad in ["GPL-3.0-only", "MIT AND Zlib", "Apache-2.0 WITH LLVM-exception", "LicenseRef-mine", "MIT OR", ""] {
+    for bad in [
+        "GPL-3.0-only",
+        "MIT AND Zlib",
+        "Apache-2.0 WITH LLVM-exception",
+        "LicenseRef-mine",
+        "MIT OR",
+        "",
+    ] {
         assert!(refused(Some(bad), &allowed).is_some(), "{bad}");
     }
     assert!(refused(None, &allowed).is_some());
@@ -117,14 +165,24 @@ fn dependencies_are_what_deny_toml_allows() {
     let mut mistakes = Vec::new();
 
     let licences = &rules["licenses"];
-    for Package { name, version, licence, source } in &packages {
+    for Package {
+        name,
+        version,
+        licence,
+        source,
+    } in &packages
+    {
         let exceptions = about_crates(&licences["exceptions"]).filter(|(about, _)| about == name);
         let mut allowed: Vec<String> = texts(licences["allow"].as_array().unwrap()).collect();
         allowed.extend(exceptions.flat_map(|(_, one)| texts(one["allow"].as_array().unwrap())));
-        mistakes
-            .extend(refused(licence.as_deref(), &allowed).map(|why| format!("{name} {version}: its licence: {why}")));
+        mistakes.extend(
+            refused(licence.as_deref(), &allowed)
+                .map(|why| format!("{name} {version}: its licence: {why}")),
+        );
         if source.as_deref() != Some(CRATES_IO) {
-            mistakes.push(format!("{name} {version}: from {source:?}, not from crates.io"));
+            mistakes.push(format!(
+                "{name} {version}: from {source:?}, not from crates.io"
+            ));
         }
     }
 
@@ -134,12 +192,21 @@ fn dependencies_are_what_deny_toml_allows() {
         .collect();
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for Package { name, version, .. } in &packages {
-        if !skip.iter().any(|(skipped, start)| skipped == name && version.starts_with(start)) {
+        if !skip
+            .iter()
+            .any(|(skipped, start)| skipped == name && version.starts_with(start))
+        {
             versions.entry(name).or_default().push(version);
         }
     }
-    for (name, versions) in versions.into_iter().filter(|(_, versions)| versions.len() > 1) {
-        mistakes.push(format!("{name}: two versions or more: {}", versions.join(", ")));
+    for (name, versions) in versions
+        .into_iter()
+        .filter(|(_, versions)| versions.len() > 1)
+    {
+        mistakes.push(format!(
+            "{name}: two versions or more: {}",
+            versions.join(", ")
+        ));
     }
 
     for dependency in manifest["dependencies"].as_array().unwrap() {
@@ -159,8 +226,11 @@ fn python_packages_are_pinned_by_hash() {
             continue;
         }
         // An entry goes on where its line ends with a backslash.
-        for entry in
-            file.text.replace("\\\n", " ").lines().filter(|line| !line.is_empty() && !line.starts_with([' ', '#']))
+        for entry in file
+            .text
+            .replace("\\\n", " ")
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with([' ', '#']))
         {
             seen += 1;
             if !entry.contains("==") || !entry.contains("--hash=sha256:") {
@@ -169,5 +239,8 @@ fn python_packages_are_pinned_by_hash() {
         }
     }
     assert!(seen > 20, "{seen} entries");
-    none_of(bare, "each package of python/requirements-*.txt has one version, and its hash:");
+    none_of(
+        bare,
+        "each package of python/requirements-*.txt has one version, and its hash:",
+    );
 }

@@ -1,4 +1,5 @@
-//! Documents: the book has every page, links to anchors work, and the table of guarantees names tests that exist.
+//! Documents: the book has every page, links to anchors work, and the table of guarantees names
+//! tests that exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +7,13 @@ use super::{files, first_cells, none_of, root, source, word};
 
 /// A heading as links name it: `## What is noticed` becomes `#what-is-noticed`.
 fn anchor(heading: &str) -> String {
-    let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
-    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+    let kept = heading
+        .trim()
+        .chars()
+        .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.flat_map(char::to_lowercase)
+        .map(|c| if c == ' ' { '-' } else { c })
+        .collect()
 }
 
 /// The anchors of a document. Lines in blocks of code are not headings.
@@ -21,7 +27,11 @@ fn anchors(text: &str) -> BTreeSet<String> {
         if !in_block && heading.len() < line.len() && heading.starts_with(' ') {
             let name = anchor(heading);
             let times = found.entry(name.clone()).or_default();
-            all.insert(if *times == 0 { name } else { format!("{name}-{times}") });
+            all.insert(if *times == 0 {
+                name
+            } else {
+                format!("{name}-{times}")
+            });
             *times += 1;
         }
     }
@@ -30,22 +40,36 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn anchors_lead_somewhere() {
-    let documents: BTreeMap<String, String> = files(&[".md"]).into_iter().map(|file| (file.path, file.text)).collect();
+    let documents: BTreeMap<String, String> = files(&[".md"])
+        .into_iter()
+        .map(|file| (file.path, file.text))
+        .collect();
     let mut mistakes = Vec::new();
     for (path, text) in &documents {
         for (at, _) in text.match_indices("](") {
             let rest = &text[at + 2..];
             let link = &rest[..rest.find(')').unwrap_or(0)];
-            let Some((file, wanted)) = link.split_once('#').filter(|_| !link.contains("://")) else { continue };
+            let Some((file, wanted)) = link.split_once('#').filter(|_| !link.contains("://"))
+            else {
+                continue;
+            };
             let to = if file.is_empty() {
                 path.clone()
             } else {
                 let folder = root().join(path).parent().unwrap().to_path_buf();
                 // Another test reports links to files that do not exist.
-                let Ok(to) = folder.join(file).canonicalize() else { continue };
-                to.strip_prefix(root().canonicalize().unwrap()).unwrap().to_string_lossy().into_owned()
+                let Ok(to) = folder.join(file).canonicalize() else {
+                    continue;
+                };
+                to.strip_prefix(root().canonicalize().unwrap())
+                    .unwrap()
+                    .to_string_lossy()
+                    .into_owned()
             };
-            if !documents.get(&to).is_some_and(|text| anchors(text).contains(wanted)) {
+            if !documents
+                .get(&to)
+                .is_some_and(|text| anchors(text).contains(wanted))
+            {
                 mistakes.push(format!("{path}: {to} has no heading for #{wanted}"));
             }
         }
@@ -56,16 +80,27 @@ fn anchors_lead_somewhere() {
 #[test]
 fn anchors_are_made_from_headings() {
     let text = "# One: `two`, three\n```sh\n# no heading\n```\n## Again\n## Again\n#no heading\n";
-    assert_eq!(anchors(text).into_iter().collect::<Vec<_>>(), ["again", "again-1", "one-two-three"]);
+    assert_eq!(
+        anchors(text).into_iter().collect::<Vec<_>>(),
+        ["again", "again-1", "one-two-three"]
+    );
 }
 
 #[test]
 fn the_book_has_every_page() {
     let summary = source("docs/SUMMARY.md");
-    let pages = files(&[".md"]).into_iter().map(|file| file.path).filter(|path| path.starts_with("docs/"));
-    let pages = pages.map(|path| path["docs/".len()..].to_owned()).filter(|path| path != "SUMMARY.md");
+    let pages = files(&[".md"])
+        .into_iter()
+        .map(|file| file.path)
+        .filter(|path| path.starts_with("docs/"));
+    let pages = pages
+        .map(|path| path["docs/".len()..].to_owned())
+        .filter(|path| path != "SUMMARY.md");
     let missing = pages.filter(|page| !summary.contains(&format!("]({page})")));
-    none_of(missing.map(|page| format!("docs/{page}")).collect(), "docs/SUMMARY.md lists every page of the book");
+    none_of(
+        missing.map(|page| format!("docs/{page}")).collect(),
+        "docs/SUMMARY.md lists every page of the book",
+    );
     assert!(source("book.toml").contains("src = \"docs\""));
 }
 
@@ -74,13 +109,21 @@ fn the_book_has_every_page() {
 fn no_page_of_the_book_links_out_of_it() {
     let docs = root().join("docs").canonicalize().unwrap();
     let mut mistakes = Vec::new();
-    for page in files(&[".md"]).into_iter().filter(|file| file.path.starts_with("docs/")) {
+    for page in files(&[".md"])
+        .into_iter()
+        .filter(|file| file.path.starts_with("docs/"))
+    {
         let folder = root().join(&page.path).parent().unwrap().to_path_buf();
         for (at, _) in page.text.match_indices("](") {
             let rest = &page.text[at + 2..];
-            let link = rest[..rest.find(')').unwrap_or(0)].split('#').next().unwrap_or_default();
+            let link = rest[..rest.find(')').unwrap_or(0)]
+                .split('#')
+                .next()
+                .unwrap_or_default();
             // Another test reports links to files that do not exist.
-            let Ok(to) = folder.join(link).canonicalize() else { continue };
+            let Ok(to) = folder.join(link).canonicalize() else {
+                continue;
+            };
             if !link.is_empty() && !link.contains("://") && !to.starts_with(&docs) {
                 mistakes.push(format!("{}: {link}", page.path));
             }
@@ -95,16 +138,24 @@ fn guarantees_name_tests_that_exist() {
     let mut named = 0;
     let mut mistakes = Vec::new();
     for (line, text) in source("docs/guarantees.md").lines().enumerate() {
-        let row = text.strip_prefix("| ").filter(|row| !row.starts_with("event |") && !row.starts_with("---"));
+        let row = text
+            .strip_prefix("| ")
+            .filter(|row| !row.starts_with("event |") && !row.starts_with("---"));
         let Some(row) = row else { continue };
         let shown_by = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
-        let tests: Vec<&str> = shown_by.split('`').filter(|word| word.contains("::")).collect();
+        let tests: Vec<&str> = shown_by
+            .split('`')
+            .filter(|word| word.contains("::"))
+            .collect();
         if tests.is_empty() {
             mistakes.push(format!("line {}: no test shows it", line + 1));
         }
         for test in tests {
             let (module, name) = test.rsplit_once("::").unwrap();
-            let path = root().join("tests/it").join(module.replace("::", "/")).with_extension("rs");
+            let path = root()
+                .join("tests/it")
+                .join(module.replace("::", "/"))
+                .with_extension("rs");
             let text = std::fs::read_to_string(&path).unwrap_or_default();
             if !text.contains(&format!("fn {name}(")) {
                 mistakes.push(format!("line {}: there is no test {test}", line + 1));
@@ -116,24 +167,35 @@ fn guarantees_name_tests_that_exist() {
     assert!(named > 40);
 }
 
-/// Alerts and the dashboard ask for what `pgshard exporter` says it tells. Each alert is tested, and leads to a part of
-/// a document.
+/// Alerts and the dashboard ask for what `pgshard exporter` says it tells. Each alert is tested,
+/// and leads to a part of a document.
 #[test]
 fn alerts_ask_for_what_is_told() {
     let told = first_cells("docs/metrics.md", "## The exporter");
-    let told: BTreeSet<&str> = told.iter().filter_map(|cell| cell.strip_prefix("pgshard_")).collect();
+    let told: BTreeSet<&str> = told
+        .iter()
+        .filter_map(|cell| cell.strip_prefix("pgshard_"))
+        .collect();
     let mut mistakes = Vec::new();
     for file in ["ops/alerts.yml", "ops/dashboard.json"] {
         for rest in source(file).split("pgshard_").skip(1) {
             let name = word(rest);
-            let family = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
+            let family = ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|part| name.strip_suffix(part))
+                .unwrap_or(name);
             if !told.contains(family) {
                 mistakes.push(format!("{file}: the exporter does not tell pgshard_{name}"));
             }
         }
     }
     let (alerts, tests) = (source("ops/alerts.yml"), source("ops/alerts_test.yml"));
-    let after = |key: &str| -> Vec<&str> { alerts.lines().filter_map(|line| line.trim().strip_prefix(key)).collect() };
+    let after = |key: &str| -> Vec<&str> {
+        alerts
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix(key))
+            .collect()
+    };
     let (names, runbooks) = (after("- alert: "), after("runbook: "));
     assert!(told.len() > 10 && names.len() > 5 && names.len() == runbooks.len());
     for name in names {

@@ -12,11 +12,14 @@ def upload(user: int, title: str) -> Photo:
 
 
 def like(photo_id: int, by: int) -> bool:
-    """Likes a photo once: adds the row and raises the counter together. False if the user liked it already."""
+    """Likes a photo once: adds the row and raises the counter together. False if the user liked it
+    already."""
     photo = Photo.objects.get(pk=photo_id)
 
     def work() -> bool:
-        _, made = Like.objects.get_or_create(photo_id=photo.pk, by=by, defaults={"user_id": photo.user_id})
+        _, made = Like.objects.get_or_create(
+            photo_id=photo.pk, by=by, defaults={"user_id": photo.user_id}
+        )
         if made:
             Photo.objects.filter(pk=photo.pk).update(likes=F("likes") + 1)
         return made
@@ -27,6 +30,8 @@ def like(photo_id: int, by: int) -> bool:
 def feed(user: int, count: int = 20) -> list[Photo]:
     """The newest photos of the users that a user follows, from as many shards."""
     whom = Follow.objects.filter(user_id=user).values_list("whom", flat=True)
-    found = [photo for one in whom for photo in Photo.objects.filter(user_id=one).order_by("-id")[:count]]
+    found = [
+        photo for one in whom for photo in Photo.objects.filter(user_id=one).order_by("-id")[:count]
+    ]
     # An ID begins with the time when it was made.
     return sorted(found, key=lambda photo: photo.pk, reverse=True)[:count]

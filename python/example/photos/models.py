@@ -1,4 +1,5 @@
-"""Photos, who likes them, and who follows whom. Each row is on the shard of the user it belongs to."""
+"""Photos, who likes them, and who follows whom. Each row is on the shard of the user it belongs
+to."""
 
 from django.conf import settings
 from django.db import models

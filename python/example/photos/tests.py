@@ -27,7 +27,10 @@ class Pages(TestCase):
         made = [self.post(f"/users/{ann}/photos", title=f"p{number}") for number in range(21)]
         self.assertEqual((made[0]["user"], made[0]["likes"]), (ann, 0))
         page = self.client.get(f"/users/{ann}/photos").json()
-        self.assertEqual([photo["title"] for photo in page["results"]], [f"p{number}" for number in range(20, 0, -1)])
+        self.assertEqual(
+            [photo["title"] for photo in page["results"]],
+            [f"p{number}" for number in range(20, 0, -1)],
+        )
         page = self.client.get(page["next"]).json()
         self.assertEqual([photo["title"] for photo in page["results"]], ["p0"])
         self.assertEqual(self.client.get(f"/users/{self.users[1]}/photos").json()["results"], [])
@@ -36,7 +39,9 @@ class Pages(TestCase):
         made = self.post(f"/users/{self.users[0]}/photos", title="Prague")
         address = f"/photos/{made['id']}"
         self.assertEqual(self.client.get(address).json(), made)
-        changed = self.client.patch(address, {"title": "Brno", "user": 1}, content_type="application/json").json()
+        changed = self.client.patch(
+            address, {"title": "Brno", "user": 1}, content_type="application/json"
+        ).json()
         self.assertEqual(changed, {**made, "title": "Brno"})
         for liked in (True, False):
             self.assertEqual(self.post(f"{address}/likes", by=self.users[1]), {"liked": liked})
@@ -54,13 +59,17 @@ class Pages(TestCase):
             for user in (ben, cat):
                 self.post(f"/users/{user}/photos", title=f"{user} {number}")
         titles = [photo["title"] for photo in self.client.get(f"/users/{ann}/feed").json()]
-        self.assertEqual(titles, [f"{user} {number}" for number in (2, 1, 0) for user in (cat, ben)])
+        self.assertEqual(
+            titles, [f"{user} {number}" for number in (2, 1, 0) for user in (cat, ben)]
+        )
 
     def test_the_admin(self):
         root = User.objects.create_superuser("root")
         self.client.force_login(root)
         ann = self.users[0]
-        answer = self.client.post("/admin/photos/photo/add/", {"user": ann, "title": "by hand", "likes": 0})
+        answer = self.client.post(
+            "/admin/photos/photo/add/", {"user": ann, "title": "by hand", "likes": 0}
+        )
         self.assertEqual(answer.status_code, 302, answer.content)
         photo = Photo.objects.get(user_id=ann)
         self.assertContains(self.client.get("/admin/photos/photo/", {"q": ann}), "by hand")

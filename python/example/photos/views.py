@@ -1,4 +1,5 @@
-"""The pages, by Django REST framework. Every query set names its shard, by the user in the address or by the photo's ID."""
+"""The pages, by Django REST framework. Every query set names its shard, by the user in the address
+or by the photo's ID."""
 
 from rest_framework import generics
 from rest_framework.pagination import CursorPagination

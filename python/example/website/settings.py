@@ -1,4 +1,5 @@
-"""A website whose users are in one small database, and whose photos are in the shards of PGSHARD_CONFIG."""
+"""A website whose users are in one small database, and whose photos are in the shards of
+PGSHARD_CONFIG."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""pgshard for Django: each logical shard is a database alias, `shard-31`, and sharded models find their shard by themselves.
+"""pgshard for Django: each logical shard is a database alias, `shard-31`, and sharded models find
+their shard by themselves.
 
     # settings.py
     DATABASES = pgshard.django.databases("pgshard.toml", default={…})
@@ -22,27 +23,68 @@ if TYPE_CHECKING:
     from .gather import Gathered, Partial
     from .managers import ShardedManager, ShardedQuerySet
     from .models import ShardedModel
-    from .routing import ShardRouter, alias_of_id, alias_of_key, run_in_shard, shard_of, shard_of_key
+    from .routing import (
+        ShardRouter,
+        alias_of_id,
+        alias_of_key,
+        run_in_shard,
+        shard_of,
+        shard_of_key,
+    )
 
 # Settings import this module, and models cannot be imported before the settings exist.
 _WHERE = {
-    "release": "backend.pools", "shard_connection_created": "backend.pools",
-    "ConnectionLost": "errors", "InDoubt": "errors", "NoShard": "errors", "ShardMoved": "errors",
-    "ShardUnavailable": "errors", "WrongShard": "errors",
-    "ShardKeyField": "fields", "ShardKeyForeignKey": "fields", "ShardedBigAutoField": "fields",
-    "Gathered": "gather", "Partial": "gather",
-    "ShardedManager": "managers", "ShardedQuerySet": "managers",
+    "release": "backend.pools",
+    "shard_connection_created": "backend.pools",
+    "ConnectionLost": "errors",
+    "InDoubt": "errors",
+    "NoShard": "errors",
+    "ShardMoved": "errors",
+    "ShardUnavailable": "errors",
+    "WrongShard": "errors",
+    "ShardKeyField": "fields",
+    "ShardKeyForeignKey": "fields",
+    "ShardedBigAutoField": "fields",
+    "Gathered": "gather",
+    "Partial": "gather",
+    "ShardedManager": "managers",
+    "ShardedQuerySet": "managers",
     "ShardedModel": "models",
-    "ShardRouter": "routing", "alias_of_id": "routing", "alias_of_key": "routing", "run_in_shard": "routing",
-    "shard_of": "routing", "shard_of_key": "routing",
-}  # fmt: skip
+    "ShardRouter": "routing",
+    "alias_of_id": "routing",
+    "alias_of_key": "routing",
+    "run_in_shard": "routing",
+    "shard_of": "routing",
+    "shard_of_key": "routing",
+}
 
 __all__ = [
-    "ConnectionLost", "Gathered", "InDoubt", "NoShard", "Partial", "ShardKeyField", "ShardKeyForeignKey", "ShardMoved",
-    "ShardRouter", "ShardUnavailable", "ShardedBigAutoField", "ShardedManager", "ShardedModel", "ShardedQuerySet",
-    "WrongShard", "alias", "alias_of_id", "alias_of_key", "databases", "release", "run_in_shard",
-    "shard_connection_created", "shard_of", "shard_of_alias", "shard_of_key",
-]  # fmt: skip
+    "ConnectionLost",
+    "Gathered",
+    "InDoubt",
+    "NoShard",
+    "Partial",
+    "ShardKeyField",
+    "ShardKeyForeignKey",
+    "ShardMoved",
+    "ShardRouter",
+    "ShardUnavailable",
+    "ShardedBigAutoField",
+    "ShardedManager",
+    "ShardedModel",
+    "ShardedQuerySet",
+    "WrongShard",
+    "alias",
+    "alias_of_id",
+    "alias_of_key",
+    "databases",
+    "release",
+    "run_in_shard",
+    "shard_connection_created",
+    "shard_of",
+    "shard_of_alias",
+    "shard_of_key",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,17 @@
-"""Sharded models in Django's admin: a list shows one key's rows at a time, and every other page is on the shard of its object.
+"""Sharded models in Django's admin: a list shows one key's rows at a time, and every other page is
+on the shard of its object.
 
     @admin.register(Photo)
     class PhotoAdmin(ShardedModelAdmin):
         list_display = ["id", "title"]
         search_fields = ["title"]
 
-The list is empty until a key is named: in the search box, where the first word is taken for the key, or in the address,
-`?user_id=31341`. In the latter case the search box searches that key's rows, in the former what comes after the key does.
+The list is empty until a key is named: in the search box, where the first word is taken for the
+key, or in the address, `?user_id=31341`. In the latter case the search box searches that key's
+rows, in the former what comes after the key does.
 
-A field of `autocomplete_fields` offers the rows of the page's shard. Where that is not known yet, the key is typed there too.
+A field of `autocomplete_fields` offers the rows of the page's shard. Where that is not known yet,
+the key is typed there too.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from .routing import alias_of_id, alias_of_key, within
 from .sharded import has_shard_id, is_sharded, key_fields, shard_conditions
 
 _NOWHERE = alias(0)
-"""Where pages are that ask for no rows: those of an object that cannot exist, and a list without a key."""
+"""Where pages are that ask for no rows: those of an object that cannot exist, and a list without a
+key."""
 
 
 _SHARD = "shard"
@@ -59,13 +63,23 @@ class _ShardedList(ChangeList):
     """A list whose rows come with what their columns show of other models."""
 
     def apply_select_related(self, qs: Any) -> Any:
-        """The same as Django's, which would join what is in another database: that is prefetched."""
-        fields = {field.name: field for field in self.lookup_opts.fields if field.remote_field is not None}
+        """The same as Django's, which would join what is in another database: that is
+        prefetched."""
+        fields = {
+            field.name: field for field in self.lookup_opts.fields if field.remote_field is not None
+        }
         if self.list_select_related is True:
             wanted = [name for name, field in fields.items() if not field.null]
         else:
-            wanted = [*(self.list_select_related or (name for name in self.list_display if name in fields))]
-        elsewhere = [name for name in wanted if not self._is_here(fields.get(name.split(LOOKUP_SEP)[0]))]
+            wanted = [
+                *(
+                    self.list_select_related
+                    or (name for name in self.list_display if name in fields)
+                )
+            ]
+        elsewhere = [
+            name for name in wanted if not self._is_here(fields.get(name.split(LOOKUP_SEP)[0]))
+        ]
         here = [name for name in wanted if name not in elsewhere]
         qs = qs.select_related(*here) if here else qs
         return qs.prefetch_related(*elsewhere) if elsewhere else qs
@@ -85,8 +99,11 @@ class ShardedModelAdmin(admin.ModelAdmin):
         return _ShardedList
 
     def get_search_fields(self, request: Any) -> Any:
-        """The search fields of the class. If it has none, the key's, so that there is a box to type it in."""
-        return super().get_search_fields(request) or [f"={field.attname}" for field in key_fields(self.model)]
+        """The search fields of the class. If it has none, the key's, so that there is a box to type
+        it in."""
+        return super().get_search_fields(request) or [
+            f"={field.attname}" for field in key_fields(self.model)
+        ]
 
     def get_queryset(self, request: Any) -> Any:
         """The rows of the shard that the page is on; in a list, the rows of its key."""
@@ -97,7 +114,9 @@ class ShardedModelAdmin(admin.ModelAdmin):
         where, key = asked
         if where is None:
             return found.using(_NOWHERE).none()
-        return found.using(where).filter(**({} if key is None else {key_fields(self.model)[0].attname: key}))
+        return found.using(where).filter(
+            **({} if key is None else {key_fields(self.model)[0].attname: key})
+        )
 
     def get_search_results(self, request: Any, queryset: Any, search_term: str) -> Any:
         """The same as Django's, for what comes after the key if that was typed first."""
@@ -117,7 +136,9 @@ class ShardedModelAdmin(admin.ModelAdmin):
         kwargs = self._completing(_SelectMultiple, db_field, request, kwargs)
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
-    def _completing(self, widget: Any, field: Any, request: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _completing(
+        self, widget: Any, field: Any, request: Any, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
         if "widget" in kwargs or field.name not in self.get_autocomplete_fields(request):
             return kwargs
         made = widget(field, self.admin_site, using=kwargs.get("using"))
@@ -138,27 +159,37 @@ class ShardedModelAdmin(admin.ModelAdmin):
     def changeform_view(
         self, request: Any, object_id: Any = None, form_url: str = "", extra_context: Any = None
     ) -> Any:
-        """An existing row, on its shard; a new one, on the shard of the key in the form or in the address."""
+        """An existing row, on its shard; a new one, on the shard of the key in the form or in the
+        address."""
         where = self._of_object(object_id) if object_id is not None else self._of_form(request)
         request._pgshard_page = where
         return self._on(where, super().changeform_view, request, object_id, form_url, extra_context)
 
     def delete_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
         """On the row's shard."""
-        return self._on(self._of_object(object_id), super().delete_view, request, object_id, extra_context)
+        return self._on(
+            self._of_object(object_id), super().delete_view, request, object_id, extra_context
+        )
 
     def history_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
         """On the row's shard."""
-        return self._on(self._of_object(object_id), super().history_view, request, object_id, extra_context)
+        return self._on(
+            self._of_object(object_id), super().history_view, request, object_id, extra_context
+        )
 
     def _on(self, where: str | None, view: Callable[..., Any], *args: Any) -> Any:
         with within(where or _NOWHERE):
             response = view(*args)
             # The template also asks for rows, for instance for choices.
-            return response.render() if hasattr(response, "render") and not response.is_rendered else response
+            return (
+                response.render()
+                if hasattr(response, "render") and not response.is_rendered
+                else response
+            )
 
     def _asked(self, request: Any) -> tuple[str | None, Any] | None:
-        """The shard that a list is for, and the key if it was typed; None for the page of an object."""
+        """The shard that a list is for, and the key if it was typed; None for the page of an
+        object."""
         if getattr(request, "_pgshard_list", False):
             named: tuple[str | None, Any] = request._pgshard_key
             return named
@@ -166,12 +197,18 @@ class ShardedModelAdmin(admin.ModelAdmin):
         if page is None or page.url_name != "autocomplete":
             return None
         where = request.GET.get(_SHARD)
-        return (where, None) if shard_of_alias(where) is not None else self._typed(request.GET.get("term", ""))
+        return (
+            (where, None)
+            if shard_of_alias(where) is not None
+            else self._typed(request.GET.get("term", ""))
+        )
 
     def _named(self, request: Any) -> tuple[str | None, Any]:
         """The shard that a list is for, and the key if it was typed in the search box."""
         for name, (field, is_list) in shard_conditions(self.model).items():
-            where = None if field is None or is_list else self._of_text(field, request.GET.get(name))
+            where = (
+                None if field is None or is_list else self._of_text(field, request.GET.get(name))
+            )
             if where is not None:
                 return where, None
         return self._typed(request.GET.get("q", ""))

@@ -11,7 +11,8 @@ from django.urls import converters
 
 
 class PgshardConfig(AppConfig):
-    """Gives connections back at the end of a request or a task, and registers the checks and the path converter `shardid`."""
+    """Gives connections back at the end of a request or a task, and registers the checks and the
+    path converter `shardid`."""
 
     name = "pgshard.django"
     label = "pgshard"

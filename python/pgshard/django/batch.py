@@ -1,9 +1,11 @@
-"""Rows of many shards by one statement for each host: `SELECT … FROM "shard_0001"… UNION ALL SELECT … FROM "shard_0002"…`.
+"""Rows of many shards by one statement for each host:
+`SELECT … FROM "shard_0001"… UNION ALL SELECT … FROM "shard_0002"…`.
 
-This is only a shortcut. What it cannot do, and every shard on which it meets a move or an error, is left to the way by single
-shards, which knows what to do and whose error it is.
+This is only a shortcut. What it cannot do, and every shard on which it meets a move or an error, is
+left to the way by single shards, which knows what to do and whose error it is.
 
-Invariant: only SELECT is sent, in autocommit; and a shard on which this thread has a transaction is left out.
+Invariant: only SELECT is sent, in autocommit; and a shard on which this thread has a transaction is
+left out.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ from .fields import ShardedBigAutoField
 from .gather import Errand
 
 SHARDS_MAX = 64
-"""How many shards are in one statement. A server plans it in a few milliseconds, and takes a few hundred locks on the
-tables."""
+"""How many shards are in one statement. A server plans it in a few milliseconds, and takes a few
+hundred locks on the tables."""
 _SCHEMA = '"pgshard schema of this arm"'
 _IDS = "{pgshard IDs of this arm}"
 
 
 @ShardedBigAutoField.register_lookup
 class AnyOf(models.Lookup):
-    """The IDs of one arm. They are written in the text: they are integers, and parameters would have to be formatted and parsed
-    again."""
+    """The IDs of one arm. They are written in the text: they are integers, and parameters would
+    have to be formatted and parsed again."""
 
     lookup_name = "pgshard_any"
     prepare_rhs = False
@@ -45,9 +47,11 @@ class AnyOf(models.Lookup):
         return f"{lhs} = ANY('{_IDS}')", params
 
 
-def fetch(queryset: Any, groups: dict[int, list[int]], width: int, end: float | None) -> dict[int, list[Any]]:
-    """The objects with these IDs, by shard. Shards that are not in the result must be asked one by one. `end`: of
-    `time.monotonic`."""
+def fetch(
+    queryset: Any, groups: dict[int, list[int]], width: int, end: float | None
+) -> dict[int, list[Any]]:
+    """The objects with these IDs, by shard. Shards that are not in the result must be asked one by
+    one. `end`: of `time.monotonic`."""
     batches = _batches(groups) if _is_plain(queryset) else []
     asked = [batch for batch in batches if len(batch) > 1]
     found: dict[int, list[Any]] = {}
@@ -61,7 +65,9 @@ def fetch(queryset: Any, groups: dict[int, list[int]], width: int, end: float | 
             errand = Errand(alias(batch[0]))
             # The caller's context variables hold in the thread too.
             running = pool.submit(
-                copy_context().run, errand.run, lambda _, batch=batch: _in_thread(queryset, groups, batch, end)
+                copy_context().run,
+                errand.run,
+                lambda _, batch=batch: _in_thread(queryset, groups, batch, end),
             )
             errands[running] = errand
         done, left = wait(errands, None if end is None else max(end - time.monotonic(), 0))
@@ -75,7 +81,8 @@ def fetch(queryset: Any, groups: dict[int, list[int]], width: int, end: float | 
 
 
 def _is_plain(queryset: Any) -> bool:
-    """Whether it returns plain objects of a table, and nothing records its statements: tests count them."""
+    """Whether it returns plain objects of a table, and nothing records its statements: tests count
+    them."""
     query = queryset.query
     return (
         queryset._iterable_class is ModelIterable
@@ -92,11 +99,15 @@ def _batches(groups: dict[int, list[int]]) -> list[list[int]]:
     hosts: dict[str, list[int]] = {}
     for shard in groups:
         wrapper = getattr(connections._connections, alias(shard), None)
-        if wrapper is None or not (wrapper.in_atomic_block or wrapper.execute_wrappers or wrapper.queries_logged):
+        if wrapper is None or not (
+            wrapper.in_atomic_block or wrapper.execute_wrappers or wrapper.queries_logged
+        ):
             hosts.setdefault(directory.place(shard).host, []).append(shard)
     return [
-        shards[at : at + SHARDS_MAX] for shards in hosts.values() for at in range(0, len(shards), SHARDS_MAX)
-    ]  # fmt: skip
+        shards[at : at + SHARDS_MAX]
+        for shards in hosts.values()
+        for at in range(0, len(shards), SHARDS_MAX)
+    ]
 
 
 def _in_thread(
@@ -113,8 +124,8 @@ def _in_thread(
 def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[int, list[Any]]:
     wrapper = connections[alias(batch[0])]
     try:
-        # Each arm gets a schema of its own, and so would a part of the query that is for one shard. It can be for only
-        # one of two, so the other refuses it.
+        # Each arm gets a schema of its own, and so would a part of the query that is for one shard.
+        # It can be for only one of two, so the other refuses it.
         _compiled(queryset, batch[1], wrapper)
         query, compiler, sql, params = _compiled(queryset, batch[0], wrapper)
     except EmptyResultSet:
@@ -124,7 +135,9 @@ def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[
     for shard in batch:
         schema = cluster().config.schema(shard)
         ids = "{" + ",".join(map(str, groups[shard])) + "}"
-        arms.append(f"({render(sql.replace(_SCHEMA, quote_name(schema)).replace(_IDS, ids), schema)})")
+        arms.append(
+            f"({render(sql.replace(_SCHEMA, quote_name(schema)).replace(_IDS, ids), schema)})"
+        )
         values += params
     wrapper.ensure_connection()
     with wrapper.wrap_database_errors, wrapper.create_cursor() as cursor:
@@ -143,8 +156,8 @@ def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[
 
 
 def _compiled(queryset: Any, shard: int, wrapper: Any) -> tuple[Any, Any, str, Any]:
-    """The query on a shard, its compiler, its SQL, which has `_SCHEMA` and `_IDS` in it, and the parameters.
-    `wrapper`: the connection object of any shard."""
+    """The query on a shard, its compiler, its SQL, which has `_SCHEMA` and `_IDS` in it, and the
+    parameters. `wrapper`: the connection object of any shard."""
     where = alias(shard)
     query = queryset._on(where).filter(pk__pgshard_any=_IDS)
     compiler = query.query.get_compiler(connection=wrapper)

@@ -1,4 +1,5 @@
-"""System checks: they report mistakes that would otherwise only show when a query finds no shard."""
+"""System checks: they report mistakes that would otherwise only show when a query finds no
+shard."""
 
 from __future__ import annotations
 
@@ -29,15 +30,25 @@ def check_settings(**_: Any) -> list[Any]:
     if state.cluster is None:
         hint = 'DATABASES = pgshard.django.databases("pgshard.toml", default={…})'
         found.append(
-            _error(1, "pgshard.django is installed, but DATABASES was not made by pgshard.django.databases", hint)
+            _error(
+                1,
+                "pgshard.django is installed, but DATABASES was not made by"
+                " pgshard.django.databases",
+                hint,
+            )
         )
-    paths = [one if isinstance(one, str) else type(one).__qualname__ for one in settings.DATABASE_ROUTERS]
+    paths = [
+        one if isinstance(one, str) else type(one).__qualname__ for one in settings.DATABASE_ROUTERS
+    ]
     if not any(path.rpartition(".")[2] == ShardRouter.__name__ for path in paths):
         hint = 'DATABASE_ROUTERS = ["pgshard.django.ShardRouter"]'
         found.append(_error(2, "the router of shards is not among DATABASE_ROUTERS", hint))
     for name, database in settings.DATABASES.items():
         if database.get("ATOMIC_REQUESTS"):
-            message = f"ATOMIC_REQUESTS of {name} covers no shard: what a request has written there stays when it fails"
+            message = (
+                f"ATOMIC_REQUESTS of {name} covers no shard: what a request has written there stays"
+                " when it fails"
+            )
             hint = "run_in_shard(key, function) for what belongs together; then silence this"
             found.append(checks.Warning(message, hint=hint, id="pgshard.W002"))
     return found
@@ -66,11 +77,19 @@ def _check_managers(model: Any) -> list[Any]:
         if not isinstance(manager, ShardedManager):
             hint = "derive it from ShardedManager, or from ShardedManager.from_queryset(…)"
             found.append(
-                _error(4, f"the manager {manager.name} of a sharded model is not a ShardedManager", hint, model)
+                _error(
+                    4,
+                    f"the manager {manager.name} of a sharded model is not a ShardedManager",
+                    hint,
+                    model,
+                )
             )
         elif not issubclass(manager._queryset_class, ShardedQuerySet):
             name = manager._queryset_class.__name__
-            message = f"the query sets of the manager {manager.name} of a sharded model do not look for their shard"
+            message = (
+                f"the query sets of the manager {manager.name} of a sharded model do not look for"
+                " their shard"
+            )
             found.append(_error(4, message, f"class {name}(pgshard.django.ShardedQuerySet)", model))
     return found
 
@@ -78,51 +97,99 @@ def _check_managers(model: Any) -> list[Any]:
 def _check_sharded(model: Any) -> list[Any]:
     found: list[Any] = []
     if not issubclass(model, ShardedModel):
-        found.append(_error(3, "a sharded model does not derive from ShardedModel", "class Photo(ShardedModel)", model))
+        found.append(
+            _error(
+                3,
+                "a sharded model does not derive from ShardedModel",
+                "class Photo(ShardedModel)",
+                model,
+            )
+        )
         return found
     if not key_fields(model) and not has_shard_id(model):
         found.append(_neither(model))
     kind = state.cluster.config.key if state.cluster is not None else KeyKind.INTEGER
     for field in key_fields(model):
         if field.null:
-            found.append(_error(6, "the key of a sharded model may be null", "leave null=True out", field))
-        if isinstance(field, ShardKeyField) and kind is not KeyKind.INTEGER:
-            hint = f"the cluster's keys are {kind.value}: use ShardKeyForeignKey to a model with such a primary key"
             found.append(
-                _error(7, "a ShardKeyField holds integers, but the cluster's keys are not integers", hint, field)
+                _error(6, "the key of a sharded model may be null", "leave null=True out", field)
+            )
+        if isinstance(field, ShardKeyField) and kind is not KeyKind.INTEGER:
+            hint = (
+                f"the cluster's keys are {kind.value}: use ShardKeyForeignKey to a model with such"
+                " a primary key"
+            )
+            found.append(
+                _error(
+                    7,
+                    "a ShardKeyField holds integers, but the cluster's keys are not integers",
+                    hint,
+                    field,
+                )
             )
     for field in model._meta.local_fields:
         target = getattr(field.remote_field, "model", None)
         if target is None or isinstance(target, str) or is_sharded(target):
             continue
         if field.db_constraint:
-            hint = "db_constraint=False, on_delete=models.DO_NOTHING; for the key itself use ShardKeyForeignKey"
+            hint = (
+                "db_constraint=False, on_delete=models.DO_NOTHING; for the key itself use"
+                " ShardKeyForeignKey"
+            )
             found.append(
-                _error(8, f"{target._meta.label} is not in the shards, so no constraint can refer to it", hint, field)
+                _error(
+                    8,
+                    f"{target._meta.label} is not in the shards, so no constraint can refer to it",
+                    hint,
+                    field,
+                )
             )
         elif field.remote_field.on_delete is not models.DO_NOTHING:
             hint = "on_delete=models.DO_NOTHING, and delete by key what belongs to it"
-            message = f"{target._meta.label} is not in the shards: deleting one cannot look for rows of this model in all shards"
+            message = (
+                f"{target._meta.label} is not in the shards: deleting one cannot look for rows of"
+                " this model in all shards"
+            )
             found.append(_error(11, message, hint, field))
     for field in model._meta.local_many_to_many:
         target = field.remote_field.model
         if not isinstance(target, str) and not is_sharded(target):
             hint = "make a sharded model of the relation, with a plain integer for the other side"
-            found.append(_error(9, f"{target._meta.label} is not in the shards, so it cannot be joined", hint, field))
+            found.append(
+                _error(
+                    9,
+                    f"{target._meta.label} is not in the shards, so it cannot be joined",
+                    hint,
+                    field,
+                )
+            )
     for field in model._meta.private_fields:
         # A GenericRelation. Django deletes what it leads to, and looks for it on the shard.
         if hasattr(field, "bulk_related_objects") and not is_sharded(field.remote_field.model):
             hint = "query it by content type and ID"
             label = field.remote_field.model._meta.label
-            found.append(_error(14, f"{label} is not in the shards: deleting a row cannot look there", hint, field))
+            found.append(
+                _error(
+                    14,
+                    f"{label} is not in the shards: deleting a row cannot look there",
+                    hint,
+                    field,
+                )
+            )
     found += _check_unique(model)
     return found
 
 
 def _neither(model: Any) -> Any:
     name = model._meta.pk.name
-    message = f"a sharded model has neither a key nor an ID of its shard: its primary key, {name}, does not say where a row is"
-    hint = f"add a key, user_id = ShardKeyField(), or leave primary_key=True of {name}, and id = None, out"
+    message = (
+        f"a sharded model has neither a key nor an ID of its shard: its primary key, {name}, does"
+        " not say where a row is"
+    )
+    hint = (
+        f"add a key, user_id = ShardKeyField(), or leave primary_key=True of {name}, and id ="
+        " None, out"
+    )
     return _error(5, message, hint, model)
 
 
@@ -134,13 +201,21 @@ def _check_unique(model: Any) -> list[Any]:
         if target is not None and not isinstance(target, str) and is_sharded(target):
             continue  # What it refers to is on the same shard.
         if field.unique and not field.primary_key and field.name not in keys:
-            hint = "it is unique within each shard; to be unique in all, it needs a model of its own on the default database"
+            hint = (
+                "it is unique within each shard; to be unique in all, it needs a model of its own"
+                " on the default database"
+            )
             message = "unique across shards cannot be promised: two shards may have the same value"
             found.append(checks.Warning(message, hint=hint, obj=field, id="pgshard.W001"))
-    constraints = [one for one in model._meta.constraints if isinstance(one, models.UniqueConstraint)]
+    constraints = [
+        one for one in model._meta.constraints if isinstance(one, models.UniqueConstraint)
+    ]
     for names in (*model._meta.unique_together, *(_fields_of(model, one) for one in constraints)):
         if not any(says_the_shard(model._meta.get_field(name)) for name in names):
-            message = f"unique across shards cannot be promised: two shards may have the same {', '.join(names)}"
+            message = (
+                "unique across shards cannot be promised: two shards may have the same"
+                f" {', '.join(names)}"
+            )
             hint = "name the key too: then it holds everywhere, for each key"
             found.append(checks.Warning(message, hint=hint, obj=model, id="pgshard.W001"))
     return found
@@ -160,21 +235,44 @@ def _check_plain(model: Any) -> list[Any]:
         if field.db_constraint:
             hint = "keep its ID in a BigIntegerField"
             found.append(
-                _error(10, f"{target._meta.label} is in the shards, so no constraint can refer to it", hint, field)
+                _error(
+                    10,
+                    f"{target._meta.label} is in the shards, so no constraint can refer to it",
+                    hint,
+                    field,
+                )
             )
         elif field.remote_field.on_delete is not models.DO_NOTHING:
             hint = "on_delete=models.DO_NOTHING, and delete by its ID what refers to it"
-            message = f"{target._meta.label} is in the shards: deleting one cannot look for rows of this model there"
+            message = (
+                f"{target._meta.label} is in the shards: deleting one cannot look for rows of this"
+                " model there"
+            )
             found.append(_error(12, message, hint, field))
     for field in model._meta.local_many_to_many:
         target = field.remote_field.model
         if not isinstance(target, str) and is_sharded(target):
-            hint = "make a model of the relation, with the ID of the other side in a BigIntegerField"
-            found.append(_error(13, f"{target._meta.label} is in the shards, so it cannot be joined", hint, field))
+            hint = (
+                "make a model of the relation, with the ID of the other side in a BigIntegerField"
+            )
+            found.append(
+                _error(
+                    13,
+                    f"{target._meta.label} is in the shards, so it cannot be joined",
+                    hint,
+                    field,
+                )
+            )
     for field in model._meta.private_fields:
         if hasattr(field, "bulk_related_objects") and is_sharded(field.remote_field.model):
-            hint = "take it away, query by content type and ID with a key, and delete so what belongs to it"
+            hint = (
+                "take it away, query by content type and ID with a key, and delete so what belongs"
+                " to it"
+            )
             label = field.remote_field.model._meta.label
-            message = f"{label} is in the shards: deleting a row, or asking for what belongs to it, cannot look in all of them"
+            message = (
+                f"{label} is in the shards: deleting a row, or asking for what belongs to it,"
+                " cannot look in all of them"
+            )
             found.append(_error(15, message, hint, field))
     return found

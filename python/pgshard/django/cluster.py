@@ -1,4 +1,5 @@
-"""The cluster of this process: its config, its directory, and the names of its shards among Django's database aliases."""
+"""The cluster of this process: its config, its directory, and the names of its shards among
+Django's database aliases."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from ..recovery import Asking
 ENGINE = "pgshard.django.backend"
 PREFIX = "shard-"
 TEST_CONFIG = "PGSHARD_DJANGO_TEST_CONFIG"
-"""The environment variable that a test run sets for its processes, so that none of them reaches the real shards."""
+"""The environment variable that a test run sets for its processes, so that none of them reaches the
+real shards."""
 
 
 class Cluster:
@@ -85,7 +87,8 @@ class _Aliases(dict[int, str]):
 
 
 ALIASES = _Aliases()
-"""By shard, its database alias: the same string each time, which Python finds faster in dictionaries than an equal one."""
+"""By shard, its database alias: the same string each time, which Python finds faster in
+dictionaries than an equal one."""
 
 
 def alias(shard: int) -> str:
@@ -94,7 +97,8 @@ def alias(shard: int) -> str:
 
 
 def shard_of_alias(name: object) -> int | None:
-    """The shard that an alias names; None for any other name, and for a shard that the cluster does not have."""
+    """The shard that an alias names; None for any other name, and for a shard that the cluster does
+    not have."""
     current = state.cluster
     if not isinstance(name, str) or current is None:
         return None
@@ -110,9 +114,11 @@ def shard_of_alias(name: object) -> int | None:
 
 
 class Databases(dict[str, Any]):
-    """The real databases, and one for each shard, which is made when it is asked for and which no loop sees.
+    """The real databases, and one for each shard, which is made when it is asked for and which no
+    loop sees.
 
-    So `migrate`, `check` and everything else that loops over databases sees only the real ones, and 8192 shards cost nothing.
+    So `migrate`, `check` and everything else that loops over databases sees only the real ones, and
+    8192 shards cost nothing.
     """
 
     def __init__(self, real: dict[str, Any], options: dict[str, Any]) -> None:
@@ -123,11 +129,26 @@ class Databases(dict[str, Any]):
         if shard_of_alias(name) is None:
             raise KeyError(name)
         return {
-            "ENGINE": ENGINE, "NAME": name, "USER": "", "PASSWORD": "", "HOST": "", "PORT": "",
-            "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": False,
-            "OPTIONS": self._options, "TIME_ZONE": None,
-            "TEST": {"CHARSET": None, "COLLATION": None, "MIGRATE": False, "MIRROR": None, "NAME": None},
-        }  # fmt: skip
+            "ENGINE": ENGINE,
+            "NAME": name,
+            "USER": "",
+            "PASSWORD": "",
+            "HOST": "",
+            "PORT": "",
+            "ATOMIC_REQUESTS": False,
+            "AUTOCOMMIT": True,
+            "CONN_MAX_AGE": 0,
+            "CONN_HEALTH_CHECKS": False,
+            "OPTIONS": self._options,
+            "TIME_ZONE": None,
+            "TEST": {
+                "CHARSET": None,
+                "COLLATION": None,
+                "MIGRATE": False,
+                "MIRROR": None,
+                "NAME": None,
+            },
+        }
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or shard_of_alias(name) is not None
@@ -142,13 +163,18 @@ class Databases(dict[str, Any]):
 
 
 def databases(
-    config: str | os.PathLike[str] | None = None, *, default: dict[str, Any], options: dict[str, Any] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    *,
+    default: dict[str, Any],
+    options: dict[str, Any] | None = None,
     **others: dict[str, Any],
-) -> Databases:  # fmt: skip
-    """The setting `DATABASES`: the default database, others, and an alias `shard-N` for each shard of this config.
+) -> Databases:
+    """The setting `DATABASES`: the default database, others, and an alias `shard-N` for each shard
+    of this config.
 
-    `config`: the file; without it, the one that PGSHARD_CONFIG names, or `./pgshard.toml`. `options`: for the connections to
-    shards, like Django's `OPTIONS` for PostgreSQL. Nothing is connected to yet.
+    `config`: the file; without it, the one that PGSHARD_CONFIG names, or `./pgshard.toml`.
+    `options`: for the connections to shards, like Django's `OPTIONS` for PostgreSQL. Nothing is
+    connected to yet.
 
     Raises `ImproperlyConfigured` with everything that is wrong with the file.
     """
@@ -160,7 +186,8 @@ def databases(
     wrong = [name for name in ("default", *others) if name.startswith(PREFIX)]
     if wrong:
         raise ImproperlyConfigured(
-            f"databases cannot be called {', '.join(wrong)}: names that begin with {PREFIX} are for shards"
+            f"databases cannot be called {', '.join(wrong)}: names that begin with {PREFIX} are for"
+            " shards"
         )
     state.cluster = Cluster(read, dict(options or {}))
     state.visible = tuple(alias(shard) for shard in range(read.shards)) if in_tests else ()

@@ -8,15 +8,15 @@ from .cluster import cluster
 
 
 class ShardIdConverter:
-    """`path("photos/<shardid:pk>", …)`: an ID that a shard of this cluster may have made. Any other address matches no page, so
-    no such number from a visitor reaches a database."""
+    """`path("photos/<shardid:pk>", …)`: an ID that a shard of this cluster may have made. Any other
+    address matches no page, so no such number from a visitor reaches a database."""
 
     # Each ID can be written in one way only.
     regex = "0|-?[1-9][0-9]{0,18}"
 
     def to_python(self, value: str) -> int:
-        """The ID. Raises `ValueError` for a number that cannot be an ID: Django then looks for another page, and answers
-        404."""
+        """The ID. Raises `ValueError` for a number that cannot be an ID: Django then looks for
+        another page, and answers 404."""
         id = int(value)
         try:
             shard_of_id(id, cluster().shards)

@@ -1,5 +1,5 @@
-"""The errors that Django code gets from shards. Those that a request may meet for a short time are Django's
-`OperationalError`s."""
+"""The errors that Django code gets from shards. Those that a request may meet for a short time are
+Django's `OperationalError`s."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ class NoShard(ImproperlyConfigured):
 
 
 class WrongShard(ImproperlyConfigured):
-    """A row would be written, or looked for, on a shard where its key or its ID does not belong. Nothing was sent."""
+    """A row would be written, or looked for, on a shard where its key or its ID does not belong.
+    Nothing was sent."""
 
 
 class ShardMoved(OperationalError):
-    """The shard moved, or its server became a standby, during a transaction or a statement that cannot be repeated. Nothing of
-    the transaction stays: run all of it again, or use `run_in_shard`, which does that by itself."""
+    """The shard moved, or its server became a standby, during a transaction or a statement that
+    cannot be repeated. Nothing of the transaction stays: run all of it again, or use
+    `run_in_shard`, which does that by itself."""
 
     shard = -1
     """The shard."""
@@ -31,20 +33,24 @@ class ShardMoved(OperationalError):
     place: Placement
     began: float
 
-    def met_move(self, shard: int, how: Met | None, place: Placement, began: float, whole: bool) -> None:
+    def met_move(
+        self, shard: int, how: Met | None, place: Placement, began: float, whole: bool
+    ) -> None:
         """Records what was met, and where."""
         self.shard, self.how, self.place, self.began, self.whole = shard, how, place, began, whole
 
 
 class ConnectionLost(OperationalError):
-    """The connection was lost within a transaction, before its COMMIT. Nothing of it has taken effect, so it may be run
-    again."""
+    """The connection was lost within a transaction, before its COMMIT. Nothing of it has taken
+    effect, so it may be run again."""
 
 
 class InDoubt(OperationalError):
-    """The connection was lost, or the time for many shards was over, while a COMMIT, or a statement outside of transactions,
-    was on its way: it may have taken effect, or may not. Look before you run it again, or let a unique constraint decide."""
+    """The connection was lost, or the time for many shards was over, while a COMMIT, or a statement
+    outside of transactions, was on its way: it may have taken effect, or may not. Look before you
+    run it again, or let a unique constraint decide."""
 
 
 class ShardUnavailable(OperationalError):
-    """The shard could not be used in time. Nothing of the statement has taken effect: answer 503, or try again later."""
+    """The shard could not be used in time. Nothing of the statement has taken effect: answer 503,
+    or try again later."""

@@ -1,4 +1,5 @@
-"""Fields of sharded models: the ID that a shard makes, and the key that says which shard a row is on."""
+"""Fields of sharded models: the ID that a shard makes, and the key that says which shard a row is
+on."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from django.db import models
 
 
 class ShardedBigAutoField(models.BigAutoField):
-    """An ID that the shard's `next_id()` makes and that contains the shard. None until the row is saved, as with Django's
-    own."""
+    """An ID that the shard's `next_id()` makes and that contains the shard. None until the row is
+    saved, as with Django's own."""
 
     description = "An ID that carries its shard"
 
@@ -43,7 +44,8 @@ class ShardKeyField(models.BigIntegerField):
 class ShardKeyForeignKey(models.ForeignKey):
     """The key of a sharded model, as a reference to a model that is not sharded, such as the user.
 
-    The database has no constraint for it, because the other row is in another database; and deletes do not cascade.
+    The database has no constraint for it, because the other row is in another database; and deletes
+    do not cascade.
     """
 
     description = "The key that says which shard, of a row elsewhere"

@@ -1,4 +1,5 @@
-"""Django's forms of models, so that they find what is chosen of another shard before anything is set or written."""
+"""Django's forms of models, so that they find what is chosen of another shard before anything is
+set or written."""
 
 from __future__ import annotations
 
@@ -20,12 +21,16 @@ _CHECK_VALUES = ModelMultipleChoiceField._check_values
 
 
 def strays(instance: Any, model: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """What these values refer to on another shard than that of the object, or of a new one with these values: for each field, the
-    first row. Nothing, if that shard is not known."""
+    """What these values refer to on another shard than that of the object, or of a new one with
+    these values: for each field, the first row. Nothing, if that shard is not known."""
     where = _where_it_will_be(instance, model, values)
     if where is None:
         return {}
-    fields = (field for field in (*model._meta.fields, *model._meta.many_to_many) if field.remote_field is not None)
+    fields = (
+        field
+        for field in (*model._meta.fields, *model._meta.many_to_many)
+        if field.remote_field is not None
+    )
     found = {field.name: _stray(values.get(field.name), where) for field in fields}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -48,10 +53,12 @@ def _stray(chosen: Any, where: str) -> Any:
 
 
 def _post_clean(self: Any) -> None:
-    """Looks whether what a form has chosen is on the shard of its object. Setting it would find that, or saving it, after the
-    object itself was written."""
+    """Looks whether what a form has chosen is on the shard of its object. Setting it would find
+    that, or saving it, after the object itself was written."""
     model = self.instance.__class__
-    for name, wrong in strays(self.instance, model, self.cleaned_data).items() if is_sharded(model) else ():
+    for name, wrong in (
+        strays(self.instance, model, self.cleaned_data).items() if is_sharded(model) else ()
+    ):
         field = self.fields.get(name)
         if isinstance(field, ModelChoiceField):
             self.add_error(name, _no_choice(field, wrong.pk))
@@ -70,7 +77,9 @@ def _check_values(self: Any, value: Any) -> Any:
 
 
 def _no_choice(field: Any, value: Any) -> ValidationError:
-    return ValidationError(field.error_messages["invalid_choice"], code="invalid_choice", params={"value": value})
+    return ValidationError(
+        field.error_messages["invalid_choice"], code="invalid_choice", params={"value": value}
+    )
 
 
 def change_django() -> None:

@@ -1,5 +1,5 @@
-"""One call over many shards: a few at a time, within a deadline. Failures of some shards do not lose the results of the
-others."""
+"""One call over many shards: a few at a time, within a deadline. Failures of some shards do not
+lose the results of the others."""
 
 from __future__ import annotations
 
@@ -57,16 +57,20 @@ class Gathered(Generic[T]):
 
 
 def gather(
-    shards: Iterable[int], work: Callable[[str], T], *, width: int = WIDTH, timeout: float | None = None
+    shards: Iterable[int],
+    work: Callable[[str], T],
+    *,
+    width: int = WIDTH,
+    timeout: float | None = None,
 ) -> Gathered[T]:
     """Calls `work` with the alias of each shard, for at most `width` shards at a time.
 
-    `timeout`: seconds for all together. A shard that was not asked by then is left out, and gives `ShardUnavailable`; one that
-    has not answered by then gives `InDoubt`, and its statement is cancelled. Errors of databases are gathered; any other ends
-    the call.
+    `timeout`: seconds for all together. A shard that was not asked by then is left out, and gives
+    `ShardUnavailable`; one that has not answered by then gives `InDoubt`, and its statement is
+    cancelled. Errors of databases are gathered; any other ends the call.
 
-    If this thread has a transaction on a shard, `work` runs in this thread for it, so that it sees what the transaction has
-    done; the timeout does not interrupt it.
+    If this thread has a transaction on a shard, `work` runs in this thread for it, so that it sees
+    what the transaction has done; the timeout does not interrupt it.
     """
     if width < 1:
         raise ValueError(f"width must be 1 or more, not {width}")
@@ -115,7 +119,8 @@ class Errand:
         try:
             return work(self._where)
         finally:
-            # This comes before the connection is another thread's: a cancellation would hit that thread's statement.
+            # This comes before the connection is another thread's: a cancellation would hit that
+            # thread's statement.
             with self._lock:
                 self._wrapper = None
             release()
@@ -131,12 +136,15 @@ class Errand:
 
     @staticmethod
     def give_up(errands: Iterable[Errand]) -> None:
-        """Cancels the statements that these wait for, without waiting until the hosts receive that."""
+        """Cancels the statements that these wait for, without waiting until the hosts receive
+        that."""
         for errand in errands:
             threading.Thread(target=errand._cancel, name="pgshard cancel", daemon=True).start()
 
 
-def _threads(result: Gathered[T], shards: list[int], work: Callable[[str], T], width: int, end: float | None) -> None:
+def _threads(
+    result: Gathered[T], shards: list[int], work: Callable[[str], T], width: int, end: float | None
+) -> None:
     queue = iter(shards)
     pool = ThreadPoolExecutor(width, thread_name_prefix="pgshard gather")
     running: dict[Any, tuple[int, Errand]] = {}
@@ -161,7 +169,8 @@ def _threads(result: Gathered[T], shards: list[int], work: Callable[[str], T], w
             late = not done
         for shard, _ in running.values():
             result.errors[shard] = InDoubt(
-                "no answer: the time for all shards together was over; a write may have taken effect"
+                "no answer: the time for all shards together was over; a write may have taken"
+                " effect"
             )
         result.errors.update((shard, _late()) for shard in queue)
         Errand.give_up(errand for _, errand in running.values())

@@ -1,5 +1,6 @@
-"""Django's joins, subqueries and unions in databases that are no shard, so that they refuse the tables of shards. The
-server would only say that such a table does not exist, or have one from before the shards."""
+"""Django's joins, subqueries and unions in databases that are no shard, so that they refuse the
+tables of shards. The server would only say that such a table does not exist, or have one from
+before the shards."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def _join_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
 
 
 def _split_exclude(self: Any, filter_expr: Any, can_reuse: Any, names_with_path: Any) -> Any:
-    """The same, for an `exclude` by related rows: it becomes a subquery, which begins with their table."""
+    """The same, for an `exclude` by related rows: it becomes a subquery, which begins with their
+    table."""
     for name, path in names_with_path:
         for one in path:
             if is_sharded(one.to_opts.model) and not is_sharded(one.from_opts.model):
@@ -46,7 +48,8 @@ def _split_exclude(self: Any, filter_expr: Any, can_reuse: Any, names_with_path:
 
 
 def _query_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
-    """Refuses a query of rows of shards as a part of one of another database, and on a shard one that is for all."""
+    """Refuses a query of rows of shards as a part of one of another database, and on a shard one
+    that is for all."""
     _refuse_part(self, connection)
     if shard_of_alias(connection.alias) is not None:
         check_part(self, compiler.query, connection.alias, chosen())
@@ -64,19 +67,25 @@ def _combinator_sql(self: Any, combinator: str, all: bool) -> Any:
 def _refuse_part(query: Any, connection: Any) -> None:
     if is_sharded(query.model) and shard_of_alias(connection.alias) is None:
         name = query.model.__name__
-        raise NoShard(f"{name} is in shards, and no part of a query of {connection.alias!r}: {_remedy(name)}")
+        raise NoShard(
+            f"{name} is in shards, and no part of a query of {connection.alias!r}: {_remedy(name)}"
+        )
 
 
 def _refuse_to_join(here: Any, relation: str, there: Any) -> NoReturn:
     name = there.__name__
     raise NoShard(
-        f"{here.__name__}.{relation} leads to {name}, which is in shards, so they are not joined: {_remedy(name)}"
+        f"{here.__name__}.{relation} leads to {name}, which is in shards, so they are not joined:"
+        f" {_remedy(name)}"
     )
 
 
 def _remedy(name: str) -> str:
     """How to ask for rows by what rows of this model say."""
-    return f"first ask {name} with .for_key(key) or .across_shards(), then filter by the list of values that it gives"
+    return (
+        f"first ask {name} with .for_key(key) or .across_shards(), then filter by the list of"
+        " values that it gives"
+    )
 
 
 def change_django() -> None:

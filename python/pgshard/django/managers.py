@@ -1,4 +1,5 @@
-"""Query sets that find their shard: by the key or the ID they filter by, or because a shard was named."""
+"""Query sets that find their shard: by the key or the ID they filter by, or because a shard was
+named."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
 from .merge import by_pk, check_any, check_rows, merge, order, ranks_on
 from .parts import gives_its_own
-from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
+from .routing import (
+    alias_of_id,
+    alias_of_instance,
+    alias_of_key,
+    alias_of_value,
+    check_instance,
+    refuse,
+    run_on,
+)
 from .sharded import (
     is_sharded,
     key_fields,
@@ -42,13 +51,15 @@ _COMPUTED = object()
 
 
 class ShardedQuerySet(models.QuerySet):
-    """A query set of a sharded model. It is on one shard, or not on any yet; then running a query is refused with `NoShard`."""
+    """A query set of a sharded model. It is on one shard, or not on any yet; then running a query
+    is refused with `NoShard`."""
 
     _db: str | None
 
     @property
     def db(self) -> str:
-        """The shard. Of a query that cannot have a result it is any, since the query is not sent."""
+        """The shard. Of a query that cannot have a result it is any, since the query is not
+        sent."""
         if self._db is None:
             if not self._for_write and self.query.is_empty():
                 return _NOWHERE
@@ -59,12 +70,15 @@ class ShardedQuerySet(models.QuerySet):
         if self._db is None:
             check_alternative(self.query, found)
         if shard_of_alias(found) is None:
-            # Another router, or a manager's `db_manager`, has named it. It may have a table from before the shards.
+            # Another router, or a manager's `db_manager`, has named it. It may have a table from
+            # before the shards.
             self._refuse_database(found)
         return found
 
     def _refuse_database(self, alias: str) -> NoReturn:
-        raise NoShard(f"{self.model.__name__} is sharded, and {alias!r} is no shard: use .for_key(key)")
+        raise NoShard(
+            f"{self.model.__name__} is sharded, and {alias!r} is no shard: use .for_key(key)"
+        )
 
     def using(self, alias: str | None) -> Any:
         """This query set, on this shard. Raises `NoShard` for a database that is not a shard."""
@@ -73,7 +87,8 @@ class ShardedQuerySet(models.QuerySet):
         return super().using(alias)._noted(alias)
 
     def _noted(self, alias: str | None) -> Any:
-        """Tells the query itself on which shard it is: a part of another query is compiled with that query's shard."""
+        """Tells the query itself on which shard it is: a part of another query is compiled with
+        that query's shard."""
         self.query.pgshard_alias = alias
         return self
 
@@ -83,7 +98,9 @@ class ShardedQuerySet(models.QuerySet):
             return made  # It is empty, and stays as it is.
         named = {one._db for one in (self, other) if one._db is not None}
         if len(named) > 1:
-            raise WrongShard(f"{self.model.__name__}: the two queries are on {' and '.join(sorted(named))}")
+            raise WrongShard(
+                f"{self.model.__name__}: the two queries are on {' and '.join(sorted(named))}"
+            )
         made._db = named.pop() if named else None
         self._pass_on(other, made)
         return made._noted(made._db)
@@ -101,7 +118,8 @@ class ShardedQuerySet(models.QuerySet):
         for one in (self, other):
             if one is not made and not one.query.is_empty():
                 made._note_others(
-                    getattr(one.query, "pgshard_several", False), getattr(one.query, "pgshard_alternative", None)
+                    getattr(one.query, "pgshard_several", False),
+                    getattr(one.query, "pgshard_alternative", None),
                 )
         return made
 
@@ -123,25 +141,37 @@ class ShardedQuerySet(models.QuerySet):
         """Refuses to combine queries on two shards, or on one and on all."""
         if self._db != other._db and not (self.query.is_empty() or other.query.is_empty()):
             where = " and ".join(one or "no shard" for one in (self._db, other._db))
-            raise WrongShard(f"{self.model.__name__}: the two queries are on {where}: run each by itself")
+            raise WrongShard(
+                f"{self.model.__name__}: the two queries are on {where}: run each by itself"
+            )
 
     def for_key(self, key: Any) -> Any:
-        """This query set, on the shard of this key; given an object, of what the key of the rows holds of it."""
+        """This query set, on the shard of this key; given an object, of what the key of the rows
+        holds of it."""
         if isinstance(key, models.Model):
-            owner = next((field for field in key_fields(self.model) if _refers_to(field, key)), None)
+            owner = next(
+                (field for field in key_fields(self.model) if _refers_to(field, key)), None
+            )
             key = _held(owner, key)
         return self.using(alias_of_key(key))
 
     def by_ids(
-        self, ids: Iterable[int], *, width: int = WIDTH, timeout: float | None = None, partial: bool = False
+        self,
+        ids: Iterable[int],
+        *,
+        width: int = WIDTH,
+        timeout: float | None = None,
+        partial: bool = False,
     ) -> Any:
-        """The objects with these IDs, of any shards, in the order of the IDs; IDs without an object are left out.
+        """The objects with these IDs, of any shards, in the order of the IDs; IDs without an object
+        are left out.
 
-        On each host, one statement asks many shards, and a few statements run at a time. With `prefetch_related` or `values`,
-        and after any failure, each shard is asked by a statement of its own. `timeout`: seconds for all together. Raises
-        `Partial` if a shard failed; with `partial=True`, returns what the others have instead. Raises `ValueError` if `values`
-        leaves the ID out, the model has none that says its shard, or the rows would be others: duplicates and windows of
-        several shards.
+        On each host, one statement asks many shards, and a few statements run at a time. With
+        `prefetch_related` or `values`, and after any failure, each shard is asked by a statement of
+        its own. `timeout`: seconds for all together. Raises `Partial` if a shard failed; with
+        `partial=True`, returns what the others have instead. Raises `ValueError` if `values` leaves
+        the ID out, the model has none that says its shard, or the rows would be others: duplicates
+        and windows of several shards.
         """
         wanted = list(ids)
         check_rows(self)
@@ -161,7 +191,9 @@ class ShardedQuerySet(models.QuerySet):
         end = None if timeout is None else time.monotonic() + timeout
         together = fetch(self, groups, width, end)
         left = [shard for shard in groups if shard not in together]
-        result = gather(left, work, width=width, timeout=None if end is None else max(end - time.monotonic(), 0))
+        result = gather(
+            left, work, width=width, timeout=None if end is None else max(end - time.monotonic(), 0)
+        )
         result.values.update(together)
         if not partial:
             result.all()
@@ -177,13 +209,17 @@ class ShardedQuerySet(models.QuerySet):
         made._db = where
         return made._noted(where)
 
-    # ----------------------------------------------------------------------------------------------- which shard it is
+    # --------------------------------------------------------------------------
+    # which shard it is
 
     def _filter_or_exclude(self, negate: bool, args: Any, kwargs: Any) -> Any:
         if negate:
             return super()._filter_or_exclude(negate, args, kwargs)
         # Django and this class both read the values.
-        kwargs = {name: list(value) if hasattr(value, "__next__") else value for name, value in kwargs.items()}
+        kwargs = {
+            name: list(value) if hasattr(value, "__next__") else value
+            for name, value in kwargs.items()
+        }
         pairs: Any = kwargs.items()
         choices: list[models.Q] = []
         if args:
@@ -201,18 +237,26 @@ class ShardedQuerySet(models.QuerySet):
 
     def complex_filter(self, filter_obj: Any) -> Any:
         """The same as Django's, which would not look for the shard in a `Q`."""
-        return self.filter(filter_obj) if isinstance(filter_obj, models.Q) else super().complex_filter(filter_obj)
+        return (
+            self.filter(filter_obj)
+            if isinstance(filter_obj, models.Q)
+            else super().complex_filter(filter_obj)
+        )
 
     def _narrow(self, pairs: Iterable[tuple[str, Any]], write: bool = False) -> None:
-        """Goes to the shard that these conditions name. If they name two, no row fulfils them all, and the query is empty.
+        """Goes to the shard that these conditions name. If they name two, no row fulfils them all,
+        and the query is empty.
 
-        Raises `WrongShard` in its place where a row may be made of them (`write`), or one of the two is what a query gives.
+        Raises `WrongShard` in its place where a row may be made of them (`write`), or one of the
+        two is what a query gives.
         """
         pairs = _of_fields(self._query, pairs)
         named = _named(self.model, pairs)
         if len(named.shards) > 1 and (write or named.by_query):
             where = " and ".join(named.shards)
-            raise WrongShard(f"{self.model.__name__}: the key and the ID name {where}, so they disagree")
+            raise WrongShard(
+                f"{self.model.__name__}: the key and the ID name {where}, so they disagree"
+            )
         if named.is_impossible:
             self.query.set_empty()
         if len(named.shards) > 1:
@@ -229,7 +273,8 @@ class ShardedQuerySet(models.QuerySet):
             self.query.pgshard_several = True
 
     def _narrow_by(self, choices: list[models.Q]) -> None:
-        """Goes to the shard that all alternatives of one of these name; or notes which they name."""
+        """Goes to the shard that all alternatives of one of these name; or notes which they
+        name."""
         for choice in choices:
             shards, known = _alternatives(self._query, choice)
             if known and not shards:
@@ -243,24 +288,31 @@ class ShardedQuerySet(models.QuerySet):
             self._note_others(several, None if several or not shards else shards.pop())
 
     def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
-        """This query set; if it is on no shard yet, on the one that these lookups name. What a new row would have besides says
-        nothing about where to look."""
+        """This query set; if it is on no shard yet, on the one that these lookups name. What a new
+        row would have besides says nothing about where to look."""
         made = self._chain()
         made._narrow([(name, value) for name, value in pairs if not callable(value)], write=True)
         return made
 
     def _of_row(self, values: dict[str, Any]) -> str | None:
-        """The shard that the values of a new row name; None if they name none. Raises `WrongShard` and `WrongId`."""
+        """The shard that the values of a new row name; None if they name none. Raises `WrongShard`
+        and `WrongId`."""
         names, found = shard_names(self.model), None
         for name, value in values.items():
             if name not in names:
                 continue
             key = names[name]
-            where = alias_of_value(key, value) if key is not None and type(value) is int else _place(key, value)
+            where = (
+                alias_of_value(key, value)
+                if key is not None and type(value) is int
+                else _place(key, value)
+            )
             if where is None:
                 continue
             if found is not None and found != where:
-                raise WrongShard(f"{self.model.__name__}: the row's key and its ID disagree: {found} and {where}")
+                raise WrongShard(
+                    f"{self.model.__name__}: the row's key and its ID disagree: {found} and {where}"
+                )
             found = where
         if found is None and not key_fields(self.model):
             for field in sharded_references(self.model):
@@ -275,10 +327,12 @@ class ShardedQuerySet(models.QuerySet):
         at._narrow([(f"{field_name}__in", id_list)])
         return super(ShardedQuerySet, at).in_bulk(id_list, field_name=field_name)
 
-    # ------------------------------------------------------------------------------------------------------------ writes
+    # --------------------------------------------------------------------------
+    # writes
 
     def _whole(self, work: Callable[[], T]) -> T:
-        """Runs a call of several statements, and runs all of it again if the shard moves meanwhile."""
+        """Runs a call of several statements, and runs all of it again if the shard moves
+        meanwhile."""
         self._for_write = True
         return run_on(self.db, work)
 
@@ -286,8 +340,8 @@ class ShardedQuerySet(models.QuerySet):
         """The same as Django's, on the shard of the new row's key."""
         at = self
         if self._db is None:
-            # The shard of the new row must not decide where this query goes, so a second object with its class and hints makes
-            # the row.
+            # The shard of the new row must not decide where this query goes, so a second object
+            # with its class and hints makes the row.
             at = type(self).__new__(type(self))
             at.__dict__ = self.__dict__.copy()
             at._db = self._of_row(kwargs)
@@ -298,11 +352,15 @@ class ShardedQuerySet(models.QuerySet):
         at = self._write_to(kwargs.items())
         return at._whole(lambda: super(ShardedQuerySet, at).get_or_create(defaults, **kwargs))
 
-    def update_or_create(self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any) -> Any:
+    def update_or_create(
+        self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
+    ) -> Any:
         """The same as Django's."""
         at = self._write_to(kwargs.items())
         at._unmoved(defaults or {})
-        return at._whole(lambda: super(ShardedQuerySet, at).update_or_create(defaults, create_defaults, **kwargs))
+        return at._whole(
+            lambda: super(ShardedQuerySet, at).update_or_create(defaults, create_defaults, **kwargs)
+        )
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         """The same as Django's; all objects must belong on one shard."""
@@ -312,7 +370,8 @@ class ShardedQuerySet(models.QuerySet):
             places = {alias_of_instance(one) for one in objs} - {None}
             if len(places) > 1:
                 raise WrongShard(
-                    f"{self.model.__name__}: these objects belong on {len(places)} shards: make a call for each"
+                    f"{self.model.__name__}: these objects belong on {len(places)} shards: make a"
+                    " call for each"
                 )
             at = self._on(places.pop() or "") if places else self
         if not objs:
@@ -341,15 +400,19 @@ class ShardedQuerySet(models.QuerySet):
             places = {alias_of_instance(one) or one._state.db for one in objs}
             if len(places) > 1:
                 raise WrongShard(
-                    f"{self.model.__name__}: these objects are on {len(places)} shards: make a call for each"
+                    f"{self.model.__name__}: these objects are on {len(places)} shards: make a call"
+                    " for each"
                 )
             at = self._on(places.pop())
         for one in objs:
             check_instance(one, at.db)
-        return at._whole(lambda: super(ShardedQuerySet, at).bulk_update(objs, fields, *args, **kwargs))
+        return at._whole(
+            lambda: super(ShardedQuerySet, at).bulk_update(objs, fields, *args, **kwargs)
+        )
 
     def update(self, **kwargs: Any) -> Any:
-        """The same as Django's; the key, the ID and references can only be set to values of the same shard."""
+        """The same as Django's; the key, the ID and references can only be set to values of the
+        same shard."""
         if self.query.is_empty():
             return 0
         self._for_write = True
@@ -372,15 +435,16 @@ class ShardedQuerySet(models.QuerySet):
 
 
 def check_alternative(query: Any, using: str) -> None:
-    """Refuses a query on the shard of `shard_of` if some of its rows are on another. Raises `NoShard`."""
+    """Refuses a query on the shard of `shard_of` if some of its rows are on another. Raises
+    `NoShard`."""
     there = getattr(query, "pgshard_alternative", None)
     if there is not None and there != using:
         refuse(query.model, f"filter asks for rows of {there} or others, so on {using} the query")
 
 
 def check_value(model: Any, name: str, value: Any, using: str) -> None:
-    """Refuses to set the key, the ID or a reference of rows on a shard to a value of another, and the first two to a value that
-    is not known in advance. Raises `WrongShard`."""
+    """Refuses to set the key, the ID or a reference of rows on a shard to a value of another, and
+    the first two to a value that is not known in advance. Raises `WrongShard`."""
     key, is_reference = placed_names(model)[name]
     if is_reference and isinstance(value, models.Value):
         value = value.value
@@ -395,15 +459,19 @@ def check_value(model: Any, name: str, value: Any, using: str) -> None:
     if there == using:
         return
     if is_reference:
-        raise WrongShard(f"{model.__name__}.{name} would refer to a row on {there or 'no shard'}, and is on {using}")
+        raise WrongShard(
+            f"{model.__name__}.{name} would refer to a row on {there or 'no shard'}, and is on"
+            f" {using}"
+        )
     raise WrongShard(
-        f"{model.__name__}.{name} says where the row is: it cannot be set here. Make a new row on the other shard, then delete "
-        f"this one"
+        f"{model.__name__}.{name} says where the row is: it cannot be set here. Make a new row on"
+        " the other shard, then delete this one"
     )
 
 
 def _place(key: Any, value: Any) -> str | None:
-    """The shard of a value for `key`, a field of the key; without `key`, of an ID. None if the value names no shard."""
+    """The shard of a value for `key`, a field of the key; without `key`, of an ID. None if the
+    value names no shard."""
     if type(value) is not int:
         if value is None or hasattr(value, "resolve_expression"):
             return None
@@ -414,12 +482,21 @@ def _place(key: Any, value: Any) -> str | None:
 
 
 def _refers_to(field: Any, instance: Any) -> bool:
-    return field is not None and field.remote_field is not None and isinstance(instance, field.remote_field.model)
+    return (
+        field is not None
+        and field.remote_field is not None
+        and isinstance(instance, field.remote_field.model)
+    )
 
 
 def _held(field: Any, instance: Any) -> Any:
-    """What a field holds that refers to this object: its primary key, or the value that `to_field` names."""
-    return getattr(instance, field.target_field.attname) if _refers_to(field, instance) else instance.pk
+    """What a field holds that refers to this object: its primary key, or the value that `to_field`
+    names."""
+    return (
+        getattr(instance, field.target_field.attname)
+        if _refers_to(field, instance)
+        else instance.pk
+    )
 
 
 def _is_query(value: Any) -> bool:
@@ -427,12 +504,14 @@ def _is_query(value: Any) -> bool:
 
 
 def _has_query(value: Any) -> bool:
-    return _is_query(value) or (isinstance(value, (list, tuple, set)) and any(map(_is_query, value)))
+    return _is_query(value) or (
+        isinstance(value, (list, tuple, set)) and any(map(_is_query, value))
+    )
 
 
 def _place_of_rows(key: Any, value: Any) -> str | None:
-    """The same, for rows that are looked for, and also of what a query gives, which may be `_SEVERAL`. Raises `WrongId`
-    if none can be there."""
+    """The same, for rows that are looked for, and also of what a query gives, which may be
+    `_SEVERAL`. Raises `WrongId` if none can be there."""
     if type(value) is not int:
         if _is_query(value):
             return _place_of_query(key, value)
@@ -448,8 +527,8 @@ def _place_of_rows(key: Any, value: Any) -> str | None:
 
 
 def _constant(value: Any) -> Any:
-    """The value of an expression that is one, also of another type; `_COMPUTED` if the server computes it from nothing but such
-    values. Anything else as it is."""
+    """The value of an expression that is one, also of another type; `_COMPUTED` if the server
+    computes it from nothing but such values. Anything else as it is."""
     inner = value
     while isinstance(inner, (Cast, models.ExpressionWrapper)) and _is_integer(inner):
         inner = inner.get_source_expressions()[0]
@@ -466,12 +545,14 @@ def _is_integer(expression: Any) -> bool:
 
 
 def _parts_of(expression: Any) -> list[Any]:
-    return expression.get_source_expressions() if hasattr(expression, "get_source_expressions") else []
+    return (
+        expression.get_source_expressions() if hasattr(expression, "get_source_expressions") else []
+    )
 
 
 def _common_place(key: Any, values: Any) -> str | None:
-    """The one shard of all these values, or `_SEVERAL`, also where only some name one; None if none does, or if they
-    are no list. Raises `WrongId` if no row can have one of them."""
+    """The one shard of all these values, or `_SEVERAL`, also where only some name one; None if none
+    does, or if they are no list. Raises `WrongId` if no row can have one of them."""
     if _is_query(values):
         return _place_of_query(key, values)
     if isinstance(values, str) or not isinstance(values, Iterable):
@@ -489,8 +570,9 @@ def _common_place(key: Any, values: Any) -> str | None:
 
 
 def _place_of_query(key: Any, values: Any) -> str | None:
-    """The shard of the rows whose keys, or without `key` IDs, a query gives. It is the query's own if it gives those of its rows,
-    or of rows that they belong to. What else it gives, as the users whom a user follows, is of any shard: `_SEVERAL`."""
+    """The shard of the rows whose keys, or without `key` IDs, a query gives. It is the query's own
+    if it gives those of its rows, or of rows that they belong to. What else it gives, as the users
+    whom a user follows, is of any shard: `_SEVERAL`."""
     query = values.query
     if not is_sharded(query.model):
         return None
@@ -498,7 +580,9 @@ def _place_of_query(key: Any, values: Any) -> str | None:
         gives_its_own(key is not None, one) for one in query.combined_queries or (query,)
     ):
         return _SEVERAL
-    where = values._db if isinstance(values, models.QuerySet) else getattr(query, "pgshard_alias", None)
+    where = (
+        values._db if isinstance(values, models.QuerySet) else getattr(query, "pgshard_alias", None)
+    )
     return where if shard_of_alias(where) is not None else None
 
 
@@ -538,8 +622,8 @@ def _named(model: Any, pairs: list[tuple[str, Any]]) -> _Named:
 
 
 def _alternatives(query: Any, q: models.Q) -> tuple[set[str], bool]:
-    """The shards that the alternatives name, `_SEVERAL` among them for a list of several, and whether each names one: then all
-    rows are there. Without any shard no row can be."""
+    """The shards that the alternatives name, `_SEVERAL` among them for a list of several, and
+    whether each names one: then all rows are there. Without any shard no row can be."""
     parts = [_alternative(query, child) for child in q.children]
     return {shard for shards, _ in parts for shard in shards}, all(known for _, known in parts)
 
@@ -569,23 +653,36 @@ def _alternative(query: Any, child: Any) -> tuple[set[str], bool]:
 
 
 def _of_fields(query: Any, pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The conditions on fields, and for those of a primary key of several columns what they say of each. After `values`
-    an annotation may be called as the key, and says nothing about the shard."""
+    """The conditions on fields, and for those of a primary key of several columns what they say of
+    each. After `values` an annotation may be called as the key, and says nothing about the
+    shard."""
     pk, pairs = query.model._meta.pk, list(pairs)
     if query.annotations:
-        pairs = [(name, value) for name, value in pairs if name.split(LOOKUP_SEP)[0] not in query.annotations]
+        pairs = [
+            (name, value)
+            for name, value in pairs
+            if name.split(LOOKUP_SEP)[0] not in query.annotations
+        ]
     if not isinstance(pk, models.CompositePrimaryKey):
         return pairs
     for name, value in pairs[:]:
         if name in ("pk", "pk__exact") and isinstance(value, (tuple, list)):
             pairs += zip(pk.field_names, value)
-        elif name == "pk__in" and isinstance(value, Iterable) and not isinstance(value, models.QuerySet):
-            pairs += [(f"{part}__in", [one[at] for one in value]) for at, part in enumerate(pk.field_names)]
+        elif (
+            name == "pk__in"
+            and isinstance(value, Iterable)
+            and not isinstance(value, models.QuerySet)
+        ):
+            pairs += [
+                (f"{part}__in", [one[at] for one in value])
+                for at, part in enumerate(pk.field_names)
+            ]
     return pairs
 
 
 def _place_by_references(model: Any, pairs: Iterable[tuple[str, Any]]) -> str | None:
-    """The shard of the rows of other models that these conditions name, or `_SEVERAL`; None if they name none."""
+    """The shard of the rows of other models that these conditions name, or `_SEVERAL`; None if they
+    name none."""
     for name, value in pairs:
         condition = reference_condition(model, name)
         if condition is None:
@@ -611,11 +708,21 @@ def _read(q: models.Q) -> None:
 
 def _conditions(q: models.Q) -> list[tuple[str, Any]]:
     """The conditions that must all hold."""
-    if q.negated or q.connector == models.Q.XOR or (q.connector == models.Q.OR and len(q.children) > 1):
+    if (
+        q.negated
+        or q.connector == models.Q.XOR
+        or (q.connector == models.Q.OR and len(q.children) > 1)
+    ):
         return []
     found: list[tuple[str, Any]] = []
     for child in q.children:
-        found += _conditions(child) if isinstance(child, models.Q) else [child] if isinstance(child, tuple) else []
+        found += (
+            _conditions(child)
+            if isinstance(child, models.Q)
+            else [child]
+            if isinstance(child, tuple)
+            else []
+        )
     return found
 
 
@@ -625,7 +732,9 @@ def _choices(q: models.Q) -> list[models.Q]:
         return []
     if q.connector != models.Q.AND and len(q.children) > 1:
         return [q]
-    return [choice for child in q.children if isinstance(child, models.Q) for choice in _choices(child)]
+    return [
+        choice for child in q.children if isinstance(child, models.Q) for choice in _choices(child)
+    ]
 
 
 class AcrossShards:
@@ -633,34 +742,39 @@ class AcrossShards:
 
     def __init__(self, queryset: ShardedQuerySet, width: int, timeout: float | None) -> None:
         if queryset.query.is_sliced and queryset.query.low_mark:
-            raise ValueError("an offset within each shard means nothing across them: filter by the order's last value")
+            raise ValueError(
+                "an offset within each shard means nothing across them: filter by the order's last"
+                " value"
+            )
         self._queryset, self._width, self._timeout = queryset, width, timeout
 
     def run(self, work: Callable[[Any], T]) -> Gathered[T]:
-        """Calls `work` with each shard's query set, in a thread of its own, and gathers results and errors."""
+        """Calls `work` with each shard's query set, in a thread of its own, and gathers results and
+        errors."""
         shards = range(cluster().config.shards)
         one = lambda where: work(self._queryset._on(where))  # noqa: E731
         return gather(shards, one, width=self._width, timeout=self._timeout)
 
     def count(self) -> int:
-        """How many rows there are on all shards. Raises `Partial`, and `ValueError` if shards have rows in common that would be
-        one."""
+        """How many rows there are on all shards. Raises `Partial`, and `ValueError` if shards have
+        rows in common that would be one."""
         check_rows(self._queryset)
         return self._at_most(sum(self.run(lambda rows: rows.count()).all().values()))
 
     def exists(self) -> bool:
-        """Whether any shard has a row. Raises `Partial` if none was found and a shard failed, and `ValueError` if it
-        depends on several shards which rows are left out."""
+        """Whether any shard has a row. Raises `Partial` if none was found and a shard failed, and
+        `ValueError` if it depends on several shards which rows are left out."""
         check_any(self._queryset)
         result = self.run(lambda rows: rows.exists())
         return any(result.values.values()) or bool(sum(result.all().values()))
 
     def list(self, limit: int, *, partial: bool = False) -> list[Any]:
-        """At most `limit` objects, in the query's order; each shard is asked for as many. An order by texts costs a statement
-        more.
+        """At most `limit` objects, in the query's order; each shard is asked for as many. An order
+        by texts costs a statement more.
 
-        Raises `Partial` if a shard failed; with `partial=True`, returns what the others have instead. Raises `ValueError` if the
-        order is known to the shards only, or if the rows would be others: groups and duplicates of several shards.
+        Raises `Partial` if a shard failed; with `partial=True`, returns what the others have
+        instead. Raises `ValueError` if the order is known to the shards only, or if the rows would
+        be others: groups and duplicates of several shards.
         """
         check_rows(self._queryset)
         by, limit = order(self._queryset), self._at_most(limit)

@@ -1,7 +1,8 @@
-"""The order of rows that come from several shards: the one that PostgreSQL would give them if they were on one.
+"""The order of rows that come from several shards: the one that PostgreSQL would give them if they
+were on one.
 
-Numbers and times are compared here. How texts compare is known to the server only, by their column's type and collation, so one
-shard is asked to sort them.
+Numbers and times are compared here. How texts compare is known to the server only, by their
+column's type and collation, so one shard is asked to sort them.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def check_rows(queryset: Any) -> None:
 
 
 def check_any(queryset: Any) -> None:
-    """Refuses a query of which is asked whether it has a row, if the answer would be another. How many groups or
-    duplicates there are does not matter. Raises `ValueError`."""
+    """Refuses a query of which is asked whether it has a row, if the answer would be another. How
+    many groups or duplicates there are does not matter. Raises `ValueError`."""
     if _leaves_out(queryset.query):
         check_rows(queryset)
 
@@ -67,7 +68,9 @@ def _leaves_out(query: Any) -> bool:
 
 def _check(query: Any, distinct: bool) -> None:
     """`distinct`: whether duplicates are left out where this is a part of another query."""
-    distinct = bool(distinct or query.distinct or (query.combinator is not None and not query.combinator_all))
+    distinct = bool(
+        distinct or query.distinct or (query.combinator is not None and not query.combinator_all)
+    )
     if not query.combinator:
         _check_rows(query, distinct)
     for part in _parts_of_union(query):
@@ -76,7 +79,8 @@ def _check(query: Any, distinct: bool) -> None:
         _check(part, distinct)
     if query.combinator and distinct and _columns_of_shard(query) == set():
         raise ValueError(
-            "each shard compares its own rows only: select what says the shard in the same column of each part, or take .run()"
+            "each shard compares its own rows only: select what says the shard in the same column"
+            " of each part, or take .run()"
         )
 
 
@@ -91,10 +95,14 @@ def _parts_of_union(query: Any) -> Iterator[Any]:
 
 
 def _columns_of_shard(query: Any) -> set[tuple[int, bool]] | None:
-    """The columns that say the shard in each row, counted from 0, each with whether it is a key; None for whole rows, which have
-    their ID where others of their kind have it."""
+    """The columns that say the shard in each row, counted from 0, each with whether it is a key;
+    None for whole rows, which have their ID where others of their kind have it."""
     if query.combinator:
-        known = [columns for columns in map(_columns_of_shard, _parts_of_union(query)) if columns is not None]
+        known = [
+            columns
+            for columns in map(_columns_of_shard, _parts_of_union(query))
+            if columns is not None
+        ]
         return set.intersection(*known) if known else None
     if query.selected is None:
         return None
@@ -110,25 +118,46 @@ def _columns_of_shard(query: Any) -> set[tuple[int, bool]] | None:
 def _check_rows(query: Any, distinct: bool) -> None:
     columns = query.annotation_select.values()
     selected = (*query.select, *columns)
-    names = " or ".join(field.name for field in query.model._meta.concrete_fields if _places_each_row(field))
+    names = " or ".join(
+        field.name for field in query.model._meta.concrete_fields if _places_each_row(field)
+    )
     # Django also groups by what is selected.
-    if isinstance(query.group_by, tuple) and not _say_the_shard(query, (*query.group_by, *selected)):
-        raise ValueError(f"each shard has groups of its own: group by {names} too, or take .run() and add them up")
+    if isinstance(query.group_by, tuple) and not _say_the_shard(
+        query, (*query.group_by, *selected)
+    ):
+        raise ValueError(
+            f"each shard has groups of its own: group by {names} too, or take .run() and add"
+            " them up"
+        )
     if query.distinct_fields:
         meta = query.model._meta
-        own = {name: field for field in meta.concrete_fields for name in (field.name, field.attname)} | {"pk": meta.pk}
+        own = {
+            name: field for field in meta.concrete_fields for name in (field.name, field.attname)
+        } | {"pk": meta.pk}
         alike = not any(_places_each_row(own.get(name)) for name in query.distinct_fields)
     else:
         alike = distinct and not query.default_cols and not _say_the_shard(query, selected)
     if alike:
-        raise ValueError(f"each shard compares its own rows only: select {names} too, or take .run()")
-    for window in (part for one in (*columns, query.where) for part in parts_of(one) if isinstance(part, Window)):
-        if window.partition_by is None or not _say_the_shard(query, window.partition_by.get_source_expressions()):
-            raise ValueError(f"a window has the rows of one shard only: partition it by {names}, or take .run()")
+        raise ValueError(
+            f"each shard compares its own rows only: select {names} too, or take .run()"
+        )
+    for window in (
+        part
+        for one in (*columns, query.where)
+        for part in parts_of(one)
+        if isinstance(part, Window)
+    ):
+        if window.partition_by is None or not _say_the_shard(
+            query, window.partition_by.get_source_expressions()
+        ):
+            raise ValueError(
+                f"a window has the rows of one shard only: partition it by {names}, or take .run()"
+            )
 
 
 def _say_the_shard(query: Any, expressions: Iterable[Any]) -> bool:
-    """Whether one of these is a column that says the shard in each row: what is computed from it does not."""
+    """Whether one of these is a column that says the shard in each row: what is computed from it
+    does not."""
     found = (one.source if isinstance(one, Ref) else one for one in expressions)
     return any(
         isinstance(one, Col)
@@ -151,15 +180,19 @@ def _is_asked_for(column: Any, node: Any, negated: bool = False) -> bool:
 
 
 def _places_each_row(field: Any) -> bool:
-    """Whether a field says the shard, and in each row: those without a reference are on all shards."""
+    """Whether a field says the shard, and in each row: those without a reference are on all
+    shards."""
     return says_the_shard(field) and not field.null
 
 
 def by_pk(queryset: Any) -> Callable[[Any], Any]:
-    """Gets the ID from a row of a query. Raises `ValueError` if it has none, or one that says no shard."""
+    """Gets the ID from a row of a query. Raises `ValueError` if it has none, or one that says no
+    shard."""
     pk = queryset.model._meta.pk
     if not has_shard_id(queryset.model):
-        raise ValueError(f"{queryset.model.__name__}: its primary key is no ID of a shard, take .for_key(key)")
+        raise ValueError(
+            f"{queryset.model.__name__}: its primary key is no ID of a shard, take .for_key(key)"
+        )
     get = _getter(queryset, "pk", {"pk", pk.name, pk.attname})
     if get is None:
         raise ValueError(f"by_ids needs the IDs: add {pk.name} to values()")
@@ -176,7 +209,9 @@ def order(queryset: Any) -> list[By]:
     return [_by(queryset, name) for name in query.order_by or by_default]
 
 
-def merge(rows: list[Any], by: list[By], ranks: Callable[[Any, list[str]], Mapping[str, int]]) -> list[Any]:
+def merge(
+    rows: list[Any], by: list[By], ranks: Callable[[Any, list[str]], Mapping[str, int]]
+) -> list[Any]:
     """The rows in their order. `ranks`: has the texts of a field sorted. Raises `ValueError`."""
     for one in reversed(by):
         values = [value for value in map(one.get, rows) if value is not None]
@@ -200,9 +235,15 @@ def merge(rows: list[Any], by: list[By], ranks: Callable[[Any, list[str]], Mappi
 def ranks_on(where: str, field: Any, texts: list[str]) -> dict[str, int]:
     """The rank of each text in the order of a field's column, as this shard sorts it."""
     shard = connections[where]
-    column, table = quote_name(field.column), f"{shard.quoted_schema}.{quote_name(field.model._meta.db_table)}"
+    column, table = (
+        quote_name(field.column),
+        f"{shard.quoted_schema}.{quote_name(field.model._meta.db_table)}",
+    )
     # The arm without rows gives the texts the column's collation.
-    given = f"SELECT CAST(t.v AS {field.cast_db_type(shard)}), t.n FROM unnest(%s::text[]) WITH ORDINALITY AS t (v, n)"
+    given = (
+        f"SELECT CAST(t.v AS {field.cast_db_type(shard)}), t.n FROM unnest(%s::text[]) WITH"
+        " ORDINALITY AS t (v, n)"
+    )
     both = f"SELECT {column} AS v, 0 AS n FROM {table} WHERE false UNION ALL {given}"
     sql = f"SELECT n, dense_rank() OVER (ORDER BY v) FROM ({both}) AS both_arms"
     with shard.cursor() as cursor:
@@ -212,8 +253,8 @@ def ranks_on(where: str, field: Any, texts: list[str]) -> dict[str, int]:
 
 def _refuse(name: Any) -> NoReturn:
     raise ValueError(
-        f"order_by({name!r}) cannot be merged across shards: order by fields of the model itself that are numbers, times or "
-        f"texts, and select them"
+        f"order_by({name!r}) cannot be merged across shards: order by fields of the model itself"
+        " that are numbers, times or texts, and select them"
     )
 
 
@@ -223,7 +264,9 @@ def _by(queryset: Any, given: Any) -> By:
     query, name, field = queryset.query, given.lstrip("-"), None
     if name not in query.annotations:
         try:
-            field = queryset.model._meta.pk if name == "pk" else queryset.model._meta.get_field(name)
+            field = (
+                queryset.model._meta.pk if name == "pk" else queryset.model._meta.get_field(name)
+            )
         except FieldDoesNotExist:
             _refuse(given)
         if not field.concrete or (
@@ -233,7 +276,8 @@ def _by(queryset: Any, given: Any) -> By:
             _refuse(given)
     kind = field or query.annotations[name].output_field
     if hasattr(kind, "from_db_value"):
-        # The server sorts what it has, and Python has something else: null and true of JSON are no numbers there.
+        # The server sorts what it has, and Python has something else: null and true of JSON are no
+        # numbers there.
         _refuse(given)
     descending = given.startswith("-") == query.standard_ordering
     get = _getter(queryset, given, {name, *((field.name, field.attname) if field else ())})

@@ -1,4 +1,5 @@
-"""Django's migrations of sharded models as SQL for all shards: files that `pgshard migrate up` runs."""
+"""Django's migrations of sharded models as SQL for all shards: files that `pgshard migrate up`
+runs."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class File:
 
 @contextmanager
 def _namespaced() -> Iterator[None]:
-    """While this runs, each sharded model that is made gets a table name with a schema, which Django's DDL then uses."""
+    """While this runs, each sharded model that is made gets a table name with a schema, which
+    Django's DDL then uses."""
 
     def put(sender: Any, **_: Any) -> None:
         if is_sharded(sender) and not sender._meta.db_table.startswith(f'{SCHEMA}"."'):
@@ -70,9 +72,13 @@ class _Schema:
 
 
 def present(folder: Path) -> dict[str, Path]:
-    """The files that are there, by their names without the number. Raises `CannotMake` where the folder is not there."""
+    """The files that are there, by their names without the number. Raises `CannotMake` where the
+    folder is not there."""
     if not folder.is_dir():
-        raise CannotMake(f"there is no folder {folder}: make it, or correct migrations in [cluster] of the config")
+        raise CannotMake(
+            f"there is no folder {folder}: make it, or correct migrations in [cluster] of the"
+            " config"
+        )
     found = {}
     for path in sorted(folder.iterdir()):
         parts = NUMBERED.fullmatch(path.name)
@@ -85,7 +91,12 @@ def unwritten(folder: Path) -> list[str]:
     """The names of the files that the folder lacks. Raises `CannotMake`."""
     there = present(folder)
     project = Project(there)
-    return [file.name for key in project.wanted() for file in project.make(*key) if file.name not in there]
+    return [
+        file.name
+        for key in project.wanted()
+        for file in project.make(*key)
+        if file.name not in there
+    ]
 
 
 def was_sharded(label: str, model: str) -> bool:
@@ -101,7 +112,9 @@ class Project:
         self._loader = _Loader(there)
         graph = self._loader.graph
         # Each comes after those that it depends on, whatever their application.
-        self._plan = list(dict.fromkeys(key for leaf in graph.leaf_nodes() for key in graph.forwards_plan(leaf)))
+        self._plan = list(
+            dict.fromkeys(key for leaf in graph.leaf_nodes() for key in graph.forwards_plan(leaf))
+        )
         self.models: set[Key] = set()
         """The sharded models that ever were, by label and name in small letters."""
         self.apps = set()
@@ -110,20 +123,27 @@ class Project:
         for label, name in self._plan:
             migration = graph.nodes[label, name]
             state = migration.mutate_state(state, preserve=False)
-            self.models.update(key for key in state.models if key[0] == label and _sharded_state(state, key))
+            self.models.update(
+                key for key in state.models if key[0] == label and _sharded_state(state, key)
+            )
             if any(_says_sharded(one) for one in migration.operations):
                 self.apps.add(label)
         self.apps.update(label for label, _ in self.models)
 
     def wanted(self, app: str | None = None) -> list[Key]:
-        """The migrations that may change shards, in the order in which they run; with `app`, those of this application."""
+        """The migrations that may change shards, in the order in which they run; with `app`, those
+        of this application."""
         # What takes the place of others comes last: it has nothing to do where they were run.
         squashed = (key for key in self._loader.taken if key not in self._loader.graph.nodes)
-        return [key for key in (*self._plan, *squashed) if key[0] == app or (app is None and key[0] in self.apps)]
+        return [
+            key
+            for key in (*self._plan, *squashed)
+            if key[0] == app or (app is None and key[0] in self.apps)
+        ]
 
     def make(self, label: str, name: str) -> list[File]:
-        """The files of one migration: none if it does nothing to sharded models; a separate one for each statement that runs
-        outside of transactions.
+        """The files of one migration: none if it does nothing to sharded models; a separate one for
+        each statement that runs outside of transactions.
 
         Raises `CannotMake`, and `KeyError` if there is no such migration.
         """
@@ -165,8 +185,8 @@ class Project:
 
 
 class _Loader(MigrationLoader):
-    """Django runs a squashed migration if all that it replaces was run, or nothing of it. Here, one was run if its file is
-    there."""
+    """Django runs a squashed migration if all that it replaces was run, or nothing of it. Here, one
+    was run if its file is there."""
 
     def __init__(self, there: Collection[str]) -> None:
         self._there = there
@@ -184,11 +204,16 @@ class _Loader(MigrationLoader):
             if not written:
                 continue
             self.taken[key] = replaced
-            lost = [one for one in replaced if not self._is_there(one) and one not in self.disk_migrations]
+            lost = [
+                one
+                for one in replaced
+                if not self._is_there(one) and one not in self.disk_migrations
+            ]
             if lost and not self._is_there(key):
                 raise CannotMake(
-                    f"{'.'.join(key)} replaces {_names(written)}, whose files are there, and {_names(lost)}, of which there "
-                    f"is neither a file nor the migration: put the migrations back and run `manage.py shards makesql` first"
+                    f"{'.'.join(key)} replaces {_names(written)}, whose files are there, and"
+                    f" {_names(lost)}, of which there is neither a file nor the migration: put the"
+                    " migrations back and run `manage.py shards makesql` first"
                 )
 
     @property
@@ -198,7 +223,12 @@ class _Loader(MigrationLoader):
 
     @applied_migrations.setter
     def applied_migrations(self, _: Any) -> None:
-        done = [one for key, all in self.taken.items() for one in all if self._is_there(one) or self._is_there(key)]
+        done = [
+            one
+            for key, all in self.taken.items()
+            for one in all
+            if self._is_there(one) or self._is_there(key)
+        ]
         self._applied: dict[Key, Any] = dict.fromkeys(done)
 
     def _replaced(self, migration: Any) -> list[Key]:
@@ -226,7 +256,8 @@ def _says_sharded(operation: Any) -> bool:
 
 
 def _steps(operations: Any, label: str, state: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """The operations one by one, each with the states before and after it. SeparateDatabaseAndState is replaced by its parts."""
+    """The operations one by one, each with the states before and after it. SeparateDatabaseAndState
+    is replaced by its parts."""
     for operation in operations:
         before = state.clone()
         if isinstance(operation, migrations.SeparateDatabaseAndState):
@@ -239,11 +270,14 @@ def _steps(operations: Any, label: str, state: Any) -> Iterator[tuple[Any, Any, 
 
 def _apply(operation: Any, label: str, editor: Any, before: Any, after: Any) -> None:
     """Makes the operation write its SQL, as if no transaction prevented CONCURRENTLY."""
-    # Whether it concerns the shards was decided before. The routers answer for the models of today, outside of the namespace.
+    # Whether it concerns the shards was decided before. The routers answer for the models of today,
+    # outside of the namespace.
     if isinstance(operation, migrations.RunSQL):
         operation._run_sql(editor, operation.sql)
         return
-    operation.allow_migrate_model = lambda where, model: model._meta.can_migrate(where) and is_sharded(model)
+    operation.allow_migrate_model = lambda where, model: (
+        model._meta.can_migrate(where) and is_sharded(model)
+    )
     try:
         operation.database_forwards(label, editor, before, after)
     finally:
@@ -254,7 +288,10 @@ def _file(label: str, name: str, part: int, statements: list[str], directive: st
     texts = [_ended(escape(one).replace(f'"{SCHEMA}"', "{shard}")) for one in statements]
     head = f"-- pgshard: {directive}\n" if directive else ""
     source = f"-- Made by `manage.py shards makesql` of {label}.{name}.\n"
-    return File(f"{label}_{name}" + (f"_{part + 1}" if part else ""), head + source + "\n".join(texts) + "\n")
+    return File(
+        f"{label}_{name}" + (f"_{part + 1}" if part else ""),
+        head + source + "\n".join(texts) + "\n",
+    )
 
 
 def _ended(statement: str) -> str:
@@ -264,14 +301,18 @@ def _ended(statement: str) -> str:
 
 
 def _done(label: str, name: str, replaced: list[Key]) -> File:
-    """The file of a squashed migration whose work was done by others. It keeps the name when the migration no longer says what
-    it replaces. `pgshard` wants a statement that names the shard."""
-    source = f"-- Made by `manage.py shards makesql` of {label}.{name}, which replaces {_names(replaced)}.\n"
+    """The file of a squashed migration whose work was done by others. It keeps the name when the
+    migration no longer says what it replaces. `pgshard` wants a statement that names the shard."""
+    source = (
+        f"-- Made by `manage.py shards makesql` of {label}.{name}, which replaces"
+        f" {_names(replaced)}.\n"
+    )
     return File(f"{label}_{name}", f"{source}SELECT 'Their files have done it in {{shard}}.';\n")
 
 
 def _sharded_state(state: Any, key: Key) -> bool:
-    """Whether a model of a state is sharded: by its own fields, or by those of a model that it extends."""
+    """Whether a model of a state is sharded: by its own fields, or by those of a model that it
+    extends."""
     from .fields import ShardedBigAutoField
     from .sharded import KEYS
 
@@ -285,9 +326,11 @@ def _sharded_state(state: Any, key: Key) -> bool:
 
 
 def _concerns_shards(operation: Any, label: str, before: Any, after: Any, has_models: bool) -> bool:
-    """Whether an operation changes shards. Raises `CannotMake` if that cannot be known, or the operation cannot become SQL.
+    """Whether an operation changes shards. Raises `CannotMake` if that cannot be known, or the
+    operation cannot become SQL.
 
-    `has_models`: whether the application ever has sharded models. Without them, an operation must say that it is for shards.
+    `has_models`: whether the application ever has sharded models. Without them, an operation must
+    say that it is for shards.
     """
     where = f"{label}: {operation.describe()}"
     if not has_models and not _says_sharded(operation):
@@ -296,8 +339,8 @@ def _concerns_shards(operation: Any, label: str, before: Any, after: Any, has_mo
         if operation.hints.get("sharded") is False or operation.code is migrations.RunPython.noop:
             return False
         raise CannotMake(
-            f"{where}: Python cannot be a file of SQL. Give it hints={{'sharded': False}} if it is about other databases; what "
-            f"it does to shards, do with `manage.py shards run`"
+            f"{where}: Python cannot be a file of SQL. Give it hints={{'sharded': False}} if it is"
+            " about other databases; what it does to shards, do with `manage.py shards run`"
         )
     if isinstance(operation, migrations.RunSQL):
         model = operation.hints.get("model_name")
@@ -307,25 +350,30 @@ def _concerns_shards(operation: Any, label: str, before: Any, after: Any, has_mo
             key = label, model.lower()
             return _sharded_state(after if key in after.models else before, key)
         raise CannotMake(
-            f"{where}: is it for the shards? Say so with hints={{'sharded': True}}, and name tables {{shard}}.photos; or with "
-            f"hints={{'sharded': False}}"
+            f"{where}: is it for the shards? Say so with hints={{'sharded': True}}, and name tables"
+            " {shard}.photos; or with hints={'sharded': False}"
         )
     if isinstance(operation, postgresql.CreateExtension):
         raise CannotMake(
-            f"{where}: an extension is made once per host: write a file that begins with `-- pgshard: once-per-host` and has "
-            f"CREATE EXTENSION … SCHEMA public, and give the migration of the default database its own application"
+            f"{where}: an extension is made once per host: write a file that begins with `--"
+            " pgshard: once-per-host` and has CREATE EXTENSION … SCHEMA public, and give the"
+            " migration of the default database its own application"
         )
     name = (
-        getattr(operation, "model_name", None) or getattr(operation, "new_name", None) or getattr(operation, "name", "")
+        getattr(operation, "model_name", None)
+        or getattr(operation, "new_name", None)
+        or getattr(operation, "name", "")
     )
     old = (
-        getattr(operation, "model_name", None) or getattr(operation, "old_name", None) or getattr(operation, "name", "")
+        getattr(operation, "model_name", None)
+        or getattr(operation, "old_name", None)
+        or getattr(operation, "name", "")
     )
     models = [(after, (label, str(name).lower())), (before, (label, str(old).lower()))]
     there = [_sharded_state(state, key) for state, key in models if key in state.models]
     if len(there) == 2 and there[0] != there[1]:
         raise CannotMake(
-            f"{where}: it makes a model sharded that was not, or the other way round. Make a new model, copy the rows with "
-            f"`manage.py shards run`, then delete the old one"
+            f"{where}: it makes a model sharded that was not, or the other way round. Make a new"
+            " model, copy the rows with `manage.py shards run`, then delete the old one"
         )
     return any(there)

@@ -21,7 +21,8 @@ from .sharded import is_sharded, key_names, placed_names
 
 
 class ShardedModel(models.Model):
-    """A model whose rows are in the shards. Give it a key, a `ShardKeyField` or `ShardKeyForeignKey`; the shard makes its ID.
+    """A model whose rows are in the shards. Give it a key, a `ShardKeyField` or
+    `ShardKeyForeignKey`; the shard makes its ID.
 
     class Photo(ShardedModel):
         user_id = ShardKeyField()
@@ -36,7 +37,8 @@ class ShardedModel(models.Model):
         abstract = True
 
     def save_base(self, *args: Any, using: str | None = None, **kwargs: Any) -> None:
-        """The same as Django's, on the shard where the row belongs. Raises `WrongShard` if it would go to another."""
+        """The same as Django's, on the shard where the row belongs. Raises `WrongShard` if it would
+        go to another."""
         using = using or router.db_for_write(type(self), instance=self)
         check_instance(self, using)
         run_on(using, partial(super().save_base, *args, using=using, **kwargs))
@@ -47,7 +49,8 @@ class ShardedModel(models.Model):
             super().full_clean(*args, **kwargs)
 
     def clean_fields(self, *args: Any, **kwargs: Any) -> None:
-        """The same as Django's, and it looks whether the row would be where it belongs: forms then show an error."""
+        """The same as Django's, and it looks whether the row would be where it belongs: forms then
+        show an error."""
         super().clean_fields(*args, **kwargs)
         try:
             check_instance(self, router.db_for_write(type(self), instance=self))
@@ -58,13 +61,15 @@ class ShardedModel(models.Model):
             raise ValidationError(str(error), code="shard") from error
 
     def validate_unique(self, *args: Any, **kwargs: Any) -> None:
-        """The same as Django's, on the object's own shard. Where that is not known, only the server looks."""
+        """The same as Django's, on the object's own shard. Where that is not known, only the server
+        looks."""
         with where_it_belongs(self) as known:
             if known:
                 super().validate_unique(*args, **kwargs)
 
     def validate_constraints(self, *args: Any, **kwargs: Any) -> None:
-        """The same as Django's, on the object's own shard. Where that is not known, only the server looks."""
+        """The same as Django's, on the object's own shard. Where that is not known, only the server
+        looks."""
         with where_it_belongs(self) as known:
             if known:
                 super().validate_constraints(*args, **kwargs)
@@ -77,8 +82,8 @@ class ShardedModel(models.Model):
     delete.alters_data = True  # type: ignore[attr-defined]
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
-        """The same as Django's `get_next_by_made_at()` and its kin, on the shard that the lookups name. Django would
-        ask the shard of this row, and the next one may be on any."""
+        """The same as Django's `get_next_by_made_at()` and its kin, on the shard that the lookups
+        name. Django would ask the shard of this row, and the next one may be on any."""
         rows = type(self)._default_manager.filter(**kwargs)
         try:
             where = rows.db
@@ -95,8 +100,8 @@ class ShardedModel(models.Model):
 
 
 class _ShardedOptions(Options):
-    """A sharded model's `_meta`. The queries that Django itself makes must name a shard too, or are refused, whatever managers
-    the model has."""
+    """A sharded model's `_meta`. The queries that Django itself makes must name a shard too, or are
+    refused, whatever managers the model has."""
 
     @cached_property
     def base_manager(self) -> Any:
@@ -125,4 +130,10 @@ relations.change_django()
 forms.change_django()
 joins.change_django()
 
-__all__ = ["ShardKeyField", "ShardKeyForeignKey", "ShardedBigAutoField", "ShardedModel", "is_sharded"]
+__all__ = [
+    "ShardKeyField",
+    "ShardKeyForeignKey",
+    "ShardedBigAutoField",
+    "ShardedModel",
+    "is_sharded",
+]

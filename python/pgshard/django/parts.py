@@ -1,5 +1,6 @@
-"""Subqueries of sharded models that name no shard. They see the rows of the shard that their query is on, which are all that they
-could give only if they are tied to the row of the query, or give keys or IDs that are compared with it.
+"""Subqueries of sharded models that name no shard. They see the rows of the shard that their query
+is on, which are all that they could give only if they are tied to the row of the query, or give
+keys or IDs that are compared with it.
 """
 
 from __future__ import annotations
@@ -18,32 +19,44 @@ from .sharded import KEYS, is_sharded, key_names, placed_names, says_the_shard
 def parts_of(expression: Any) -> Iterator[Any]:
     """An expression and what it is made of, except for queries."""
     yield expression
-    for part in expression.get_source_expressions() if hasattr(expression, "get_source_expressions") else ():
+    for part in (
+        expression.get_source_expressions() if hasattr(expression, "get_source_expressions") else ()
+    ):
         yield from parts_of(part)
 
 
 def check_part(query: Any, outer: Any, where: str, chosen: str | None) -> None:
-    """Refuses a subquery on the shard `where` that would give more if it saw the rows of all shards, unless it names that shard,
-    or `shard_of` does. Raises `NoShard`. `outer`: the query that it is a part of."""
+    """Refuses a subquery on the shard `where` that would give more if it saw the rows of all
+    shards, unless it names that shard, or `shard_of` does. Raises `NoShard`. `outer`: the query
+    that it is a part of."""
     if not is_sharded(query.model) or chosen == where or query.is_empty():
         return
     if getattr(query, "pgshard_alias", None) is not None or getattr(query, "pgshard_joined", False):
         return
-    if getattr(query, "pgshard_several", False) or getattr(query, "pgshard_alternative", where) != where:
+    if (
+        getattr(query, "pgshard_several", False)
+        or getattr(query, "pgshard_alternative", where) != where
+    ):
         return  # The compiler refuses it, and says which shards it names.
     parts = query.combined_queries or (query,)
     if not (_is_compared(query, parts, outer) or all(_is_tied(part.where, part) for part in parts)):
         name = next(iter({**key_names(query.model), **placed_names(query.model)}))
         raise NoShard(
-            f"{query.model.__name__} is sharded and this part of a query names no shard, so it would have the rows of {where} "
-            f'only: name a key in it, tie it to the row of the query, as by .filter({name}=OuterRef("{name}")), or use '
+            f"{query.model.__name__} is sharded and this part of a query names no shard, so it"
+            f" would have the rows of {where} "
+            "only: name a key in it, tie it to the row of the query, as by"
+            f' .filter({name}=OuterRef("{name}")), or use '
             f"shard_of(key)"
         )
 
 
 def _is_compared(query: Any, parts: Any, outer: Any) -> bool:
-    """Whether it gives its rows' keys or IDs, or what they refer to, and these are compared with the same of the query's row."""
-    if any(one.is_sliced or one.distinct_fields or one.where.contains_over_clause for one in (query, *parts)):
+    """Whether it gives its rows' keys or IDs, or what they refer to, and these are compared with
+    the same of the query's row."""
+    if any(
+        one.is_sliced or one.distinct_fields or one.where.contains_over_clause
+        for one in (query, *parts)
+    ):
         return False  # Which rows those are depends on others.
     roots = (
         outer.where,
@@ -55,12 +68,15 @@ def _is_compared(query: Any, parts: Any, outer: Any) -> bool:
         given = lookup.rhs if isinstance(lookup.rhs, (list, tuple, set)) else [lookup.rhs]
         if any(getattr(one, "query", one) is query for one in given):
             field = lookup.lhs.target if isinstance(lookup.lhs, Col) else None
-            return says_the_shard(field) and all(gives_its_own(isinstance(field, KEYS), part) for part in parts)
+            return says_the_shard(field) and all(
+                gives_its_own(isinstance(field, KEYS), part) for part in parts
+            )
     return False
 
 
 def gives_its_own(keys: bool, query: Any) -> bool:
-    """Whether a query gives the keys of its rows, or of rows that they belong to; without `keys`, the IDs."""
+    """Whether a query gives the keys of its rows, or of rows that they belong to; without `keys`,
+    the IDs."""
     if query.default_cols:
         field = query.model._meta.pk
     else:
@@ -70,7 +86,8 @@ def gives_its_own(keys: bool, query: Any) -> bool:
 
 
 def _is_tied(node: Any, query: Any) -> bool:
-    """Whether a condition holds only for rows of the same shard as a row of a query that this one is a part of."""
+    """Whether a condition holds only for rows of the same shard as a row of a query that this one
+    is a part of."""
     if isinstance(node, WhereNode):
         held = [_is_tied(child, query) for child in node.children]
         if node.negated or node.connector not in (AND, OR):

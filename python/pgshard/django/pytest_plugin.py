@@ -1,4 +1,5 @@
-"""For pytest-django: makes the tests' shards after its databases, and drops them before its databases.
+"""For pytest-django: makes the tests' shards after its databases, and drops them before its
+databases.
 
 @pytest.mark.django_db(databases="__all__")
 def test_photo(): …
@@ -27,6 +28,8 @@ def pytest_fixture_setup(fixturedef: Any, request: Any) -> Iterator[None]:
 
     # Each process of pytest-xdist has its own shards.
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    keep = bool(request.config.getoption("reuse_db", False)) and not request.config.getoption("create_db", False)
+    keep = bool(request.config.getoption("reuse_db", False)) and not request.config.getoption(
+        "create_db", False
+    )
     made = begin(keepdb=keep, suffix=f"_{worker}" if worker else "")
     fixturedef.addfinalizer(lambda: end(made))

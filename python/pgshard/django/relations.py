@@ -1,4 +1,5 @@
-"""Django's related managers and descriptors, so that they look for related rows on the shards where those are."""
+"""Django's related managers and descriptors, so that they look for related rows on the shards where
+those are."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ _VALIDATE = ForeignKey.validate
 
 
 def managers(original: Any) -> Any:
-    """Changes the managers of related objects that this function makes: they are on a shard from the beginning, and a call of
-    several statements is run again, all of it, if the shard moves meanwhile."""
+    """Changes the managers of related objects that this function makes: they are on a shard from
+    the beginning, and a call of several statements is run again, all of it, if the shard moves
+    meanwhile."""
 
     def make(superclass: Any, rel: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(superclass, rel, *args, **kwargs)
@@ -40,7 +42,9 @@ def managers(original: Any) -> Any:
                     if name not in _WHOLE:
                         return plain(self, *values, **more)
                     # Arguments that can be read only once are read before the first try.
-                    values = tuple(list(value) if hasattr(value, "__next__") else value for value in values)
+                    values = tuple(
+                        list(value) if hasattr(value, "__next__") else value for value in values
+                    )
                     db = router.db_for_write(self.model, instance=self.instance)
                     return run_on(db, lambda: plain(self, *values, **more))
 
@@ -72,11 +76,14 @@ def managers(original: Any) -> Any:
     return make
 
 
-def _of_each_shard(plain: Any, target: Callable[[Any], Any], place: Callable[[Any, Any], str | None]) -> Any:
-    """Changes a `get_prefetch_querysets`, to which Django gives objects of all shards and which would look for what belongs to
-    them on the shard of the first one.
+def _of_each_shard(
+    plain: Any, target: Callable[[Any], Any], place: Callable[[Any, Any], str | None]
+) -> Any:
+    """Changes a `get_prefetch_querysets`, to which Django gives objects of all shards and which
+    would look for what belongs to them on the shard of the first one.
 
-    `target`: the model that is looked for. `place`: the shard of what belongs to an object that is not sharded.
+    `target`: the model that is looked for. `place`: the shard of what belongs to an object that is
+    not sharded.
     """
 
     @wraps(plain)
@@ -85,7 +92,9 @@ def _of_each_shard(plain: Any, target: Callable[[Any], Any], place: Callable[[An
             return plain(self, instances, querysets)
         groups: dict[str | None, list[Any]] = {}
         for one in instances:
-            groups.setdefault(where_of(one) if is_sharded(one.__class__) else place(self, one), []).append(one)
+            groups.setdefault(
+                where_of(one) if is_sharded(one.__class__) else place(self, one), []
+            ).append(one)
         if None in groups or (len(groups) == 1 and is_sharded(instances[0].__class__)):
             # The router refuses what names no shard.
             return plain(self, instances, querysets)
@@ -96,7 +105,10 @@ def _of_each_shard(plain: Any, target: Callable[[Any], Any], place: Callable[[An
             with within(where):
                 parts.append(plain(self, group, querysets and [querysets[0]._chain()]))
                 # Django itself will prefetch what these are to have, of all of them.
-                lookups, parts[-1][0]._prefetch_related_lookups = parts[-1][0]._prefetch_related_lookups, ()
+                lookups, parts[-1][0]._prefetch_related_lookups = (
+                    parts[-1][0]._prefetch_related_lookups,
+                    (),
+                )
                 rows += parts[-1][0]
         found = parts[0][0]
         found._result_cache, found._prefetch_related_lookups = rows, lookups
@@ -130,10 +142,14 @@ def _of_id(id: Any) -> str:
 
 
 def _validate(self: Any, value: Any, model_instance: Any) -> None:
-    """Checks a reference of a model that is not sharded, which says nothing about where the row is: the ID does. `full_clean`
-    and forms call this."""
+    """Checks a reference of a model that is not sharded, which says nothing about where the row is:
+    the ID does. `full_clean` and forms call this."""
     where = None
-    if value is not None and not is_sharded(model_instance.__class__) and has_shard_id(self.remote_field.model):
+    if (
+        value is not None
+        and not is_sharded(model_instance.__class__)
+        and has_shard_id(self.remote_field.model)
+    ):
         where = _of_id(value)
     with nullcontext() if where is None else within(where):
         _VALIDATE(self, value, model_instance)

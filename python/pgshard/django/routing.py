@@ -54,14 +54,14 @@ def alias_of_value(field: Any, value: Any) -> str:
 def refuse(model: Any, what: str) -> NoReturn:
     """Raises `NoShard`."""
     raise NoShard(
-        f"{model.__name__} is sharded and the {what} names no shard: use .for_key(key), a filter by its key or ID, "
-        f".by_ids([…]), .across_shards(), or shard_of(key)"
+        f"{model.__name__} is sharded and the {what} names no shard: use .for_key(key), a filter by"
+        " its key or ID, .by_ids([…]), .across_shards(), or shard_of(key)"
     )
 
 
 def alias_of_instance(instance: Any) -> str | None:
-    """The shard where an object belongs, by its key and by its ID, or of a model without a key, by what it refers to; None if
-    these are not known.
+    """The shard where an object belongs, by its key and by its ID, or of a model without a key, by
+    what it refers to; None if these are not known.
 
     Raises `WrongShard` if the two disagree.
     """
@@ -81,8 +81,8 @@ def alias_of_instance(instance: Any) -> str | None:
         by_id = alias_of_id(id)
         if found is not None and found != by_id:
             raise WrongShard(
-                f"{model.__name__} {id} is of {by_id}, and its key is of {found}: a row does not change its shard, "
-                f"make a new one there and delete this one"
+                f"{model.__name__} {id} is of {by_id}, and its key is of {found}: a row does not"
+                " change its shard, make a new one there and delete this one"
             )
         return by_id
     if not keys:
@@ -93,44 +93,59 @@ def alias_of_instance(instance: Any) -> str | None:
 
 
 def _loaded(instance: Any, model: Any, name: str) -> Any:
-    """The value of an object's attribute; None if it was left out of the query that read the object, which looks for it by
-    what this is about to find out."""
+    """The value of an object's attribute; None if it was left out of the query that read the
+    object, which looks for it by what this is about to find out."""
     # An object that stands for another has no values of its own.
     return instance.__dict__.get(name) if type(instance) is model else getattr(instance, name)
 
 
 def check_instance(instance: Any, using: str) -> None:
-    """Refuses to write an object to a shard where it does not belong. Raises `WrongShard` or `NoShard`."""
+    """Refuses to write an object to a shard where it does not belong. Raises `WrongShard` or
+    `NoShard`."""
     model = instance.__class__
     shard = shard_of_alias(using)
     if shard is None:
-        raise NoShard(f"{model.__name__} is sharded, and {using!r} is no shard: leave using= out, or name a shard")
+        raise NoShard(
+            f"{model.__name__} is sharded, and {using!r} is no shard: leave using= out, or name a"
+            " shard"
+        )
     keys, id_name, references = rules(model)
-    if len(keys) == 1 and not references and (id_name is None or getattr(instance, id_name) is None):
+    if (
+        len(keys) == 1
+        and not references
+        and (id_name is None or getattr(instance, id_name) is None)
+    ):
         # Most new rows: the same as below, in one step.
         value, current = _loaded(instance, model, keys[0][0]), cluster()
-        integer = type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX
+        integer = (
+            type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX
+        )
         if integer and value % current.shards == shard:
             return
     for name in (*(name for name, _ in keys), *([] if id_name is None else [id_name])):
         if hasattr(_loaded(instance, model, name), "resolve_expression"):
             raise WrongShard(
-                f"{model.__name__}.{name} says where the row is, so it cannot be an expression, which the server computes"
+                f"{model.__name__}.{name} says where the row is, so it cannot be an expression,"
+                " which the server computes"
             )
     belongs = alias_of_instance(instance)
     if belongs is not None and belongs != using:
-        raise WrongShard(f"{model.__name__} belongs on {belongs} by its key or ID, and would be saved on {using}")
+        raise WrongShard(
+            f"{model.__name__} belongs on {belongs} by its key or ID, and would be saved on {using}"
+        )
     for attribute, name in references:
         value = _loaded(instance, model, attribute)
         value = value.value if isinstance(value, models.Value) else value
         if isinstance(value, int) and alias_of_id(value) != using:
             raise WrongShard(
-                f"{model.__name__}.{name} refers to a row on {alias_of_id(value)}, and would be saved on {using}"
+                f"{model.__name__}.{name} refers to a row on {alias_of_id(value)}, and would be"
+                f" saved on {using}"
             )
 
 
 def check_parents(instance: Any) -> None:
-    """Refuses what refers to rows that are not saved yet and belong to another shard. Raises `WrongShard`."""
+    """Refuses what refers to rows that are not saved yet and belong to another shard. Raises
+    `WrongShard`."""
     belongs = alias_of_instance(instance)
     for attribute, name in rules(instance.__class__).references:
         parent = instance._state.fields_cache.get(name)
@@ -138,12 +153,15 @@ def check_parents(instance: Any) -> None:
             continue
         there = alias_of_instance(parent)
         if there not in (None, belongs):
-            raise WrongShard(f"{type(instance).__name__}.{name} will be on {there}, and this row belongs on {belongs}")
+            raise WrongShard(
+                f"{type(instance).__name__}.{name} will be on {there}, and this row belongs on"
+                f" {belongs}"
+            )
 
 
 class ShardRouter:
-    """The setting `DATABASE_ROUTERS`: sharded models go to the shard that a query names, other models to their usual
-    database."""
+    """The setting `DATABASE_ROUTERS`: sharded models go to the shard that a query names, other
+    models to their usual database."""
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
         """Django calls this."""
@@ -154,15 +172,23 @@ class ShardRouter:
         return self._route(model, hints.get("instance"), "write")
 
     def allow_relation(self, first: Any, second: Any, **hints: Any) -> bool | None:
-        """Allows a relation if only one of the two objects is sharded: then no constraint connects them. Of what is not saved
-        yet, saving says whether it is where it belongs."""
+        """Allows a relation if only one of the two objects is sharded: then no constraint connects
+        them. Of what is not saved yet, saving says whether it is where it belongs."""
         if is_sharded(first.__class__) != is_sharded(second.__class__):
             return True
-        # Django noted for a new object where the first one was that it referred to, such as the user, in another database.
-        return True if is_sharded(first.__class__) and (first._state.adding or second._state.adding) else None
+        # Django noted for a new object where the first one was that it referred to, such as the
+        # user, in another database.
+        return (
+            True
+            if is_sharded(first.__class__) and (first._state.adding or second._state.adding)
+            else None
+        )
 
-    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        """Sharded models are migrated on shards only, other models on databases only. SQL says by a hint what it is."""
+    def allow_migrate(
+        self, db: str, app_label: str, model_name: str | None = None, **hints: Any
+    ) -> bool | None:
+        """Sharded models are migrated on shards only, other models on databases only. SQL says by a
+        hint what it is."""
         sharded, model = hints.get("sharded"), hints.get("model")
         if sharded is None and model is None and model_name is not None:
             try:
@@ -185,7 +211,8 @@ class ShardRouter:
         if not is_sharded(model):
             if shard_of_alias(there) is None:
                 return None
-            # It was reached from a row of a shard, so it is in another database than that row: where it always is.
+            # It was reached from a row of a shard, so it is in another database than that row:
+            # where it always is.
             where: str = (router.db_for_write if what == "write" else router.db_for_read)(model)
             return where
         if instance is not None:
@@ -193,16 +220,23 @@ class ShardRouter:
                 belongs = alias_of_instance(instance)
                 if shard_of_alias(there) is not None and belongs not in (None, there):
                     if not instance._state.adding and instance.pk is not None:
-                        raise WrongShard(f"{model.__name__} was read on {there}, but its key now belongs to {belongs}")
+                        raise WrongShard(
+                            f"{model.__name__} was read on {there}, but its key now belongs to"
+                            f" {belongs}"
+                        )
                     # There is no such row yet. Django noted where another was that it referred to.
                     there = belongs
                 there = there if shard_of_alias(there) is not None else belongs
             elif shard_of_alias(there) is None:
                 sharded = is_sharded(instance.__class__)
-                there = alias_of_instance(instance) if sharded else alias_of_owner(model, _followed.get(), instance)
+                there = (
+                    alias_of_instance(instance)
+                    if sharded
+                    else alias_of_owner(model, _followed.get(), instance)
+                )
                 if there is None and what == "write":
-                    # For `photo.category = category` Django asks where the photo will be. That is decided when the photo is
-                    # saved.
+                    # For `photo.category = category` Django asks where the photo will be. That is
+                    # decided when the photo is saved.
                     return None
             if there is not None:
                 return there
@@ -210,8 +244,8 @@ class ShardRouter:
 
 
 def alias_of_owner(model: Any, relation: Any, instance: Any) -> str | None:
-    """The shard of the rows whose field `relation` refers to an object that is not sharded, if that field is their key:
-    `user.photos`."""
+    """The shard of the rows whose field `relation` refers to an object that is not sharded, if that
+    field is their key: `user.photos`."""
     if relation not in key_fields(model) or not isinstance(instance, relation.remote_field.model):
         return None
     return alias_of_key(getattr(instance, relation.target_field.attname))
@@ -219,8 +253,9 @@ def alias_of_owner(model: Any, relation: Any, instance: Any) -> str | None:
 
 @contextmanager
 def following(relation: Any) -> Iterator[None]:
-    """Within it, the router knows that Django asks for the rows whose field this is. Django itself names only the object that
-    they belong to, and an object may be the key of a row or anything else to it."""
+    """Within it, the router knows that Django asks for the rows whose field this is. Django itself
+    names only the object that they belong to, and an object may be the key of a row or anything
+    else to it."""
     token = _followed.set(relation)
     try:
         yield
@@ -230,13 +265,15 @@ def following(relation: Any) -> Iterator[None]:
 
 @contextmanager
 def where_it_belongs(instance: Any) -> Iterator[bool]:
-    """Within it, a query that names no shard goes to the object's shard. Yields whether that is known: an object that is being
-    checked may have no key yet, or a wrong one."""
+    """Within it, a query that names no shard goes to the object's shard. Yields whether that is
+    known: an object that is being checked may have no key yet, or a wrong one."""
     try:
         try:
             where = router.db_for_write(type(instance), instance=instance)
         except NoShard:
-            references = (getattr(instance, name) for name, _ in rules(instance.__class__).references)
+            references = (
+                getattr(instance, name) for name, _ in rules(instance.__class__).references
+            )
             where = next((alias_of_id(id) for id in references if isinstance(id, int)), None)
     except (ValidationError, WrongId, WrongKey, WrongShard):
         where = None
@@ -249,19 +286,22 @@ def where_it_belongs(instance: Any) -> Iterator[bool]:
 
 @contextmanager
 def shard_of(key: Any) -> Iterator[str]:
-    """Within it, queries and writes of sharded models that name no shard go to this key's shard. Yields its alias."""
+    """Within it, queries and writes of sharded models that name no shard go to this key's shard.
+    Yields its alias."""
     with within(alias_of_key(key)) as where:
         yield where
 
 
 def chosen() -> str | None:
-    """The alias of the shard to which `shard_of` and its kin have what names none go; None outside of them."""
+    """The alias of the shard to which `shard_of` and its kin have what names none go; None outside
+    of them."""
     return _chosen.get()
 
 
 @contextmanager
 def within(where: str) -> Iterator[str]:
-    """Within it, queries and writes of sharded models that name no shard go to the one with this alias."""
+    """Within it, queries and writes of sharded models that name no shard go to the one with this
+    alias."""
     token = _chosen.set(where)
     try:
         yield where
@@ -270,8 +310,8 @@ def within(where: str) -> Iterator[str]:
 
 
 def run_on(using: str, work: Callable[[], T]) -> T:
-    """Runs `work` on a shard, and runs all of it again if it met a move and left nothing behind. Within a transaction, runs it
-    once."""
+    """Runs `work` on a shard, and runs all of it again if it met a move and left nothing behind.
+    Within a transaction, runs it once."""
     if shard_of_alias(using) is None:
         return work()
     shard = connections[using]
@@ -301,11 +341,12 @@ def wait_out(recovery: Recovery, moved: Any) -> None:
 
 
 def run_in_shard(key: Any, work: Callable[[], T]) -> T:
-    """Runs `work` in a transaction on the key's shard, and runs all of it again if the shard moves meanwhile.
+    """Runs `work` in a transaction on the key's shard, and runs all of it again if the shard moves
+    meanwhile.
 
-    Within it, sharded models need not name a shard. Effects outside the transaction may happen twice; `transaction.on_commit(…,
-    using=alias)` runs once. Within another transaction on that shard it is a savepoint, and `ShardMoved` is raised to the outer
-    one.
+    Within it, sharded models need not name a shard. Effects outside the transaction may happen
+    twice; `transaction.on_commit(…, using=alias)` runs once. Within another transaction on that
+    shard it is a savepoint, and `ShardMoved` is raised to the outer one.
     """
     with shard_of(key) as using:
 
@@ -318,11 +359,14 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
                     raise shard.ended
                 if shard.will_roll_back():
                     raise TransactionManagementError(
-                        f"a statement on {using} failed and `work` went on without a savepoint: what it did is rolled back; "
-                        f"catch errors outside of `with transaction.atomic(using={using!r})`"
+                        f"a statement on {using} failed and `work` went on without a savepoint:"
+                        " what it did is rolled back; catch errors outside of `with"
+                        f" transaction.atomic(using={using!r})`"
                         if shard.has_failed()
-                        else f"the transaction on {using} is marked for rollback: what it did is rolled back; to roll it back on "
-                        f"purpose, raise an error"
+                        else (
+                            f"the transaction on {using} is marked for rollback: what it did is"
+                            " rolled back; to roll it back on purpose, raise an error"
+                        )
                     )
                 return result
 
@@ -330,6 +374,21 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
 
 
 __all__ = [
-    "ShardRouter", "WrongId", "alias_of_id", "alias_of_instance", "alias_of_key", "alias_of_owner", "check_instance",
-    "check_parents", "chosen", "following", "refuse", "release", "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
-]  # fmt: skip
+    "ShardRouter",
+    "WrongId",
+    "alias_of_id",
+    "alias_of_instance",
+    "alias_of_key",
+    "alias_of_owner",
+    "check_instance",
+    "check_parents",
+    "chosen",
+    "following",
+    "refuse",
+    "release",
+    "run_in_shard",
+    "run_on",
+    "shard_of",
+    "shard_of_key",
+    "within",
+]

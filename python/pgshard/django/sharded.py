@@ -1,5 +1,5 @@
-"""Which models are sharded, and the names of their keys. Their fields tell, because a model in a migration has no base
-classes."""
+"""Which models are sharded, and the names of their keys. Their fields tell, because a model in a
+migration has no base classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ KEYS = (ShardKeyField, ShardKeyForeignKey)
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether a model's table is in the shards: it has a key or an ID of a shard, or it joins models that have one."""
+    """Whether a model's table is in the shards: it has a key or an ID of a shard, or it joins
+    models that have one."""
     known = model.__dict__.get("_pgshard_sharded")
     if known is None:
         known = model._pgshard_sharded = _is_sharded(model)
@@ -55,11 +56,15 @@ def key_names(model: Any) -> dict[str, Any]:
 
 
 def shard_names(model: Any) -> dict[str, Any]:
-    """The names in a query that can say the shard: those of the key with their fields, and those of the ID with None."""
+    """The names in a query that can say the shard: those of the key with their fields, and those of
+    the ID with None."""
     found: dict[str, Any] | None = model.__dict__.get("_pgshard_names")
     if found is None:
         pk = model._meta.pk
-        found = {**key_names(model), **dict.fromkeys(("pk", pk.name, pk.attname) if has_shard_id(model) else ())}
+        found = {
+            **key_names(model),
+            **dict.fromkeys(("pk", pk.name, pk.attname) if has_shard_id(model) else ()),
+        }
         if isinstance(pk, KEYS):
             found["pk"] = pk
         model._pgshard_names = found
@@ -67,11 +72,13 @@ def shard_names(model: Any) -> dict[str, Any]:
 
 
 def placed_names(model: Any) -> dict[str, tuple[Any, bool]]:
-    """The names of what may not come from another shard: the key, the ID and the references to rows of shards. For each the
-    key's field, or None, and whether it is a reference."""
+    """The names of what may not come from another shard: the key, the ID and the references to rows
+    of shards. For each the key's field, or None, and whether it is a reference."""
     found: dict[str, tuple[Any, bool]] | None = model.__dict__.get("_pgshard_placed")
     if found is None:
-        references = (name for field in sharded_references(model) for name in (field.name, field.attname))
+        references = (
+            name for field in sharded_references(model) for name in (field.name, field.attname)
+        )
         found = {name: (None, True) for name in references}
         found.update((name, (field, False)) for name, field in shard_names(model).items())
         model._pgshard_placed = found
@@ -79,8 +86,8 @@ def placed_names(model: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
-    """The conditions of a query that can say the shard, such as `user__pk` or `id__in`: for each the key's field, or None for
-    the ID, and whether its value is a list."""
+    """The conditions of a query that can say the shard, such as `user__pk` or `id__in`: for each
+    the key's field, or None for the ID, and whether its value is a list."""
     found: dict[str, tuple[Any, bool]] | None = model.__dict__.get("_pgshard_conditions")
     if found is None:
         found = {}
@@ -93,8 +100,9 @@ def shard_conditions(model: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def reference_condition(model: Any, name: str) -> tuple[Any, bool] | None:
-    """What a condition says that names the shard by a row of another model, which is on the same shard, such as `album`,
-    `tags__in` or `album__owner__user`: what `shard_conditions` has; None if it says nothing."""
+    """What a condition says that names the shard by a row of another model, which is on the same
+    shard, such as `album`, `tags__in` or `album__owner__user`: what `shard_conditions` has; None if
+    it says nothing."""
     conditions, targets = _references(model)
     found = conditions.get(name)
     first, _, rest = name.partition(LOOKUP_SEP)
@@ -105,21 +113,33 @@ def reference_condition(model: Any, name: str) -> tuple[Any, bool] | None:
 
 def _references(model: Any) -> tuple[dict[str, tuple[Any, bool]], dict[str, Any]]:
     """The conditions of one step, and by name the models to which a step leads."""
-    known: tuple[dict[str, tuple[Any, bool]], dict[str, Any]] | None = model.__dict__.get("_pgshard_related")
+    known: tuple[dict[str, tuple[Any, bool]], dict[str, Any]] | None = model.__dict__.get(
+        "_pgshard_related"
+    )
     if known is not None:
         return known
     found: dict[str, tuple[Any, bool]] = {}
     targets: dict[str, Any] = {}
     ready = model._meta.apps.models_ready
     # Before all models are known Django cannot say which refer to this one.
-    for field in model._meta.get_fields() if ready else (*model._meta.fields, *model._meta.many_to_many):
+    for field in (
+        model._meta.get_fields() if ready else (*model._meta.fields, *model._meta.many_to_many)
+    ):
         target = field.related_model
         if not isinstance(target, type) or not is_sharded(target) or not says_where_it_is(field):
             continue
         for name in {field.name, getattr(field, "attname", field.name)}:
             if has_shard_id(target):
-                found.update({name: (None, False), f"{name}__exact": (None, False), f"{name}__in": (None, True)})
-        found.update((f"{field.name}__{name}", how) for name, how in shard_conditions(target).items())
+                found.update(
+                    {
+                        name: (None, False),
+                        f"{name}__exact": (None, False),
+                        f"{name}__in": (None, True),
+                    }
+                )
+        found.update(
+            (f"{field.name}__{name}", how) for name, how in shard_conditions(target).items()
+        )
         targets[field.name] = target
     if ready:
         model._pgshard_related = found, targets
@@ -127,7 +147,8 @@ def _references(model: Any) -> tuple[dict[str, tuple[Any, bool]], dict[str, Any]
 
 
 def says_where_it_is(relation: Any) -> bool:
-    """Whether the rows at both ends of a relation are on the same shard: one holds the other's ID."""
+    """Whether the rows at both ends of a relation are on the same shard: one holds the other's
+    ID."""
     if isinstance(relation, ForeignObjectRel):
         relation = relation.field
     if relation.many_to_many:
@@ -142,7 +163,9 @@ def says_where_it_is(relation: Any) -> bool:
 def _names_of_target(field: Any) -> tuple[str, ...]:
     """The names after a key's that ask for what it holds, such as the `pk` of `user__pk`."""
     target = field.target_field if field is not None and field.remote_field is not None else None
-    return ("pk", "id") if target is None else (target.name, *(("pk",) if target.primary_key else ()))
+    return (
+        ("pk", "id") if target is None else (target.name, *(("pk",) if target.primary_key else ()))
+    )
 
 
 def has_shard_id(model: Any) -> bool:
@@ -159,21 +182,29 @@ def sharded_references(model: Any) -> tuple[Any, ...]:
     if found is None:
         fields = (field for field in model._meta.concrete_fields if field.remote_field is not None)
         found = tuple(
-            field for field in fields if field.target_field.primary_key and has_shard_id(field.remote_field.model)
+            field
+            for field in fields
+            if field.target_field.primary_key and has_shard_id(field.remote_field.model)
         )
         model._pgshard_references = found
     return found
 
 
 def says_the_shard(field: Any) -> bool:
-    """Whether rows with the same value of this field are on the same shard: it is a key, an ID, or a reference to a row."""
+    """Whether rows with the same value of this field are on the same shard: it is a key, an ID, or
+    a reference to a row."""
     if isinstance(field, (ShardedBigAutoField, *KEYS)):
         return True
-    return isinstance(field, ForeignKey) and field.target_field.primary_key and has_shard_id(field.remote_field.model)
+    return (
+        isinstance(field, ForeignKey)
+        and field.target_field.primary_key
+        and has_shard_id(field.remote_field.model)
+    )
 
 
 class Rules(NamedTuple):
-    """The attributes that say where the objects of a model belong. Each write needs them, so they are kept for each model."""
+    """The attributes that say where the objects of a model belong. Each write needs them, so they
+    are kept for each model."""
 
     keys: tuple[tuple[str, Any], ...]
     """The attributes that hold the key, each with its field."""

@@ -1,4 +1,5 @@
-"""For the tests of applications: a few shards in a test database of their own. Django's test cases use them like any database.
+"""For the tests of applications: a few shards in a test database of their own. Django's test cases
+use them like any database.
 
     TEST_RUNNER = "pgshard.django.test.ShardedTestRunner"
 
@@ -42,11 +43,11 @@ class TestShards:
 
 
 def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestShards:
-    """Makes a database next to that of the first host, with a few shards and all their migrations, and makes the aliases lead
-    there.
+    """Makes a database next to that of the first host, with a few shards and all their migrations,
+    and makes the aliases lead there.
 
-    `parallel`: how many copies of it to make, for processes that run tests side by side. The real shards cannot be reached
-    until `end`.
+    `parallel`: how many copies of it to make, for processes that run tests side by side. The real
+    shards cannot be reached until `end`.
 
     Raises `ImproperlyConfigured` if that cannot be done.
     """
@@ -54,7 +55,9 @@ def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestS
     config = real.config
     host = next(iter(config.hosts.values()))
     database = f"test_{host.server['dbname']}_shards{suffix}"
-    names = [database] + [f"{database}_{number}" for number in range(1, parallel + 1 if parallel > 1 else 1)]
+    names = [database] + [
+        f"{database}_{number}" for number in range(1, parallel + 1 if parallel > 1 else 1)
+    ]
     folder = Path(tempfile.mkdtemp(prefix="pgshard-test-"))
     made = TestShards(real, host, names, folder, keepdb)
     try:
@@ -65,7 +68,9 @@ def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestS
             path = _write(made, 0)
             _bootstrap(path)
             for number, name in enumerate(names[1:], 1):
-                copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(database))
+                copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+                    sql.Identifier(name), sql.Identifier(database)
+                )
                 server.execute(copy)
                 _write(made, number)
     except psycopg.errors.InsufficientPrivilege as error:
@@ -110,8 +115,14 @@ def use_copy(number: int) -> None:
 
 def _write(made: TestShards, number: int) -> Path:
     config = made.real.config
-    params = {key: value for key, value in made.host.server.items() if key not in ("password", "dbname")}
-    url = make_conninfo("", **params, dbname=made.names[number]).replace("\\", "\\\\").replace('"', '\\"')
+    params = {
+        key: value for key, value in made.host.server.items() if key not in ("password", "dbname")
+    }
+    url = (
+        make_conninfo("", **params, dbname=made.names[number])
+        .replace("\\", "\\\\")
+        .replace('"', '\\"')
+    )
     lines = [
         "[cluster]",
         f"shards = {SHARDS}",
@@ -144,28 +155,41 @@ def _bootstrap(path: Path) -> None:
     command = shutil.which(wanted)
     if command is None:
         raise ImproperlyConfigured(
-            f"{wanted} is not in PATH, but it is needed to make the tests' shards: install it, or set PGSHARD"
+            f"{wanted} is not in PATH, but it is needed to make the tests' shards: install it, or"
+            " set PGSHARD"
         )
-    done = subprocess.run([command, "--config", str(path), "-q", "bootstrap"], capture_output=True, text=True)
+    done = subprocess.run(
+        [command, "--config", str(path), "-q", "bootstrap"], capture_output=True, text=True
+    )
     if done.returncode:
-        raise ImproperlyConfigured(f"pgshard bootstrap failed on the tests' shards:\n{done.stdout}{done.stderr}")
+        raise ImproperlyConfigured(
+            f"pgshard bootstrap failed on the tests' shards:\n{done.stdout}{done.stderr}"
+        )
 
 
 def _server(host: Host) -> psycopg.Connection[Any]:
-    args: dict[str, Any] = {**host.server, **{k: v for k, v in host.connect_args().items() if k == "password"}}
+    args: dict[str, Any] = {
+        **host.server,
+        **{k: v for k, v in host.connect_args().items() if k == "password"},
+    }
     # Any database will do, except those that are dropped and copied.
     return psycopg.connect(**{**args, "dbname": "postgres"}, autocommit=True)
 
 
 def _exists(server: psycopg.Connection[Any], name: str) -> bool:
-    found = server.execute("SELECT 1 FROM pg_catalog.pg_database WHERE datname = %s", [name]).fetchone()
+    found = server.execute(
+        "SELECT 1 FROM pg_catalog.pg_database WHERE datname = %s", [name]
+    ).fetchone()
     return found is not None
 
 
 def _drop(server: psycopg.Connection[Any], names: list[str]) -> None:
-    # DROP … WITH (FORCE) fails while autovacuum works there, because only a superuser may end that. Without FORCE the server
-    # ends it by itself, and waits five seconds until everybody has left.
-    ours = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND usename = current_user"
+    # DROP … WITH (FORCE) fails while autovacuum works there, because only a superuser may end that.
+    # Without FORCE the server ends it by itself, and waits five seconds until everybody has left.
+    ours = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND usename ="
+        " current_user"
+    )
     for name in names:
         server.execute(ours, [name])
         server.execute(sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(name)))

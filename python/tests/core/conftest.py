@@ -4,7 +4,8 @@ import pytest
 from world import World
 
 TABLE = """CREATE TABLE {shard}.photos (
-    id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL, title text NOT NULL UNIQUE
+    id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL,
+        title text NOT NULL UNIQUE
 );
 """
 

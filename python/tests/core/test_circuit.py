@@ -75,7 +75,9 @@ def test_a_host_that_refuses_is_tried_seldom_and_used_again(world, tmp_path, ope
         proxy.close()
 
 
-def test_a_host_that_is_silent_keeps_one_caller_waiting_and_what_looks_alive_is_closed(world, tmp_path, opened):
+def test_a_host_that_is_silent_keeps_one_caller_waiting_and_what_looks_alive_is_closed(
+    world, tmp_path, opened
+):
     """The server is stopped as if its machine hung: connections are open, and nothing answers."""
     postmaster = Postmaster(world.server("db2"))
     host = host_at(int(world.url("db2").split("port=")[1].split()[0]), tmp_path)
@@ -139,9 +141,27 @@ def test_a_server_that_refuses_was_reached(world, tmp_path):
 @pytest.mark.parametrize(
     ("text", "unreachable"),
     [
-        ('connection failed: connection to server at "127.0.0.1", port 1 failed: Connection refused', True),
-        ('connection failed: connection to server at "::1", port 1 failed: FATAL:  role "x" does not exist', False),
-        ('connection to server at "10.0.0.1", port 1 failed: ВАЖНО:  система баз данных запускается', False),
+        (
+            (
+                'connection failed: connection to server at "127.0.0.1", port 1 failed: Connection'
+                " refused"
+            ),
+            True,
+        ),
+        (
+            (
+                'connection failed: connection to server at "::1", port 1 failed: FATAL:  role "x"'
+                " does not exist"
+            ),
+            False,
+        ),
+        (
+            (
+                'connection to server at "10.0.0.1", port 1 failed: ВАЖНО:  система баз данных'
+                " запускается"
+            ),
+            False,
+        ),
         ('connection to server at "10.0.0.1", port 1 failed: session is read-only', True),
         ("connection timeout expired", True),
         ("FATAL:  no such database: x", False),
@@ -205,7 +225,8 @@ def test_callers_that_come_during_a_try_wait_for_it(monkeypatch):
     one._open.until = 0.0
     tries, done = [], []
     threads = [
-        threading.Thread(target=lambda: (one.check("db1", lambda: tries.append(1)), done.append(1))) for _ in range(4)
+        threading.Thread(target=lambda: (one.check("db1", lambda: tries.append(1)), done.append(1)))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()

@@ -1,5 +1,5 @@
-"""The kit for clients in other languages: its example passes, so does the package, and a client that breaks a rule is found
-out."""
+"""The kit for clients in other languages: its example passes, so does the package, and a client
+that breaks a rule is found out."""
 
 import json
 import os
@@ -47,7 +47,8 @@ PACKAGE = ROOT / "python" / "tests" / "conformance_client.py"
 
 
 def test_a_client_that_keeps_the_rules_passes():
-    """Each PostgreSQL version tests one of the two clients, because one takes as long as twenty other tests."""
+    """Each PostgreSQL version tests one of the two clients, because one takes as long as twenty
+    other tests."""
     client = PACKAGE if VERSION == "15" else REFERENCE
     code, report = serve(sys.executable, client)
     assert [(one["scene"], one["why"]) for one in report["scenes"] if not one["passed"]] == []
@@ -55,7 +56,9 @@ def test_a_client_that_keeps_the_rules_passes():
     assert (code, report["passed"], report["failed"]) == (0, len(BROKEN), 0)
 
 
-@pytest.mark.skipif(VERSION != "15", reason="once is enough: versions are tested by those that pass")
+@pytest.mark.skipif(
+    VERSION != "15", reason="once is enough: versions are tested by those that pass"
+)
 def test_a_client_that_breaks_a_rule_fails(tmp_path):
     """One process for each scene: it breaks the rule that the scene is about, and nothing else."""
     source = REFERENCE.read_text().replace("RETRY_FOR = 15.0", "RETRY_FOR = 3.0")
@@ -86,4 +89,7 @@ def test_a_client_that_does_not_answer_fails():
     assert [one["scene"] for one in report["scenes"]] == ["keys", "calm"]
     assert all("ended" in one["why"] or "listen" in one["why"] for one in report["scenes"])
     code, report = serve(sys.executable, "-c", "print('hello')", only=["keys"])
-    assert (code, report["scenes"][0]["why"]) == (1, "an answer is a JSON object on one line, not hello")
+    assert (code, report["scenes"][0]["why"]) == (
+        1,
+        "an answer is a JSON object on one line, not hello",
+    )

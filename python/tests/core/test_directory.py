@@ -43,7 +43,9 @@ def eventually(condition):
     assert condition()
 
 
-MOVED = TEXT.replace("version = 1", "version = 2").replace('db1 = "0-3"', 'db1 = "0-2"\ndb2 = "3@2"')
+MOVED = TEXT.replace("version = 1", "version = 2").replace(
+    'db1 = "0-3"', 'db1 = "0-2"\ndb2 = "3@2"'
+)
 MOVED = MOVED.replace("[map]", '[hosts.db2]\nurl = "postgres://app@10.0.0.2/app"\n[map]')
 
 
@@ -66,8 +68,14 @@ def test_a_host_that_was_just_added_is_met_before_the_map_has_it(path):
     ("text", "says"),
     [
         ("[cluster", "this is not TOML"),
-        (TEXT.replace('"0-3"', '"0-2"').replace("version = 1", "version = 2"), "shard 3 is on no host"),
-        (TEXT.replace("shards = 4", "shards = 3").replace("0-3", "0-2"), "[cluster] shards has changed"),
+        (
+            TEXT.replace('"0-3"', '"0-2"').replace("version = 1", "version = 2"),
+            "shard 3 is on no host",
+        ),
+        (
+            TEXT.replace("shards = 4", "shards = 3").replace("0-3", "0-2"),
+            "[cluster] shards has changed",
+        ),
         (TEXT.replace("2011", "2012"), "[cluster] epoch_ms has changed"),
     ],
 )
@@ -93,7 +101,9 @@ def test_an_older_map_is_left_alone(path):
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path):
-    with pytest.raises(ConfigError, match=r"pgshard.toml: there is no such file: `pgshard init` writes one"):
+    with pytest.raises(
+        ConfigError, match=r"pgshard.toml: there is no such file: `pgshard init` writes one"
+    ):
         Directory.open(tmp_path / "pgshard.toml")
 
 
@@ -126,8 +136,12 @@ def test_passwords_are_read_anew_and_never_shown(path, tmp_path, monkeypatch):
 
 
 def test_certificates_are_found_beside_the_file(path, tmp_path):
-    replace(path, TEXT.replace("10.0.0.1/app", "10.0.0.1/app?sslmode=verify-full&sslrootcert=ca.pem"))
-    assert Directory.open(path).host("db1").connect_args()["sslrootcert"] == str(tmp_path / "ca.pem")
+    replace(
+        path, TEXT.replace("10.0.0.1/app", "10.0.0.1/app?sslmode=verify-full&sslrootcert=ca.pem")
+    )
+    assert Directory.open(path).host("db1").connect_args()["sslrootcert"] == str(
+        tmp_path / "ca.pem"
+    )
 
 
 def test_a_file_of_passwords_is_found_beside_the_file(path, tmp_path):
@@ -144,8 +158,13 @@ def test_a_server_of_dev_up_asks_for_the_password_in_the_file():
             assert connection.info.user == "app"
             port = connection.info.port
         for user in ("app", "postgres"):
-            with pytest.raises(psycopg.OperationalError, match=r"no password supplied|password authentication failed"):
-                psycopg.connect(f"host=127.0.0.1 port={port} user={user} dbname=app passfile=/nonexistent")
+            with pytest.raises(
+                psycopg.OperationalError,
+                match=r"no password supplied|password authentication failed",
+            ):
+                psycopg.connect(
+                    f"host=127.0.0.1 port={port} user={user} dbname=app passfile=/nonexistent"
+                )
     finally:
         world.close()
 
@@ -156,13 +175,16 @@ def test_a_map_in_a_database_is_followed_and_copied(world, tmp_path):
     path = tmp_path / "pgshard.toml"
     url = f'url = "{world.url("db1")}"'
     path.write_text(
-        head.replace('migrations = "migrations"', "") + f'[map]\nstore = "postgres"\n{url}\ncache = "copy.toml"\n'
+        head.replace('migrations = "migrations"', "")
+        + f'[map]\nstore = "postgres"\n{url}\ncache = "copy.toml"\n'
     )
     with world.connect("db1") as connection:
         connection.execute("DROP SCHEMA IF EXISTS pgshard_map CASCADE")
         tables = world_file("migrations/store/0001_map.sql")
         connection.execute(tables)
-        publish = "SELECT published FROM pgshard_map.publish(%s, %s, 16, %s::text::jsonb, 'test', 'test')"
+        publish = (
+            "SELECT published FROM pgshard_map.publish(%s, %s, 16, %s::text::jsonb, 'test', 'test')"
+        )
         first = '{"db1": "0-7", "db2": "8-15"}'
         assert connection.execute(publish, [None, 1, first]).fetchone() == (True,)
         directory = Directory.open(path)
@@ -176,7 +198,9 @@ def test_a_map_in_a_database_is_followed_and_copied(world, tmp_path):
         path.write_text(away)
         assert Directory.open(path).place(0) == ("db2", 2)
         (tmp_path / "copy.toml").unlink()
-        with pytest.raises(ConfigError, match=r"the map's database app@127.0.0.1:1/app cannot be asked"):
+        with pytest.raises(
+            ConfigError, match=r"the map's database app@127.0.0.1:1/app cannot be asked"
+        ):
             Directory.open(path)
         connection.execute("DROP SCHEMA pgshard_map CASCADE")
 

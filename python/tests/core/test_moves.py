@@ -1,5 +1,5 @@
-"""A client made of the core alone, against real servers: it loses nothing while its shard moves, whatever happens to the
-mover."""
+"""A client made of the core alone, against real servers: it loses nothing while its shard moves,
+whatever happens to the mover."""
 
 import os
 import signal
@@ -44,10 +44,16 @@ class Client:
         while True:
             place, began = directory.place(shard), time.monotonic()
             try:
-                return self.connection(place.host).execute(render(sql, directory.schema(shard)), params).fetchall()
+                return (
+                    self.connection(place.host)
+                    .execute(render(sql, directory.schema(shard)), params)
+                    .fetchall()
+                )
             except psycopg.Error as error:
                 how = met(error.sqlstate, error.diag.message_primary or "")
-                if how is None or not recovery.after(how, place, began, self.connection(place.host).close):
+                if how is None or not recovery.after(
+                    how, place, began, self.connection(place.host).close
+                ):
                     raise
 
     def close(self) -> None:
@@ -86,7 +92,9 @@ class Writer(threading.Thread):
             number += 1
             began = time.monotonic()
             try:
-                self.acknowledged += self.client.run(self.shard, INSERT, (self.shard, f"{self.label} {number}"))
+                self.acknowledged += self.client.run(
+                    self.shard, INSERT, (self.shard, f"{self.label} {number}")
+                )
             except Exception as error:  # noqa: BLE001 # the test shows any error
                 self.errors.append(error)
             self.longest = max(self.longest, time.monotonic() - began)
@@ -96,7 +104,8 @@ class Writer(threading.Thread):
 
 
 def writing(asking, shard, name, work):
-    """Does `work` while two threads write. Checks that each row is there once, and returns the rows' IDs."""
+    """Does `work` while two threads write. Checks that each row is there once, and returns the
+    rows' IDs."""
     writers = [Writer(asking, shard, f"{name} {number}") for number in range(2)]
     for writer in writers:
         writer.start()
@@ -105,7 +114,10 @@ def writing(asking, shard, name, work):
         seen = [len(writer.acknowledged) for writer in writers]
         # Both threads must still write afterwards.
         end = time.monotonic() + 60
-        while any(len(w.acknowledged) <= n and not w.errors for w, n in zip(writers, seen)) and time.monotonic() < end:
+        while (
+            any(len(w.acknowledged) <= n and not w.errors for w, n in zip(writers, seen))
+            and time.monotonic() < end
+        ):
             time.sleep(0.01)
     finally:
         for writer in writers:
@@ -134,10 +146,15 @@ def test_an_error_of_the_applications_own_stays_its_own(client):
     for sql, error in (
         ("SELECT * FROM {shard}.photoz", psycopg.errors.UndefinedTable),
         ("SELECT colour FROM {shard}.photos", psycopg.errors.UndefinedColumn),
-        ("INSERT INTO {shard}.photos (title) VALUES ('x') ON CONFLICT (user_id) DO NOTHING",
-         psycopg.errors.InvalidColumnReference),
-        ("INSERT INTO {shard}.photos (user_id, title) VALUES (1, NULL)", psycopg.errors.NotNullViolation),
-    ):  # fmt: skip
+        (
+            "INSERT INTO {shard}.photos (title) VALUES ('x') ON CONFLICT (user_id) DO NOTHING",
+            psycopg.errors.InvalidColumnReference,
+        ),
+        (
+            "INSERT INTO {shard}.photos (user_id, title) VALUES (1, NULL)",
+            psycopg.errors.NotNullViolation,
+        ),
+    ):
         with pytest.raises(error):
             client.run(5, sql)
     assert client.asking.again == 0
@@ -150,7 +167,8 @@ def test_what_the_parser_finds_missing_at_a_signpost_is_a_relative(world, tmp_pa
     client = Client(Asking(Directory.open(path)))
     world.move(6)
     sql = (
-        "INSERT INTO {shard}.photos (user_id, title) VALUES (6, 'conflict') ON CONFLICT (title) DO NOTHING RETURNING 1"
+        "INSERT INTO {shard}.photos (user_id, title) VALUES (6, 'conflict') ON CONFLICT (title) DO"
+        " NOTHING RETURNING 1"
     )
     # It was sent to the old host, where it fails with 42P10.
     assert client.asking.directory.place(6).epoch == 1
@@ -166,7 +184,15 @@ def test_a_mover_that_is_killed_while_the_shard_is_fenced_is_no_error(world, ask
 
     def work():
         killed = world.run(
-            *("move", str(shard), "--to", "db2" if host == "db1" else "db1", "--yes", "--failpoint", "after swap=kill"),
+            *(
+                "move",
+                str(shard),
+                "--to",
+                "db2" if host == "db1" else "db1",
+                "--yes",
+                "--failpoint",
+                "after swap=kill",
+            ),
             may_fail=True,
             PGSHARD_LEASE_MS="1500",
         )
@@ -175,7 +201,10 @@ def test_a_mover_that_is_killed_while_the_shard_is_fenced_is_no_error(world, ask
             state = "SELECT state FROM pgshard.look(%s)"
             end = time.monotonic() + 60
             # The writers end the fence themselves.
-            while connection.execute(state, [shard]).fetchone() != ("serving",) and time.monotonic() < end:
+            while (
+                connection.execute(state, [shard]).fetchone() != ("serving",)
+                and time.monotonic() < end
+            ):
                 time.sleep(0.02)
             assert connection.execute(state, [shard]).fetchone() == ("serving",)
 
@@ -189,11 +218,16 @@ def test_a_move_that_is_decided_and_not_opened_is_opened(world, asking):
 
     def work():
         line = ("move", str(shard), "--to", target, "--yes", "--failpoint", "after decide=kill")
-        assert world.run(*line, may_fail=True, PGSHARD_LEASE_MS="1500").returncode == -signal.SIGKILL
+        assert (
+            world.run(*line, may_fail=True, PGSHARD_LEASE_MS="1500").returncode == -signal.SIGKILL
+        )
         with world.connect(target) as connection:
             state = "SELECT state FROM pgshard.look(%s)"
             end = time.monotonic() + 60
-            while connection.execute(state, [shard]).fetchone() != ("serving",) and time.monotonic() < end:
+            while (
+                connection.execute(state, [shard]).fetchone() != ("serving",)
+                and time.monotonic() < end
+            ):
                 time.sleep(0.02)
             assert connection.execute(state, [shard]).fetchone() == ("serving",)
 
@@ -210,10 +244,12 @@ def test_waiting_has_an_end(world):
     host = world.host_of(shard)
     with world.superuser(host) as connection:
         schema = f"shard_{shard:04d}"
-        # This looks like a fence that nobody may end: a signpost whose host says so as long as the test wants.
+        # This looks like a fence that nobody may end: a signpost whose host says so as long as the
+        # test wants.
         fenced = (
-            "UPDATE pgshard.shard SET state = 'fenced', peer = 'db2', move_id = gen_random_uuid(), attempt = 1, "
-            "lease = gen_random_uuid(), fence_deadline = now() + interval '1 hour' WHERE shard_id = %s"
+            "UPDATE pgshard.shard SET state = 'fenced', peer = 'db2', move_id = gen_random_uuid(),"
+            " attempt = 1, lease = gen_random_uuid(), fence_deadline = now() + interval '1 hour'"
+            " WHERE shard_id = %s"
         )
         connection.execute(f"ALTER SCHEMA {schema} RENAME TO {schema}_away")
         connection.execute(fenced, [shard])
@@ -227,7 +263,8 @@ def test_waiting_has_an_end(world):
         finally:
             connection.execute(f"ALTER SCHEMA {schema}_away RENAME TO {schema}")
             unfenced = (
-                "UPDATE pgshard.shard SET state = 'serving', peer = NULL, fence_deadline = NULL WHERE shard_id = %s"
+                "UPDATE pgshard.shard SET state = 'serving', peer = NULL, fence_deadline = NULL"
+                " WHERE shard_id = %s"
             )
             connection.execute(unfenced, [shard])
 
@@ -245,10 +282,15 @@ def test_a_host_that_nobody_knows_is_named(client):
 
 def test_a_host_of_another_cluster_is_refused(world, tmp_path):
     text = (
-        world.path.read_text().replace("shards = 16", "shards = 8").replace('"0-7"', '"0-3"').replace('"8-15"', '"4-7"')
+        world.path.read_text()
+        .replace("shards = 16", "shards = 8")
+        .replace('"0-7"', '"0-3"')
+        .replace('"8-15"', '"4-7"')
     )
     path = tmp_path / "pgshard.toml"
-    path.write_text("\n".join(line for line in text.splitlines() if not line.startswith(("migrations", "db"))))
+    path.write_text(
+        "\n".join(line for line in text.splitlines() if not line.startswith(("migrations", "db")))
+    )
     path.write_text(path.read_text() + '\ndb1 = "0-3"\ndb2 = "4-7"\n')
     asking = Asking(Directory.open(path))
     with pytest.raises(Exception, match="recorded 16 shards, the config says 8"):
@@ -260,7 +302,10 @@ def test_many_that_ask_at_once_ask_few_questions(asking):
     questions = asking.questions("db1")
     questions.ask(0, Met.SIGNPOST)
     before = questions.asked
-    threads = [threading.Thread(target=questions.ask, args=(number % 16, Met.RELATIVE)) for number in range(64)]
+    threads = [
+        threading.Thread(target=questions.ask, args=(number % 16, Met.RELATIVE))
+        for number in range(64)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -288,7 +333,8 @@ def test_look_ups_survive_the_end_of_their_connections(world, asking):
     asking.questions("db1").ask(0, Met.SIGNPOST)
     with world.superuser("db1") as connection:
         connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgshard look'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ="
+            " 'pgshard look'"
         )
     assert asking.questions("db1").ask(0, Met.SIGNPOST)[1].state == "serving"
 
@@ -311,20 +357,19 @@ def test_the_child_of_a_fork_asks_on_connections_of_its_own(world, asking):
         "assert ask() == 'serving' and pid() == mine\n"
     )
     subprocess.run(
-        ["python3" if not os.sys.executable else os.sys.executable, "-c", script, str(world.path)], check=True
+        ["python3" if not os.sys.executable else os.sys.executable, "-c", script, str(world.path)],
+        check=True,
     )
 
 
 def test_an_application_that_says_it_has_moved(client):
     """A function that raises SH001 runs twice, and the application gets its error."""
     host = client.asking.directory.place(1).host
-    client.connection(host).execute(
-        """CREATE SEQUENCE public.runs;
+    client.connection(host).execute("""CREATE SEQUENCE public.runs;
         CREATE FUNCTION public.moved() RETURNS int LANGUAGE plpgsql AS $$ BEGIN
             PERFORM nextval('public.runs');
             RAISE EXCEPTION 'no' USING ERRCODE = 'SH001';
-        END $$"""
-    )
+        END $$""")
     for called in (1, 2):
         with pytest.raises(psycopg.Error) as raised:
             client.run(1, "SELECT public.moved()")

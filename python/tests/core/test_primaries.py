@@ -32,7 +32,8 @@ def eventually(condition):
 
 
 class Writer(threading.Thread):
-    """Writes one row at a time over a connection that it keeps. Notes which rows were acknowledged, and when they were sent."""
+    """Writes one row at a time over a connection that it keeps. Notes which rows were acknowledged,
+    and when they were sent."""
 
     def __init__(self, host, name):
         super().__init__()
@@ -58,8 +59,9 @@ class Writer(threading.Thread):
 
 
 def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
-    """The standby is promoted while the primary lives on. Within seconds nobody writes to the former primary and nobody new
-    connects to it; and a process that knows of the later one refuses it even if it is the only address."""
+    """The standby is promoted while the primary lives on. Within seconds nobody writes to the
+    former primary and nobody new connects to it; and a process that knows of the later one refuses
+    it even if it is the only address."""
     monkeypatch.setattr(lookout, "EVERY", 0.1)
     # However slow the machine is, both addresses get to answer.
     monkeypatch.setattr(sys.modules["pgshard.connect"], "OTHERS_MAX", 60.0)
@@ -94,7 +96,9 @@ def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
             writer.stop.set()
         for writer in writers:
             writer.join()
-    with psycopg.connect(f"host=127.0.0.1 port={standby.port} user=app dbname=app", autocommit=True) as promoted:
+    with psycopg.connect(
+        f"host=127.0.0.1 port={standby.port} user=app dbname=app", autocommit=True
+    ) as promoted:
         there = {title for (title,) in promoted.execute("SELECT title FROM shard_0000.photos")}
     after = [title for writer in writers for title, began in writer.rows if began > known]
     assert len(after) >= 40
@@ -105,8 +109,8 @@ def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
     with connect(again.host("db1")) as connection:
         assert connection.info.port == standby.port
         assert connection.server.timeline == 2
-    # A process with only the former primary's address learns of the later one from the records that the hosts keep of each
-    # other.
+    # A process with only the former primary's address learns of the later one from the records that
+    # the hosts keep of each other.
     made.path.write_text(before.replace(alone, both))
     control(made.server("db1"), "stop", "-m", "immediate")
     made.run("bootstrap")
@@ -115,7 +119,10 @@ def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
     old = Asking(Directory.open(made.path))
     old.questions("db2").ask(3, Met.SIGNPOST)
     with pytest.raises(
-        WrongServer, match=r"db1: 127.0.0.1:\d+ is not connected to: .*former primary.*timeline 1.*at timeline 2"
+        WrongServer,
+        match=(
+            r"db1: 127.0.0.1:\d+ is not connected to: .*former primary.*timeline 1.*at timeline 2"
+        ),
     ):
         connect(old.directory.host("db1"))
     old.close()
@@ -132,9 +139,12 @@ def test_another_server_is_refused(made):
     with connect(host):
         pass
     with made.superuser("db2") as connection:
-        system = connection.execute("SELECT system_identifier FROM pg_control_system()").fetchone()[0]
+        system = connection.execute("SELECT system_identifier FROM pg_control_system()").fetchone()[
+            0
+        ]
     object.__setattr__(host.known._record, "system", system + 1)
     with pytest.raises(
-        WrongServer, match=f"another server: its system identifier is {system}, the host's is {system + 1}"
+        WrongServer,
+        match=f"another server: its system identifier is {system}, the host's is {system + 1}",
     ):
         connect(host)

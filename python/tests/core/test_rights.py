@@ -1,4 +1,5 @@
-"""The package as exactly the roles that `pgshard rights` prints: no superuser, no owner, nothing that is PUBLIC's."""
+"""The package as exactly the roles that `pgshard rights` prints: no superuser, no owner, nothing
+that is PUBLIC's."""
 
 import json
 import time
@@ -10,7 +11,8 @@ from world import World
 from pgshard import Asking, Directory, Recovery, connect, met
 from pgshard.template import render
 
-TABLE = """CREATE TABLE {shard}.notes (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), text text NOT NULL);
+TABLE = """CREATE TABLE {shard}.notes (id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    text text NOT NULL);
 """
 INSERT = "INSERT INTO {shard}.notes (text) VALUES (%s) RETURNING id"
 READ = "SELECT text FROM {shard}.notes WHERE id = %s"
@@ -34,10 +36,16 @@ class Client:
         while True:
             place, began = directory.place(shard), time.monotonic()
             try:
-                return self.connection(place.host).execute(render(sql, directory.schema(shard)), params).fetchall()
+                return (
+                    self.connection(place.host)
+                    .execute(render(sql, directory.schema(shard)), params)
+                    .fetchall()
+                )
             except psycopg.Error as error:
                 how = met(error.sqlstate, error.diag.message_primary or "")
-                if how is None or not recovery.after(how, place, began, self.connection(place.host).close):
+                if how is None or not recovery.after(
+                    how, place, began, self.connection(place.host).close
+                ):
                     raise
 
     def close(self) -> None:
@@ -47,7 +55,8 @@ class Client:
 
 @pytest.fixture(scope="module")
 def closed():
-    """Two hosts whose databases are closed to PUBLIC. The roles have what `pgshard rights` prints, and nothing else."""
+    """Two hosts whose databases are closed to PUBLIC. The roles have what `pgshard rights` prints,
+    and nothing else."""
     world = World(shards=4)
     try:
         for host in ("db1", "db2"):
@@ -57,7 +66,9 @@ def closed():
         for purpose, role in (("router", "web"), ("reader", "report")):
             said = world.run("rights", "--for", purpose, "--role", role, "--json").stdout
             for host in ("db1", "db2"):
-                for part, connection in zip(json.loads(said)["parts"], (world.superuser(host), world.connect(host))):
+                for part, connection in zip(
+                    json.loads(said)["parts"], (world.superuser(host), world.connect(host))
+                ):
                     with connection:
                         for statement in part["statements"]:
                             connection.execute(statement)
@@ -88,7 +99,15 @@ def test_a_router_writes_reads_and_follows(closed, as_role):
     ids = {shard: web.run(shard, INSERT, ["first"])[0][0] for shard in range(4)}
     # Online or closed, and back: by the directory, or by asking hosts where it has not heard yet.
     for mode in ("online", "blocking"):
-        closed.run("move", "1", "--to", {"db1": "db2", "db2": "db1"}[closed.host_of(1)], "--yes", "--mode", mode)
+        closed.run(
+            "move",
+            "1",
+            "--to",
+            {"db1": "db2", "db2": "db1"}[closed.host_of(1)],
+            "--yes",
+            "--mode",
+            mode,
+        )
         assert web.run(1, READ, [ids[1]]) == [("first",)]
         web.run(1, INSERT, ["later"])
         closed.run("moves", "complete", "--yes", "--unaudited", may_fail=True)
@@ -98,7 +117,9 @@ def test_a_router_opens_what_a_dead_mover_left(closed, as_role):
     web = as_role("web")
     kept = web.run(2, INSERT, ["kept"])[0][0]
     to = {"db1": "db2", "db2": "db1"}[closed.host_of(2)]
-    closed.run("move", "2", "--to", to, "--yes", may_fail=True, PGSHARD_FAILPOINT="after decide=kill")
+    closed.run(
+        "move", "2", "--to", to, "--yes", may_fail=True, PGSHARD_FAILPOINT="after decide=kill"
+    )
     assert web.run(2, READ, [kept]) == [("kept",)]
     web.run(2, INSERT, ["after it"])
 

@@ -1,4 +1,5 @@
-"""SQLAlchemy on shards: all shards have the same models, transactions are run again, and a move loses nothing."""
+"""SQLAlchemy on shards: all shards have the same models, transactions are run again, and a move
+loses nothing."""
 
 import asyncio
 import os
@@ -15,11 +16,13 @@ from pgshard import sqlalchemy as sa
 from pgshard.sqlalchemy import SCHEMA, AsyncShards, Shards, shard_id, shard_key
 
 TABLES = """CREATE TABLE {shard}.albums (
-    id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL, name text NOT NULL, UNIQUE (user_id, name)
+    id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL, name text NOT NULL,
+        UNIQUE (user_id, name)
 );
 CREATE TABLE {shard}.photos (
     id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL, title text NOT NULL,
-    likes int NOT NULL DEFAULT 0, album_id bigint REFERENCES {shard}.albums, number int GENERATED ALWAYS AS IDENTITY
+    likes int NOT NULL DEFAULT 0, album_id bigint REFERENCES {shard}.albums,
+        number int GENERATED ALWAYS AS IDENTITY
 );
 """
 
@@ -62,7 +65,9 @@ def add(one):
 
 
 def titles(shards, user):
-    return shards.run(user, lambda session: list(session.scalars(select(Photo.title).order_by(Photo.title))))
+    return shards.run(
+        user, lambda session: list(session.scalars(select(Photo.title).order_by(Photo.title)))
+    )
 
 
 @pytest.fixture
@@ -91,11 +96,16 @@ def test_objects_find_their_shard(shards):
     found = shards.run_by_id(photos[0], lambda session: session.get(Photo, photos[0]))
     assert (found.title, found.user_id, found.likes) == ("p0", 3, 0)
     joined = select(Photo.title, Album.name).join(Photo.album).order_by(Photo.id)
-    assert shards.run(3, lambda session: session.execute(joined).all()) == [(f"p{n}", "Trips") for n in range(3)]
+    assert shards.run(3, lambda session: session.execute(joined).all()) == [
+        (f"p{n}", "Trips") for n in range(3)
+    ]
     # Another shard, with the same compiled statement.
     assert shards.run(4, lambda session: session.execute(joined).all()) == []
     count = text("SELECT count(*), '{{shard}}' FROM {shard}.photos WHERE title LIKE :like")
-    assert shards.run(3, lambda session: session.execute(count, {"like": "p%"}).one()) == (3, "{shard}")
+    assert shards.run(3, lambda session: session.execute(count, {"like": "p%"}).one()) == (
+        3,
+        "{shard}",
+    )
 
 
 def test_a_reference_by_an_object_does_not_go_astray(shards):
@@ -116,7 +126,10 @@ def test_a_reference_by_an_object_does_not_go_astray(shards):
         session.flush()
         photo.album = made(4, "others, later")
 
-    for wrong in (change, add(lambda: OneWay(user_id=3, title="by object", album=made(4, "others")))):
+    for wrong in (
+        change,
+        add(lambda: OneWay(user_id=3, title="by object", album=made(4, "others"))),
+    ):
         with pytest.raises(sa.WrongShard, match=r"Album\.id is of shard 4"):
             shards.run(3, wrong)
     assert "by object" not in titles(shards, 3)
@@ -126,7 +139,10 @@ def test_a_reference_by_an_object_does_not_go_astray(shards):
 
 def test_a_row_does_not_go_astray(shards):
     album = shards.run(
-        3, lambda session: session.scalar(insert(Album).values(user_id=3, name="astray").returning(Album.id))
+        3,
+        lambda session: session.scalar(
+            insert(Album).values(user_id=3, name="astray").returning(Album.id)
+        ),
     )
     for wrong in (
         lambda: Photo(user_id=4, title="x"),
@@ -211,8 +227,10 @@ def test_an_answer_that_a_signpost_changed_is_not_believed(shards, stale):
 def test_a_commit_whose_connection_is_lost_is_in_doubt(made, shards):
     trigger = """
         CREATE FUNCTION public.ends() RETURNS trigger LANGUAGE plpgsql AS
-            'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL; END';
-        CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON shard_0009.photos DEFERRABLE INITIALLY DEFERRED
+            'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN
+                NULL; END';
+        CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON shard_0009.photos DEFERRABLE INITIALLY
+            DEFERRED
             FOR EACH ROW EXECUTE FUNCTION public.ends();"""
     with made.superuser(made.host_of(9)) as connection:
         connection.execute(trigger)
@@ -228,7 +246,9 @@ def test_connections_that_ended_while_nobody_used_them_cost_no_error(made, shard
     titles(shards, 10)
     with made.superuser(made.host_of(10)) as connection:
         left = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'"
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'")
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'"
+        )
         end = time.monotonic() + 30
         while connection.execute(left).fetchone() != (0,) and time.monotonic() < end:
             time.sleep(0.02)
@@ -238,7 +258,9 @@ def test_connections_that_ended_while_nobody_used_them_cost_no_error(made, shard
 def test_a_host_that_is_dead_says_so(made, tmp_path):
     path = tmp_path / "pgshard.toml"
     port = Directory.open(made.path).host("db1").params["port"]
-    path.write_text(made.path.read_text().replace(f":{port}/", ":1/").replace('migrations = "migrations"', ""))
+    path.write_text(
+        made.path.read_text().replace(f":{port}/", ":1/").replace('migrations = "migrations"', "")
+    )
     dead = Shards(Directory.open(path))
     shard = next(shard for shard in range(16) if dead.directory.place(shard).host == "db1")
     for _ in range(20):
@@ -319,7 +341,8 @@ def test_nothing_is_lost_while_a_shard_moves(made, shards):
     assert shards._asking.again > 0
 
 
-# -------------------------------------------------------------------------------------------------------------- asyncio
+# ------------------------------------------------------------------------------
+# asyncio
 
 
 def asynchronous(work):
@@ -391,7 +414,9 @@ async def test_asyncio_while_a_shard_moves(made, shards, monkeypatch):
     async def rows(session):
         return set(await session.scalars(select(Photo.title).where(Photo.user_id == user)))
 
-    assert await shards.run(user, rows) == {f"{n} {count}" for n in range(8) for count in range(counts[n])}
+    assert await shards.run(user, rows) == {
+        f"{n} {count}" for n in range(8) for count in range(counts[n])
+    }
     assert shards._asking.again > before
 
 
@@ -438,14 +463,18 @@ def test_waiting_has_an_end(made, tmp_path):
     shards = Shards(Directory.open(path), retry_for=0.3)
     with made.superuser(made.host_of(15)) as connection:
         connection.execute(
-            "UPDATE pgshard.shard SET state = 'fenced', peer = 'db2', move_id = gen_random_uuid(), attempt = 1, "
-            "lease = gen_random_uuid(), fence_deadline = now() + interval '1 hour' WHERE shard_id = 15"
+            "UPDATE pgshard.shard SET state = 'fenced', peer = 'db2', move_id = gen_random_uuid(),"
+            " attempt = 1, lease = gen_random_uuid(), fence_deadline = now() + interval '1 hour'"
+            " WHERE shard_id = 15"
         )
         try:
             with pytest.raises(ShardUnavailable, match="shard 15 on"):
-                shards.run(15, lambda session: session.execute(text("SELECT 1 FROM {shard}.nothing")))
+                shards.run(
+                    15, lambda session: session.execute(text("SELECT 1 FROM {shard}.nothing"))
+                )
         finally:
             connection.execute(
-                "UPDATE pgshard.shard SET state = 'serving', peer = NULL, fence_deadline = NULL WHERE shard_id = 15"
+                "UPDATE pgshard.shard SET state = 'serving', peer = NULL, fence_deadline = NULL"
+                " WHERE shard_id = 15"
             )
     shards.close()

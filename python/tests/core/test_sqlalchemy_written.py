@@ -1,4 +1,5 @@
-"""What SQLAlchemy writes past its objects, and objects from elsewhere: no row is misplaced, lost or doubled."""
+"""What SQLAlchemy writes past its objects, and objects from elsewhere: no row is misplaced, lost or
+doubled."""
 
 import asyncio
 import uuid
@@ -43,18 +44,22 @@ from pgshard.keys import KeyKind, key_of_text, shard_of_key
 from pgshard.sqlalchemy import SCHEMA, AsyncShards, Shards, shard_id, shard_key
 
 TABLES = """CREATE TABLE {shard}.albums (
-    id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL, name text NOT NULL UNIQUE, cover_id bigint
+    id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL,
+        name text NOT NULL UNIQUE, cover_id bigint
 );
 CREATE TABLE {shard}.photos (
     id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL, title text NOT NULL,
     likes int NOT NULL DEFAULT 0, album_id bigint, parent_id bigint
 );
 CREATE TABLE {shard}.tags (name text PRIMARY KEY, uses int NOT NULL);
-CREATE TABLE {shard}.album_photos (album_id bigint, photo_id bigint, PRIMARY KEY (album_id, photo_id));
+CREATE TABLE {shard}.album_photos (album_id bigint, photo_id bigint, PRIMARY KEY (album_id,
+    photo_id));
 CREATE TABLE {shard}.photo_tags (photo_id bigint, tag text, PRIMARY KEY (photo_id, tag));
 CREATE TABLE {shard}.prints (photo_id bigint PRIMARY KEY, size text NOT NULL);
-CREATE TABLE {shard}.orders (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), print_id bigint, buyer bigint);
-CREATE TABLE {shard}.owners (id bigint PRIMARY KEY, name text NOT NULL UNIQUE DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE {shard}.orders (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), print_id bigint,
+    buyer bigint);
+CREATE TABLE {shard}.owners (id bigint PRIMARY KEY,
+    name text NOT NULL UNIQUE DEFERRABLE INITIALLY DEFERRED);
 """
 
 
@@ -83,7 +88,9 @@ class Album(Base):
     name: Mapped[str]
     cover_id: Mapped[int | None] = mapped_column(ForeignKey("shard.photos.id"))
     cover: Mapped["Photo | None"] = relationship(foreign_keys=cover_id, post_update=True)
-    photos: Mapped[list["Photo"]] = relationship(back_populates="album", foreign_keys="Photo.album_id")
+    photos: Mapped[list["Photo"]] = relationship(
+        back_populates="album", foreign_keys="Photo.album_id"
+    )
     chosen: Mapped[list["Photo"]] = relationship(secondary=album_photos)
 
 
@@ -104,7 +111,9 @@ class Photo(Base):
     album_id: Mapped[int | None] = mapped_column(ForeignKey(Album.id))
     parent_id: Mapped[int | None] = mapped_column(BigInteger)
     album: Mapped[Album | None] = relationship(back_populates="photos", foreign_keys=album_id)
-    parent: Mapped["Photo | None"] = relationship(primaryjoin=lambda: remote(Photo.id) == foreign(Photo.parent_id))
+    parent: Mapped["Photo | None"] = relationship(
+        primaryjoin=lambda: remote(Photo.id) == foreign(Photo.parent_id)
+    )
     tags: Mapped[list[Tag]] = relationship(secondary=photo_tags)
 
 
@@ -169,7 +178,8 @@ def refused(shards, match, work, user=3):
     assert rows(shards, user) == before
 
 
-# ------------------------------------------------------------------------------------------------ statements' values
+# ------------------------------------------------------------------------------
+# statements' values
 
 
 def test_rows_that_link_two_rows_do_not_go_astray(shards):
@@ -186,7 +196,9 @@ def test_rows_that_link_two_rows_do_not_go_astray(shards):
     assert count(shards, 3, album_photos) == 1
     row = {"album_id": mine.id, "photo_id": theirs.id}
     refused(
-        shards, r"album_photos\.photo_id is of shard 4", lambda session: session.execute(album_photos.insert(), [row])
+        shards,
+        r"album_photos\.photo_id is of shard 4",
+        lambda session: session.execute(album_photos.insert(), [row]),
     )
 
 
@@ -207,12 +219,20 @@ def test_what_post_update_writes_does_not_go_astray(shards):
 BULK = {
     "bulk_save_objects": lambda session, row: session.bulk_save_objects([Photo(**row)]),
     "bulk_insert_mappings": lambda session, row: session.bulk_insert_mappings(Photo, [row]),
-    "many rows": lambda session, row: session.execute(insert(Photo), [{"user_id": 3, "title": "x"}, row]),
-    "returning": lambda session, row: session.scalars(insert(Photo).returning(Photo), [row, row]).all(),
+    "many rows": lambda session, row: session.execute(
+        insert(Photo), [{"user_id": 3, "title": "x"}, row]
+    ),
+    "returning": (
+        lambda session, row: session.scalars(insert(Photo).returning(Photo), [row, row]).all()
+    ),
     "values": lambda session, row: session.execute(insert(Photo).values(**row)),
-    "many values": lambda session, row: session.execute(insert(Photo).values([{"user_id": 3, "title": "x"}, row])),
+    "many values": lambda session, row: session.execute(
+        insert(Photo).values([{"user_id": 3, "title": "x"}, row])
+    ),
     "core": lambda session, row: session.connection().execute(Photo.__table__.insert(), row),
-    "core values": lambda session, row: session.connection().execute(Photo.__table__.insert().values(row)),
+    "core values": (
+        lambda session, row: session.connection().execute(Photo.__table__.insert().values(row))
+    ),
     "legacy add": lambda session, row: session.add(Photo(**row)),
     "in a WITH": lambda session, row: session.execute(
         select(insert(Photo).values(**row).returning(Photo.id).cte("made"))
@@ -237,7 +257,9 @@ def test_bulk_methods_and_inserts_do_not_go_astray(shards, way):
         )
     before = count(shards, 3, Photo)
     # A key of the same shard.
-    shards.run(3, lambda session: BULK[way](session, {"user_id": 19, "title": "bulk", "album_id": None}))
+    shards.run(
+        3, lambda session: BULK[way](session, {"user_id": 19, "title": "bulk", "album_id": None})
+    )
     assert count(shards, 3, Photo) > before
 
 
@@ -250,11 +272,11 @@ def test_updates_do_not_set_what_is_another_shards(shards):
         lambda session: session.bulk_update_mappings(Photo, [{"id": mine.id, "user_id": 4}]),
         lambda session: session.query(Photo).update({"user_id": 4}),
         lambda session: session.execute(
-            upsert(Photo).values(id=mine.id, user_id=3, title="x").on_conflict_do_update(
-                index_elements=["id"], set_={"user_id": 4}
-            )
+            upsert(Photo)
+            .values(id=mine.id, user_id=3, title="x")
+            .on_conflict_do_update(index_elements=["id"], set_={"user_id": 4})
         ),
-    )  # fmt: skip
+    )
     for wrong in wrongs:
         refused(shards, "is of shard 4", wrong)
     assert shards.run(3, lambda session: set(session.scalars(select(Photo.user_id)))) <= {3, 19}
@@ -280,7 +302,10 @@ def test_what_the_server_computes_is_refused_unless_it_comes_from_the_shard(shar
         ("photos.user_id", update(Photo).values(user_id=func.abs(Photo.user_id))),
         ("photos.user_id", insert(Photo).values(user_id=text("4"), title="x")),
         ("photos.album_id", update(Photo).values(album_id=Photo.likes)),
-        ("photos.user_id", insert(Photo).from_select(["user_id", "title"], select(Photo.likes, Photo.title))),
+        (
+            "photos.user_id",
+            insert(Photo).from_select(["user_id", "title"], select(Photo.likes, Photo.title)),
+        ),
     )
     for what, wrong in wrongs:
         refused(shards, unclear(what), lambda session, wrong=wrong: session.execute(wrong))
@@ -303,16 +328,24 @@ def test_what_the_server_computes_is_refused_unless_it_comes_from_the_shard(shar
         update(Photo).values(album_id=found),
         update(Photo).values(album_id=func.coalesce(Photo.album_id, mine.id)),
         update(Photo).values(album_id=case((Photo.likes > 5, Photo.album_id), else_=null())),
-        update(Photo).values(album_id=Album.id).where(Album.name == "computed", Album.user_id == Photo.user_id),
+        update(Photo)
+        .values(album_id=Album.id)
+        .where(Album.name == "computed", Album.user_id == Photo.user_id),
         upsert(Photo).values(id=mine.id, user_id=3, title="x"),
     )
     for right in rights:
         shards.run(3, lambda session, right=right: session.execute(right))
     again = upsert(Photo).values(id=mine.id, user_id=19, title="y")
-    again = again.on_conflict_do_update(index_elements=["id"], set_={"user_id": again.excluded.user_id, "title": "z"})
+    again = again.on_conflict_do_update(
+        index_elements=["id"], set_={"user_id": again.excluded.user_id, "title": "z"}
+    )
     shards.run(3, lambda session: session.execute(again))
-    shards.run(3, lambda session: session.add(Photo(user_id=3, title="by subquery", album_id=found)))
-    stored = shards.run(3, lambda session: session.scalars(select(Photo).where(Photo.title == "by subquery")).one())
+    shards.run(
+        3, lambda session: session.add(Photo(user_id=3, title="by subquery", album_id=found))
+    )
+    stored = shards.run(
+        3, lambda session: session.scalars(select(Photo).where(Photo.title == "by subquery")).one()
+    )
     assert stored.album_id == mine.id
 
 
@@ -321,22 +354,31 @@ def test_each_execution_of_a_cached_statement_is_checked(shards):
     table = Photo.__table__
 
     def cte(user):
-        return select(insert(table).values(user_id=user, title="x").returning(table.c.id).cte("made"))
+        return select(
+            insert(table).values(user_id=user, title="x").returning(table.c.id).cte("made")
+        )
 
     def union(user):
-        return insert(table).from_select(["user_id", "title"], select(literal(user), literal("x")), False)
+        return insert(table).from_select(
+            ["user_id", "title"], select(literal(user), literal("x")), False
+        )
 
     ways = (
         lambda user: (insert(table).values(user_id=user, title="x"),),
         lambda user: (insert(table).values(user_id=bindparam("u"), title="x"), {"u": user}),
         lambda user: (insert(table).values(title="x"), {"user_id": user}),
-        lambda user: (insert(table), [{"user_id": one, "title": "x"} for one in [3] * 2500 + [user]]),
+        lambda user: (
+            insert(table),
+            [{"user_id": one, "title": "x"} for one in [3] * 2500 + [user]],
+        ),
         lambda user: (update(table).values(user_id=user),),
         lambda user: (
             update(table).where(table.c.title == bindparam("t")).values(user_id=bindparam("u")),
             [{"t": "x", "u": 3}, {"t": "x", "u": user}],
         ),
-        lambda user: (update(table).values({table.c.user_id: func.coalesce(literal(user), table.c.user_id)}),),
+        lambda user: (
+            update(table).values({table.c.user_id: func.coalesce(literal(user), table.c.user_id)}),
+        ),
         lambda user: (cte(user),),
         lambda user: (union(user),),
         lambda user: (lambda_stmt(lambda: insert(table).values(user_id=user, title="x")),),
@@ -372,7 +414,9 @@ def test_names_and_types_of_the_application_do_not_hide_a_key(shards):
         lambda session, user: session.add(Named(user=user, title="x")),
         lambda session, user: session.execute(insert(Named).values(user=user, title="x")),
         lambda session, user: session.execute(insert(Named), [{"user": user, "title": "x"}]),
-        lambda session, user: session.execute(insert(Named.__table__), [{"owner": user, "title": "x"}]),
+        lambda session, user: session.execute(
+            insert(Named.__table__), [{"owner": user, "title": "x"}]
+        ),
         lambda session, user: session.execute(update(Named).values(user=user)),
         lambda session, user: session.execute(update(Named).values({Named.user: user})),
         lambda session, user: session.execute(update(Named).values({"user": user})),
@@ -380,11 +424,11 @@ def test_names_and_types_of_the_application_do_not_hide_a_key(shards):
             select(insert(Named).values(user=user, title="x").returning(Named.id).cte("made"))
         ),
         lambda session, user: session.execute(
-            upsert(Named).values(user="user 3", title="x").on_conflict_do_update(
-                index_elements=["id"], set_={Named.user: user}
-            )
+            upsert(Named)
+            .values(user="user 3", title="x")
+            .on_conflict_do_update(index_elements=["id"], set_={Named.user: user})
         ),
-    )  # fmt: skip
+    )
     for way in ways:
         shards.run(3, lambda session, way=way: way(session, "user 19"))
         refused(shards, r"is of shard 4", lambda session, way=way: way(session, "user 4"))
@@ -394,7 +438,11 @@ def test_a_text_that_the_server_takes_for_a_number_is_checked(shards):
     theirs = str(photo(shards, 4).id)
     shards.run(3, lambda session: session.execute(insert(Photo).values(user_id="19", title="x")))
     for wrong in ({"user_id": "4"}, {"user_id": "3", "album_id": theirs}):
-        refused(shards, "is of shard 4", lambda session, wrong=wrong: session.add(Photo(title="x", **wrong)))
+        refused(
+            shards,
+            "is of shard 4",
+            lambda session, wrong=wrong: session.add(Photo(title="x", **wrong)),
+        )
         refused(
             shards,
             "is of shard 4",
@@ -407,9 +455,10 @@ def test_a_uuid_may_be_a_text():
     key = "12345678-1234-5678-1234-567812345678"
     here = shard_of_key(KeyKind.UUID, uuid.UUID(key), 16)
     directory = SimpleNamespace(
-        place=lambda shard: None, schema=str,
+        place=lambda shard: None,
+        schema=str,
         shard_of_text=lambda text: shard_of_key(KeyKind.UUID, key_of_text(KeyKind.UUID, text), 16),
-    )  # fmt: skip
+    )
     attempt = sa._Attempt(SimpleNamespace(directory=directory), here, set())
     attempt.check(Album(user_id=key))
     attempt.shard = (here + 1) % 16
@@ -422,12 +471,24 @@ def test_a_default_that_python_makes_is_checked(shards):
         __table__ = Table(
             "photos",
             MetaData(schema=SCHEMA),
-            Column("id", Photo.__table__.c.id.type, primary_key=True, server_default=text("{shard}.next_id()")),
-            Column("user_id", Photo.__table__.c.user_id.type, info=shard_key().column.info, default=lambda: 4),
+            Column(
+                "id",
+                Photo.__table__.c.id.type,
+                primary_key=True,
+                server_default=text("{shard}.next_id()"),
+            ),
+            Column(
+                "user_id",
+                Photo.__table__.c.user_id.type,
+                info=shard_key().column.info,
+                default=lambda: 4,
+            ),
             Column("title", Photo.__table__.c.title.type),
         )
 
-    refused(shards, "user_id is of shard 4", lambda session: session.add(Elsewhere(title="default")))
+    refused(
+        shards, "user_id is of shard 4", lambda session: session.add(Elsewhere(title="default"))
+    )
     refused(
         shards,
         "user_id is of shard 4",
@@ -437,7 +498,11 @@ def test_a_default_that_python_makes_is_checked(shards):
 
 def test_references_to_references_and_to_keys_are_checked(shards):
     theirs = photo(shards, 4)
-    refused(shards, r"Order\.print_id is of shard 4", lambda session: session.add(Order(print_id=theirs.id)))
+    refused(
+        shards,
+        r"Order\.print_id is of shard 4",
+        lambda session: session.add(Order(print_id=theirs.id)),
+    )
     refused(shards, r"Order\.buyer is of shard 4", lambda session: session.add(Order(buyer=4)))
     # By a relationship alone, without a constraint.
     refused(
@@ -448,7 +513,8 @@ def test_references_to_references_and_to_keys_are_checked(shards):
     shards.run(3, lambda session: session.add(Order(print_id=photo(shards, 3).id, buyer=19)))
 
 
-# ----------------------------------------------------------------------------------- objects that come from elsewhere
+# ----------------------------------------------------------------------------------- objects that
+# come from elsewhere
 
 
 def test_an_object_of_another_shard_does_not_come_in(shards):
@@ -489,7 +555,8 @@ def test_an_object_with_a_property_that_the_server_computes_can_change(shards):
     assert shards.run(3, lambda session: session.get(Photo, id).title) == "changed"
 
 
-# ------------------------------------------------------------------------------------- transactions that do not succeed
+# ------------------------------------------------------------------------------------- transactions
+# that do not succeed
 
 
 def test_a_caught_error_about_a_name_does_not_pass_for_success(shards):
@@ -539,12 +606,24 @@ def rolls_back_by_the_driver(session):
 
 
 @pytest.mark.parametrize(
-    "work", [rolls_back, fails_to_flush, says_rollback, says_rollback_and_goes_on, rolls_back_by_the_driver]
+    "work",
+    [
+        rolls_back,
+        fails_to_flush,
+        says_rollback,
+        says_rollback_and_goes_on,
+        rolls_back_by_the_driver,
+    ],
 )
 def test_work_that_ended_its_transaction_is_told_so(shards, work):
     with pytest.raises(sa.TransactionFailed, match="rolled back"):
         shards.run(3, work)
-    assert shards.run(3, lambda session: session.scalars(select(Album).where(Album.name == "flushed")).all()) == []
+    assert (
+        shards.run(
+            3, lambda session: session.scalars(select(Album).where(Album.name == "flushed")).all()
+        )
+        == []
+    )
 
 
 def test_a_new_object_is_written_when_the_same_call_is_made_again(shards):
@@ -564,7 +643,12 @@ def test_a_new_object_is_written_when_the_same_call_is_made_again(shards):
     shards.run(3, work)
     assert shards.run(3, lambda session: session.get(Photo, one.id)) is not None
     assert shards.run(3, lambda session: session.get(Tag, "again")) is not None
-    assert shards.run(3, lambda s: s.scalar(select(func.count()).where(photo_tags.c.photo_id == one.id))) == 1
+    assert (
+        shards.run(
+            3, lambda s: s.scalar(select(func.count()).where(photo_tags.c.photo_id == one.id))
+        )
+        == 1
+    )
 
 
 def test_a_new_object_is_written_after_a_commit_that_failed(shards):
@@ -589,7 +673,9 @@ def once(shards, monkeypatch):
         attempt.met = None
 
     monkeypatch.setattr(sa._Attempt, "believe", believe)
-    monkeypatch.setattr(sa._Attempt, "is_worth_another_try", lambda attempt, recovery: attempt.met is not None)
+    monkeypatch.setattr(
+        sa._Attempt, "is_worth_another_try", lambda attempt, recovery: attempt.met is not None
+    )
 
     def once(session):
         session.execute(text("SELECT to_regclass('{shard}.photos')"))
@@ -631,7 +717,10 @@ def test_an_object_from_outside_survives_a_move(made, shards, monkeypatch):
 
 
 def test_a_session_that_commits_each_statement_is_refused(made):
-    for options in ({"isolation_level": "AUTOCOMMIT"}, {"execution_options": {"isolation_level": "AUTOCOMMIT"}}):
+    for options in (
+        {"isolation_level": "AUTOCOMMIT"},
+        {"execution_options": {"isolation_level": "AUTOCOMMIT"}},
+    ):
         with pytest.raises(ValueError, match="must be a transaction"):
             Shards.open(made.path, **options)
 

@@ -1,4 +1,5 @@
-"""The vectors that every client of a cluster must satisfy. Cargo runs the same files, in `vectors.rs` of router and config."""
+"""The vectors that every client of a cluster must satisfy. Cargo runs the same files, in
+`vectors.rs` of router and config."""
 
 import json
 import uuid
@@ -6,7 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from pgshard import Config, ConfigError, Directory, KeyKind, Met, Placement, ShardMap, WrongId, WrongKey, ids, met
+from pgshard import (
+    Config,
+    ConfigError,
+    Directory,
+    KeyKind,
+    Met,
+    Placement,
+    ShardMap,
+    WrongId,
+    WrongKey,
+    ids,
+    met,
+)
 from pgshard.identity import Identity, Record, timeline_of
 from pgshard.keys import key_of_text, shard_of_key
 from pgshard.stale import Do, Look, asks_about_names, judge, judge_peer, repeatable
@@ -25,7 +38,10 @@ def cases(file: str, name: str) -> list:
 def test_keys(case):
     kind = KeyKind(case["kind"])
     key = key_of_text(kind, case["text"])
-    assert (shard_of_key(kind, key, 4096), shard_of_key(kind, key, 2000)) == (case["of_4096"], case["of_2000"])
+    assert (shard_of_key(kind, key, 4096), shard_of_key(kind, key, 2000)) == (
+        case["of_4096"],
+        case["of_2000"],
+    )
 
 
 @pytest.mark.parametrize("case", cases("keys", "refused"), ids=str)
@@ -60,7 +76,9 @@ def test_ids(case):
 @pytest.mark.parametrize("case", cases("ids", "times"), ids=str)
 def test_times_of_ids(case):
     time = ids.time_of_id(int(case["id"]), case["epoch_ms"])
-    assert time.isoformat(timespec="auto").replace("+00:00", "Z").replace("000Z", "Z") == case["time"]
+    assert (
+        time.isoformat(timespec="auto").replace("+00:00", "Z").replace("000Z", "Z") == case["time"]
+    )
     assert ids.ms_of_time(time, case["epoch_ms"]) == ids.decode(int(case["id"])).ms
 
 
@@ -91,9 +109,14 @@ def test_maps(case):
         return
     map = ShardMap.of(1, case["shards"], case["lists"], "x")
     runs = case["runs"]
-    expected = [Placement(host, epoch) for first, last, host, epoch in runs for _ in range(first, last + 1)]
+    expected = [
+        Placement(host, epoch) for first, last, host, epoch in runs for _ in range(first, last + 1)
+    ]
     assert [map.placement(shard) for shard in range(map.shards)] == expected
-    assert ShardMap.of(1, case["shards"], {host: map.ranges(host) for host in set(map.hosts)}, "x") == map
+    assert (
+        ShardMap.of(1, case["shards"], {host: map.ranges(host) for host in set(map.hosts)}, "x")
+        == map
+    )
 
 
 def look(case) -> Look:
@@ -174,10 +197,15 @@ def test_configs(case, tmp_path):
         expected["prefix"],
     )
     assert config.key.value == expected["key"]
-    hosts = {name: {"address": host.address, "pool_size": host.pool_size} for name, host in config.hosts.items()}
+    hosts = {
+        name: {"address": host.address, "pool_size": host.pool_size}
+        for name, host in config.hosts.items()
+    }
     assert hosts == expected["hosts"]
     assert config.map.version == expected["map"]["version"]
-    assert {host: config.map.ranges(host) for host in set(config.map.hosts)} == expected["map"]["lists"]
+    assert {host: config.map.ranges(host) for host in set(config.map.hosts)} == expected["map"][
+        "lists"
+    ]
     assert "hunter2" not in repr(config) + repr(config.hosts)
 
 

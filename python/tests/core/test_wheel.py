@@ -11,14 +11,25 @@ from world import ROOT
 def test_the_wheel_is_pure_and_has_the_package_only(tmp_path):
     copy = tmp_path / "python"
     copy.mkdir()
-    shutil.copytree(ROOT / "python" / "pgshard", copy / "pgshard", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "python" / "pgshard", copy / "pgshard", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / "python" / name, copy)
-    line = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
     done = subprocess.run(
         [*line, "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path), str(copy)],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == "pgshard-0.1.0-py3-none-any.whl"

@@ -1,4 +1,5 @@
-"""Sets the project up in this process: its settings, its database, and its tables in the shards of two servers."""
+"""Sets the project up in this process: its settings, its database, and its tables in the shards of
+two servers."""
 
 import os
 import sys
@@ -47,7 +48,10 @@ def db(world):
     for host in sorted(set(hosts)):
         tables = ("photo_tags", "photo", "album", "tag", "note")
         names = [
-            f"shard_{shard:04d}.photos_{table}" for shard, on in enumerate(hosts) if on == host for table in tables
+            f"shard_{shard:04d}.photos_{table}"
+            for shard, on in enumerate(hosts)
+            if on == host
+            for table in tables
         ]
         with psycopg.connect(world.url(host), autocommit=True) as connection:
             connection.execute("; ".join(f"DELETE FROM {name}" for name in names))
@@ -55,7 +59,9 @@ def db(world):
     from pgshard.django.backend import pools
 
     pools.release()
-    assert [pool.in_use for pool in pools._pools.by_host.values()] == [0] * len(pools._pools.by_host)
+    assert [pool.in_use for pool in pools._pools.by_host.values()] == [0] * len(
+        pools._pools.by_host
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ def ledger(world):
 
 @pytest.fixture
 def photos(m):
-    return [m.Photo.objects.create(user_id=user, title=f"p{user}", likes=user) for user in (5, 1, 4, 2)]
+    return [
+        m.Photo.objects.create(user_id=user, title=f"p{user}", likes=user) for user in (5, 1, 4, 2)
+    ]
 
 
 def test_numbers_in_both_directions(m, photos):
@@ -34,10 +36,15 @@ def test_numbers_in_both_directions(m, photos):
 
 def test_values_and_references(m, photos):
     by = m.Photo.objects.order_by("-likes")
-    assert by.values("title", "likes").across_shards().list(limit=1) == [{"title": "p5", "likes": 5}]
+    assert by.values("title", "likes").across_shards().list(limit=1) == [
+        {"title": "p5", "likes": 5}
+    ]
     assert by.values_list("title", "likes").across_shards().list(limit=2) == [("p5", 5), ("p4", 4)]
     assert by.values_list("likes", flat=True).across_shards().list(limit=2) == [5, 4]
-    assert [row.likes for row in by.values_list("title", "likes", named=True).across_shards().list(limit=2)] == [5, 4]
+    assert [
+        row.likes
+        for row in by.values_list("title", "likes", named=True).across_shards().list(limit=2)
+    ] == [5, 4]
     assert by.values().across_shards().list(limit=1)[0]["title"] == "p5"
     assert by.values_list().across_shards().list(limit=1)[0][0] == photos[0].pk
     doubled = m.Photo.objects.annotate(doubled=m.models.F("likes") * 2).order_by("-doubled")
@@ -47,7 +54,12 @@ def test_values_and_references(m, photos):
         photo.album = m.Album.objects.create(user_id=photo.user_id, name=f"a{9 - photo.user_id}")
         photo.save()
     assert m.Photo.objects.order_by("album_id").across_shards().list(limit=9) == photos
-    assert [tag.user_id for tag in m.Album.objects.across_shards().list(limit=9)] == [5, 4, 2, 1], "by Meta.ordering"
+    assert [tag.user_id for tag in m.Album.objects.across_shards().list(limit=9)] == [
+        5,
+        4,
+        2,
+        1,
+    ], "by Meta.ordering"
     grouped = m.Album.objects.values("user_id").annotate(n=m.models.Count("pk"))
     assert len(grouped.across_shards().list(limit=9)) == 4, "where Django leaves Meta.ordering out"
 
@@ -80,7 +92,10 @@ def test_texts_are_in_the_order_of_their_column(world, ledger):
         ledger.Bill.objects.create(account_id=account, sent_from=address, text=f"{account}")
 
     def sent_from(*order):
-        return [bill.sent_from for bill in ledger.Bill.objects.order_by(*order).across_shards().list(limit=9)]
+        return [
+            bill.sent_from
+            for bill in ledger.Bill.objects.order_by(*order).across_shards().list(limit=9)
+        ]
 
     assert sent_from("sent_from") == ["9.0.0.1", "10.0.0.1", "100.0.0.1", None]
     assert sent_from("-sent_from") == [None, "100.0.0.1", "10.0.0.1", "9.0.0.1"]
@@ -92,14 +107,21 @@ def test_texts_are_in_the_order_of_their_column(world, ledger):
     for shard in range(16):
         with world.superuser(world.host_of(shard)) as connection:
             connection.execute(
-                f'ALTER TABLE shard_{shard:04d}.ledger_bill ALTER COLUMN "text" TYPE varchar(50) COLLATE "en-x-icu"'
+                f'ALTER TABLE shard_{shard:04d}.ledger_bill ALTER COLUMN "text" TYPE varchar(50)'
+                ' COLLATE "en-x-icu"'
             )
     try:
         for account, text in ((5, "a"), (6, "B"), (7, "ä"), (8, "A")):
             ledger.Bill.objects.create(account_id=account, text=text)
         some = ledger.Bill.objects.filter(account_id__gte=5)
-        assert [bill.text for bill in some.order_by("text").across_shards().list(limit=3)] == ["a", "A", "ä"]
-        assert some.order_by("-text").values_list("text", flat=True).across_shards().list(limit=9) == [
+        assert [bill.text for bill in some.order_by("text").across_shards().list(limit=3)] == [
+            "a",
+            "A",
+            "ä",
+        ]
+        assert some.order_by("-text").values_list("text", flat=True).across_shards().list(
+            limit=9
+        ) == [
             "B",
             "ä",
             "A",
@@ -109,7 +131,8 @@ def test_texts_are_in_the_order_of_their_column(world, ledger):
         for shard in range(16):
             with world.superuser(world.host_of(shard)) as connection:
                 connection.execute(
-                    f'ALTER TABLE shard_{shard:04d}.ledger_bill ALTER COLUMN "text" TYPE varchar(50) COLLATE "default"'
+                    f'ALTER TABLE shard_{shard:04d}.ledger_bill ALTER COLUMN "text" TYPE'
+                    ' varchar(50) COLLATE "default"'
                 )
 
 

@@ -37,7 +37,9 @@ def test_a_list_is_of_one_key(m, client):
     # One with another key on the same shard, and one on another shard.
     m.Photo.objects.create(user_id=U + 16, title="neighbour")
     m.Photo.objects.create(user_id=V, title="of another")
-    m.Photo.objects.filter(pk=mine[0].pk).update(album=m.Album.objects.create(user_id=U, name="Trips"))
+    m.Photo.objects.filter(pk=mine[0].pk).update(
+        album=m.Album.objects.create(user_id=U, name="Trips")
+    )
     nothing = client.get(LIST)
     assert titles(nothing) == []
     assert b"Name a user id: it says on which shard the rows are" in nothing.content
@@ -58,7 +60,9 @@ def test_a_row_is_added_changed_and_deleted_where_it_belongs(m, client):
     empty = client.get(f"{LIST}add/", {"user_id": U})
     assert b"Album object" in empty.content
     assert client.get(f"{LIST}add/").status_code == 200
-    assert client.post(f"{LIST}add/", form(U, "new", album=album.pk, tags=[tag.pk])).status_code == 302
+    assert (
+        client.post(f"{LIST}add/", form(U, "new", album=album.pk, tags=[tag.pk])).status_code == 302
+    )
     photo = m.Photo.objects.filter(user_id=U).get()
     assert (photo.title, photo.album, list(photo.tags.all())) == ("new", album, [tag])
     page = f"{LIST}{photo.pk}/change/"
@@ -113,7 +117,10 @@ def test_a_key_that_is_a_reference(m, client):
     from django.contrib.auth.models import User
 
     user, _ = User.objects.get_or_create(username="writer")
-    assert client.post("/admin/photos/note/add/", {"user": user.pk, "text": "hello"}).status_code == 302
+    assert (
+        client.post("/admin/photos/note/add/", {"user": user.pk, "text": "hello"}).status_code
+        == 302
+    )
     (note,) = user.notes.all()
     assert client.get("/admin/photos/note/", {"user__id__exact": user.pk}).status_code == 200
     assert b"hello" in client.get(f"/admin/photos/note/{note.pk}/change/").content
@@ -123,7 +130,10 @@ def test_a_key_that_is_a_reference(m, client):
 
 def test_a_row_does_not_go_to_another_shard_by_a_form(m, client):
     photo = m.Photo.objects.create(user_id=U, title="x")
-    album, tag = m.Album.objects.create(user_id=U, name="Trips"), m.Tag.objects.create(user_id=U, word="w")
+    album, tag = (
+        m.Album.objects.create(user_id=U, name="Trips"),
+        m.Tag.objects.create(user_id=U, word="w"),
+    )
     answer = client.post(f"{LIST}{photo.pk}/change/", form(V, "y", album=album.pk, tags=[tag.pk]))
     assert answer.status_code == 200
     assert b"a row does not change its shard" in answer.content

@@ -1,4 +1,5 @@
-"""Many requests at a time, as an ASGI server makes them: each has a thread for the ORM, and gives back what it took."""
+"""Many requests at a time, as an ASGI server makes them: each has a thread for the ORM, and gives
+back what it took."""
 
 import asyncio
 import gc
@@ -30,9 +31,14 @@ class Browser:
         from django.core.asgi import get_asgi_application
 
         scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "path": path,
-            "query_string": query.encode(), "headers": [(b"host", b"testserver")],
-        }  # fmt: skip
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "GET",
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [(b"host", b"testserver")],
+        }
         self.talk = ApplicationCommunicator(get_asgi_application(), scope)
 
     async def send(self):
@@ -41,7 +47,9 @@ class Browser:
     async def receive(self):
         """The next message from the application. Raises its error, if it has ended with one."""
         sent = asyncio.ensure_future(self.talk.output_queue.get())
-        await asyncio.wait((sent, self.talk.future), timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (sent, self.talk.future), timeout=60, return_when=asyncio.FIRST_COMPLETED
+        )
         if not sent.done():
             sent.cancel()
             assert self.talk.future.done(), "the application sends nothing"
@@ -67,7 +75,8 @@ class Browser:
 
 @contextmanager
 def uncollected():
-    """Without Python's cycle collector, which runs at any time and would give back connections that nothing else gives back."""
+    """Without Python's cycle collector, which runs at any time and would give back connections that
+    nothing else gives back."""
     gc.collect()
     gc.disable()
     try:
@@ -91,7 +100,9 @@ def test_many_requests_at_a_time(m, in_use):
     release()
 
     async def work():
-        paths = [f"/photos/{photo.pk}" for photo in photos] + [f"/users/{user}/photos" for user in range(16)]
+        paths = [f"/photos/{photo.pk}" for photo in photos] + [
+            f"/users/{user}/photos" for user in range(16)
+        ]
         paths += [f"/photos/{photos[U].pk}/like"] * 8 + [f"/users/{U}/titles"] * 4
         answers = await asyncio.gather(*(Browser(path).answer() for path in paths))
         await eventually(lambda: in_use() == 0)
@@ -102,7 +113,9 @@ def test_many_requests_at_a_time(m, in_use):
     for photo in photos:
         assert json.loads(found[f"/photos/{photo.pk}"][1])["title"] == photo.title
     assert json.loads(found["/users/5/photos"][1]) == {"titles": ["photo 5"]}
-    assert found[f"/users/{U}/titles"][1].decode().split("\n")[:100] == [f"{n:03d}" for n in range(100)]
+    assert found[f"/users/{U}/titles"][1].decode().split("\n")[:100] == [
+        f"{n:03d}" for n in range(100)
+    ]
     assert m.Photo.objects.get(pk=photos[U].pk).likes == 8
 
 
@@ -114,7 +127,10 @@ def test_a_browser_that_leaves_keeps_nothing(m, in_use):
     release()
 
     async def work():
-        waiting, streaming = Browser(f"/photos/{photo.pk}/like", "wait=1"), Browser(f"/users/{U}/titles")
+        waiting, streaming = (
+            Browser(f"/photos/{photo.pk}/like", "wait=1"),
+            Browser(f"/users/{U}/titles"),
+        )
         await waiting.send()
         await streaming.send()
         start = await streaming.talk.receive_output(timeout=60)

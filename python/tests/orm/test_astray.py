@@ -53,7 +53,9 @@ def test_other_managers_do_not_write_astray_either(m, p, ledger):
             lambda: plain.create(user_id=V, title="y"),
             lambda: plain.filter(pk=photo.pk).update(user_id=V),
             lambda: plain.filter(pk=photo.pk).update(user_id=m.models.F("likes")),
-            lambda: m.models.QuerySet(ledger.Bill).bulk_create([ledger.Bill(account_id=U, previous=bill)]),
+            lambda: m.models.QuerySet(ledger.Bill).bulk_create(
+                [ledger.Bill(account_id=U, previous=bill)]
+            ),
             lambda: photo.tags.add(tag.pk),
         ):
             with pytest.raises(p.WrongShard):
@@ -66,7 +68,9 @@ def test_what_was_serialized_is_not_saved_astray(m, p):
 
     album = m.Album.objects.create(user_id=U, name="x")
     new = '[{"model": "photos.album", "fields": {"user_id": 3, "name": "y"}}]'
-    changed = f'[{{"model": "photos.album", "pk": {album.pk}, "fields": {{"user_id": 12, "name": "y"}}}}]'
+    changed = (
+        f'[{{"model": "photos.album", "pk": {album.pk}, "fields": {{"user_id": 12, "name": "y"}}}}]'
+    )
     for text, using in ((new, "shard-12"), (changed, "shard-3"), (changed, "shard-12")):
         (read,) = serializers.deserialize("json", text)
         with pytest.raises(p.WrongShard):
@@ -105,6 +109,8 @@ def test_each_manager_of_a_sharded_model_must_be_one_for_shards(p):
         with mock.patch("pgshard.django.checks.apps", apps):
             found = check_models()
     assert [(one.id, one.obj) for one in found] == [
-        ("pgshard.E004", Plain), ("pgshard.E004", Proxy), ("pgshard.E004", Proxy),
-    ]  # fmt: skip
+        ("pgshard.E004", Plain),
+        ("pgshard.E004", Proxy),
+        ("pgshard.E004", Proxy),
+    ]
     assert "plain" in found[0].msg

@@ -1,4 +1,5 @@
-"""What Django developers use besides the ORM: what works on shards, and the error if something does not."""
+"""What Django developers use besides the ORM: what works on shards, and the error if something does
+not."""
 
 import json
 import os
@@ -13,7 +14,8 @@ pytestmark = pytest.mark.usefixtures("db")
 U, V = 3, 12
 
 
-# ------------------------------------------------------------------------------------------------------- REST framework
+# ------------------------------------------------------------------------------
+# REST framework
 
 
 @pytest.fixture
@@ -35,11 +37,18 @@ def api(m):
 
         def get_queryset(self):
             user = self.request.query_params.get("user_id")
-            return super().get_queryset() if user is None else super().get_queryset().filter(user_id=user)
+            return (
+                super().get_queryset()
+                if user is None
+                else super().get_queryset().filter(user_id=user)
+            )
 
     def call(method, action, data=None, query="", **where):
         request = RequestFactory().generic(
-            method, f"/{query}", "" if data is None else json.dumps(data), content_type="application/json"
+            method,
+            f"/{query}",
+            "" if data is None else json.dumps(data),
+            content_type="application/json",
         )
         answer = Photos.as_view({method.lower(): action})(request, **where)
         return answer.status_code, answer.data
@@ -100,7 +109,12 @@ def test_rest_framework_gives_ids_as_texts_and_takes_them(m):
 
     album = m.Album.objects.create(user_id=U, name="x")
     tags = [m.Tag.objects.create(user_id=U, word=word) for word in "ab"]
-    sent = {"user_id": U, "title": "Prague", "album": str(album.pk), "tags": [str(tag.pk) for tag in tags]}
+    sent = {
+        "user_id": U,
+        "title": "Prague",
+        "album": str(album.pk),
+        "tags": [str(tag.pk) for tag in tags],
+    }
     asked = Photo(data=sent)
     assert asked.is_valid(), asked.errors
     photo = asked.save()
@@ -135,7 +149,9 @@ def test_a_path_with_an_id(m):
         assert where == reverse("photo", kwargs={"pk": str(photo.pk)}) == f"/photos/{photo.pk}"
         found = resolve(where)
         assert found.kwargs == {"pk": photo.pk}
-        assert json.loads(found.func(RequestFactory().get(where), **found.kwargs).content) == {"title": "Prague"}
+        assert json.loads(found.func(RequestFactory().get(where), **found.kwargs).content) == {
+            "title": "Prague"
+        }
         # 35 years after the epoch IDs are negative: the time uses the upper bits.
         late = (-1 << 23) + (5 << 10)
         assert resolve(f"/photos/{late}").kwargs == {"pk": late}
@@ -144,7 +160,8 @@ def test_a_path_with_an_id(m):
                 resolve(f"/photos/{wrong}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- admin
+# ------------------------------------------------------------------------------
+# admin
 
 
 @pytest.fixture
@@ -180,7 +197,9 @@ def admin(m):
     made = PhotoAdmin(m.Photo, Site())
 
     def call(view, data=None, **where):
-        request: HttpRequest = RequestFactory().get("/") if data is None else RequestFactory().post("/", data)
+        request: HttpRequest = (
+            RequestFactory().get("/") if data is None else RequestFactory().post("/", data)
+        )
         request._dont_enforce_csrf_checks = True
         request.user = User(username="root", is_staff=True, is_superuser=True)
         return getattr(made, view)(request, **where)
@@ -189,7 +208,8 @@ def admin(m):
 
 
 def test_the_admin_needs_a_shard(m, p, admin):
-    """The admin asks for the database of a write without naming a row, so the shard is set around the call."""
+    """The admin asks for the database of a write without naming a row, so the shard is set around
+    the call."""
     photo = m.Photo.objects.create(user_id=U, title="x")
     changed = {"user_id": U, "title": "y", "likes": 1}
     for wrong in (
@@ -199,18 +219,24 @@ def test_the_admin_needs_a_shard(m, p, admin):
     ):
         with pytest.raises(p.NoShard, match="Photo is sharded"):
             wrong()
-    assert list(m.Photo.objects.for_key(U).values_list("title", flat=True)) == ["x"], "nothing was written"
+    assert list(m.Photo.objects.for_key(U).values_list("title", flat=True)) == ["x"], (
+        "nothing was written"
+    )
     with p.shard_of(U):
         assert admin("change_view", changed, object_id=str(photo.pk)).title == "y"
         assert admin("add_view", changed)._state.db == "shard-3"
-        assert [row.title for row in admin("changelist_view").context_data["cl"].result_list] == ["y", "y"]
+        assert [row.title for row in admin("changelist_view").context_data["cl"].result_list] == [
+            "y",
+            "y",
+        ]
     with p.shard_of(V):
         # A row still goes where it belongs.
         assert admin("add_view", changed)._state.db == "shard-3"
     assert not m.Photo.objects.for_key(V).exists()
 
 
-# -------------------------------------------------------------------------------------------------------- debug toolbar
+# ------------------------------------------------------------------------------
+# debug toolbar
 
 
 def test_the_debug_toolbars_panel_sees_shards(m, p):
@@ -239,7 +265,12 @@ def test_the_debug_toolbars_panel_sees_shards(m, p):
         assert m.Category.objects.count() == 0
     finally:
         panel.disable_instrumentation()
-    assert [query["alias"] for query in panel._queries] == ["shard-12", "shard-3", "shard-3", "default"]
+    assert [query["alias"] for query in panel._queries] == [
+        "shard-12",
+        "shard-3",
+        "shard-3",
+        "default",
+    ]
     assert '"shard_0012"."photos_photo"' in panel._queries[0]["sql"]
     m.Photo.objects.for_key(U).count()
     assert len(panel._queries) == 4
@@ -257,7 +288,8 @@ def test_the_debug_toolbars_panel_sees_shards(m, p):
     assert (len(again._queries), len(panel._queries)) == (1, 4)
 
 
-# ------------------------------------------------------------------------------------------------------- content types
+# ------------------------------------------------------------------------------
+# content types
 
 
 def test_a_generic_foreign_key_of_a_sharded_model(m, p):
@@ -272,7 +304,9 @@ def test_a_generic_foreign_key_of_a_sharded_model(m, p):
 
         class Comment(p.ShardedModel):
             user_id = p.ShardKeyField()
-            content_type = models.ForeignKey(ContentType, models.DO_NOTHING, db_constraint=False, related_name="+")
+            content_type = models.ForeignKey(
+                ContentType, models.DO_NOTHING, db_constraint=False, related_name="+"
+            )
             object_id = models.BigIntegerField()
             about = GenericForeignKey()
 
@@ -292,12 +326,16 @@ def test_a_generic_foreign_key_of_a_sharded_model(m, p):
     (error,) = (one for one in _check_sharded(Constrained) if one.level >= checks.ERROR)
     assert (error.id, "ContentType is not in the shards" in error.msg) == ("pgshard.E008", True)
     kind = ContentType.objects.get_for_model(photo)
-    for comment in (Comment(user_id=U, content_type_id=kind.pk, object_id=photo.pk), Comment(user_id=U, about=photo)):
+    for comment in (
+        Comment(user_id=U, content_type_id=kind.pk, object_id=photo.pk),
+        Comment(user_id=U, about=photo),
+    ):
         comment._state.db = "shard-3"
         assert (comment.about, comment.content_type, comment.object_id) == (photo, kind, photo.pk)
 
 
-# ------------------------------------------------------------------------------------------------------- many shards
+# ------------------------------------------------------------------------------
+# many shards
 
 MANY = """
 import os, resource, sys, time
@@ -305,7 +343,8 @@ import django
 from django.conf import settings
 began = time.monotonic()
 import pgshard.django
-databases = pgshard.django.databases(sys.argv[1], default={"ENGINE": "django.db.backends.postgresql", "NAME": "x"})
+databases = pgshard.django.databases(sys.argv[1],
+    default={"ENGINE": "django.db.backends.postgresql", "NAME": "x"})
 settings.configure(DATABASES=databases, DATABASE_ROUTERS=["pgshard.django.ShardRouter"],
     INSTALLED_APPS=["pgshard.django"], DEFAULT_AUTO_FIELD="django.db.models.BigAutoField")
 django.setup()
@@ -323,13 +362,22 @@ print(len(pools.slots().touched), resource.getrusage(resource.RUSAGE_SELF).ru_ma
 
 def test_4096_shards_are_one_alias_to_checks_and_bounded_in_memory(tmp_path):
     path = tmp_path / "pgshard.toml"
-    head = '[cluster]\nshards = 4096\nepoch = "2011-01-01T00:00:00Z"\n[hosts.db1]\nurl = "postgres://app@127.0.0.1:1/app"\n'
+    head = (
+        '[cluster]\nshards = 4096\nepoch = "2011-01-01T00:00:00Z"\n[hosts.db1]\nurl ='
+        ' "postgres://app@127.0.0.1:1/app"\n'
+    )
     path.write_text(f'{head}[map]\nversion = 1\n[map.placement]\ndb1 = "0-4095"\n')
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "PGSHARD"))}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("DJANGO", "PGSHARD"))
+    }
     done = subprocess.run(
         [sys.executable, "-c", MANY, str(path)],
-        env={**env, "PYTHONPATH": str(ROOT / "python")}, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**env, "PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     kept, kib = map(int, done.stdout.split())
     assert kept <= 1024

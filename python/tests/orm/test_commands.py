@@ -56,7 +56,10 @@ def test_psql_opens_in_the_shard(manage):
 
 def test_models_are_made_of_a_shards_tables(manage):
     said = manage("inspectdb", *AT)
-    assert "class PhotosAlbum(models.Model):\n    id = pgshard.django.ShardedBigAutoField(primary_key=True)" in said
+    assert (
+        "class PhotosAlbum(models.Model):\n    id ="
+        " pgshard.django.ShardedBigAutoField(primary_key=True)" in said
+    )
     assert "    user_id = models.BigIntegerField()" in said
     assert "album = models.ForeignKey(PhotosAlbum, models." in said
     assert "unique_together = (('user_id', 'word'),)" in said
@@ -98,4 +101,7 @@ def test_rows_of_shards_in_a_migration_are_refused_with_the_remedy(manage, tmp_p
     with override_settings(MIGRATION_MODULES={"photos": "later_migrations"}):
         said = manage("migrate", "photos")
     assert "CommandError: Photo is sharded and the write names no shard" in said
-    assert "take it out, and do that work in each shard with `manage.py shards run myapp.jobs.fill`" in said
+    assert (
+        "take it out, and do that work in each shard with `manage.py shards run myapp.jobs.fill`"
+        in said
+    )

@@ -1,4 +1,5 @@
-"""Connections: each thread has one for each host, work that must not be disturbed has its own, and none is left behind."""
+"""Connections: each thread has one for each host, work that must not be disturbed has its own, and
+none is left behind."""
 
 import os
 import subprocess
@@ -76,11 +77,17 @@ def test_connection_objects_are_bounded(m, pools, monkeypatch):
 def test_an_open_iterator_has_a_connection_of_its_own(m, pools):
     from django.db import DatabaseError, connections, transaction
 
-    m.Photo.objects.for_key(U).bulk_create([m.Photo(user_id=U, title=f"{n:03d}") for n in range(300)])
+    m.Photo.objects.for_key(U).bulk_create(
+        [m.Photo(user_id=U, title=f"{n:03d}") for n in range(300)]
+    )
     rows = m.Photo.objects.filter(user_id=U).order_by("title").iterator(chunk_size=10)
     titles = [next(rows).title]
     # Another alias, on the connection that both would share.
-    with pytest.raises(DatabaseError), transaction.atomic(using="shard-4"), connections["shard-4"].cursor() as cursor:
+    with (
+        pytest.raises(DatabaseError),
+        transaction.atomic(using="shard-4"),
+        connections["shard-4"].cursor() as cursor,
+    ):
         cursor.execute("SELECT 1 / 0")
     with pytest.raises(DatabaseError), connections["shard-4"].cursor() as cursor:
         cursor.execute("SELECT 1 / 0")
@@ -109,7 +116,11 @@ def test_a_cursor_of_before_does_not_run_in_anothers_transaction(m, pools):
             with cursor.copy("COPY {shard}.photos_tag (user_id, word) FROM STDIN") as copy:
                 copy.write_row((U, "copied"))
             transaction.set_rollback(True, using="shard-4")
-    assert set(m.Tag.objects.for_key(U).values_list("word", flat=True)) == {"before", "within", "copied"}
+    assert set(m.Tag.objects.for_key(U).values_list("word", flat=True)) == {
+        "before",
+        "within",
+        "copied",
+    }
     assert not m.Tag.objects.for_key(4).exists()
 
 
@@ -141,7 +152,10 @@ def test_a_pool_that_is_exhausted_says_so(m, pools, monkeypatch):
     try:
         with pytest.raises(
             OperationalError,
-            match=r"all 16 connections .* taken .*a thread .*release\(\); or raise pool_size in \[hosts.db1\]",
+            match=(
+                r"all 16 connections .* taken .*a thread .*release\(\); or raise pool_size in"
+                r" \[hosts.db1\]"
+            ),
         ):
             m.Photo.objects.for_key(U).count()
         # Look-ups have connections of their own.
@@ -156,7 +170,8 @@ def test_a_pool_that_is_exhausted_says_so(m, pools, monkeypatch):
 
 
 def test_a_connection_has_the_time_zone_of_the_settings(m, pools):
-    """Also for a connection that was opened under other settings, as in tests that override them."""
+    """Also for a connection that was opened under other settings, as in tests that override
+    them."""
     from django.db import connections
     from django.test import override_settings
 
@@ -180,13 +195,22 @@ def test_the_compilers_are_those_of_postgresql():
 
     from pgshard.django.backend import compiler as ours
 
-    for name in ("SQLCompiler", "SQLAggregateCompiler", "SQLInsertCompiler", "SQLUpdateCompiler", "SQLDeleteCompiler"):
+    for name in (
+        "SQLCompiler",
+        "SQLAggregateCompiler",
+        "SQLInsertCompiler",
+        "SQLUpdateCompiler",
+        "SQLDeleteCompiler",
+    ):
         assert issubclass(getattr(ours, name), getattr(djangos, name, object))
 
 
 def end_all(world, host):
     with world.superuser(host) as connection:
-        sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'app' AND datname = 'app'"
+        sql = (
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'app'"
+            " AND datname = 'app'"
+        )
         connection.execute(sql)
         end = time.monotonic() + 30
         left = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'app' AND datname = 'app'"
@@ -257,7 +281,9 @@ def test_async_calls_and_views(m, pools):
         assert (await m.Photo.objects.aget(pk=photo.pk)).title == "x"
         assert [row.title async for row in m.Photo.objects.filter(user_id=V)] == ["y"]
         await asyncio.gather(*(m.Photo.objects.for_key(user).acount() for user in range(50)))
-        answers = await asyncio.gather(*(AsyncClient().get(f"/users/{user}/photos") for user in (U, V) * 10))
+        answers = await asyncio.gather(
+            *(AsyncClient().get(f"/users/{user}/photos") for user in (U, V) * 10)
+        )
         # Everything that was called without a request ran in one thread of asgiref's.
         assert in_use(pools) == {"db1": 1, "db2": 1}
         await sync_to_async(pools.release)()
@@ -309,7 +335,10 @@ def test_forks_with_connections_in_use_and_the_end_of_the_interpreter(world):
 def test_thousands_of_aliases_cost_nothing(tmp_path):
     path = tmp_path / "pgshard.toml"
     lists = 'db1 = "0-4095"'
-    head = '[cluster]\nshards = 4096\nepoch = "2011-01-01T00:00:00Z"\n[hosts.db1]\nurl = "postgres://app@127.0.0.1:1/app"\n'
+    head = (
+        '[cluster]\nshards = 4096\nepoch = "2011-01-01T00:00:00Z"\n[hosts.db1]\nurl ='
+        ' "postgres://app@127.0.0.1:1/app"\n'
+    )
     path.write_text(f"{head}[map]\nversion = 1\n[map.placement]\n{lists}\n")
     from pgshard.django.cluster import databases, state
 
@@ -319,7 +348,10 @@ def test_thousands_of_aliases_cost_nothing(tmp_path):
         assert list(made) == ["default"]
         assert "shard-4095" in made
         assert "shard-4096" not in made
-        assert all(name not in made for name in ("shard-", "shard-01", "shard--1", "shard-٣", "shard-1x", None))
+        assert all(
+            name not in made
+            for name in ("shard-", "shard-01", "shard--1", "shard-٣", "shard-1x", None)
+        )
         assert made["shard-4095"]["NAME"] == "shard-4095"
         with pytest.raises(KeyError):
             made["shard-4096"]
@@ -343,24 +375,42 @@ def test_behind_a_pooler_no_cursor_stays_on_the_server(world, m, pools, monkeypa
 
 
 def test_celery_with_processes_of_its_own(world, m, tmp_path):
-    """Tasks run in processes that are forked from one with open connections. Each task gives back what it took, also one that
-    fails."""
+    """Tasks run in processes that are forked from one with open connections. Each task gives back
+    what it took, also one that fails."""
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "CELERY_FOLDER": str(tmp_path),
     }
-    line = [sys.executable, "-m", "celery", "--app", "worker", "worker", "--concurrency", "2", "--loglevel", "warning"]
+    line = [
+        sys.executable,
+        "-m",
+        "celery",
+        "--app",
+        "worker",
+        "worker",
+        "--concurrency",
+        "2",
+        "--loglevel",
+        "warning",
+    ]
     with (tmp_path / "log").open("w") as log:
         worker = subprocess.Popen(
             [*line, "--without-gossip", "--without-mingle", "--without-heartbeat"],
-            env=env, cwd=PROJECT, stdout=log, stderr=log,
-        )  # fmt: skip
+            env=env,
+            cwd=PROJECT,
+            stdout=log,
+            stderr=log,
+        )
         try:
             send = "import worker; [worker.add.delay(user, user % 4 == 0) for user in range(16)]"
             subprocess.run([sys.executable, "-c", send], env=env, cwd=PROJECT, check=True)
             end = time.monotonic() + 120
-            while m.Photo.objects.across_shards().count() < 17 and time.monotonic() < end and worker.poll() is None:
+            while (
+                m.Photo.objects.across_shards().count() < 17
+                and time.monotonic() < end
+                and worker.poll() is None
+            ):
                 time.sleep(0.1)
         finally:
             worker.terminate()

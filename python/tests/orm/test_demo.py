@@ -11,10 +11,17 @@ from world import COMMAND, ROOT, VERSION, World, programs
 
 @pytest.mark.skipif(VERSION != "18", reason="once is enough: versions are tested elsewhere")
 def test_the_demonstration_ends_well():
-    env = {**os.environ, "PGSHARD": COMMAND, "PGSHARD_DEMO_PYTHON": sys.executable, "PGSHARD_PG_BIN": programs(VERSION)}
+    env = {
+        **os.environ,
+        "PGSHARD": COMMAND,
+        "PGSHARD_DEMO_PYTHON": sys.executable,
+        "PGSHARD_PG_BIN": programs(VERSION),
+    }
     for name in ("DJANGO_SETTINGS_MODULE", "PGSHARD_CONFIG"):
         env.pop(name, None)
-    done = subprocess.run([ROOT / "script" / "demo-django", "--moves", "2"], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [ROOT / "script" / "demo-django", "--moves", "2"], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing is lost, nothing is there twice" in done.stdout
     assert "its mover is killed" in done.stderr
@@ -25,11 +32,18 @@ def test_the_demonstration_ends_well():
 def test_the_examples_own_tests(tmp_path):
     world = World(shards=4)
     try:
-        env = {**os.environ, "PGSHARD_CONFIG": str(world.path), "EXAMPLE_FOLDER": str(tmp_path), "PGSHARD": COMMAND}
+        env = {
+            **os.environ,
+            "PGSHARD_CONFIG": str(world.path),
+            "EXAMPLE_FOLDER": str(tmp_path),
+            "PGSHARD": COMMAND,
+        }
         env.update(PYTHONPATH=str(ROOT / "python"), DJANGO_SETTINGS_MODULE="website.settings")
         for line in (["shards", "makesql"], ["test", "--noinput", "photos"]):
             line = [sys.executable, "manage.py", *line]
-            done = subprocess.run(line, env=env, cwd=ROOT / "python" / "example", capture_output=True, text=True)
+            done = subprocess.run(
+                line, env=env, cwd=ROOT / "python" / "example", capture_output=True, text=True
+            )
             assert done.returncode == 0, done.stdout + done.stderr
         assert "Ran 4 tests" in done.stderr
     finally:
@@ -37,9 +51,7 @@ def test_the_examples_own_tests(tmp_path):
 
 
 def test_the_example_has_all_its_migrations(tmp_path):
-    config = (
-        '[cluster]\nshards = 4\nepoch = "2011-01-01T00:00:00Z"\n[hosts.db1]\nurl = "postgres://app@127.0.0.1:1/app"\n'
-    )
+    config = '[cluster]\nshards = 4\nepoch = "2011-01-01T00:00:00Z"\n[hosts.db1]\nurl = "postgres://app@127.0.0.1:1/app"\n'
     path = tmp_path / "pgshard.toml"
     path.write_text(f'{config}[map]\nversion = 1\n[map.placement]\ndb1 = "0-3"\n')
     env = {
@@ -51,5 +63,7 @@ def test_the_example_has_all_its_migrations(tmp_path):
     env["DJANGO_SETTINGS_MODULE"] = "website.settings"
     manage = str(ROOT / "python" / "example" / "manage.py")
     for line in (["makemigrations", "--check"], ["check", "--fail-level", "WARNING"]):
-        done = subprocess.run([sys.executable, manage, *line], env=env, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, manage, *line], env=env, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr

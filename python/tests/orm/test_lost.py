@@ -1,5 +1,5 @@
-"""The errors that an application gets when a connection is lost or the server is another one: they say whether the call may
-have taken effect."""
+"""The errors that an application gets when a connection is lost or the server is another one: they
+say whether the call may have taken effect."""
 
 import dataclasses
 import threading
@@ -41,7 +41,10 @@ def test_a_statement_whose_connection_is_lost_may_have_run(m):
 
     from pgshard.django import InDoubt
 
-    with connections["shard-3"].cursor() as cursor, pytest.raises(InDoubt, match="host db1 was lost while a statement"):
+    with (
+        connections["shard-3"].cursor() as cursor,
+        pytest.raises(InDoubt, match="host db1 was lost while a statement"),
+    ):
         cursor.execute(ENDS_ITSELF)
     # The next statement has a new connection.
     assert m.Tag.objects.create(user_id=U, word="x").pk
@@ -69,8 +72,10 @@ def test_a_commit_whose_connection_is_lost_is_in_doubt(world, m):
 
     trigger = """
         CREATE FUNCTION public.ends() RETURNS trigger LANGUAGE plpgsql AS
-            'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL; END';
-        CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON shard_0003.photos_tag DEFERRABLE INITIALLY DEFERRED
+            'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN
+                NULL; END';
+        CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON shard_0003.photos_tag DEFERRABLE INITIALLY
+            DEFERRED
             FOR EACH ROW EXECUTE FUNCTION public.ends();"""
     with world.superuser("db1") as connection:
         connection.execute(trigger)
@@ -118,7 +123,8 @@ def test_a_transaction_that_is_to_read_only_is_the_applications_own(m):
 
 
 def test_a_host_that_is_a_standby_for_a_moment_is_no_error(world, m, through):
-    """The host's address leads to the standby first, as during a switch-over, and to the primary afterwards."""
+    """The host's address leads to the standby first, as during a switch-over, and to the primary
+    afterwards."""
     from pgshard.django import release, run_in_shard
     from pgshard.django.cluster import cluster
 
@@ -127,7 +133,9 @@ def test_a_host_that_is_a_standby_for_a_moment_is_no_error(world, m, through):
     try:
         calls = [
             lambda: m.Tag.objects.create(user_id=U, word="statement"),
-            lambda: run_in_shard(U, lambda: m.Tag.objects.create(user_id=U, word="first of a transaction")),
+            lambda: run_in_shard(
+                U, lambda: m.Tag.objects.create(user_id=U, word="first of a transaction")
+            ),
             lambda: run_in_shard(U, read_and_write),
         ]
         errors = []
@@ -162,7 +170,8 @@ def test_a_host_that_is_a_standby_for_a_moment_is_no_error(world, m, through):
 
 
 def test_a_host_that_is_dead_fails_at_once_and_its_neighbours_go_on(world, m, through):
-    """The first call finds it out, and the others get an error at once. When the host answers again it is used again."""
+    """The first call finds it out, and the others get an error at once. When the host answers again
+    it is used again."""
     from django.db import OperationalError
 
     from pgshard.django import ShardUnavailable, alias_of_key, release

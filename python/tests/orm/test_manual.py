@@ -33,8 +33,15 @@ class Shell:
         for one in (folder, *folder.parents):
             if one.is_relative_to("/tmp") and one != Path("/tmp"):
                 one.chmod(0o755)
-        path = os.pathsep.join([str(Path(COMMAND).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
-        self.env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "python"), "PGSHARD_PG_BIN": programs(VERSION)}
+        path = os.pathsep.join(
+            [str(Path(COMMAND).parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+        )
+        self.env = {
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": str(ROOT / "python"),
+            "PGSHARD_PG_BIN": programs(VERSION),
+        }
         for name in ("DJANGO_SETTINGS_MODULE", "PGSHARD_CONFIG"):
             self.env.pop(name, None)
 
@@ -53,7 +60,11 @@ class Shell:
     def down(self):
         """Ends the servers."""
         subprocess.run(
-            [COMMAND, "dev", "down", "--yes"], cwd=self.folder, env=self.env, check=True, capture_output=True
+            [COMMAND, "dev", "down", "--yes"],
+            cwd=self.folder,
+            env=self.env,
+            check=True,
+            capture_output=True,
         )
 
 
@@ -66,7 +77,13 @@ def test_from_an_empty_folder_to_a_move(tmp_path):
         # The writer must end even if a command before the end fails.
         said = shell.run("trap 'touch moved' EXIT\n" + "".join(blocks[:-1]))
     finally:
-        subprocess.run(["bash", "-euxc", blocks[-1]], cwd=tmp_path, env=shell.env, check=True, capture_output=True)
+        subprocess.run(
+            ["bash", "-euxc", blocks[-1]],
+            cwd=tmp_path,
+            env=shell.env,
+            check=True,
+            capture_output=True,
+        )
     assert "photos written, no error" in said
     places = re.findall(r"shard-45 shard_0045 (db\d)", said)
     assert len(places) == 2
@@ -78,7 +95,9 @@ def typed(text):
     script = ""
     for language, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
         if language == "python":
-            name, end, body = re.fullmatch(r"# (\S+?)(, at its end)?\n(.*)", block, re.DOTALL).groups()
+            name, end, body = re.fullmatch(
+                r"# (\S+?)(, at its end)?\n(.*)", block, re.DOTALL
+            ).groups()
             block = f"cat {'>>' if end else '>'} {name} <<'END'\n{body}END\n"
         script += block
     return script
@@ -92,7 +111,9 @@ def test_from_one_database(tmp_path):
     writers = []
     try:
         urls = prepare(shell, typed(before))
-        writers = [shell.start(WALK / "supervise", WALK / "writer.py", str(number)) for number in range(2)]
+        writers = [
+            shell.start(WALK / "supervise", WALK / "writer.py", str(number)) for number in range(2)
+        ]
         shell.run("./deploy")
         shell.run("export DJANGO_COLORS=nocolor\n" + typed(one + "".join(steps[:3])))
         shell.env["PGSHARD_CONFIG"] = str(tmp_path / "pgshard-dev" / "pgshard.toml")
@@ -115,7 +136,8 @@ def test_from_one_database(tmp_path):
 
 
 def prepare(shell, before):
-    """The project as it is before: in a database of its own on the first server, with rows. Returns the hosts' addresses."""
+    """The project as it is before: in a database of its own on the first server, with rows. Returns
+    the hosts' addresses."""
     said = shell.run("pgshard dev up --shards 64\ncp -p " + f"{WALK / 'deploy'} .")
     urls = dict(re.findall(r"(db\d)\s+(postgres://\S+)", said))
     with psycopg.connect(urls["db1"], user="postgres", autocommit=True) as connection:
@@ -124,9 +146,10 @@ def prepare(shell, before):
     shell.run("django-admin startproject website .\npython manage.py startapp photos")
     with (shell.folder / "website" / "settings.py").open("a") as settings:
         settings.write(
-            'INSTALLED_APPS += ["photos"]\nDATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", '
-            f'"NAME": "website", "HOST": "127.0.0.1", "PORT": {port}, "USER": "app", '
-            f'"OPTIONS": {{"passfile": "{urls["db1"].split("passfile=")[1]}"}}}}}}\n'
+            'INSTALLED_APPS += ["photos"]\nDATABASES = {"default": {"ENGINE":'
+            ' "django.db.backends.postgresql", "NAME": "website", "HOST": "127.0.0.1", "PORT":'
+            f' {port}, "USER": "app", "OPTIONS": {{"passfile":'
+            f' "{urls["db1"].split("passfile=")[1]}"}}}}}}\n'
         )
     shell.env["DJANGO_SETTINGS_MODULE"] = "website.settings"
     shell.run(before + "python manage.py makemigrations photos\npython manage.py migrate\n" + ROWS)
@@ -143,7 +166,8 @@ from photos.models import Album, Category, Photo
 Category.objects.create(name="animals")
 User.objects.bulk_create([User(username=f"user {number}") for number in range(1, 61)])
 albums = [(user, services.add_album(user, "old")) for user in range(5, 61, 5)]
-seeds = [(user, services.add_photo(user, album, 1, f"seed {album}"), album) for user, album in albums]
+seeds = [(user, services.add_photo(user, album, 1, f"seed {album}"), album) for user,
+    album in albums]
 # More than one batch, of a user whom nobody else writes for.
 user = User.objects.create(username="many").pk
 album = services.add_album(user, "many")
@@ -159,7 +183,8 @@ def website(urls):
 
 
 def outage(shell, urls):
-    """A server of shards is stopped for a while, until a second write of some process has failed."""
+    """A server of shards is stopped for a while, until a second write of some process has
+    failed."""
     data = shell.folder / "pgshard-dev" / "servers" / "db2" / "data"
     control(data, "stop", "-m", "fast")
     try:
@@ -177,7 +202,8 @@ def outage(shell, urls):
 
 
 def compare(shell, urls):
-    """What was acknowledged is in the shards: once, on the shard of its key, and as it was written. There is nothing else."""
+    """What was acknowledged is in the shards: once, on the shard of its key, and as it was written.
+    There is nothing else."""
     assert not (shell.folder / "failed").exists()
     seeds = json.loads((shell.folder / "seeds").read_text())
     photos = {id: (user, f"seed {album}", 1, album) for user, id, album in seeds}
@@ -190,26 +216,30 @@ def compare(shell, urls):
         for id in (id for what, _, id, *_ in lines if what == "remove"):
             del photos[id]
     wanted = sorted(
-        (id, user, title, likes[id], category, album) for id, (user, title, category, album) in photos.items()
+        (id, user, title, likes[id], category, album)
+        for id, (user, title, category, album) in photos.items()
     )
     assert len(wanted) > 100
 
     found, found_albums, many = [], [], 0
     for url in urls.values():
         with psycopg.connect(url, autocommit=True) as connection:
-            schemas = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname ~ '^shard_[0-9]+$'").fetchall()
+            schemas = connection.execute(
+                "SELECT nspname FROM pg_namespace WHERE nspname ~ '^shard_[0-9]+$'"
+            ).fetchall()
             for (schema,) in schemas:
                 rows = connection.execute(
-                    "SELECT coalesce(photo.old_id, photo.id), photo.user_id, title, likes, category_id, "
-                    "coalesce(album.old_id, album.id), album.user_id "
-                    f"FROM {schema}.gallery_photo photo LEFT JOIN {schema}.gallery_album album ON album.id = album_id"
+                    "SELECT coalesce(photo.old_id, photo.id), photo.user_id, title, likes,"
+                    " category_id, coalesce(album.old_id, album.id), album.user_id FROM"
+                    f" {schema}.gallery_photo photo LEFT JOIN {schema}.gallery_album album ON"
+                    " album.id = album_id"
                 ).fetchall()
                 there = connection.execute(
                     f"SELECT user_id, coalesce(old_id, id), name FROM {schema}.gallery_album"
                 ).fetchall()
-                assert {user % 64 for user in (*(row[1] for row in rows), *(row[0] for row in there))} <= {
-                    int(schema[6:])
-                }
+                assert {
+                    user % 64 for user in (*(row[1] for row in rows), *(row[0] for row in there))
+                } <= {int(schema[6:])}
                 assert all(row[1] == row[6] for row in rows)
                 many += sum(row[2].startswith("many ") for row in rows)
                 found += [row[:6] for row in rows if not row[2].startswith("many ")]
@@ -218,7 +248,9 @@ def compare(shell, urls):
     assert sorted(found_albums) == sorted(albums)
     assert many == 2500
     with website(urls) as connection:
-        assert connection.execute("SELECT to_regclass('photos_photo'), to_regclass('photos_stage')").fetchone() == (
+        assert connection.execute(
+            "SELECT to_regclass('photos_photo'), to_regclass('photos_stage')"
+        ).fetchone() == (
             None,
             None,
         )

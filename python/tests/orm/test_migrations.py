@@ -28,23 +28,34 @@ def test_every_operation_came_to_what_the_models_say(world, db):
     product = Product.objects.create(user_id=U, price="1.500", words=["a"])
     assert product.label == "it's {shard}"
     with connections["shard-3"].cursor() as cursor:
-        cursor.execute("INSERT INTO {shard}.shop_goods (user_id, words, note) VALUES (3, '[]', '') RETURNING label")
+        cursor.execute(
+            "INSERT INTO {shard}.shop_goods (user_id, words, note) VALUES (3, '[]', '') RETURNING"
+            " label"
+        )
         assert cursor.fetchone() == ("it's {shard}",), "not the schema"
-        cursor.execute("SELECT indexname FROM pg_indexes WHERE schemaname = 'shard_0003' AND tablename = 'shop_goods'")
+        cursor.execute(
+            "SELECT indexname FROM pg_indexes WHERE schemaname = 'shard_0003' AND tablename ="
+            " 'shop_goods'"
+        )
         names = {name for (name,) in cursor.fetchall()}
         assert {"product_upper", "product_price", "product_words", "product_label"} <= names
         assert not {"item_name", "product_name", "product_both"} & names
     purchase = Purchase.objects.create(user_id=U, first=product)
     purchase.products.add(product)
     Receipt.objects.create(user_id=U, purchase=purchase)
-    assert Receipt.objects.for_key(U).get(purchase__products__words__contains=["a"]).purchase.first == product
+    assert (
+        Receipt.objects.for_key(U).get(purchase__products__words__contains=["a"]).purchase.first
+        == product
+    )
     assert purchase.delete()[0] == 3
     Product.objects.for_key(U).delete()
     world.run("check", "--ddl")
 
 
 def test_files_are_what_pgshard_wants(world):
-    files = sorted(file for file in (world.folder / "migrations").iterdir() if "_ledger_" not in file.name)
+    files = sorted(
+        file for file in (world.folder / "migrations").iterdir() if "_ledger_" not in file.name
+    )
     files = [file for file in files if "_forum_" not in file.name]
     names = [file.name.split("_", 1)[1] for file in files]
     assert names == [
@@ -74,7 +85,10 @@ def test_missing_files_and_pending_shards_are_said(world, monkeypatch):
     text = file.read_text()
     file.unlink()
     try:
-        assert "shop_0003_concurrently_4 has no file yet: run `manage.py shards makesql`" in command("migrate")
+        assert (
+            "shop_0003_concurrently_4 has no file yet: run `manage.py shards makesql`"
+            in command("migrate")
+        )
         from django.core.management import CommandError
 
         with pytest.raises(CommandError, match="lacks shop_0003_concurrently_4"):
@@ -112,13 +126,19 @@ def test_what_cannot_be_a_file_is_refused_with_a_hint(world, name, tmp_path, mon
     package = tmp_path / f"refused_{name}"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "0001_initial.py").write_text(Path(next(iter(photos)), "0001_initial.py").read_text())
+    (package / "0001_initial.py").write_text(
+        Path(next(iter(photos)), "0001_initial.py").read_text()
+    )
     imports = (
         "from django.contrib.postgres.operations import TrigramExtension\n"
         "from django.db import migrations\nfrom pgshard.django.fields import ShardKeyField\n"
     )
-    migration = "class Migration(migrations.Migration):\n    dependencies = [('photos', '0001_initial')]\n"
-    (package / "0002_refused.py").write_text(f"{imports}{migration}    operations = [{operation}]\n")
+    migration = (
+        "class Migration(migrations.Migration):\n    dependencies = [('photos', '0001_initial')]\n"
+    )
+    (package / "0002_refused.py").write_text(
+        f"{imports}{migration}    operations = [{operation}]\n"
+    )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with override_settings(MIGRATION_MODULES={"photos": package.name}):
         with pytest.raises(CommandError, match=says) as error:
@@ -132,7 +152,8 @@ from django.contrib.contenttypes.fields import GenericRelation
 from django.db import models
 from django.db.models.functions import Lower
 from photos.models import Photo
-from pgshard.django import ShardedManager, ShardedModel, ShardKeyField, ShardKeyForeignKey, ShardedBigAutoField
+from pgshard.django import ShardedManager, ShardedModel, ShardKeyField, ShardKeyForeignKey
+from pgshard.django import ShardedBigAutoField
 
 class Meta:
     app_label = "photos"
@@ -249,7 +270,9 @@ def test_system_checks_name_each_mistake(world):
         apps.all_models["photos"].update(before)
         apps.clear_cache()
         sharded._forget()
-    said = sorted((one.id, getattr(one.obj, "__name__", None) or one.obj.model.__name__) for one in found)
+    said = sorted(
+        (one.id, getattr(one.obj, "__name__", None) or one.obj.model.__name__) for one in found
+    )
     assert said == [
         ("pgshard.E003", "NoBase"),
         ("pgshard.E004", "PlainManager"),

@@ -43,7 +43,10 @@ class Calls:
         return 0, 0
 
     def update(self, name):
-        assert self.m.Photo.objects.filter(pk=self.first.pk).update(likes=self.m.models.F("likes") + 1) == 1
+        assert (
+            self.m.Photo.objects.filter(pk=self.first.pk).update(likes=self.m.models.F("likes") + 1)
+            == 1
+        )
         return 0, 1
 
     def ignore_conflicts(self, name):
@@ -145,7 +148,10 @@ def working(calls, work, threads=2):
         work()
         goals = [worker.done + len(calls.all()) for worker in workers]
         end = time.monotonic() + 90
-        while any(w.done < goal and not w.errors for w, goal in zip(workers, goals)) and time.monotonic() < end:
+        while (
+            any(w.done < goal and not w.errors for w, goal in zip(workers, goals))
+            and time.monotonic() < end
+        ):
             time.sleep(0.02)
     finally:
         for worker in workers:
@@ -155,7 +161,9 @@ def working(calls, work, threads=2):
     assert [error for worker in workers for error in worker.errors] == []
     assert all(worker.done >= goal for worker, goal in zip(workers, goals))
     m, user = calls.m, calls.user
-    assert m.Photo.objects.filter(user_id=user).count() == 1 + sum(worker.rows for worker in workers)
+    assert m.Photo.objects.filter(user_id=user).count() == 1 + sum(
+        worker.rows for worker in workers
+    )
     assert m.Photo.objects.get(pk=calls.first.pk).likes == sum(worker.likes for worker in workers)
     found = m.Photo.objects.across_shards().count()
     assert found == m.Photo.objects.filter(user_id=user).count(), "nothing is anywhere else"
@@ -183,7 +191,9 @@ def test_a_mover_that_is_killed_is_not_noticed(world, m):
         with world.connect(host) as connection:
             end = time.monotonic() + 60
             while time.monotonic() < end:
-                if connection.execute("SELECT state FROM pgshard.look(%s)", [shard]).fetchone() == ("serving",):
+                if connection.execute("SELECT state FROM pgshard.look(%s)", [shard]).fetchone() == (
+                    "serving",
+                ):
                     return
                 time.sleep(0.02)
         raise AssertionError(f"nobody has opened the shard on {host}")
@@ -292,9 +302,13 @@ def test_what_may_have_taken_effect_in_part_is_not_repeated(world, m, stale):
 
     def each():
         yield lambda cursor: cursor.execute("DO $$ BEGIN PERFORM 1 FROM {shard}.photos_tag; END $$")
-        yield lambda cursor: cursor.execute("INSERT INTO {shard}.photos_tag (user_id, word) VALUES (13, 'a'); SELECT 1")
+        yield lambda cursor: cursor.execute(
+            "INSERT INTO {shard}.photos_tag (user_id, word) VALUES (13, 'a'); SELECT 1"
+        )
         yield lambda cursor: cursor.executemany(insert, [["a"], ["b"]])
-        yield lambda cursor: cursor.execute("CREATE INDEX CONCURRENTLY ON {shard}.photos_tag (word)")
+        yield lambda cursor: cursor.execute(
+            "CREATE INDEX CONCURRENTLY ON {shard}.photos_tag (word)"
+        )
 
         def copy(cursor):
             with cursor.copy("COPY {shard}.photos_tag (user_id, word) FROM STDIN") as rows:
@@ -303,11 +317,17 @@ def test_what_may_have_taken_effect_in_part_is_not_repeated(world, m, stale):
         yield copy
 
     for call in each():
-        with connections[f"shard-{user}"].cursor() as cursor, pytest.raises(ShardMoved, match="not repeated"):
+        with (
+            connections[f"shard-{user}"].cursor() as cursor,
+            pytest.raises(ShardMoved, match="not repeated"),
+        ):
             call(cursor)
     assert stale.place(user).epoch == 1
     # But an error that is the application's own is raised.
-    with connections[f"shard-{user}"].cursor() as cursor, pytest.raises(ProgrammingError, match="photoz"):
+    with (
+        connections[f"shard-{user}"].cursor() as cursor,
+        pytest.raises(ProgrammingError, match="photoz"),
+    ):
         cursor.execute("SELECT * FROM {shard}.photoz")
     assert set(m.Tag.objects.for_key(user).values_list("word", flat=True)) == {"x"}
 
@@ -319,10 +339,14 @@ def test_a_conflict_clause_at_a_signpost_is_repeated_and_a_mistake_is_not(world,
     tag = m.Tag.objects.create(user_id=user, word="x")
     world.move(user)
     same = [m.Tag(user_id=user, word="x")]
-    m.Tag.objects.bulk_create(same, update_conflicts=True, unique_fields=["user_id", "word"], update_fields=["word"])
+    m.Tag.objects.bulk_create(
+        same, update_conflicts=True, unique_fields=["user_id", "word"], update_fields=["word"]
+    )
     assert m.Tag.objects.for_key(user).get() == tag
     with pytest.raises(ProgrammingError, match="no unique or exclusion constraint"):
-        m.Tag.objects.bulk_create(same, update_conflicts=True, unique_fields=["word"], update_fields=["word"])
+        m.Tag.objects.bulk_create(
+            same, update_conflicts=True, unique_fields=["word"], update_fields=["word"]
+        )
 
 
 def test_a_shard_that_moved_twice_is_found(world, m, stale):
@@ -338,8 +362,8 @@ def test_a_shard_that_moved_twice_is_found(world, m, stale):
 
 
 def test_an_answer_that_a_signpost_changed_is_not_believed(world, m, monkeypatch):
-    """On the host that the shard has left, questions about names get an answer without an error: NULL, or an answer about the
-    signpost's views."""
+    """On the host that the shard has left, questions about names get an answer without an error:
+    NULL, or an answer about the signpost's views."""
     from django.db import connections, transaction
 
     from pgshard.django import ShardMoved, release
@@ -395,7 +419,8 @@ def test_an_answer_that_a_signpost_changed_is_not_believed(world, m, monkeypatch
 
 
 def test_rows_of_many_shards_are_found_when_one_has_moved(world, m, monkeypatch):
-    """One statement for all shards of a host meets a signpost; then the shards are asked one by one."""
+    """One statement for all shards of a host meets a signpost; then the shards are asked one by
+    one."""
     from pgshard.django import batch
     from pgshard.django.cluster import cluster
 

@@ -1,4 +1,5 @@
-"""Subqueries that name no shard: those that would have the rows of one shard for those of all are refused."""
+"""Subqueries that name no shard: those that would have the rows of one shard for those of all are
+refused."""
 
 import pytest
 
@@ -13,7 +14,8 @@ def rows(m):
     for user in (U, V, W):
         album = m.Album.objects.create(user_id=user, name=f"a{user}")
         photos = [
-            m.Photo.objects.create(user_id=user, album=album, title=title, likes=user) for title in ("same", str(user))
+            m.Photo.objects.create(user_id=user, album=album, title=title, likes=user)
+            for title in ("same", str(user))
         ]
         photos[0].tags.add(m.Tag.objects.create(user_id=user, word="x"))
 
@@ -22,7 +24,11 @@ def test_a_part_that_sees_one_shard_for_all_is_refused(m, p, rows):
     from django.db.models import Count, Exists, F, Max, OuterRef, Q, Subquery, Window
     from django.db.models.functions import RowNumber
 
-    mine, photos, albums = m.Photo.objects.filter(user_id=U), m.Photo.objects.order_by(), m.Album.objects.order_by()
+    mine, photos, albums = (
+        m.Photo.objects.filter(user_id=U),
+        m.Photo.objects.order_by(),
+        m.Album.objects.order_by(),
+    )
     first = photos.order_by("-likes").values("pk")[:1]
     numbered = photos.annotate(n=Window(RowNumber(), order_by="-likes"))
 
@@ -43,7 +49,9 @@ def test_a_part_that_sees_one_shard_for_all_is_refused(m, p, rows):
             given.filter(pk__in=numbered.filter(n=1).values("pk")),
             given.filter(pk__in=photos.values("title").annotate(n=Max("pk")).values("n")),
             # What is tied in part, or by something else.
-            given.filter(Exists(photos.filter(Q(album=OuterRef("album")) | Q(title=OuterRef("title"))))),
+            given.filter(
+                Exists(photos.filter(Q(album=OuterRef("album")) | Q(title=OuterRef("title"))))
+            ),
             given.filter(Exists(photos.exclude(album=OuterRef("album")))),
             given.filter(Exists(photos.filter(album__gte=OuterRef("album")))),
             given.filter(Exists(photos.filter(likes=OuterRef("user_id")))),
@@ -64,7 +72,10 @@ def test_a_part_that_sees_one_shard_for_all_is_refused(m, p, rows):
             lambda query=query: query.across_shards().list(limit=9),
             lambda query=query: query.by_ids([row.pk for row in mine]),
         ):
-            with pytest.raises((p.NoShard, ValueError), match=r"this part of a query names no shard|cannot be merged"):
+            with pytest.raises(
+                (p.NoShard, ValueError),
+                match=r"this part of a query names no shard|cannot be merged",
+            ):
                 refused()
     with pytest.raises(p.NoShard, match="this part of a query names no shard"):
         mine.update(likes=Subquery(albums.annotate(n=Count("photos")).values("n")[:1]))
@@ -76,7 +87,11 @@ def test_a_part_that_sees_one_shard_for_all_is_refused(m, p, rows):
 def test_a_part_that_is_tied_to_its_querys_row_sees_enough(m, p, rows):
     from django.db.models import Count, Exists, F, Max, OuterRef, Q, Subquery
 
-    mine, photos, albums = m.Photo.objects.filter(user_id=U), m.Photo.objects.order_by(), m.Album.objects.order_by()
+    mine, photos, albums = (
+        m.Photo.objects.filter(user_id=U),
+        m.Photo.objects.order_by(),
+        m.Album.objects.order_by(),
+    )
 
     def right(given):
         return (
@@ -86,23 +101,52 @@ def test_a_part_that_is_tied_to_its_querys_row_sees_enough(m, p, rows):
             (given.filter(pk__in=photos.filter(title="same").values("pk")), 1),
             (
                 given.filter(
-                    pk__in=photos.filter(title="same").values("pk").union(photos.filter(title="y").values("pk"))
+                    pk__in=photos.filter(title="same")
+                    .values("pk")
+                    .union(photos.filter(title="y").values("pk"))
                 ),
                 1,
             ),
-            (given.filter(album__in=photos.values("album").annotate(n=Count("pk")).filter(n=2).values("album")), 2),
+            (
+                given.filter(
+                    album__in=photos.values("album")
+                    .annotate(n=Count("pk"))
+                    .filter(n=2)
+                    .values("album")
+                ),
+                2,
+            ),
             (given.filter(pk__in=photos.filter(album__in=albums.filter(name__startswith="a"))), 2),
             (given.exclude(tags__word="x"), 1),
             (given.exclude(album__photos__title="same"), 0),
             (given.filter(Exists(photos.filter(album=OuterRef("album"), title="same"))), 2),
-            (given.filter(Exists(photos.filter(user_id=OuterRef("user_id"), likes__gt=OuterRef("likes")))), 0),
-            (given.filter(Exists(albums.filter(photos=OuterRef("pk")))), 2),
-            (given.filter(Exists(albums.filter(Q(pk=OuterRef("album")) | Q(photos=OuterRef("pk"))))), 2),
-            (given.filter(Exists(m.Photo.tags.through.objects.filter(photo=OuterRef("pk")))), 1),
-            (given.filter(likes=Subquery(photos.filter(album=OuterRef("album")).values("likes")[:1])), 2),
             (
                 given.filter(
-                    Exists(albums.filter(Exists(photos.filter(pk=OuterRef(OuterRef("pk")))), pk=OuterRef("album")))
+                    Exists(photos.filter(user_id=OuterRef("user_id"), likes__gt=OuterRef("likes")))
+                ),
+                0,
+            ),
+            (given.filter(Exists(albums.filter(photos=OuterRef("pk")))), 2),
+            (
+                given.filter(
+                    Exists(albums.filter(Q(pk=OuterRef("album")) | Q(photos=OuterRef("pk"))))
+                ),
+                2,
+            ),
+            (given.filter(Exists(m.Photo.tags.through.objects.filter(photo=OuterRef("pk")))), 1),
+            (
+                given.filter(
+                    likes=Subquery(photos.filter(album=OuterRef("album")).values("likes")[:1])
+                ),
+                2,
+            ),
+            (
+                given.filter(
+                    Exists(
+                        albums.filter(
+                            Exists(photos.filter(pk=OuterRef(OuterRef("pk")))), pk=OuterRef("album")
+                        )
+                    )
                 ),
                 2,
             ),
@@ -115,7 +159,9 @@ def test_a_part_that_is_tied_to_its_querys_row_sees_enough(m, p, rows):
         assert len(query.by_ids([row.pk for row in mine])) == count, number
     most = photos.filter(user_id=OuterRef("user_id")).order_by("-likes").values("likes")[:1]
     assert mine.update(likes=Subquery(most), title=F("title")) == 2
-    assert albums.filter(photos__in=photos.filter(user_id=U)).aggregate(n=Max("photos__likes")) == {"n": U}
+    assert albums.filter(photos__in=photos.filter(user_id=U)).aggregate(n=Max("photos__likes")) == {
+        "n": U
+    }
 
 
 def test_a_part_may_name_the_shard_otherwise(m, p, rows):
@@ -145,15 +191,26 @@ def test_the_parts_of_a_union_say_the_shard_in_the_same_column(m, rows):
         photos.values_list("user_id", "pk").union(photos.values_list("pk", "user_id")),
         photos.values_list("title", F("user_id")).union(photos.values_list("user_id", F("title"))),
     ):
-        for refused in (wrong.across_shards().count, lambda wrong=wrong: wrong.across_shards().list(limit=10)):
+        for refused in (
+            wrong.across_shards().count,
+            lambda wrong=wrong: wrong.across_shards().list(limit=10),
+        ):
             with pytest.raises(ValueError, match="in the same column of each part"):
                 refused()
     for right, count in (
         (one.union(one), 3),
         (one.union(other, all=True), 12),
         (photos.values_list("title", "user_id").union(albums.values_list("name", "user_id")), 9),
-        (photos.values_list("title", F("user_id")).union(albums.values_list("name", F("user_id"))), 9),
-        (photos.filter(album__isnull=False).values_list("album").union(albums.values_list("pk")), 3),
+        (
+            photos.values_list("title", F("user_id")).union(
+                albums.values_list("name", F("user_id"))
+            ),
+            9,
+        ),
+        (
+            photos.filter(album__isnull=False).values_list("album").union(albums.values_list("pk")),
+            3,
+        ),
         (photos.filter(title="same").union(photos.filter(likes=U)), 4),
     ):
         assert right.across_shards().count() == count
@@ -171,7 +228,13 @@ def test_a_reference_that_is_asked_for_does_in_place_of_the_key(m, rows):
         photos.filter(Q(Q(album__isnull=False), likes__gt=0)),
     ):
         assert given.values("album").distinct().across_shards().count() == 3
-        groups = given.values_list("album").annotate(n=Count("pk")).order_by("album_id").across_shards().list(limit=10)
+        groups = (
+            given.values_list("album")
+            .annotate(n=Count("pk"))
+            .order_by("album_id")
+            .across_shards()
+            .list(limit=10)
+        )
         assert [count for _, count in groups] == [2, 2, 2]
     for given in (
         photos.filter(album__isnull=True),
@@ -189,7 +252,12 @@ def test_an_order_that_was_not_selected_is_refused(m, rows):
 
     with pytest.raises(ValueError, match="cannot be merged"):
         m.Photo.objects.alias(n=F("likes") + 1).order_by("n").across_shards().list(limit=10)
-    found = m.Photo.objects.annotate(n=F("likes") + 1).order_by("-n", "title").across_shards().list(limit=3)
+    found = (
+        m.Photo.objects.annotate(n=F("likes") + 1)
+        .order_by("-n", "title")
+        .across_shards()
+        .list(limit=3)
+    )
     assert [photo.title for photo in found] == ["19", "same", "12"]
 
 
@@ -200,7 +268,8 @@ def test_an_order_by_what_python_has_otherwise_is_refused(m, world):
     from shop.models import Product
 
     goods = [
-        Product.objects.create(user_id=user, label=str(user), words={"n": n}) for user, n in ((U, 2), (V, 1), (W, 3))
+        Product.objects.create(user_id=user, label=str(user), words={"n": n})
+        for user, n in ((U, 2), (V, 1), (W, 3))
     ]
     try:
         rows = Product.objects.annotate(n=F("words__n"))

@@ -14,7 +14,8 @@ U = 3
 
 @pytest.fixture
 def poolers(world, monkeypatch):
-    """Both hosts are reached through poolers, with `router_url` and `prepare = "unnamed"` in the config."""
+    """Both hosts are reached through poolers, with `router_url` and `prepare = "unnamed"` in the
+    config."""
     from pgshard.django.backend import pools
     from pgshard.django.cluster import cluster
 
@@ -24,7 +25,9 @@ def poolers(world, monkeypatch):
 
     def through(name, pooler):
         host = directory.host(name)
-        return dataclasses.replace(host, params={**host.params, "port": str(pooler.port)}, named=False)
+        return dataclasses.replace(
+            host, params={**host.params, "port": str(pooler.port)}, named=False
+        )
 
     hosts = {name: through(name, pooler) for name, pooler in made.items()}
     monkeypatch.setattr(directory, "_hosts", {**directory._hosts, **hosts})
@@ -71,7 +74,10 @@ def test_each_thread_gets_its_own_shards_rows_while_they_move(world, m, poolers)
         for thread in threads:
             thread.join()
     assert errors == []
-    counts = {user: (m.Tag.objects.for_key(user).count(), m.Photo.objects.for_key(user).count()) for user in wrote}
+    counts = {
+        user: (m.Tag.objects.for_key(user).count(), m.Photo.objects.for_key(user).count())
+        for user in wrote
+    }
     assert counts == {user: (number, number) for user, number in wrote.items()}
 
 

@@ -1,4 +1,5 @@
-"""What projects that had one database bring along: none of it gives a part of the answer, or writes where nobody looks."""
+"""What projects that had one database bring along: none of it gives a part of the answer, or writes
+where nobody looks."""
 
 import pytest
 
@@ -36,7 +37,8 @@ def threads(forum):
     return [forum.Thread.objects.create(user_id=user, title="t") for user in (U, V)]
 
 
-# ------------------------------------------------------------------------------------------------------------- relations
+# ------------------------------------------------------------------------------
+# relations
 
 
 def test_generic_relations_of_several_shards_are_prefetched(forum, threads):
@@ -51,12 +53,15 @@ def test_generic_relations_of_several_shards_are_prefetched(forum, threads):
         assert [len(thread.remarks.all()) for thread in found] == [2, 2]
         some = Prefetch("remarks", forum.Remark.objects.exclude(text="another"), to_attr="some")
         prefetch_related_objects(found, some)
-        assert [[one.text for one in thread.some] for thread in found] == [[f"of {one.user_id}"] for one in given]
+        assert [[one.text for one in thread.some] for thread in found] == [
+            [f"of {one.user_id}"] for one in given
+        ]
     threads[0].remarks.all().delete()
     assert [thread.remarks.count() for thread in threads] == [0, 2]
 
 
-# ---------------------------------------------------------------------------------------------------------- many shards
+# ------------------------------------------------------------------------------
+# many shards
 
 
 def test_what_each_shard_would_count_for_itself_is_refused(m):
@@ -83,7 +88,10 @@ def test_what_each_shard_would_count_for_itself_is_refused(m):
         with pytest.raises(ValueError, match="user_id"):
             wrong.across_shards().count()
     ids = list(rows.values_list("pk", flat=True).across_shards().list(limit=10))
-    for wrong in (rows.annotate(n=Window(RowNumber(), order_by="title")), rows.order_by("title").distinct("title")):
+    for wrong in (
+        rows.annotate(n=Window(RowNumber(), order_by="title")),
+        rows.order_by("title").distinct("title"),
+    ):
         with pytest.raises(ValueError, match="user_id"):
             wrong.by_ids(ids)
     ranked = rows.annotate(n=Window(RowNumber(), order_by="title", partition_by=["user_id"]))
@@ -97,19 +105,31 @@ def test_what_each_shard_would_count_for_itself_is_refused(m):
         (rows.values_list("pk", flat=True).distinct().order_by("pk"), 3),
         (rows.order_by("title").distinct(), 3),
         (rows.order_by("user_id", "pk").distinct("user_id"), 2),
-        (rows.annotate(n=Window(RowNumber(), order_by="title", partition_by=["user_id"])).order_by("title"), 3),
+        (
+            rows.annotate(
+                n=Window(RowNumber(), order_by="title", partition_by=["user_id"])
+            ).order_by("title"),
+            3,
+        ),
     ):
         across = right.across_shards()
         assert (across.count(), len(across.list(limit=10))) == (count, count)
-    assert m.Photo.objects.values("user_id").annotate(n=Count("pk")).order_by("-n").across_shards().list(limit=1) == [
-        {"user_id": U, "n": 2}
-    ]
+    assert m.Photo.objects.values("user_id").annotate(n=Count("pk")).order_by(
+        "-n"
+    ).across_shards().list(limit=1) == [{"user_id": U, "n": 2}]
 
 
 def test_a_slice_is_of_all_shards_together(m):
-    photos = [m.Photo.objects.create(user_id=user, title=title) for user, title in ((U, "b"), (V, "a"), (U, "c"))]
+    photos = [
+        m.Photo.objects.create(user_id=user, title=title)
+        for user, title in ((U, "b"), (V, "a"), (U, "c"))
+    ]
     two = m.Photo.objects.order_by("title")[:2].across_shards()
-    assert (two.count(), two.list(limit=9), two.list(limit=1)) == (2, [photos[1], photos[0]], [photos[1]])
+    assert (two.count(), two.list(limit=9), two.list(limit=1)) == (
+        2,
+        [photos[1], photos[0]],
+        [photos[1]],
+    )
     assert m.Photo.objects.order_by("title")[:9].across_shards().count() == 3
 
 
@@ -123,7 +143,9 @@ def test_a_key_that_is_an_expression_is_refused(m, p, threads, forum):
             lambda: m.Photo(user_id=Value(V), title="x").save(),
             lambda: m.Photo.objects.bulk_create([m.Photo(user_id=F("likes"), title="x")]),
             lambda: m.Photo.objects.create(user_id=U, id=Value(threads[1].pk), title="x"),
-            lambda: m.Photo.tags.through._base_manager.create(photo_id=Value(threads[1].pk), tag_id=5),
+            lambda: m.Photo.tags.through._base_manager.create(
+                photo_id=Value(threads[1].pk), tag_id=5
+            ),
         ):
             with pytest.raises(p.WrongShard):
                 wrong()
@@ -160,7 +182,12 @@ def test_what_a_row_belongs_to_names_its_shard(m, p, forum, threads):
             (forum.Post.objects.filter(thread__pk__in=[theirs.pk]).exclude(text="a"), 4),
             (forum.Post.objects.filter(thread__user=V), 5),
             (forum.Post.objects.filter(thread__in=forum.Thread.objects.filter(user=V)), 5),
-            (forum.Thread.objects.filter(pk__in=forum.Post.objects.filter(thread=theirs).values("thread")), 1),
+            (
+                forum.Thread.objects.filter(
+                    pk__in=forum.Post.objects.filter(thread=theirs).values("thread")
+                ),
+                1,
+            ),
             (forum.Thread.objects.filter(labels=label), 1),
             (forum.Thread.objects.filter(posts=post), 1),
             (forum.Label.objects.filter(threads__in=[theirs]), 1),
@@ -171,9 +198,24 @@ def test_what_a_row_belongs_to_names_its_shard(m, p, forum, threads):
             (forum.Post.objects.filter(thread__labels__in=[label.pk], text="a"), 1),
             (forum.Post.objects.filter(thread__labels__user_id=V), 5),
             (forum.Label.objects.filter(threads__posts=post), 1),
-            (forum.Label.objects.filter(Q(threads__posts=post) | Q(threads__posts__thread__user=V)).distinct(), 1),
-            (forum.Label.objects.filter(threads__posts__in=forum.Post.objects.filter(thread=theirs, text="b")), 1),
-            (forum.Thread.labels.through.objects.filter(thread__posts__thread_id=theirs.pk, thread__posts=post), 1),
+            (
+                forum.Label.objects.filter(
+                    Q(threads__posts=post) | Q(threads__posts__thread__user=V)
+                ).distinct(),
+                1,
+            ),
+            (
+                forum.Label.objects.filter(
+                    threads__posts__in=forum.Post.objects.filter(thread=theirs, text="b")
+                ),
+                1,
+            ),
+            (
+                forum.Thread.labels.through.objects.filter(
+                    thread__posts__thread_id=theirs.pk, thread__posts=post
+                ),
+                1,
+            ),
         ):
             assert (rows.count(), rows.db) == (count, "shard-12")
         with pytest.raises(p.NoShard, match="of several shards"):
@@ -220,7 +262,9 @@ def test_a_part_of_a_query_does_not_look_on_one_shard_for_several(m, p):
     assert ours.filter(Exists(m.Photo.objects.filter(user_id=OuterRef("user_id")))).count() == 1
     assert ours.filter(Exists(same.using("shard-3"))).count() == 1
     assert ours.union(both.using("shard-3"), m.Photo.objects.none()).count() == 1
-    assert both.filter(Exists(m.Photo.objects.filter(pk=OuterRef("pk")))).across_shards().count() == 2
+    assert (
+        both.filter(Exists(m.Photo.objects.filter(pk=OuterRef("pk")))).across_shards().count() == 2
+    )
 
 
 def test_a_database_that_is_no_shard_is_not_asked_for_sharded_rows(m, p, monkeypatch):
@@ -229,7 +273,10 @@ def test_a_database_that_is_no_shard_is_not_asked_for_sharded_rows(m, p, monkeyp
     m.Photo.objects.create(user_id=U, title="x")
     # A table that was there before the rows went to shards.
     with connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE photos_photo AS SELECT 1::bigint AS id, 3::bigint AS user_id, 'old' AS title")
+        cursor.execute(
+            "CREATE TABLE photos_photo AS SELECT 1::bigint AS id, 3::bigint AS user_id, 'old' AS"
+            " title"
+        )
     try:
         for wrong in (
             lambda: m.Photo.objects.db_manager("default").filter(user_id=U).values("title").first(),
@@ -274,7 +321,8 @@ def test_a_reference_from_elsewhere_is_checked_where_the_row_is(forum, threads, 
         check()
 
 
-# -------------------------------------------------------------------------------------------------------- primary keys
+# ------------------------------------------------------------------------------
+# primary keys
 
 
 def test_a_key_that_is_the_primary_key_is_asked_for_by_that(forum, p):
@@ -319,7 +367,9 @@ def test_values_by_ids(m):
     assert m.Photo.objects.values("pk", "title").by_ids(ids) == [
         {"pk": one.pk, "title": one.title} for one in photos[::-1]
     ]
-    assert m.Photo.objects.values_list("title", "id").by_ids(ids) == [(one.title, one.pk) for one in photos[::-1]]
+    assert m.Photo.objects.values_list("title", "id").by_ids(ids) == [
+        (one.title, one.pk) for one in photos[::-1]
+    ]
     with pytest.raises(ValueError, match="add id to values"):
         m.Photo.objects.values("title").by_ids(ids)
 
@@ -352,7 +402,8 @@ def test_a_new_object_refers_to_its_owner_and_to_rows_of_a_shard(forum, p):
     assert forum.Vote.objects.across_shards().count() == 7
 
 
-# -------------------------------------------------------------------------------------------------- one row or another
+# ------------------------------------------------------------------------------
+# one row or another
 
 
 def test_what_get_or_create_looks_for_must_name_the_shard(m, p):
@@ -360,12 +411,17 @@ def test_what_get_or_create_looks_for_must_name_the_shard(m, p):
     for wrong in (
         lambda: m.Tag.objects.get_or_create(word="w", defaults={"user_id": U}),
         lambda: m.Tag.objects.update_or_create(word="w", defaults={"user_id": U}),
-        lambda: m.Tag.objects.update_or_create(word="w", create_defaults={"user_id": U, "word": "w"}, defaults={}),
+        lambda: m.Tag.objects.update_or_create(
+            word="w", create_defaults={"user_id": U, "word": "w"}, defaults={}
+        ),
     ):
         with pytest.raises(p.NoShard):
             wrong()
     assert m.Tag.objects.across_shards().list(limit=9) == [theirs]
-    assert m.Tag.objects.for_key(V).get_or_create(word="w", defaults={"user_id": V}) == (theirs, False)
+    assert m.Tag.objects.for_key(V).get_or_create(word="w", defaults={"user_id": V}) == (
+        theirs,
+        False,
+    )
     with p.shard_of(U):
         made, new = m.Tag.objects.get_or_create(word="w", defaults={"user_id": U})
     assert (new, made._state.db) == (True, "shard-3")
@@ -402,7 +458,9 @@ def test_a_model_that_extends_one_that_extends_a_sharded_one_is_sharded(p):
 
 def test_a_primary_key_of_two_columns_names_the_shard_by_its_key(forum, p):
     for user in (U, V):
-        forum.Seat.objects.bulk_create([forum.Seat(user_id=user, number=number) for number in range(2)])
+        forum.Seat.objects.bulk_create(
+            [forum.Seat(user_id=user, number=number) for number in range(2)]
+        )
 
     def check():
         assert forum.Seat.objects.get(pk=(V, 1)).user_id == V
@@ -425,7 +483,8 @@ def test_a_primary_key_of_two_columns_names_the_shard_by_its_key(forum, p):
     assert forum.Seat.objects.across_shards().count() == 3
 
 
-# ------------------------------------------------------------------------------------------ somebody else's, and nothing
+# ------------------------------------------------------------------------------
+# somebody else's, and nothing
 
 
 def test_what_is_somebody_elses_is_not_found(m, forum, threads, p):
@@ -449,7 +508,10 @@ def test_what_is_somebody_elses_is_not_found(m, forum, threads, p):
             photos.filter(pk__in=[theirs.pk], user_id=str(U)),
             photos.filter(user_id=U, user_id__exact=V),
             photos.filter(pk=5000 << 10, user_id=U),
-            photos.filter(title="x").exclude(likes=7).filter(pk=theirs.pk, user_id=U).exclude(title="y"),
+            photos.filter(title="x")
+            .exclude(likes=7)
+            .filter(pk=theirs.pk, user_id=U)
+            .exclude(title="y"),
             forum.Thread.objects.filter(user=U, pk=threads[1].pk),
             forum.Thread.objects.filter(user__pk=U, pk=threads[1].pk),
             forum.Seat.objects.filter(pk=(V, 1), user_id=U),
@@ -466,7 +528,11 @@ def test_what_is_somebody_elses_is_not_found(m, forum, threads, p):
     nothing = photos.filter(pk=theirs.pk, user_id=U)
     mine = photos.filter(user_id=U)
     assert mine.filter(pk__in=nothing).count() == mine.filter(Exists(nothing)).count() == 0
-    assert mine.exclude(pk__in=nothing.values("pk")).get() == mine.filter(~Exists(nothing)).get() == ours
+    assert (
+        mine.exclude(pk__in=nothing.values("pk")).get()
+        == mine.filter(~Exists(nothing)).get()
+        == ours
+    )
     assert (nothing | mine).get() == mine.union(nothing).get() == ours
     assert photos.across_shards().count() == 2
 
@@ -569,7 +635,8 @@ def test_a_list_that_is_a_query_names_a_shard_by_keys_and_ids_of_its_own(m, foru
 
 
 def test_a_part_of_a_query_by_ids_is_of_no_shard(m, p):
-    """The shards of these two are on one host, so one statement asks both, in whatever order the IDs are."""
+    """The shards of these two are on one host, so one statement asks both, in whatever order the
+    IDs are."""
     from django.db.models import Exists, OuterRef, Q
 
     photos = [m.Photo.objects.create(user_id=user, title="x") for user in (U, U + 1)]
@@ -585,7 +652,10 @@ def test_a_part_of_a_query_by_ids_is_of_no_shard(m, p):
                 m.Photo.objects.filter(Exists(m.Album.objects.filter(key | Q(name="b")))),
             ):
                 # Django itself says so of a list that is a query.
-                with pytest.raises((p.WrongShard, p.NoShard, ValueError), match=rf"shard-{user}|different databases"):
+                with pytest.raises(
+                    (p.WrongShard, p.NoShard, ValueError),
+                    match=rf"shard-{user}|different databases",
+                ):
                     wrong.by_ids(given)
         own = m.Album.objects.filter(user_id=OuterRef("user_id"), name="a")
         for right in (m.Photo.objects.filter(Exists(own)), m.Photo.objects.for_key(U)):
@@ -612,8 +682,15 @@ def test_a_list_of_what_a_key_holds_is_read_where_a_shard_is_chosen(m, forum, th
                 wrong.count()
     for where in (U, V):
         with p.shard_of(where):
-            assert rows.filter(user__pk__in=[V]).get() == rows.filter(user__id__in=[V, V + 16]).get() == theirs
-            assert posts.filter(thread__user__pk__in=[V]).get() == posts.filter(thread__user__id__in=[V]).get()
+            assert (
+                rows.filter(user__pk__in=[V]).get()
+                == rows.filter(user__id__in=[V, V + 16]).get()
+                == theirs
+            )
+            assert (
+                posts.filter(thread__user__pk__in=[V]).get()
+                == posts.filter(thread__user__id__in=[V]).get()
+            )
             assert posts.filter(thread__user__id__in=[V]).get().thread_id == theirs.pk
 
 
@@ -633,7 +710,11 @@ def test_a_single_value_that_is_a_query_is_as_a_list_that_is_one(m, forum, threa
             m.Photo.objects.filter(user_id__in=[Subquery(by)]),
             m.Photo.objects.filter(user_id__in=[U, Subquery(by)]),
             rows.filter(pk=votes.values("by_id")[:1]),
-            rows.filter(user_id=Subquery(forum.Vote.objects.filter(thread=OuterRef("pk")).values("by_id")[:1])),
+            rows.filter(
+                user_id=Subquery(
+                    forum.Vote.objects.filter(thread=OuterRef("pk")).values("by_id")[:1]
+                )
+            ),
             m.Photo.objects.filter(user_id__in=[V, F("likes")]),
             m.Photo.objects.filter(user_id__in=[F("likes"), Value(V)]),
         ):
@@ -648,7 +729,11 @@ def test_a_single_value_that_is_a_query_is_as_a_list_that_is_one(m, forum, threa
             rows.filter(pk=Value(ours.pk)),
         ):
             assert right.get() == ours
-        assert rows.filter(user_id=Value(V)).get() == rows.filter(pk__in=[Value(theirs.pk)]).get() == theirs
+        assert (
+            rows.filter(user_id=Value(V)).get()
+            == rows.filter(pk__in=[Value(theirs.pk)]).get()
+            == theirs
+        )
         assert forum.Vote.objects.filter(thread=Value(ours.pk)).count() == 1
         assert m.Photo.objects.filter(user_id__in=[Value(V), V + 16]).get() == liked
         assert not rows.filter(user_id=Value(U), pk=theirs.pk).exists()
@@ -683,7 +768,9 @@ def test_a_value_that_the_server_computes_is_of_any_shard(m, forum, threads, p):
             rows.filter(user=Value(V - 1) + Value(1)),
             rows.filter(user_id=Abs(Value(-V))),
             m.Photo.objects.filter(user_id__in=[V, Cast(Value(V - 0.4), kind)]),
-            rows.filter(Q(pk=Coalesce(Value(None), Value(theirs.pk), output_field=kind)) | Q(title="x")),
+            rows.filter(
+                Q(pk=Coalesce(Value(None), Value(theirs.pk), output_field=kind)) | Q(title="x")
+            ),
         ):
             for refused in (wrong.count, wrong.delete):
                 with pytest.raises(p.NoShard, match="of several shards"):
@@ -737,7 +824,11 @@ def test_an_annotation_that_is_called_as_the_key_is_not_the_key(m, p):
     most = m.Photo.objects.values("title").annotate(user_id=Max("likes"), id=Max("likes"))
     found = [{"title": "x", "user_id": 5, "id": 5}]
     with p.shard_of(U):
-        for rows in (most.filter(user_id=5), most.filter(Q(id=5) | Q(user_id__in=[6, 7])), most.filter(id__in=[5])):
+        for rows in (
+            most.filter(user_id=5),
+            most.filter(Q(id=5) | Q(user_id__in=[6, 7])),
+            most.filter(id__in=[5]),
+        ):
             assert list(rows) == found
         # It would be of no shard if it were an ID.
         assert [row["title"] for row in most.filter(id=16384)] == ["y"]

@@ -1,4 +1,5 @@
-"""Migrations of a project with several applications, from its first to one that deletes a model, as its engineers type them."""
+"""Migrations of a project with several applications, from its first to one that deletes a model, as
+its engineers type them."""
 
 import os
 import re
@@ -64,7 +65,9 @@ class Site:
             settings.write(SETTINGS)
 
     def _python(self, *line, fails=False):
-        done = subprocess.run([sys.executable, *line], cwd=self.folder, env=self.env, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, *line], cwd=self.folder, env=self.env, capture_output=True, text=True
+        )
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -76,8 +79,13 @@ class Site:
 
     def migration(self, app, name, operations, after=None):
         dependencies = [(app, after)] if after else []
-        text = f"class Migration(migrations.Migration):\n    dependencies = {dependencies}\n    operations = {operations}\n"
-        (self.folder / app / "migrations" / f"{name}.py").write_text("from django.db import migrations\n" + text)
+        text = (
+            f"class Migration(migrations.Migration):\n    dependencies = {dependencies}\n   "
+            f" operations = {operations}\n"
+        )
+        (self.folder / app / "migrations" / f"{name}.py").write_text(
+            "from django.db import migrations\n" + text
+        )
 
     def write(self):
         """Makes the files, runs them, and says which they are."""
@@ -111,7 +119,9 @@ def test_the_life_of_a_project(site):
     assert site.write() == ["late_0001_initial", "early_0001_initial"]
 
     # The index for LIKE goes with the other.
-    indexes = "SELECT count(*) FROM pg_indexes WHERE schemaname = 'shard_0000' AND indexdef LIKE '%mood%'"
+    indexes = (
+        "SELECT count(*) FROM pg_indexes WHERE schemaname = 'shard_0000' AND indexdef LIKE '%mood%'"
+    )
     for number, (name, value) in enumerate((("off", False), ("on", True)), 2):
         site.models("early", EARLY.replace("db_index=True", f"db_index={value}"))
         site.manage("makemigrations", "early", "-n", name)
@@ -121,25 +131,35 @@ def test_the_life_of_a_project(site):
     # SQL of one's own, in an application without models too.
     site.sql("INSERT INTO shard_0000.early_visit (user_id, mood) VALUES (0, 'good') RETURNING 1")
     operations = """[
-        migrations.RunSQL("-- don't forget\\nUPDATE {shard}.early_visit SET mood = 'filled' -- all", hints={"sharded": True}),
-        migrations.RunSQL("-- the next\\nCOMMENT ON TABLE {shard}.early_visit IS 'said'", hints={"model_name": "visit"}),
+        migrations.RunSQL("-- don't forget\\nUPDATE {shard}.early_visit SET mood = 'filled' --
+            all", hints={"sharded": True}),
+        migrations.RunSQL("-- the next\\nCOMMENT ON TABLE {shard}.early_visit IS 'said'",
+            hints={"model_name": "visit"}),
     ]"""
     site.migration("early", "0004_sql", operations, "0003_on")
-    operations = '[migrations.RunSQL("CREATE TABLE {shard}.word (id int)", hints={"sharded": True})]'
+    operations = (
+        '[migrations.RunSQL("CREATE TABLE {shard}.word (id int)", hints={"sharded": True})]'
+    )
     site.migration("only", "0001_sql", operations)
     sql = "-- it doesn't wait\\nCREATE INDEX CONCURRENTLY word_id ON {shard}.word (id)"
-    operations = f'[migrations.RunSQL("{sql}", hints={{"sharded": True}}), migrations.RunPython(print)]'
+    operations = (
+        f'[migrations.RunSQL("{sql}", hints={{"sharded": True}}), migrations.RunPython(print)]'
+    )
     site.migration("only", "0002_more", operations.replace("print", "lambda *_: None"), "0001_sql")
     assert site.write() == ["early_0004_sql", "only_0001_sql", "only_0002_more"]
-    assert site.sql("SELECT mood, obj_description('shard_0000.early_visit'::regclass) FROM shard_0000.early_visit") == [
-        ("filled", "said")
-    ]
+    assert site.sql(
+        "SELECT mood, obj_description('shard_0000.early_visit'::regclass) FROM"
+        " shard_0000.early_visit"
+    ) == [("filled", "said")]
     assert site.sql("SELECT count(*) FROM shard_0000.word") == [(0,)]
 
     # A child of a model, and a change of it.
     site.models("early", EARLY + CHILD)
     site.manage("makemigrations", "early", "-n", "child")
-    site.models("early", EARLY + CHILD.replace("days", "nights = models.IntegerField(default=0)\n    days", 1))
+    site.models(
+        "early",
+        EARLY + CHILD.replace("days", "nights = models.IntegerField(default=0)\n    days", 1),
+    )
     site.manage("makemigrations", "early", "-n", "nights")
     assert site.write() == ["early_0005_child", "early_0006_nights"]
     site.manage(
@@ -167,7 +187,9 @@ def test_the_life_of_a_project(site):
     site.manage("makemigrations", "early", "-n", "gone")
     assert "early_0007_gone" in site.manage("shards", "makesql", "--check", fails=True)
     assert site.write() == ["early_0007_gone"]
-    assert site.sql("SELECT count(*) FROM pg_tables WHERE tablename IN ('early_visit', 'early_trip')") == [(0,)]
+    assert site.sql(
+        "SELECT count(*) FROM pg_tables WHERE tablename IN ('early_visit', 'early_trip')"
+    ) == [(0,)]
     # What was said of a model that is gone is not for the other database.
     (site.folder / "db.sqlite3").unlink()
     site.manage("migrate")
@@ -176,7 +198,10 @@ def test_the_life_of_a_project(site):
 def test_a_squashed_migration_waits_for_what_it_replaces(site, tmp_path):
     folder, names = site.folder / "apart" / "migrations", ("0001_first", "0002_second")
     for name, after in zip(names, (None, "0001_first"), strict=True):
-        operation = f'[migrations.RunSQL("CREATE TABLE {{shard}}.t{name} (id int)", hints={{"sharded": True}})]'
+        operation = (
+            f'[migrations.RunSQL("CREATE TABLE {{shard}}.t{name} (id int)", hints={{"sharded":'
+            " True})]"
+        )
         site.migration("apart", name, operation, after)
         if after is None:
             assert "apart_0001_first" in site.write()
@@ -184,7 +209,10 @@ def test_a_squashed_migration_waits_for_what_it_replaces(site, tmp_path):
     for name in names:
         (folder / f"{name}.py").rename(tmp_path / f"{name}.py")
     said = site.manage("shards", "makesql", fails=True)
-    assert "apart.0001_both replaces apart.0001_first, whose files are there, and apart.0002_second" in said
+    assert (
+        "apart.0001_both replaces apart.0001_first, whose files are there, and apart.0002_second"
+        in said
+    )
     for name in names:
         (tmp_path / f"{name}.py").rename(folder / f"{name}.py")
     assert site.write() == ["apart_0002_second", "apart_0001_both"]

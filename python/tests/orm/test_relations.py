@@ -1,4 +1,5 @@
-"""Related rows are looked for on the shards where they are, whichever way the relation is followed."""
+"""Related rows are looked for on the shards where they are, whichever way the relation is
+followed."""
 
 import pytest
 
@@ -26,7 +27,8 @@ def users(world):
     User.objects.filter(username__startswith="relations ").delete()
 
 
-# ------------------------------------------------------------------------------------------------------------- prefetch
+# ------------------------------------------------------------------------------
+# prefetch
 
 
 def test_rows_of_several_shards_are_prefetched(m, users):
@@ -44,11 +46,15 @@ def test_rows_of_several_shards_are_prefetched(m, users):
     ]
     some = Prefetch("notes", m.Note.objects.exclude(text="another"), to_attr="some")
     assert [len(user.some) for user in found.prefetch_related(some)] == [1] * 4
-    assert all(note.user == user for user in found.prefetch_related("notes") for note in user.notes.all())
+    assert all(
+        note.user == user for user in found.prefetch_related("notes") for note in user.notes.all()
+    )
 
     keys = [user.pk for user in users]
     photos = [
-        m.Photo.objects.create(user_id=key, title="x", album=m.Album.objects.create(user_id=key, name=f"of {key}"))
+        m.Photo.objects.create(
+            user_id=key, title="x", album=m.Album.objects.create(user_id=key, name=f"of {key}")
+        )
         for key in keys
     ]
     photos.append(m.Photo.objects.create(user_id=keys[0], title="without an album"))
@@ -56,7 +62,9 @@ def test_rows_of_several_shards_are_prefetched(m, users):
         photo.tags.add(m.Tag.objects.get_or_create(user_id=photo.user_id, word="w")[0])
     photos = m.Photo.objects.by_ids([photo.pk for photo in photos])
     prefetch_related_objects(photos, "album__photos", "tags__photos")
-    assert [photo.album and photo.album.name for photo in photos] == [f"of {key}" for key in keys] + [None]
+    assert [photo.album and photo.album.name for photo in photos] == [
+        f"of {key}" for key in keys
+    ] + [None]
     assert [len(photo.album.photos.all()) for photo in photos[:4]] == [1] * 4
     assert [[tag.word for tag in photo.tags.all()] for photo in photos] == [["w"]] * 5
     assert [len(photo.tags.all()[0].photos.all()) for photo in photos] == [2, 1, 1, 1, 2]
@@ -90,7 +98,8 @@ def test_references_from_rows_elsewhere_are_prefetched(ledger, p):
         prefetch_related_objects(accounts, "checked_bills")
 
 
-# ------------------------------------------------------------------------------------- relations that are not the key
+# ------------------------------------------------------------------------------------- relations
+# that are not the key
 
 
 def test_a_relation_that_is_not_the_key_names_no_shard(ledger, m, p, users):
@@ -146,13 +155,16 @@ def test_a_key_that_refers_to_another_column_than_the_primary_key(ledger, p):
     assert ledger.Bill.objects.get_or_create(account=account, text="x") == (bill, False)
     assert ledger.Bill.objects.filter(account=account).update(account=account) == 1
     with pytest.raises(p.WrongShard):
-        ledger.Bill.objects.filter(account=account).update(account=ledger.Account.objects.create(number=U))
+        ledger.Bill.objects.filter(account=account).update(
+            account=ledger.Account.objects.create(number=U)
+        )
     # Not the key: it is another column of a table that is not there.
     with pytest.raises((p.NoShard, p.WrongShard)):
         ledger.Bill.objects.get(account__pk=account.pk)
 
 
-# ----------------------------------------------------------------------------------------------------- lazy objects
+# ------------------------------------------------------------------------------
+# lazy objects
 
 
 def test_the_user_of_a_request_is_a_user(m, p, users):
@@ -168,7 +180,11 @@ def test_the_user_of_a_request_is_a_user(m, p, users):
     made.save()
     made.user = lazy()
     made.save()
-    assert m.Note.objects.filter(user=lazy()).count() == m.Note.objects.filter(user__in=[lazy()]).count() == 2
+    assert (
+        m.Note.objects.filter(user=lazy()).count()
+        == m.Note.objects.filter(user__in=[lazy()]).count()
+        == 2
+    )
     assert m.Note.objects.get_or_create(user=lazy(), text="a") == (note, False)
     assert m.Note.objects.for_key(lazy()).count() == 2
     assert lazy().notes.count() == 2
@@ -179,7 +195,8 @@ def test_the_user_of_a_request_is_a_user(m, p, users):
     assert p.routing.alias_of_instance(found) == "shard-3"
 
 
-# ---------------------------------------------------------------------------------------- related managers in a query
+# ---------------------------------------------------------------------------------------- related
+# managers in a query
 
 
 def test_related_rows_of_another_shard_are_no_part_of_a_query(m, p):
@@ -206,7 +223,8 @@ def test_related_rows_of_another_shard_are_no_part_of_a_query(m, p):
     assert mine.photos.by_ids([photo.pk]) == [photo]
 
 
-# ------------------------------------------------------------------------------------------------------ other routers
+# ------------------------------------------------------------------------------
+# other routers
 
 
 def test_other_routers_say_where_rows_elsewhere_are(m, p, monkeypatch, users):
@@ -233,7 +251,8 @@ def test_other_routers_say_where_rows_elsewhere_are(m, p, monkeypatch, users):
     assert (User, {}) in asked
 
 
-# ------------------------------------------------------------------------- from a table that is not sharded to one that is
+# ------------------------------------------------------------------------- from a table that is not
+# sharded to one that is
 
 
 def test_rows_of_shards_are_no_part_of_a_query_of_another_database(ledger, m, p, users):
@@ -279,7 +298,8 @@ def test_rows_of_shards_are_no_part_of_a_query_of_another_database(ledger, m, p,
             others.filter(Exists(m.Note.objects.filter(user=OuterRef("pk")))),
         ):
             with pytest.raises(
-                (p.NoShard, ValueError), match=r"Note is in shards.*'default'|across different databases"
+                (p.NoShard, ValueError),
+                match=r"Note is in shards.*'default'|across different databases",
             ):
                 list(wrong)
 
@@ -296,13 +316,21 @@ def test_rows_of_shards_are_no_part_of_a_query_of_another_database(ledger, m, p,
     # What the remedy says, and what needs no table of shards.
     found = m.Note.objects.filter(text="x").values_list("user_id", flat=True)
     assert list(others.filter(pk__in=found.across_shards().list(limit=100))) == [users[0]]
-    assert list(others.filter(pk__in=list(m.Note.objects.for_key(users[0]).values_list("user", flat=True)))) == [
-        users[0]
-    ]
-    assert ledger.Pointer.objects.filter(bill=bill).get() == ledger.Pointer.objects.get(bill__pk=bill.pk) == pointer
+    assert list(
+        others.filter(pk__in=list(m.Note.objects.for_key(users[0]).values_list("user", flat=True)))
+    ) == [users[0]]
+    assert (
+        ledger.Pointer.objects.filter(bill=bill).get()
+        == ledger.Pointer.objects.get(bill__pk=bill.pk)
+        == pointer
+    )
     assert ledger.Pointer.objects.filter(bill__isnull=False).count() == 1
     assert (
-        len(others.prefetch_related(Prefetch("notes", m.Note.objects.filter(text="x"))).get(pk=users[0].pk).notes.all())
+        len(
+            others.prefetch_related(Prefetch("notes", m.Note.objects.filter(text="x")))
+            .get(pk=users[0].pk)
+            .notes.all()
+        )
         == 1
     )
 
@@ -323,13 +351,22 @@ def test_rows_of_shards_are_not_combined_with_those_of_another_database(m, p):
             m.Category.objects.exclude(name__in=names.difference(albums)),
         ):
             for refused in (wrong.count, lambda wrong=wrong: list(wrong), wrong.exists):
-                with pytest.raises(p.NoShard, match=r"Album is in shards.*'default'.*first ask Album"):
+                with pytest.raises(
+                    p.NoShard, match=r"Album is in shards.*'default'.*first ask Album"
+                ):
                     refused()
-        for wrong in (lambda: list(albums.union(names)), lambda: albums.for_key(U).intersection(names)):
-            with pytest.raises((p.NoShard, p.WrongShard), match=r"Album(:| is sharded)|Category is not sharded"):
+        for wrong in (
+            lambda: list(albums.union(names)),
+            lambda: albums.for_key(U).intersection(names),
+        ):
+            with pytest.raises(
+                (p.NoShard, p.WrongShard), match=r"Album(:| is sharded)|Category is not sharded"
+            ):
                 wrong()
         assert list(names.union(albums.none())) == list(names.union(names)) == [{"name": "of both"}]
-        assert albums.filter(user_id=U).union(m.Photo.objects.for_key(U).values("title")).get() == {"name": "of both"}
+        assert albums.filter(user_id=U).union(m.Photo.objects.for_key(U).values("title")).get() == {
+            "name": "of both"
+        }
 
     try:
         check()

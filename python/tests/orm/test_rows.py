@@ -41,11 +41,15 @@ def test_objects_that_refer_to_each_other(m):
     photos[0].tags.remove(tags[1])
     assert [tag.word for tag in photos[0].tags.all()] == ["c"]
     assert photos[0].tags.create(user_id=U, word="d").photos.count() == 1
-    assert [photo.album.name for photo in m.Photo.objects.for_key(U).select_related("album").order_by("title")] == [
-        "Trips"
-    ] * 5
+    assert [
+        photo.album.name
+        for photo in m.Photo.objects.for_key(U).select_related("album").order_by("title")
+    ] == ["Trips"] * 5
     found = m.Album.objects.for_key(U).prefetch_related("photos__tags").get()
-    assert sorted(tag.word for photo in found.photos.all() for tag in photo.tags.all()) == ["c", "d"]
+    assert sorted(tag.word for photo in found.photos.all() for tag in photo.tags.all()) == [
+        "c",
+        "d",
+    ]
     assert m.Photo.objects.get(pk=photos[1].pk).album == album
     assert album.photos.filter(title="p3").update(likes=7) == 1
     assert m.Photo.objects.filter(user_id=U, likes=7).select_for_update(of=("self",)).count() == 1
@@ -61,7 +65,9 @@ def test_get_or_create_and_update_or_create_and_their_kin(m):
     assert m.Album.objects.for_key(V).get().name == "y"
     tags = [m.Tag(user_id=V, word=word) for word in "ab"]
     m.Tag.objects.bulk_create(tags)
-    m.Tag.objects.bulk_create([m.Tag(user_id=V, word="a"), m.Tag(user_id=V, word="c")], ignore_conflicts=True)
+    m.Tag.objects.bulk_create(
+        [m.Tag(user_id=V, word="a"), m.Tag(user_id=V, word="c")], ignore_conflicts=True
+    )
     for tag in tags:
         tag.word *= 2
     assert m.Tag.objects.bulk_update(tags, ["word"]) == 2
@@ -89,7 +95,9 @@ def test_a_query_that_names_no_shard_is_refused(m, p):
     ):
         with pytest.raises(p.NoShard, match="Photo"):
             query()
-    assert isinstance(m.Photo._base_manager, p.ShardedManager), "although its Meta names no base manager"
+    assert isinstance(m.Photo._base_manager, p.ShardedManager), (
+        "although its Meta names no base manager"
+    )
 
 
 def test_rows_do_not_go_astray(m, p):
@@ -100,7 +108,9 @@ def test_rows_do_not_go_astray(m, p):
         lambda: photo.save(using="shard-12"),
         lambda: m.Photo(user_id=U, title="y").save(using="shard-12"),
         lambda: m.Photo.objects.for_key(U).bulk_create([m.Photo(user_id=V, title="y")]),
-        lambda: m.Photo.objects.bulk_create([m.Photo(user_id=V, title="y"), m.Photo(user_id=U, title="y")]),
+        lambda: m.Photo.objects.bulk_create(
+            [m.Photo(user_id=V, title="y"), m.Photo(user_id=U, title="y")]
+        ),
         lambda: m.Photo.objects.for_key(U).create(user_id=V, title="y"),
         lambda: m.Photo.objects.for_key(U).update(user_id=V),
         lambda: m.Photo.objects.for_key(U).update(user_id=m.models.F("likes")),
@@ -129,7 +139,9 @@ def test_queries_of_two_shards_are_not_made_one(m, p):
         lambda: mine.filter(Exists(others.filter(title=OuterRef("title")))).count(),
         lambda: mine.filter(title__in=others.values("title")).count(),
     ):
-        with pytest.raises((p.WrongShard, ValueError), match=r"shard-12|no shard|across different databases"):
+        with pytest.raises(
+            (p.WrongShard, ValueError), match=r"shard-12|no shard|across different databases"
+        ):
             wrong()
     same = m.Photo.objects.filter(user_id=U + 16)
     assert (mine | same).count() == 1
@@ -151,7 +163,9 @@ def test_forms_and_their_checks_of_what_is_unique(m):
     album = m.Album.objects.for_key(U).get()
     m.Photo(user_id=U, title="x", album=album).full_clean(exclude=["likes", "category"])
     with pytest.raises(ValidationError, match=r"does not exist|not a valid choice"):
-        m.Photo(user_id=U, title="x", album_id=album.pk + 1).full_clean(exclude=["likes", "category"])
+        m.Photo(user_id=U, title="x", album_id=album.pk + 1).full_clean(
+            exclude=["likes", "category"]
+        )
 
 
 def test_objects_of_two_shards_are_not_joined(m):
@@ -173,7 +187,9 @@ def test_ids_that_nobody_has_are_not_there(m):
         assert m.Photo.objects.by_ids([id]) == []
     with pytest.raises(ValueError, match="expected a number"):
         m.Photo.objects.get(pk="abc")
-    assert not m.Photo.objects.for_key(U).filter(pk=(V << 10) + 1).exists(), "of another shard: not among this one's"
+    assert not m.Photo.objects.for_key(U).filter(pk=(V << 10) + 1).exists(), (
+        "of another shard: not among this one's"
+    )
 
 
 def test_what_is_not_sharded_stays_where_it_is(m, p):
@@ -234,14 +250,24 @@ def test_rows_of_many_shards_by_one_statement_a_host(m, together):
     from django.db.models.functions import Upper
 
     albums = [m.Album.objects.create(user_id=user, name=f"album {user}") for user in range(16)]
-    photos = [m.Photo.objects.create(user_id=user, title=f"p{user:02d}", album=albums[user % 16]) for user in range(48)]
+    photos = [
+        m.Photo.objects.create(user_id=user, title=f"p{user:02d}", album=albums[user % 16])
+        for user in range(48)
+    ]
     ids = [photo.pk for photo in photos]
-    query = m.Photo.objects.filter(title__lt="p40").select_related("album").annotate(upper=Upper("title"))
+    query = (
+        m.Photo.objects.filter(title__lt="p40")
+        .select_related("album")
+        .annotate(upper=Upper("title"))
+    )
     found = query.by_ids([*ids, ids[0]])
     assert [photo.pk for photo in found] == [*ids[:40], ids[0]]
     for photo in found:
         assert (photo._state.db, photo.album._state.db) == (f"shard-{photo.user_id % 16}",) * 2
-        assert (photo.album.name, photo.upper) == (f"album {photo.user_id % 16}", photo.title.upper())
+        assert (photo.album.name, photo.upper) == (
+            f"album {photo.user_id % 16}",
+            photo.title.upper(),
+        )
         assert photo.likes == 0
     assert sum(len(one) for one in together) == 16
     assert len(together) == 2
@@ -251,7 +277,9 @@ def test_rows_of_many_shards_by_one_statement_a_host(m, together):
     assert m.Photo.objects.only("title").by_ids(ids[:2])[1].user_id == 1
     del together[:]
     # A query that is not plain asks the shards one by one.
-    assert [list(photo.tags.all()) for photo in m.Photo.objects.prefetch_related("tags").by_ids(ids[:2])] == [[], []]
+    assert [
+        list(photo.tags.all()) for photo in m.Photo.objects.prefetch_related("tags").by_ids(ids[:2])
+    ] == [[], []]
     assert list(m.Photo.objects.values_list("title", flat=True).filter(pk__in=[ids[0]])) == ["p00"]
     assert together == []
 
@@ -331,7 +359,10 @@ def test_one_shard_for_a_block(m, p):
         m.Album.objects.create(user_id=U, name="x")
         assert m.Album.objects.count() == 1
         assert [
-            album.name for album in m.Album.objects.raw("SELECT * FROM {shard}.photos_album WHERE name = %s", ["x"])
+            album.name
+            for album in m.Album.objects.raw(
+                "SELECT * FROM {shard}.photos_album WHERE name = %s", ["x"]
+            )
         ] == ["x"]
     with pytest.raises(p.NoShard):
         m.Album.objects.count()
@@ -401,7 +432,9 @@ def test_the_shell_of_a_database_opens_in_the_shard(world, m, monkeypatch, tmp_p
     ((args,), more) = ran[0]
     output = tmp_path / "out"
     with output.open("w") as file:
-        subprocess.run([*args[:1], "-Atc", "SELECT word FROM photos_tag", *args[-1:]], **more, stdout=file)
+        subprocess.run(
+            [*args[:1], "-Atc", "SELECT word FROM photos_tag", *args[-1:]], **more, stdout=file
+        )
     assert output.read_text() == "shell\n"
 
 
@@ -422,7 +455,9 @@ def test_tables_of_extra_are_those_of_the_shard(m, p, world):
     with world.connect(world.host_of(U)) as connection:
         connection.execute("CREATE TABLE public.words AS SELECT 'Prague' AS word")
         try:
-            found = m.Photo.objects.for_key(U).extra(tables=['"public"."words"'], where=["title = word"])
+            found = m.Photo.objects.for_key(U).extra(
+                tables=['"public"."words"'], where=["title = word"]
+            )
             assert found.get() == photo
         finally:
             connection.execute("DROP TABLE public.words")

@@ -14,11 +14,16 @@ SUITE = Path(__file__).parents[1] / "suite"
 SOURCE = os.environ.get("PGSHARD_TEST_DJANGO")
 """The source distribution of the installed Django, which `script/test-python --suite` downloads."""
 APPS = """
-    aggregation aggregation_regress annotations basic bulk_create composite_pk constraints custom_pk db_functions defer delete
-    delete_regress distinct_on_fields expressions expressions_case expressions_window extra_regress field_defaults
-    filtered_relation foreign_object from_db_value generic_relations get_or_create introspection known_related_objects lookup
-    m2m_recursive m2m_regress m2m_through many_to_many many_to_one model_fields model_inheritance null_queries one_to_one
-    ordering prefetch_related proxy_models queries raw_query select_for_update select_related timezones transactions update
+    aggregation aggregation_regress annotations basic bulk_create composite_pk constraints
+        custom_pk db_functions defer delete
+    delete_regress distinct_on_fields expressions expressions_case expressions_window
+        extra_regress field_defaults
+    filtered_relation foreign_object from_db_value generic_relations get_or_create introspection
+        known_related_objects lookup
+    m2m_recursive m2m_regress m2m_through many_to_many many_to_one model_fields model_inheritance
+        null_queries one_to_one
+    ordering prefetch_related proxy_models queries raw_query select_for_update select_related
+        timezones transactions update
     xor_lookups
 """
 
@@ -37,9 +42,20 @@ def test_djangos_own_tests():
         env = {**os.environ, "PGSHARD_CONFIG": str(world.path), "PYTHONPATH": path}
         env.pop("DJANGO_SETTINGS_MODULE", None)
         done = subprocess.run(
-            [sys.executable, "runtests.py", "--settings=suite_settings", "--parallel=1", "--noinput", "-v2", *APPS.split()],
-            cwd=Path(SOURCE, "tests"), env=env, capture_output=True, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "runtests.py",
+                "--settings=suite_settings",
+                "--parallel=1",
+                "--noinput",
+                "-v2",
+                *APPS.split(),
+            ],
+            cwd=Path(SOURCE, "tests"),
+            env=env,
+            capture_output=True,
+            text=True,
+        )
     finally:
         world.close()
     ran = set(re.findall(r"^\w+ \(([\w.]+)\)", done.stderr, re.MULTILINE))

@@ -109,7 +109,9 @@ def test_a_handler_that_meets_a_move_does_not_repeat_what_was_saved(m, interrupt
     assert m.Photo.objects.filter(user_id=U, title="y").count() == 1
 
 
-def test_a_hook_that_meets_a_move_does_not_repeat_a_call_of_several_statements(m, interrupted, receive):
+def test_a_hook_that_meets_a_move_does_not_repeat_a_call_of_several_statements(
+    m, interrupted, receive
+):
     from django.db import transaction
     from django.db.models.signals import post_delete, post_save
 
@@ -161,7 +163,8 @@ def test_a_call_is_not_repeated_in_a_transaction_that_was_begun_by_hand(m, inter
     assert m.Tag.objects.for_key(U).get() == tag
 
 
-# ----------------------------------------------------------------------------------------------- nothing is told as done
+# ------------------------------------------------------------------------------
+# nothing is told as done
 
 
 def test_a_lost_connection_that_was_caught_is_not_taken_for_success(m):
@@ -223,8 +226,10 @@ def test_a_commit_in_doubt_is_told_also_where_the_host_is_gone_then(world, m, mo
 
     trigger = """
         CREATE FUNCTION public.ends() RETURNS trigger LANGUAGE plpgsql AS
-            'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL; END';
-        CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON shard_0007.photos_tag DEFERRABLE INITIALLY DEFERRED
+            'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN
+                NULL; END';
+        CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON shard_0007.photos_tag DEFERRABLE INITIALLY
+            DEFERRED
             FOR EACH ROW EXECUTE FUNCTION public.ends();"""
 
     def gone(self):
@@ -257,7 +262,8 @@ def test_a_connection_that_is_lost_while_rows_are_fetched(world, m):
             if number == 3:
                 with world.superuser(world.host_of(U)) as connection:
                     ended = connection.execute(
-                        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query LIKE 'FETCH%'"
+                        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE query"
+                        " LIKE 'FETCH%'"
                     )
                     assert ended.fetchall() == [(True,)]
 
@@ -267,7 +273,10 @@ def test_a_connection_that_is_lost_while_rows_are_fetched(world, m):
         except ConnectionLost:
             pass
 
-    with pytest.raises(ConnectionLost, match="nothing has taken effect"), transaction.atomic(using=USING):
+    with (
+        pytest.raises(ConnectionLost, match="nothing has taken effect"),
+        transaction.atomic(using=USING),
+    ):
         fetch()
     with pytest.raises(ConnectionLost):
         run_in_shard(U, caught)
@@ -277,7 +286,8 @@ def test_a_connection_that_is_lost_while_rows_are_fetched(world, m):
 
 
 def test_a_statement_that_ran_is_in_doubt_where_the_host_does_not_answer_then(m, monkeypatch):
-    """It asked about a name, so it counts only if the host served the shard, which nobody can say."""
+    """It asked about a name, so it counts only if the host served the shard, which nobody can
+    say."""
     from django.db import connections, transaction
 
     from pgshard.django import InDoubt, ShardUnavailable, run_in_shard
@@ -288,8 +298,14 @@ def test_a_statement_that_ran_is_in_doubt_where_the_host_does_not_answer_then(m,
         raise LookUpFailed("the host does not answer")
 
     monkeypatch.setattr(Recovery, "is_own", fails)
-    insert = "INSERT INTO {shard}.photos_tag (user_id, word) SELECT 6, %s WHERE to_regclass('{shard}.photos_tag') IS NOT NULL"
-    with connections[USING].cursor() as cursor, pytest.raises(InDoubt, match="the host does not answer"):
+    insert = (
+        "INSERT INTO {shard}.photos_tag (user_id, word) SELECT 6, %s WHERE"
+        " to_regclass('{shard}.photos_tag') IS NOT NULL"
+    )
+    with (
+        connections[USING].cursor() as cursor,
+        pytest.raises(InDoubt, match="the host does not answer"),
+    ):
         cursor.executemany(insert, [["a"], ["b"]])
     assert m.Tag.objects.for_key(U).count() == 2
 
@@ -303,12 +319,16 @@ def test_a_statement_that_ran_is_in_doubt_where_the_host_does_not_answer_then(m,
 
     with pytest.raises(ShardUnavailable, match="the host does not answer"):
         run_in_shard(U, work)
-    with pytest.raises(ShardUnavailable, match="the host does not answer"), transaction.atomic(using=USING):
+    with (
+        pytest.raises(ShardUnavailable, match="the host does not answer"),
+        transaction.atomic(using=USING),
+    ):
         work()
     assert m.Tag.objects.for_key(U).count() == 2
 
 
-# ------------------------------------------------------------------------------------------------- transactions by hand
+# ------------------------------------------------------------------------------
+# transactions by hand
 
 
 @pytest.fixture

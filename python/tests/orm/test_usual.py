@@ -1,4 +1,5 @@
-"""What projects usually do: empty queries, forms, one-time iterables, copies of rows, generic references."""
+"""What projects usually do: empty queries, forms, one-time iterables, copies of rows, generic
+references."""
 
 from functools import partial
 
@@ -52,9 +53,17 @@ def test_a_list_of_several_shards_is_refused_where_a_shard_is_chosen(m, p):
     with p.shard_of(U):
         for rows in (
             m.Photo.objects.filter(user_id__in=[U, V]),
-            m.Photo.objects.order_by("pk").filter(Q(pk__in=[ours.pk, theirs.pk])).exclude(title="y"),
+            m.Photo.objects.order_by("pk")
+            .filter(Q(pk__in=[ours.pk, theirs.pk]))
+            .exclude(title="y"),
         ):
-            for refused in (rows.__iter__, rows.count, rows.exists, rows.delete, partial(rows.update, likes=1)):
+            for refused in (
+                rows.__iter__,
+                rows.count,
+                rows.exists,
+                rows.delete,
+                partial(rows.update, likes=1),
+            ):
                 with pytest.raises(p.NoShard, match="of several shards"):
                     refused()
             assert list(rows.filter(user_id=V)) == list(rows.using("shard-12")) == [theirs]
@@ -80,12 +89,19 @@ def test_what_can_be_read_once_is_read_once(m):
     wanted = m.Photo.objects.order_by("pk")
     assert list(wanted.filter(pk__in=map(int, texts))) == photos
     assert list(wanted.filter(Q(pk__in=(int(text) for text in texts)))) == photos
-    assert list(wanted.filter(Q(Q(pk__in=iter([photo.pk for photo in photos])), user_id__in=iter([U])))) == photos
+    assert (
+        list(
+            wanted.filter(Q(Q(pk__in=iter([photo.pk for photo in photos])), user_id__in=iter([U])))
+        )
+        == photos
+    )
     assert list(wanted.filter(user_id=U).exclude(pk__in=map(int, texts[:1]))) == photos[1:]
 
 
 def test_the_lookups_of_get_or_create_name_the_shard(m):
-    tag, made = m.Tag.objects.get_or_create(user_id__exact=U, word__iexact="a", defaults={"user_id": U, "word": "a"})
+    tag, made = m.Tag.objects.get_or_create(
+        user_id__exact=U, word__iexact="a", defaults={"user_id": U, "word": "a"}
+    )
     assert made
     assert m.Tag.objects.get_or_create(user_id__exact=U, word__iexact="A") == (tag, False)
     tag, made = m.Tag.objects.get_or_create(user_id=U, word="b", defaults={"word": lambda: "b"})
@@ -96,11 +112,17 @@ def test_the_lookups_of_get_or_create_name_the_shard(m):
 def test_a_row_that_is_not_saved_yet_may_change_its_shard(m, p):
     from django.contrib.auth.models import User
 
-    first, second = (User.objects.get_or_create(pk=pk, defaults={"username": f"u{pk}"})[0] for pk in (U, V))
+    first, second = (
+        User.objects.get_or_create(pk=pk, defaults={"username": f"u{pk}"})[0] for pk in (U, V)
+    )
     note = m.Note(user=first, text="x")
     note.user = second
     note.save()
-    assert (note._state.db, m.Note.objects.for_key(V).count(), m.Note.objects.for_key(U).count()) == ("shard-12", 1, 0)
+    assert (
+        note._state.db,
+        m.Note.objects.for_key(V).count(),
+        m.Note.objects.for_key(U).count(),
+    ) == ("shard-12", 1, 0)
 
     photo = m.Photo(title="x", album=m.Album.objects.create(user_id=V, name="a"))
     photo.album, photo.user_id = None, U
@@ -157,13 +179,20 @@ def test_a_form_that_would_move_a_row_has_an_error(m, p):
     from django.forms import inlineformset_factory, modelform_factory
 
     album = m.Album.objects.create(user_id=U, name="x")
-    form = modelform_factory(m.Album, fields=["user_id", "name"])({"user_id": V, "name": "x"}, instance=album)
+    form = modelform_factory(m.Album, fields=["user_id", "name"])(
+        {"user_id": V, "name": "x"}, instance=album
+    )
     assert list(form.errors) == [NON_FIELD_ERRORS]
     assert "a row does not change its shard" in str(form.errors)
 
     # The rows of a form within a form, of an album that is there and of one that is new.
     formset = inlineformset_factory(m.Album, m.Photo, fields=["user_id", "title", "likes"], extra=1)
-    data = {"photos-TOTAL_FORMS": 1, "photos-INITIAL_FORMS": 0, "photos-0-title": "t", "photos-0-likes": 1}
+    data = {
+        "photos-TOTAL_FORMS": 1,
+        "photos-INITIAL_FORMS": 0,
+        "photos-0-title": "t",
+        "photos-0-likes": 1,
+    }
     for parent in (m.Album.objects.get(pk=album.pk), m.Album(user_id=U, name="new")):
         for user, valid in ((U, True), (V, False)):
             assert formset({**data, "photos-0-user_id": user}, instance=parent).is_valid() == valid
@@ -186,7 +215,9 @@ def test_a_generic_reference_to_a_row_of_a_shard(m):
     kind = ContentType.objects.get_for_model(m.Photo)
     with_all = Favourite.objects.order_by("pk").prefetch_related("target")
     assert [one.target for one in with_all] == found
-    assert [one.target for one in with_all.filter(content_type=kind, object_id=photos[1].pk)] == [photos[1]]
+    assert [one.target for one in with_all.filter(content_type=kind, object_id=photos[1].pk)] == [
+        photos[1]
+    ]
     assert kind.get_object_for_this_type(pk=photos[2].pk) == photos[2]
     Favourite.objects.all().delete()
     category.delete()
@@ -271,7 +302,10 @@ def test_a_serializer_finds_what_is_of_another_shard_before_it_writes(m):
         for wrong in ({"album": str(theirs.pk)}, {"tags": tags}, {"tags": tags[1:], "album": None}):
             asked = Serializer(instance, data={**data, **wrong}, partial=instance is not None)
             assert not asked.is_valid()
-            assert (list(asked.errors), "does not exist" in str(asked.errors)) == (list(wrong)[:1], True)
+            assert (list(asked.errors), "does not exist" in str(asked.errors)) == (
+                list(wrong)[:1],
+                True,
+            )
     assert m.Photo.objects.for_key(U).get().title == "x"
     for instance in (None, photo):
         asked = Serializer(instance, data=data)
@@ -331,6 +365,10 @@ def test_alternatives_of_several_shards_are_refused_where_a_shard_is_chosen(m, p
         assert rows.get() == ours
     assert not photos.filter(Q(pk=5000 << 10) | Q(pk=theirs.pk, user_id=U)).exists()
     assert photos.filter(key | other).across_shards().count() == 2
-    for nowhere in (photos.filter(key | Q(title="x")), photos.filter(key | other), photos.filter(~(key | other))):
+    for nowhere in (
+        photos.filter(key | Q(title="x")),
+        photos.filter(key | other),
+        photos.filter(~(key | other)),
+    ):
         with pytest.raises(p.NoShard):
             nowhere.count()

@@ -1,4 +1,5 @@
-"""The example's settings for another application, with its own tables in a database on the first host's server."""
+"""The example's settings for another application, with its own tables in a database on the first
+host's server."""
 
 import os
 import runpy
@@ -22,5 +23,12 @@ DATABASES = pgshard.django.databases(
         "PORT": _server["port"],
     }
 )
-INSTALLED_APPS = [*_example["INSTALLED_APPS"], "django.contrib.postgres", "debug_toolbar", "shop", "ledger", "forum"]
+INSTALLED_APPS = [
+    *_example["INSTALLED_APPS"],
+    "django.contrib.postgres",
+    "debug_toolbar",
+    "shop",
+    "ledger",
+    "forum",
+]
 ROOT_URLCONF = "photos.urls"

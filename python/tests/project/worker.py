@@ -1,4 +1,5 @@
-"""Tasks of Celery, in processes forked from one that has already used shards. The broker is the folder CELERY_FOLDER."""
+"""Tasks of Celery, in processes forked from one that has already used shards. The broker is the
+folder CELERY_FOLDER."""
 
 import os
 
@@ -13,7 +14,11 @@ from pgshard.django.backend import pools  # noqa: E402
 
 folder = os.environ["CELERY_FOLDER"]
 app = Celery("worker", broker="filesystem://")
-app.conf.broker_transport_options = {"data_folder_in": folder, "data_folder_out": folder, "control_folder": folder}
+app.conf.broker_transport_options = {
+    "data_folder_in": folder,
+    "data_folder_out": folder,
+    "control_folder": folder,
+}
 app.conf.task_ignore_result = True
 
 
@@ -24,7 +29,8 @@ def in_use() -> int:
 
 @signals.worker_init.connect
 def begun(**_: object) -> None:
-    """Runs before the pool's processes are forked: the parent then has a connection and an open cursor."""
+    """Runs before the pool's processes are forked: the parent then has a connection and an open
+    cursor."""
     Photo.objects.create(user_id=3, title="parent")
     begun.rows = Photo.objects.filter(user_id=3).iterator(chunk_size=1)
     next(begun.rows)

@@ -10,7 +10,9 @@ USE_TZ = False
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # What the tests of each version expect.
-DEFAULT_AUTO_FIELD = "django.db.models.AutoField" if django.VERSION < (6,) else "django.db.models.BigAutoField"
+DEFAULT_AUTO_FIELD = (
+    "django.db.models.AutoField" if django.VERSION < (6,) else "django.db.models.BigAutoField"
+)
 
 pgshard.django.databases(default={})
 state.visible = ("default", "other")

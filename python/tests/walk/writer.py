@@ -1,9 +1,11 @@
-"""A process of a website: adds, likes and removes photos through the project's own functions, until it is told to end.
+"""A process of a website: adds, likes and removes photos through the project's own functions, until
+it is told to end.
 
     writer.py NUMBER
 
-It writes what was acknowledged into `acknowledged-NUMBER`, one line each. It reads its own photos all the time, and fails if
-one is missing or differs from what was written. It also uses photos of an earlier process with its number.
+It writes what was acknowledged into `acknowledged-NUMBER`, one line each. It reads its own photos
+all the time, and fails if one is missing or differs from what was written. It also uses photos of
+an earlier process with its number.
 """
 
 import json
@@ -55,7 +57,9 @@ class Writer:
         print(json.dumps(line), file=self.log, flush=True)
 
     def step(self):
-        what = random.choices(["user", "album", "photo", "like", "seed", "remove"], [0.5, 2, 12, 8, 4, 3])[0]
+        what = random.choices(
+            ["user", "album", "photo", "like", "seed", "remove"], [0.5, 2, 12, 8, 4, 3]
+        )[0]
         if what == "user":
             user = User.objects.create(username=f"{self.number} {time.time_ns()}").pk
             self.acknowledge("album", user, services.add_album(user, "first"))
@@ -79,8 +83,14 @@ class Writer:
     def look(self):
         """Reads the photos of a user: ours must be as we wrote them."""
         user, _ = random.choice(self.albums)
-        found = sorted(row for row in services.photos_of(user) if row[1].startswith(f"{self.number}:"))
-        ours = [(id, title, self.likes[id]) for id, (owner, title, *_) in self.photos.items() if owner == user]
+        found = sorted(
+            row for row in services.photos_of(user) if row[1].startswith(f"{self.number}:")
+        )
+        ours = [
+            (id, title, self.likes[id])
+            for id, (owner, title, *_) in self.photos.items()
+            if owner == user
+        ]
         assert found == sorted(ours), (user, set(found) ^ set(ours))
 
 

@@ -1,4 +1,5 @@
-//! The command line as clap sees it: definitions and help, no decisions. This file holds the command as a whole.
+//! The command line as clap sees it: definitions and help, no decisions. This file holds the
+//! command as a whole.
 
 mod balance;
 mod cluster;
@@ -24,7 +25,9 @@ pub(crate) use balance::{By, Doing, Drain, Measure, Rebalance};
 pub(crate) use cluster::{Bench, Bootstrap, Check, Explain, Exporter, Init, Rights, Sql};
 #[cfg(feature = "console")]
 pub(crate) use console::Console;
-pub(crate) use dev::{Completions, ConformanceCommand, ConformanceServe, Demo, DevCommand, JsonSchema, Man};
+pub(crate) use dev::{
+    Completions, ConformanceCommand, ConformanceServe, Demo, DevCommand, JsonSchema, Man,
+};
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate, Psql};
 pub(crate) use map::{MapCommand, MapFormat, MapShow};
@@ -33,13 +36,14 @@ pub(crate) use moves::{Move, MoveMode, MovesCommand, MovesRepair};
 pub(crate) use pace::Pace;
 pub(crate) use recover::Recover;
 pub(crate) use tickets::{
-    TicketsCommand, TicketsCreate, WorkersCommand, WorkersHold, WorkersInstall, WorkersRelease, WorkersStatus,
+    TicketsCommand, TicketsCreate, WorkersCommand, WorkersHold, WorkersInstall, WorkersRelease,
+    WorkersStatus,
 };
 
 /// Shard PostgreSQL: thousands of logical shards on a few servers.
 ///
-/// A shard is a PostgreSQL schema; the shard of a key is key mod N; an ID carries its shard. pgshard.toml names the
-/// servers (hosts) and which shards each serves.
+/// A shard is a PostgreSQL schema; the shard of a key is key mod N; an ID carries its shard.
+/// pgshard.toml names the servers (hosts) and which shards each serves.
 #[derive(Debug, Parser)]
 #[command(
     name = "pgshard",
@@ -82,19 +86,42 @@ pub(crate) struct Args {
 #[derive(Debug, ArgGroup)]
 pub(crate) struct Global {
     /// The config file [default: $PGSHARD_CONFIG, else pgshard.toml in this folder]
-    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        help_heading = "Global options"
+    )]
     pub(crate) config: Option<PathBuf>,
     /// Write data, and on stderr errors and notes, as JSON, one object a line, for scripts
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
     /// When to use colour; auto heeds NO_COLOR
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Global options")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        default_value = "auto",
+        help_heading = "Global options"
+    )]
     pub(crate) color: Color,
     /// Log more on stderr: -v info, -vv debug, -vvv trace
-    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
+    #[arg(
+        short,
+        long,
+        global = true,
+        action = clap::ArgAction::Count,
+        help_heading = "Global options",
+    )]
     pub(crate) verbose: u8,
     /// No progress and no notes on stderr, only errors and warnings
-    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Global options")]
+    #[arg(
+        short,
+        long,
+        global = true,
+        conflicts_with = "verbose",
+        help_heading = "Global options"
+    )]
     pub(crate) quiet: bool,
 }
 
@@ -135,7 +162,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: WorkersCommand,
     },
-    /// Show the shard map, compare it, rebuild it from the hosts, import it into a database, export it
+    /// Show the shard map, compare it, rebuild it from the hosts, import it into a database, export
+    /// it
     Map {
         #[command(subcommand)]
         command: MapCommand,

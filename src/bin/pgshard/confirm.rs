@@ -21,16 +21,25 @@ impl Consent {
     }
 }
 
-/// Asks the question (which ends with a question mark) and waits for the answer; anything but `y` or `yes` is no.
+/// Asks the question (which ends with a question mark) and waits for the answer; anything but `y`
+/// or `yes` is no.
 ///
 /// # Errors
-/// With [`Exit::Usage`](crate::exit::Exit::Usage) when nobody can be asked and `--yes` was not given.
-pub(crate) async fn confirm(question: &str, consent: Consent, output: &Output) -> Result<bool, Failure> {
+/// With [`Exit::Usage`](crate::exit::Exit::Usage) when nobody can be asked and `--yes` was not
+/// given.
+pub(crate) async fn confirm(
+    question: &str,
+    consent: Consent,
+    output: &Output,
+) -> Result<bool, Failure> {
     if consent == Consent::Given {
         return Ok(true);
     }
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        return Err(Failure::usage(format!("cannot ask without a terminal: {question}")).hint("say so with --yes"));
+        return Err(
+            Failure::usage(format!("cannot ask without a terminal: {question}"))
+                .hint("say so with --yes"),
+        );
     }
     output.ask(question);
     // A thread of its own, so that Ctrl-C is still heard.

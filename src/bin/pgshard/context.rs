@@ -22,7 +22,8 @@ use crate::trust;
 /// The config that `--config` names, else the one that is found.
 ///
 /// # Errors
-/// With [`Exit::Usage`] and all of its mistakes at once; or if it was found, and another user may have written it.
+/// With [`Exit::Usage`] and all of its mistakes at once; or if it was found, and another user may
+/// have written it.
 pub(crate) fn config(flag: Option<&Path>) -> Result<Config, Failure> {
     let path = Config::find(flag);
     trust::found(&path, flag)?;
@@ -37,7 +38,8 @@ pub(crate) fn config(flag: Option<&Path>) -> Result<Config, Failure> {
 /// Reads the URL of a host from the command line, where no password may stand.
 ///
 /// # Errors
-/// With [`Exit::Usage`] if it cannot be read, or holds a password; `places` says where passwords may be.
+/// With [`Exit::Usage`] if it cannot be read, or holds a password; `places` says where passwords
+/// may be.
 pub(crate) fn open_url(url: &str, places: &str) -> Result<ConnectOptions, Failure> {
     let connect = ConnectOptions::parse(url).map_err(|error| {
         // The parser's message could quote a part of a password.
@@ -45,12 +47,18 @@ pub(crate) fn open_url(url: &str, places: &str) -> Result<ConnectOptions, Failur
             OptionsError::Missing { key } => format!("the url names no {key}"),
             _ => "the url cannot be read".to_owned(),
         };
-        Failure::usage(what)
-            .hint("write postgres://user@address:5432/database or 'host=address dbname=database user=user'")
+        Failure::usage(what).hint(
+            "write postgres://user@address:5432/database or 'host=address dbname=database \
+                user=user'",
+        )
     })?;
     if matches!(connect.password(), Password::Given(_)) {
-        return Err(Failure::usage("the url holds a password, which other users of this machine can read now")
-            .hint(format!("change that password, then name where it is: {places}")));
+        return Err(Failure::usage(
+            "the url holds a password, which other users of this machine can read now",
+        )
+        .hint(format!(
+            "change that password, then name where it is: {places}"
+        )));
     }
     Ok(connect)
 }
@@ -60,10 +68,16 @@ pub(crate) fn open_url(url: &str, places: &str) -> Result<ConnectOptions, Failur
 /// # Errors
 /// With [`Exit::Usage`] where it is wrong, as with the config.
 pub(crate) async fn map(config: &Config) -> Result<ShardMap, Failure> {
-    config.map_store().load_or_copy().await.map_err(|error| match error {
-        StoreError::Text { diagnostics } => Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string)),
-        error => error.into(),
-    })
+    config
+        .map_store()
+        .load_or_copy()
+        .await
+        .map_err(|error| match error {
+            StoreError::Text { diagnostics } => {
+                Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string))
+            }
+            error => error.into(),
+        })
 }
 
 /// A map, and where it is from if the one that is kept cannot be used.
@@ -87,25 +101,47 @@ pub(crate) enum Instead {
     Hosts,
 }
 
-/// The map as it is kept now. If it is damaged or missing: the newest one in the history that can be read, or else what
-/// the hosts say, and what is wrong.
+/// The map as it is kept now. If it is damaged or missing: the newest one in the history that can
+/// be read, or else what the hosts say, and what is wrong.
 ///
 /// # Errors
 /// As [`map`], and where neither the history has a map nor the hosts know all shards.
 pub(crate) async fn map_or_last(config: &Config) -> Result<FoundMap, Failure> {
     let ConfigStore::Postgres(store) = config.map_store() else {
-        return Ok(FoundMap { map: map(config).await?, lost: None });
+        return Ok(FoundMap {
+            map: map(config).await?,
+            lost: None,
+        });
     };
     let (error, history) = match store.load().await {
         Err(error @ StoreError::NotInstalled { .. }) => (error, None),
-        Err(error @ (StoreError::Damaged { .. } | StoreError::NoMap { .. })) => (error, store.last_readable().await?),
-        _ => return Ok(FoundMap { map: map(config).await?, lost: None }),
+        Err(error @ (StoreError::Damaged { .. } | StoreError::NoMap { .. })) => {
+            (error, store.last_readable().await?)
+        }
+        _ => {
+            return Ok(FoundMap {
+                map: map(config).await?,
+                lost: None,
+            });
+        }
     };
     if let Some(map) = history {
-        return Ok(FoundMap { map, lost: Some(LostMap { error, instead: Instead::History }) });
+        return Ok(FoundMap {
+            map,
+            lost: Some(LostMap {
+                error,
+                instead: Instead::History,
+            }),
+        });
     }
     match schema::map_of_hosts(config.cluster.shards, &survey(config).await) {
-        Ok(map) => Ok(FoundMap { map, lost: Some(LostMap { error, instead: Instead::Hosts }) }),
+        Ok(map) => Ok(FoundMap {
+            map,
+            lost: Some(LostMap {
+                error,
+                instead: Instead::Hosts,
+            }),
+        }),
         Err(unknown) => {
             let error = format!(
                 "{}; and no host that answers knows where these shards are: {}",
@@ -113,25 +149,31 @@ pub(crate) async fn map_or_last(config: &Config) -> Result<FoundMap, Failure> {
                 print_shards(unknown)
             );
             Err(Failure::new(Exit::Failed, error).hint(
-                "have every host answer, and run it again; or take the map from a config that has it: `pgshard map \
+                "have every host answer, and run it again; or take the map from a config that has \
+                    it: `pgshard map \
                  import FILE`",
             ))
         }
     }
 }
 
-/// The store of the config's map. What it publishes is recorded with this command line as the reason.
+/// The store of the config's map. What it publishes is recorded with this command line as the
+/// reason.
 pub(crate) fn store(config: &Config) -> ConfigStore {
-    let words = std::env::args_os().skip(1).map(|word| open_word(&word.to_string_lossy()));
+    let words = std::env::args_os()
+        .skip(1)
+        .map(|word| open_word(&word.to_string_lossy()));
     let line: Vec<String> = std::iter::once("pgshard".to_owned()).chain(words).collect();
     config.map_store().with_reason(&line.join(" "))
 }
 
-/// A word of the command line, for a table that others can read: a connection string, which may hold a password, and a
-/// statement are left out.
+/// A word of the command line, for a table that others can read: a connection string, which may
+/// hold a password, and a statement are left out.
 fn open_word(word: &str) -> String {
     let is_open = |c: char| c.is_ascii_alphanumeric() || "-_.,/+@%:".contains(c);
-    let assigned = word.split_once('=').filter(|(name, _)| name.starts_with("--"));
+    let assigned = word
+        .split_once('=')
+        .filter(|(name, _)| name.starts_with("--"));
     match assigned {
         Some((name, value)) => format!("{name}={}", open_word(value)),
         None if word.contains("://") || !word.chars().all(is_open) => "…".to_owned(),
@@ -139,7 +181,8 @@ fn open_word(word: &str) -> String {
     }
 }
 
-/// What every host of the config says, all asked at the same time; each has its connection's timeout to answer.
+/// What every host of the config says, all asked at the same time; each has its connection's
+/// timeout to answer.
 pub(crate) async fn survey(config: &Config) -> Survey {
     schema::survey(all_hosts(config)).await
 }
@@ -151,31 +194,46 @@ pub(crate) async fn survey_with_clocks(config: &Config) -> Survey {
 
 /// The hosts of the config by name.
 pub(crate) fn all_hosts(config: &Config) -> Vec<(HostName, ConnectOptions)> {
-    config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect()
+    config
+        .hosts
+        .values()
+        .map(|host| (host.name.clone(), host.connect.clone()))
+        .collect()
 }
 
-/// Checks that the hosts are those of the config, for what would be wrong for everybody else if it had exchanged the
-/// names of two, or were of another cluster.
+/// Checks that the hosts are those of the config, for what would be wrong for everybody else if it
+/// had exchanged the names of two, or were of another cluster.
 ///
 /// # Errors
 /// With [`Exit::Refused`] and every difference.
 pub(crate) fn of_this_cluster(config: &Config, survey: &Survey) -> Result<(), Failure> {
     let cluster = cluster(config);
-    let controls = survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.control.as_ref()?)));
+    let controls = survey
+        .iter()
+        .filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.control.as_ref()?)));
     let refusals = controls.flat_map(|(host, control)| {
         let refusals = schema::control::differences(control, &cluster, host).into_iter();
-        refusals.filter(Refusal::is_of_another_host).map(move |refusal| (host, refusal))
+        refusals
+            .filter(Refusal::is_of_another_host)
+            .map(move |refusal| (host, refusal))
     });
-    let refusals: Vec<String> =
-        refusals.map(|(host, refusal)| format!("{host}: {refusal}\n  remedy: {}", refusal.remedy())).collect();
-    if refusals.is_empty() { Ok(()) } else { Err(Failure::several(Exit::Refused, refusals)) }
+    let refusals: Vec<String> = refusals
+        .map(|(host, refusal)| format!("{host}: {refusal}\n  remedy: {}", refusal.remedy()))
+        .collect();
+    if refusals.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::several(Exit::Refused, refusals))
+    }
 }
 
-/// Checks that every host is the server that belongs under its name, before anything is written. All addresses are
-/// asked, and all later connections of this process are checked against the answers.
+/// Checks that every host is the server that belongs under its name, before anything is written.
+/// All addresses are asked, and all later connections of this process are checked against the
+/// answers.
 ///
 /// # Errors
-/// With [`Exit::Refused`] where two servers take the writes of a host, or one does that is not the host.
+/// With [`Exit::Refused`] where two servers take the writes of a host, or one does that is not the
+/// host.
 pub(crate) async fn identities(config: &Config) -> Result<Identities, Failure> {
     let identities = schema::identities(all_hosts(config)).await;
     let alarms: Vec<String> = identities
@@ -194,7 +252,8 @@ pub(crate) async fn identities(config: &Config) -> Result<Identities, Failure> {
     Ok(identities)
 }
 
-/// Has the hosts record what is new about each other. A role that may not write it leaves that to another.
+/// Has the hosts record what is new about each other. A role that may not write it leaves that to
+/// another.
 pub(crate) async fn record(identities: &Identities, config: &Config) {
     for error in identities.record(&all_hosts(config)).await {
         tracing::debug!(host = %error.host, error = chain(&error), "not recorded");
@@ -203,7 +262,9 @@ pub(crate) async fn record(identities: &Identities, config: &Config) {
 
 /// A router over all hosts. No connection is opened yet.
 pub(crate) fn router(config: &Config, map: ShardMap, application_name: &str) -> Router {
-    let host = |host: &HostConfig| HostOptions::new(host.name.clone(), host.connect.clone(), host.pool_size);
+    let host = |host: &HostConfig| {
+        HostOptions::new(host.name.clone(), host.connect.clone(), host.pool_size)
+    };
     let options = Options::new(config.hosts.values().map(host).collect(), Arc::new(map))
         .prefix(config.cluster.prefix.clone())
         .key(config.cluster.key)
@@ -225,7 +286,12 @@ pub(crate) fn by_host(map: &ShardMap, shards: &[ShardId]) -> BTreeMap<HostName, 
 /// What may never differ between the hosts.
 pub(crate) fn cluster(config: &Config) -> Cluster {
     let cluster = &config.cluster;
-    Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone(), key: cluster.key }
+    Cluster {
+        shards: cluster.shards,
+        epoch: cluster.epoch,
+        schema_prefix: cluster.prefix.clone(),
+        key: cluster.key,
+    }
 }
 
 /// The application's shard migrations; none where the config names no folder.
@@ -237,12 +303,17 @@ pub(crate) fn migrations(config: &Config) -> Result<Migrations, Failure> {
         None => Ok(Migrations::none()),
         Some(folder) => Migrations::read(folder).map_err(|error| {
             let failure = Failure::several(Exit::Usage, mistakes(&error));
-            if folder.is_dir() { failure } else { failure.hint(NO_FOLDER) }
+            if folder.is_dir() {
+                failure
+            } else {
+                failure.hint(NO_FOLDER)
+            }
         }),
     }
 }
 
-/// The same for what only says which shards have which: the files without a mistake, and every mistake.
+/// The same for what only says which shards have which: the files without a mistake, and every
+/// mistake.
 pub(crate) fn usable_migrations(config: &Config) -> (Migrations, Option<MigrationsError>) {
     match &config.cluster.migrations {
         None => (Migrations::none(), None),
@@ -252,10 +323,15 @@ pub(crate) fn usable_migrations(config: &Config) -> (Migrations, Option<Migratio
 
 /// What is wrong with the folder, each mistake with the folder's name.
 pub(crate) fn mistakes(error: &MigrationsError) -> Vec<String> {
-    error.mistakes.iter().map(|mistake| format!("{}: {mistake}", error.folder.display())).collect()
+    error
+        .mistakes
+        .iter()
+        .map(|mistake| format!("{}: {mistake}", error.folder.display()))
+        .collect()
 }
 
-const NO_FOLDER: &str = "correct `migrations` in [cluster]: a path that is not absolute starts at the folder of the \
+const NO_FOLDER: &str = "correct `migrations` in [cluster]: a path that is not absolute starts at \
+    the folder of the \
                          config; leave it out if you have none";
 
 /// The hosts of these names.
@@ -276,7 +352,11 @@ pub(crate) fn host(config: &Config, name: &str) -> Result<HostName, Failure> {
     }
     let alike = |known: &&HostName| strsim::osa_distance(known.as_str(), name);
     // db9 is no slip for db1: where only the number is another, another host was meant.
-    let letters = |name: &str| name.chars().filter(|c| !c.is_ascii_digit()).collect::<String>();
+    let letters = |name: &str| {
+        name.chars()
+            .filter(|c| !c.is_ascii_digit())
+            .collect::<String>()
+    };
     let close = |known: &&HostName| alike(known) <= 2 && letters(known.as_str()) != letters(name);
     let nearest = config.hosts.keys().filter(close).min_by_key(alike);
     let names: Vec<&str> = config.hosts.keys().map(HostName::as_str).collect();
@@ -284,7 +364,11 @@ pub(crate) fn host(config: &Config, name: &str) -> Result<HostName, Failure> {
         Some(nearest) => format!("did you mean {nearest}?"),
         None => format!("the hosts are {}", names.join(", ")),
     };
-    Err(Failure::usage(format!("there is no host {name:?} in {}", config.path.display())).hint(hint))
+    Err(Failure::usage(format!(
+        "there is no host {name:?} in {}",
+        config.path.display()
+    ))
+    .hint(hint))
 }
 
 /// The epoch of the flag, else of the config.
@@ -302,11 +386,15 @@ pub(crate) fn epoch(flag: Option<Epoch>, config: Option<&Path>) -> Result<Epoch,
 ///
 /// # Errors
 /// When there is a config, or one was named, and it cannot be used.
-pub(crate) fn epoch_if_known(flag: Option<Epoch>, config_flag: Option<&Path>) -> Result<Option<Epoch>, Failure> {
+pub(crate) fn epoch_if_known(
+    flag: Option<Epoch>,
+    config_flag: Option<&Path>,
+) -> Result<Option<Epoch>, Failure> {
     if flag.is_some() {
         return Ok(flag);
     }
-    let nobody_named_it = config_flag.is_none() && Config::find(None) == Path::new(Config::FILE_NAME);
+    let nobody_named_it =
+        config_flag.is_none() && Config::find(None) == Path::new(Config::FILE_NAME);
     if nobody_named_it && !Path::new(Config::FILE_NAME).exists() {
         return Ok(None);
     }

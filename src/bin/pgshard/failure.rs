@@ -7,7 +7,8 @@ use pgshard::pg::cause::causes;
 
 use crate::exit::Exit;
 
-/// A command that did not end well. Any error becomes one with [`Exit::Failed`]; the constructors say more.
+/// A command that did not end well. Any error becomes one with [`Exit::Failed`]; the constructors
+/// say more.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
@@ -18,7 +19,11 @@ pub(crate) struct Failure {
 impl Failure {
     /// A failure with this exit code.
     pub(crate) fn new(exit: Exit, error: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
-        Failure { exit, errors: vec![error.into()], hint: None }
+        Failure {
+            exit,
+            errors: vec![error.into()],
+            hint: None,
+        }
     }
 
     /// The command line or the config is wrong.
@@ -31,7 +36,11 @@ impl Failure {
         exit: Exit,
         errors: impl IntoIterator<Item = E>,
     ) -> Failure {
-        Failure { exit, errors: errors.into_iter().map(Into::into).collect(), hint: None }
+        Failure {
+            exit,
+            errors: errors.into_iter().map(Into::into).collect(),
+            hint: None,
+        }
     }
 
     /// The same failure with what the operator can do.
@@ -60,7 +69,10 @@ impl Failure {
 
     /// The same on one line.
     pub(crate) fn words(&self) -> String {
-        self.chains().map(|chain| chain.join(": ")).collect::<Vec<_>>().join("; ")
+        self.chains()
+            .map(|chain| chain.join(": "))
+            .collect::<Vec<_>>()
+            .join("; ")
     }
 
     /// What the operator can do.

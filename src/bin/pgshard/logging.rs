@@ -11,9 +11,12 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::args::Global;
 use crate::output::{Format, Output, Said, line};
 
-/// Starts the log. `PGSHARD_LOG`, else `RUST_LOG`, says what is logged; without them `-v` and `-q` do.
+/// Starts the log. `PGSHARD_LOG`, else `RUST_LOG`, says what is logged; without them `-v` and `-q`
+/// do.
 pub(crate) fn start(global: &Global, output: &Output) {
-    let filter = ["PGSHARD_LOG", "RUST_LOG"].iter().find_map(|name| EnvFilter::try_from_env(name).ok());
+    let filter = ["PGSHARD_LOG", "RUST_LOG"]
+        .iter()
+        .find_map(|name| EnvFilter::try_from_env(name).ok());
     let level = match (global.quiet, global.verbose) {
         (true, _) => "error",
         (false, 0) => "warn",
@@ -23,9 +26,14 @@ pub(crate) fn start(global: &Global, output: &Output) {
     };
     let filter = filter.unwrap_or_else(|| EnvFilter::new(format!("error,pgshard={level}")));
     let talk = output.talk();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || talk.clone());
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(move || talk.clone());
     match output.format() {
-        Format::Text => log.with_ansi(output.is_coloured()).with_target(global.verbose > 1).init(),
+        Format::Text => log
+            .with_ansi(output.is_coloured())
+            .with_target(global.verbose > 1)
+            .init(),
         Format::Json => log.with_ansi(false).event_format(Objects).init(),
     }
 }
@@ -38,7 +46,12 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let mut message = String::new();
         context.format_fields(Writer::new(&mut message), event)?;
         let level = match *event.metadata().level() {

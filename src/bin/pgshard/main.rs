@@ -1,10 +1,13 @@
 //! `pgshard`, the operator's command: parse, run, exit code. It uses the library's public API only.
 //!
-//! Invariant: stdout is data and stderr is talk, everything is printed by [`output`], and the exit codes of
-//! [`exit`] keep their meaning: scripts rely on them.
+//! Invariant: stdout is data and stderr is talk, everything is printed by [`output`], and the exit
+//! codes of [`exit`] keep their meaning: scripts rely on them.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
-#![cfg_attr(not(feature = "console"), allow(dead_code, reason = "some of it is for the console only"))]
+#![cfg_attr(
+    not(feature = "console"),
+    allow(dead_code, reason = "some of it is for the console only")
+)]
 
 mod args;
 mod commands;
@@ -31,18 +34,23 @@ use exit::Exit;
 use output::Output;
 
 fn main() -> ExitCode {
-    // Whatever the caller's umask is: what a command makes, every user of the machine may not write to.
+    // Whatever the caller's umask is: what a command makes, every user of the machine may not write
+    // to.
     let given = umask(Mode::WOTH);
     umask(given | Mode::WOTH);
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(mistake) if mistake.use_stderr() && std::env::args_os().any(|word| word == "--json") => {
+        Err(mistake)
+            if mistake.use_stderr() && std::env::args_os().any(|word| word == "--json") =>
+        {
             let text = mistake.render().to_string();
             let first = text.split("\n\n").next().unwrap_or_default();
             output::refused(first.trim_start_matches("error: ").trim());
             return Exit::Usage.into();
         }
-        Err(mistake) if mistake.use_stderr() && output::refused_escaped(&mistake.render().to_string()) => {
+        Err(mistake)
+            if mistake.use_stderr() && output::refused_escaped(&mistake.render().to_string()) =>
+        {
             return Exit::Usage.into();
         }
         // This prints help and mistakes itself, and then exits with 0 or 2.

@@ -26,7 +26,8 @@ pub(crate) struct Output {
     quiet: bool,
     data_colour: Color,
     talk: Talk,
-    /// Why stdout takes no more. The command goes on: its work, and its exit code, do not depend on who reads.
+    /// Why stdout takes no more. The command goes on: its work, and its exit code, do not depend on
+    /// who reads.
     lost: OnceLock<io::Error>,
 }
 
@@ -73,12 +74,21 @@ pub(crate) struct Said<'a> {
 
 impl<'a> Said<'a> {
     pub(crate) fn new(level: &'static str, message: &'a str) -> Said<'a> {
-        Said { level, message, causes: &[], remedy: None, exit_code: None }
+        Said {
+            level,
+            message,
+            causes: &[],
+            remedy: None,
+            exit_code: None,
+        }
     }
 
     /// An error that ends no command, and what to do about it.
     pub(crate) fn refusal(message: &'a str, remedy: Option<&'a str>) -> Said<'a> {
-        Said { remedy, ..Said::new("error", message) }
+        Said {
+            remedy,
+            ..Said::new("error", message)
+        }
     }
 }
 
@@ -99,10 +109,17 @@ impl Output {
             false => ProgressDrawTarget::stderr(),
         };
         Output {
-            format: if global.json { Format::Json } else { Format::Text },
+            format: if global.json {
+                Format::Json
+            } else {
+                Format::Text
+            },
             quiet: global.quiet,
             data_colour: global.color,
-            talk: Talk { bars: MultiProgress::with_draw_target(bars), colour },
+            talk: Talk {
+                bars: MultiProgress::with_draw_target(bars),
+                colour,
+            },
             lost: OnceLock::new(),
         }
     }
@@ -117,7 +134,8 @@ impl Output {
         self.talk.colour != ColorChoice::Never
     }
 
-    /// Whether data may be coloured: on a terminal, unless `--color`, NO_COLOR or TERM say otherwise.
+    /// Whether data may be coloured: on a terminal, unless `--color`, NO_COLOR or TERM say
+    /// otherwise.
     pub(crate) fn data_is_coloured(&self) -> bool {
         match self.data_colour {
             Color::Auto => AutoStream::choice(&io::stdout()) != ColorChoice::Never,
@@ -128,7 +146,8 @@ impl Output {
 
     /// How many columns stdout has; 80 where it is no terminal.
     pub(crate) fn columns(&self) -> usize {
-        let given = rustix::termios::tcgetwinsize(io::stdout()).map(|size| usize::from(size.ws_col));
+        let given =
+            rustix::termios::tcgetwinsize(io::stdout()).map(|size| usize::from(size.ws_col));
         given.ok().filter(|columns| *columns > 0).unwrap_or(80)
     }
 
@@ -142,9 +161,12 @@ impl Output {
         self.drawing(printable(&lines.to_string()));
     }
 
-    /// Data that we have drawn, with colours. It is not escaped: no part of it comes from a server or a file.
+    /// Data that we have drawn, with colours. It is not escaped: no part of it comes from a server
+    /// or a file.
     pub(crate) fn drawing(&self, lines: impl Display) {
-        self.talk.bars.suspend(|| self.raw(format!("{lines}\n").as_bytes()));
+        self.talk
+            .bars
+            .suspend(|| self.raw(format!("{lines}\n").as_bytes()));
     }
 
     /// Data as it is, without a line end.
@@ -158,19 +180,32 @@ impl Output {
         }
     }
 
-    /// Whether stdout still takes what is written. A command that only shows something, and has no end soon, ends when
-    /// it does not.
+    /// Whether stdout still takes what is written. A command that only shows something, and has no
+    /// end soon, ends when it does not.
     pub(crate) fn is_taken(&self) -> bool {
         self.lost.get().is_none()
     }
 
-    /// The exit code of a command that has ended with this one. That its reader went away (`pgshard … | head`) is no
-    /// failure, and changes nothing; a full disk is one.
+    /// The exit code of a command that has ended with this one. That its reader went away
+    /// (`pgshard … | head`) is no failure, and changes nothing; a full disk is one.
     pub(crate) fn end(&self, exit: Exit) -> Exit {
-        let Some(error) = self.lost.get().filter(|error| error.kind() != ErrorKind::BrokenPipe) else { return exit };
-        let done = format!("cannot write to stdout; but for that, the command has ended with {}", exit.code());
+        let Some(error) = self
+            .lost
+            .get()
+            .filter(|error| error.kind() != ErrorKind::BrokenPipe)
+        else {
+            return exit;
+        };
+        let done = format!(
+            "cannot write to stdout; but for that, the command has ended with {}",
+            exit.code()
+        );
         self.error(&[done, error.to_string()]);
-        if exit == Exit::Done { Exit::Failed } else { exit }
+        if exit == Exit::Done {
+            Exit::Failed
+        } else {
+            exit
+        }
     }
 
     /// Data: a JSON object on one line, with `"schema_version": 1` put first.
@@ -185,7 +220,8 @@ impl Output {
         }
     }
 
-    /// Data as a table, without borders so that `awk` can read it. Nothing at all when it has no rows.
+    /// Data as a table, without borders so that `awk` can read it. Nothing at all when it has no
+    /// rows.
     pub(crate) fn table<Row: IntoIterator<Item = String>>(
         &self,
         columns: &[(&str, Align)],
@@ -219,7 +255,10 @@ impl Output {
     pub(crate) fn hint(&self, text: impl Display) {
         match self.format {
             _ if self.quiet => {}
-            Format::Text => self.talk.line(format_args!("\n{HINT}hint:{HINT:#} {}", printable(&text.to_string()))),
+            Format::Text => self.talk.line(format_args!(
+                "\n{HINT}hint:{HINT:#} {}",
+                printable(&text.to_string())
+            )),
             Format::Json => self.say(Said::new("hint", &text.to_string())),
         }
     }
@@ -234,7 +273,10 @@ impl Output {
         if self.format == Format::Json {
             return self.say(Said::new("warning", &text.to_string()));
         }
-        self.talk.line(format_args!("{WARNING}warning:{WARNING:#} {}", printable(&text.to_string())));
+        self.talk.line(format_args!(
+            "{WARNING}warning:{WARNING:#} {}",
+            printable(&text.to_string())
+        ));
     }
 
     /// What went wrong, the causes below it.
@@ -242,11 +284,19 @@ impl Output {
         let [error, causes @ ..] = chain else { return };
         if self.format == Format::Json {
             let (message, remedy) = with_remedy(error);
-            return self.say(Said { causes, remedy, ..Said::new("error", message) });
+            return self.say(Said {
+                causes,
+                remedy,
+                ..Said::new("error", message)
+            });
         }
-        self.talk.line(format_args!("{ERROR}error:{ERROR:#} {}", printable(error)));
+        self.talk
+            .line(format_args!("{ERROR}error:{ERROR:#} {}", printable(error)));
         for cause in causes {
-            self.talk.line(format_args!("  {ERROR}caused by:{ERROR:#} {}", printable(cause)));
+            self.talk.line(format_args!(
+                "  {ERROR}caused by:{ERROR:#} {}",
+                printable(cause)
+            ));
         }
     }
 
@@ -254,22 +304,32 @@ impl Output {
     pub(crate) fn error_with_remedy(&self, text: impl Display, remedy: &str) {
         if self.format == Format::Json {
             let remedy = (!remedy.is_empty()).then_some(remedy);
-            return self.say(Said { remedy, ..Said::new("error", &text.to_string()) });
+            return self.say(Said {
+                remedy,
+                ..Said::new("error", &text.to_string())
+            });
         }
-        self.talk.line(format_args!("{ERROR}error:{ERROR:#} {}", printable(&text.to_string())));
+        self.talk.line(format_args!(
+            "{ERROR}error:{ERROR:#} {}",
+            printable(&text.to_string())
+        ));
         self.remedy(remedy);
     }
 
     /// What to do about the error that was just told.
     fn remedy(&self, remedy: &str) {
         if !remedy.is_empty() {
-            self.talk.line(format_args!("  {HINT}remedy:{HINT:#} {}", printable(remedy)));
+            self.talk.line(format_args!(
+                "  {HINT}remedy:{HINT:#} {}",
+                printable(remedy)
+            ));
         }
     }
 
     /// A question, on stderr; the cursor stays behind it.
     pub(crate) fn ask(&self, question: &str) {
-        self.talk.write(format_args!("{} [y/N] ", printable(question)));
+        self.talk
+            .write(format_args!("{} [y/N] ", printable(question)));
     }
 
     /// Says why a command stopped, with every cause, and gives its exit code.
@@ -277,10 +337,17 @@ impl Output {
         self.talk.bars.clear().ok();
         if self.format == Format::Json {
             for chain in failure.chains() {
-                let [error, causes @ ..] = chain.as_slice() else { continue };
+                let [error, causes @ ..] = chain.as_slice() else {
+                    continue;
+                };
                 let (message, own) = with_remedy(error);
                 let (remedy, exit_code) = (own.or(failure.advice()), Some(failure.exit().code()));
-                self.say(Said { causes, remedy, exit_code, ..Said::new("error", message) });
+                self.say(Said {
+                    causes,
+                    remedy,
+                    exit_code,
+                    ..Said::new("error", message)
+                });
             }
             return failure.exit();
         }
@@ -301,7 +368,11 @@ impl Output {
         self.talk.bars.clear().ok();
         if self.format == Format::Json {
             let exit_code = Some(Exit::Interrupted.code());
-            self.say(Said { remedy: how_to_go_on, exit_code, ..Said::new("error", "interrupted") });
+            self.say(Said {
+                remedy: how_to_go_on,
+                exit_code,
+                ..Said::new("error", "interrupted")
+            });
             return Exit::Interrupted;
         }
         self.talk.line(format_args!("{ERROR}interrupted{ERROR:#}"));
@@ -323,14 +394,19 @@ impl Output {
 
     /// Lines on stderr that are redrawn, only on a terminal: they are the bar's message.
     pub(crate) fn board(&self) -> ProgressBar {
-        let style = ProgressStyle::with_template("{msg}").expect("the template names indicatif's own keys");
-        self.talk.bars.add(ProgressBar::new_spinner().with_style(style))
+        let style =
+            ProgressStyle::with_template("{msg}").expect("the template names indicatif's own keys");
+        self.talk
+            .bars
+            .add(ProgressBar::new_spinner().with_style(style))
     }
 
-    /// A bar with rate and time left, drawn only on a terminal. `unit` is what is counted, in the plural.
+    /// A bar with rate and time left, drawn only on a terminal. `unit` is what is counted, in the
+    /// plural.
     pub(crate) fn progress(&self, what: String, unit: &str, total: u64) -> ProgressBar {
         let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} {{rate}}");
-        let style = ProgressStyle::with_template(&template).expect("the template names indicatif's own keys");
+        let style = ProgressStyle::with_template(&template)
+            .expect("the template names indicatif's own keys");
         let style = style.with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
             // Before the first one is done nothing tells how long the rest takes.
             if state.pos() > 0 {
@@ -338,7 +414,9 @@ impl Output {
                 write!(out, " · {:.0}/s · {left} left", state.per_sec()).ok();
             }
         });
-        let bar = ProgressBar::new(total).with_style(style.progress_chars("━╸─")).with_prefix(what);
+        let bar = ProgressBar::new(total)
+            .with_style(style.progress_chars("━╸─"))
+            .with_prefix(what);
         let bar = self.talk.bars.add(bar);
         bar.enable_steady_tick(Duration::from_millis(200));
         bar
@@ -360,15 +438,22 @@ impl Talk {
     fn write(&self, text: impl Display) {
         let mut stderr = AutoStream::new(io::stderr().lock(), self.colour);
         // There is nobody left to tell that stderr cannot be written.
-        self.bars.suspend(|| write!(stderr, "{text}").and_then(|()| stderr.flush())).ok();
+        self.bars
+            .suspend(|| write!(stderr, "{text}").and_then(|()| stderr.flush()))
+            .ok();
     }
 }
 
 impl Write for Talk {
-    /// Writes lines of the log. In each the log has put what servers and files said; colours are the log's own.
+    /// Writes lines of the log. In each the log has put what servers and files said; colours are
+    /// the log's own.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let text = logged(&String::from_utf8_lossy(bytes), self.colour != ColorChoice::Never);
-        self.bars.suspend(|| io::stderr().lock().write_all(text.as_bytes()))?;
+        let text = logged(
+            &String::from_utf8_lossy(bytes),
+            self.colour != ColorChoice::Never,
+        );
+        self.bars
+            .suspend(|| io::stderr().lock().write_all(text.as_bytes()))?;
         Ok(bytes.len())
     }
 
@@ -377,14 +462,18 @@ impl Write for Talk {
     }
 }
 
-/// A line of the log as [`printable`], and as one line. `coloured`: with the codes for colours, which the log makes,
-/// and escapes where somebody else did.
+/// A line of the log as [`printable`], and as one line. `coloured`: with the codes for colours,
+/// which the log makes, and escapes where somebody else did.
 fn logged(line: &str, coloured: bool) -> String {
-    let (line, end) = line.strip_suffix('\n').map_or((line, ""), |line| (line, "\n"));
+    let (line, end) = line
+        .strip_suffix('\n')
+        .map_or((line, ""), |line| (line, "\n"));
     let mut parts = line.split("\x1b[");
     let mut text = cell(parts.next().unwrap_or_default());
     for part in parts {
-        let code = part.find(|c: char| !c.is_ascii_digit() && c != ';').filter(|at| part[*at..].starts_with('m'));
+        let code = part
+            .find(|c: char| !c.is_ascii_digit() && c != ';')
+            .filter(|at| part[*at..].starts_with('m'));
         match code.filter(|_| coloured) {
             Some(at) => text.push_str(&format!("\x1b[{}m{}", &part[..at], cell(&part[at + 1..]))),
             None => text.push_str(&cell(&format!("\x1b[{part}"))),
@@ -395,10 +484,14 @@ fn logged(line: &str, coloured: bool) -> String {
 
 /// An object on one line, with `"schema_version": 1` put first.
 ///
-/// JSON may have all characters but the first 32 as they are. Here those that a terminal would obey have JSON's
-/// escapes, so that [`printable`] finds none.
+/// JSON may have all characters but the first 32 as they are. Here those that a terminal would obey
+/// have JSON's escapes, so that [`printable`] finds none.
 pub(crate) fn line(object: impl Serialize) -> String {
-    let json = serde_json::to_string(&Versioned { schema_version: 1, object }).expect("our objects have text for keys");
+    let json = serde_json::to_string(&Versioned {
+        schema_version: 1,
+        object,
+    })
+    .expect("our objects have text for keys");
     if json.chars().all(is_plain) {
         return json;
     }
@@ -406,7 +499,11 @@ pub(crate) fn line(object: impl Serialize) -> String {
     for c in json.chars() {
         match is_plain(c) {
             true => line.push(c),
-            false => line.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}"))),
+            false => line.extend(
+                c.encode_utf16(&mut [0; 2])
+                    .iter()
+                    .map(|unit| format!("\\u{unit:04x}")),
+            ),
         }
     }
     line
@@ -414,20 +511,26 @@ pub(crate) fn line(object: impl Serialize) -> String {
 
 /// An error's words, and the remedy that stands in them.
 fn with_remedy(words: &str) -> (&str, Option<&str>) {
-    words.split_once(REMEDY).map_or((words, None), |(message, remedy)| (message, Some(remedy)))
+    words
+        .split_once(REMEDY)
+        .map_or((words, None), |(message, remedy)| (message, Some(remedy)))
 }
 
 /// Says what is wrong with the command line, where JSON was asked for, and nothing else is known.
 pub(crate) fn refused(mistake: &str) {
     let exit_code = Some(Exit::Usage.code());
     let remedy = Some("`--help` says what the command takes");
-    let said = line(Said { remedy, exit_code, ..Said::new("error", mistake) });
+    let said = line(Said {
+        remedy,
+        exit_code,
+        ..Said::new("error", mistake)
+    });
     // There is nobody left to tell that stderr cannot be written.
     writeln!(io::stderr().lock(), "{said}").ok();
 }
 
-/// Says what is wrong with the command line, if that has characters which a terminal would obey. False if it has none,
-/// and nothing was said.
+/// Says what is wrong with the command line, if that has characters which a terminal would obey.
+/// False if it has none, and nothing was said.
 pub(crate) fn refused_escaped(mistake: &str) -> bool {
     let escaped = printable(mistake);
     let differs = escaped != mistake;
@@ -447,9 +550,9 @@ pub(crate) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// The text with escapes for what a terminal would obey: control characters, and those that turn the direction of
-/// writing and so make it look like another text. Line ends stay. Our messages quote servers, queries and names, and
-/// anybody who writes to a database can choose those.
+/// The text with escapes for what a terminal would obey: control characters, and those that turn
+/// the direction of writing and so make it look like another text. Line ends stay. Our messages
+/// quote servers, queries and names, and anybody who writes to a database can choose those.
 pub(crate) fn printable(text: &str) -> String {
     escaped(text, is_plain)
 }
@@ -463,14 +566,27 @@ fn escaped(text: &str, plain: impl Fn(char) -> bool) -> String {
     if text.chars().all(&plain) {
         return text.to_owned();
     }
-    text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_default().to_string() }).collect()
+    text.chars()
+        .map(|c| {
+            if plain(c) {
+                c.to_string()
+            } else {
+                c.escape_default().to_string()
+            }
+        })
+        .collect()
 }
 
 /// Whether a terminal shows it as it is, and where it stands. Lines end by `\n` only.
 fn is_plain(c: char) -> bool {
     match c {
         '\n' | '\t' => true,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => false,
+        '\u{61c}'
+        | '\u{200e}'
+        | '\u{200f}'
+        | '\u{2028}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}'
+        | '\u{feff}' => false,
         '\u{e0000}'..='\u{e007f}' => false,
         c => !c.is_control(),
     }
@@ -506,8 +622,15 @@ fn plain_table() -> Table {
 
 /// The table without the spaces that pad its borders.
 fn trimmed(table: &Table) -> String {
-    let lines: Vec<String> =
-        table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned()).collect();
+    let lines: Vec<String> = table
+        .lines()
+        .map(|line| {
+            line.strip_prefix(' ')
+                .unwrap_or(&line)
+                .trim_end()
+                .to_owned()
+        })
+        .collect();
     lines.join("\n")
 }
 
@@ -528,7 +651,11 @@ pub(crate) fn size(bytes: u64) -> String {
 
 /// `1 shard`, `3 shards`.
 pub(crate) fn counted(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+    if count == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{count} {what}s")
+    }
 }
 
 #[cfg(test)]
@@ -546,7 +673,10 @@ mod tests {
     #[test]
     fn json_stays_json() {
         let line = line(Quoted { text: HOSTILE });
-        assert!(line.bytes().all(|byte| (b' '..0x7f).contains(&byte)), "{line}");
+        assert!(
+            line.bytes().all(|byte| (b' '..0x7f).contains(&byte)),
+            "{line}"
+        );
         assert_eq!(printable(&line), line);
         let read: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(read["text"], HOSTILE);
@@ -563,10 +693,16 @@ mod tests {
     fn a_line_of_the_log_is_one_line() {
         let line = format!("\x1b[33m WARN\x1b[0m of {HOSTILE}\nERROR forged\n");
         let plain = logged(&line, false);
-        assert!(plain.ends_with("\\nERROR forged\n") && plain.lines().count() == 1, "{plain}");
+        assert!(
+            plain.ends_with("\\nERROR forged\n") && plain.lines().count() == 1,
+            "{plain}"
+        );
         assert!(plain.chars().all(is_plain), "{plain}");
         let coloured = logged(&line, true);
-        assert!(coloured.starts_with("\x1b[33m WARN\x1b[0m of a\\u{1b}[2Jb\\u{1b}]0;c"), "{coloured}");
+        assert!(
+            coloured.starts_with("\x1b[33m WARN\x1b[0m of a\\u{1b}[2Jb\\u{1b}]0;c"),
+            "{coloured}"
+        );
         assert_eq!(coloured.matches('\x1b').count(), 2, "{coloured}");
     }
 }

@@ -1,12 +1,12 @@
-//! The signals that ask a command to end: Ctrl-C (SIGINT), and SIGTERM, as `kill`, a service manager and a machine that
-//! shuts down send it. Every command takes the two alike.
+//! The signals that ask a command to end: Ctrl-C (SIGINT), and SIGTERM, as `kill`, a service
+//! manager and a machine that shuts down send it. Every command takes the two alike.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Hears these signals from when it is made. None that comes later is missed, and none ends the process by itself any
-/// more.
+/// Hears these signals from when it is made. None that comes later is missed, and none ends the
+/// process by itself any more.
 pub(crate) struct Ending {
     interrupts: Signal,
     terminations: Signal,
@@ -16,7 +16,10 @@ impl Ending {
     /// # Errors
     /// When the process cannot listen to signals.
     pub(crate) fn listen() -> io::Result<Ending> {
-        Ok(Ending { interrupts: signal(SignalKind::interrupt())?, terminations: signal(SignalKind::terminate())? })
+        Ok(Ending {
+            interrupts: signal(SignalKind::interrupt())?,
+            terminations: signal(SignalKind::terminate())?,
+        })
     }
 
     /// Waits for the next one.

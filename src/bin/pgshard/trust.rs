@@ -1,4 +1,5 @@
-//! Whose files a command believes. A config says to which servers our passwords go, and which SQL runs there as us.
+//! Whose files a command believes. A config says to which servers our passwords go, and which SQL
+//! runs there as us.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -8,8 +9,9 @@ use pgshard::config::Config;
 
 use crate::failure::Failure;
 
-/// Refuses a config that nobody named and that lies in the current folder by chance, if another user can have put it
-/// there or altered it. Root's is good for everybody; who is root by sudo may use what is his own.
+/// Refuses a config that nobody named and that lies in the current folder by chance, if another
+/// user can have put it there or altered it. Root's is good for everybody; who is root by sudo may
+/// use what is his own.
 ///
 /// # Errors
 /// With [`crate::exit::Exit::Usage`] and whose it is. None if there is no such file.
@@ -31,7 +33,9 @@ pub(crate) fn found(path: &Path, flag: Option<&Path>) -> Result<(), Failure> {
 /// Why this is not believed; `None` if it is.
 fn distrust(facts: &Metadata) -> Option<String> {
     let us = rustix::process::geteuid();
-    let by_sudo = std::env::var("SUDO_UID").ok().and_then(|uid| uid.parse().ok());
+    let by_sudo = std::env::var("SUDO_UID")
+        .ok()
+        .and_then(|uid| uid.parse().ok());
     let ours = [Some(0), Some(us.as_raw()), by_sudo.filter(|_| us.is_root())];
     if !ours.contains(&Some(facts.uid())) {
         return Some(format!("belongs to another user (uid {})", facts.uid()));

@@ -25,11 +25,20 @@ struct Memory {
 impl Memory {
     fn new(numbers: u16) -> Memory {
         let clock = FakeClock::new(NOW, Duration::ZERO);
-        Memory { clock, rows: Arc::default(), numbers, down: Arc::default() }
+        Memory {
+            clock,
+            rows: Arc::default(),
+            numbers,
+            down: Arc::default(),
+        }
     }
 
     fn up(&self) -> Result<(), lease::Error> {
-        if *self.down.lock().unwrap() { Err(lease::Error::NotInstalled) } else { Ok(()) }
+        if *self.down.lock().unwrap() {
+            Err(lease::Error::NotInstalled)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -38,34 +47,59 @@ impl LeaseStore for Memory {
         self.up()?;
         let mut rows = self.rows.lock().unwrap();
         let now = Clock::monotonic(&self.clock);
-        let free = (0..self.numbers).filter(|number| rows.get(number).is_none_or(|(_, _, until)| *until < now));
-        let mine = rows.iter().find(|(_, row)| row.0 == token).map(|(number, _)| *number);
-        let worker = mine.or(free.min_by_key(|number| rows.get(number).map(|(_, ceiling, _)| *ceiling)));
-        let worker = worker.ok_or(lease::Error::NoneFree { space: "memory".to_owned() })?;
+        let free = (0..self.numbers)
+            .filter(|number| rows.get(number).is_none_or(|(_, _, until)| *until < now));
+        let mine = rows
+            .iter()
+            .find(|(_, row)| row.0 == token)
+            .map(|(number, _)| *number);
+        let worker =
+            mine.or(free.min_by_key(|number| rows.get(number).map(|(_, ceiling, _)| *ceiling)));
+        let worker = worker.ok_or(lease::Error::NoneFree {
+            space: "memory".to_owned(),
+        })?;
         let floor_ms = rows.get(&worker).map_or(0, |(_, ceiling, _)| ceiling + 1);
         let ceiling_ms = floor_ms.max(term.now_ms) + term.length.as_millis() as u64;
         rows.insert(worker, (token, ceiling_ms, now + term.keep));
-        Ok(Grant { worker, token, floor_ms, ceiling_ms })
+        Ok(Grant {
+            worker,
+            token,
+            floor_ms,
+            ceiling_ms,
+        })
     }
 
     async fn renew(&self, grant: Grant, term: Term) -> Result<Option<Grant>, lease::Error> {
         self.up()?;
         let mut rows = self.rows.lock().unwrap();
         let now = Clock::monotonic(&self.clock);
-        let Some(row) = rows.get_mut(&grant.worker).filter(|(token, ..)| *token == grant.token) else {
+        let Some(row) = rows
+            .get_mut(&grant.worker)
+            .filter(|(token, ..)| *token == grant.token)
+        else {
             return Ok(None);
         };
         row.1 = row.1.max(term.now_ms + term.length.as_millis() as u64);
         row.2 = now + term.keep;
-        Ok(Some(Grant { ceiling_ms: row.1, ..grant }))
+        Ok(Some(Grant {
+            ceiling_ms: row.1,
+            ..grant
+        }))
     }
 
     async fn release(&self, grant: Grant, last_ms: u64) -> Result<(), lease::Error> {
         self.up()?;
         let mut rows = self.rows.lock().unwrap();
         let now = Clock::monotonic(&self.clock);
-        if let Some(row) = rows.get_mut(&grant.worker).filter(|(token, ..)| *token == grant.token) {
-            *row = (Uuid::new_v4(), row.1.min(last_ms), now.saturating_sub(Duration::from_nanos(1)));
+        if let Some(row) = rows
+            .get_mut(&grant.worker)
+            .filter(|(token, ..)| *token == grant.token)
+        {
+            *row = (
+                Uuid::new_v4(),
+                row.1.min(last_ms),
+                now.saturating_sub(Duration::from_nanos(1)),
+            );
         }
         Ok(())
     }
@@ -81,11 +115,16 @@ fn options() -> Options {
 }
 
 async fn generator(store: &Memory, clock: &Arc<FakeClock>) -> Snowflake<Memory> {
-    Snowflake::acquire(store.clone(), options(), Arc::new(clock.clone())).await.unwrap()
+    Snowflake::acquire(store.clone(), options(), Arc::new(clock.clone()))
+        .await
+        .unwrap()
 }
 
 fn none_free(error: Error) {
-    assert!(matches!(&error, Error::NoLease(error) if matches!(**error, lease::Error::NoneFree { .. })), "{error}");
+    assert!(
+        matches!(&error, Error::NoLease(error) if matches!(**error, lease::Error::NoneFree { .. })),
+        "{error}"
+    );
 }
 
 fn fields(id: i64) -> Fields {
@@ -105,8 +144,8 @@ proptest! {
         prop_assert_eq!(fields(id).cmp(&fields(other)), id.cmp(&other));
     }
 
-    /// Two generators over one number, with processes that stop, clocks that step, and a store that goes away: whatever
-    /// happens, no ID comes twice, and the IDs of each grow.
+    /// Two generators over one number, with processes that stop, clocks that step, and a store that
+    /// goes away: whatever happens, no ID comes twice, and the IDs of each grow.
     #[test]
     fn never_twice(steps in proptest::collection::vec((0_usize..2, 0_u8..7, 1_u64..15_000), 1..120)) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -152,9 +191,23 @@ proptest! {
 
 #[test]
 fn fields_that_do_not_fit() {
-    let all = Fields { ms: MS_MAX, worker: 1023, seq: 4095 };
+    let all = Fields {
+        ms: MS_MAX,
+        worker: 1023,
+        seq: 4095,
+    };
     assert_eq!(all.encode(), Some(i64::MAX));
-    for wrong in [Fields { ms: MS_MAX + 1, ..all }, Fields { worker: 1024, ..all }, Fields { seq: 4096, ..all }] {
+    for wrong in [
+        Fields {
+            ms: MS_MAX + 1,
+            ..all
+        },
+        Fields {
+            worker: 1024,
+            ..all
+        },
+        Fields { seq: 4096, ..all },
+    ] {
         assert_eq!(wrong.encode(), None);
     }
     assert_eq!(Fields::decode(-1), None);
@@ -164,13 +217,20 @@ fn fields_that_do_not_fit() {
 async fn a_millisecond_has_4096_and_then_the_next_begins() {
     let store = Memory::new(1024);
     let clock = FakeClock::new(NOW, Duration::from_micros(300));
-    let ids = generator(&store, &clock).await.next_many(10_000).await.unwrap();
+    let ids = generator(&store, &clock)
+        .await
+        .next_many(10_000)
+        .await
+        .unwrap();
     assert!(ids.windows(2).all(|pair| pair[0] < pair[1]));
     let mut per_ms: BTreeMap<u64, usize> = BTreeMap::new();
     for id in ids {
         *per_ms.entry(fields(id).ms).or_default() += 1;
     }
-    assert!(per_ms.values().all(|count| *count <= 4096) && per_ms.len() >= 3, "{per_ms:?}");
+    assert!(
+        per_ms.values().all(|count| *count <= 4096) && per_ms.len() >= 3,
+        "{per_ms:?}"
+    );
 }
 
 #[tokio::test]
@@ -184,7 +244,13 @@ async fn a_clock_that_steps_back_is_waited_for_or_refused() {
     let after = generator.next().await.unwrap();
     assert!(after > before);
     clock.step(-5000);
-    assert!(matches!(generator.next().await, Err(Error::ClockBehind { by_ms: 5000, limit_ms: 1000 })));
+    assert!(matches!(
+        generator.next().await,
+        Err(Error::ClockBehind {
+            by_ms: 5000,
+            limit_ms: 1000
+        })
+    ));
     clock.step(5000);
     assert!(generator.next().await.unwrap() > after);
     // Far forward is past the lease's ceiling: the lease is renewed for the new time first.
@@ -206,13 +272,16 @@ async fn the_lease_ends_by_the_monotonic_clock_with_a_margin() {
     assert_eq!(generator.try_next(), Err(Later::Lease));
     *store.down.lock().unwrap() = true;
     let error = generator.next().await.unwrap_err();
-    assert!(matches!(&error, Error::NoLease(error) if matches!(**error, lease::Error::NotInstalled)), "{error}");
+    assert!(
+        matches!(&error, Error::NoLease(error) if matches!(**error, lease::Error::NotInstalled)),
+        "{error}"
+    );
     *store.down.lock().unwrap() = false;
     assert!(generator.next().await.is_ok());
 }
 
-/// A process is stopped between the check of its lease and its ID, for an hour; meanwhile its number goes to another.
-/// Both go on, and their IDs are apart.
+/// A process is stopped between the check of its lease and its ID, for an hour; meanwhile its
+/// number goes to another. Both go on, and their IDs are apart.
 #[tokio::test]
 async fn a_paused_process_is_fenced() {
     let store = Memory::new(1);
@@ -220,7 +289,13 @@ async fn a_paused_process_is_fenced() {
     let paused = generator(&store, &clock).await;
     let ceiling = paused.inner.held.load_full().unwrap().grant.ceiling_ms;
     // The latest ID that it may ever have made, if it was stopped after its last look at the clock.
-    let latest = Fields { ms: ceiling - TWITTER_EPOCH_MS as u64, worker: 0, seq: 4095 }.encode().unwrap();
+    let latest = Fields {
+        ms: ceiling - TWITTER_EPOCH_MS as u64,
+        worker: 0,
+        seq: 4095,
+    }
+    .encode()
+    .unwrap();
     store.clock.pass(Duration::from_secs(3600));
 
     // The next holder's clock is behind, and says that hardly any time has passed.
@@ -255,9 +330,15 @@ async fn a_lost_number_is_replaced_by_another() {
 #[tokio::test]
 async fn outside_the_layout() {
     let store = Memory::new(1024);
-    for unix_ms in [TWITTER_EPOCH_MS as u64 - 1, TWITTER_EPOCH_MS as u64 + MS_MAX + 1] {
+    for unix_ms in [
+        TWITTER_EPOCH_MS as u64 - 1,
+        TWITTER_EPOCH_MS as u64 + MS_MAX + 1,
+    ] {
         let clock = FakeClock::new(unix_ms, Duration::ZERO);
-        assert!(matches!(generator(&store, &clock).await.next().await, Err(Error::OutOfRange { .. })));
+        assert!(matches!(
+            generator(&store, &clock).await.next().await,
+            Err(Error::OutOfRange { .. })
+        ));
     }
     let clock = FakeClock::new(TWITTER_EPOCH_MS as u64 + MS_MAX, Duration::ZERO);
     assert!(generator(&store, &clock).await.next().await.unwrap() > 0);
@@ -271,19 +352,29 @@ async fn all_numbers_are_held() {
     for _ in 0..3 {
         held.push(generator(&store, &clock).await);
     }
-    let numbers: HashSet<_> = held.iter().map(|generator| generator.worker().unwrap()).collect();
+    let numbers: HashSet<_> = held
+        .iter()
+        .map(|generator| generator.worker().unwrap())
+        .collect();
     assert_eq!(numbers.len(), 3);
-    none_free(Snowflake::acquire(store, options(), Arc::new(clock)).await.unwrap_err());
+    none_free(
+        Snowflake::acquire(store, options(), Arc::new(clock))
+            .await
+            .unwrap_err(),
+    );
 }
 
-/// After fork() two processes have the number in their memory. It is the parent's: the child leases one of its own, and
-/// gives only that one back.
+/// After fork() two processes have the number in their memory. It is the parent's: the child leases
+/// one of its own, and gives only that one back.
 #[tokio::test]
 async fn a_forked_process_has_another_number() {
     let store = Memory::new(1024);
     let clock = FakeClock::new(NOW, Duration::ZERO);
     let parent = generator(&store, &clock).await;
-    let (before, held) = (parent.next().await.unwrap(), parent.inner.held.load_full().unwrap());
+    let (before, held) = (
+        parent.next().await.unwrap(),
+        parent.inner.held.load_full().unwrap(),
+    );
     let child = parent;
     child.inner.held.store(Some(Arc::new(HeldGrant {
         grant: held.grant,

@@ -1,21 +1,25 @@
-//! Tickets: plain growing numbers from sequences of PostgreSQL ("Ticket Servers: Distributed Unique Primary Keys on the
-//! Cheap", Flickr 2010), for rows that have no shard yet: a user's ID, which picks the shard.
+//! Tickets: plain growing numbers from sequences of PostgreSQL ("Ticket Servers: Distributed Unique
+//! Primary Keys on the Cheap", Flickr 2010), for rows that have no shard yet: a user's ID, which
+//! picks the shard.
 //!
-//! A name (`users`) has one series of tickets on two or more hosts. Each host counts on its own and gives runs of
-//! numbers that are its own ([`Layout`]): with a stride of 16 and runs of 8,192, the host of residue 1 gives 8,192 to
-//! 16,383, then jumps over the runs of the other fifteen. A stride of 2 and runs of 1 are Flickr's odd and even. Runs
-//! are there because of `user_id % N`: with a stride of 16 and runs of 1, two hosts would give IDs for one shard in
-//! eight when N is 4,096. Hosts are used in turn, so tickets are only roughly in order. A block fetched ahead serves
-//! most calls from memory.
+//! A name (`users`) has one series of tickets on two or more hosts. Each host counts on its own and
+//! gives runs of numbers that are its own ([`Layout`]): with a stride of 16 and runs of 8,192, the
+//! host of residue 1 gives 8,192 to 16,383, then jumps over the runs of the other fifteen. A stride
+//! of 2 and runs of 1 are Flickr's odd and even. Runs are there because of `user_id % N`: with a
+//! stride of 16 and runs of 1, two hosts would give IDs for one shard in eight when N is 4,096.
+//! Hosts are used in turn, so tickets are only roughly in order. A block fetched ahead serves most
+//! calls from memory.
 //!
-//! Invariant: a residue belongs to one host. It is recorded on all hosts before that host gives its first ticket,
-//! stays recorded when the host is lost, and goes to another only with an explicit start above what the lost one gave.
-//! [`create`] keeps to that; [`Tickets`] checks with every block that the host is the one the config means, in the
-//! series it knows, and that a host's numbers grow.
+//! Invariant: a residue belongs to one host. It is recorded on all hosts before that host gives its
+//! first ticket, stays recorded when the host is lost, and goes to another only with an explicit
+//! start above what the lost one gave. [`create`] keeps to that; [`Tickets`] checks with every
+//! block that the host is the one the config means, in the series it knows, and that a host's
+//! numbers grow.
 //!
-//! What fails: with all hosts of a name down there are no tickets. Numbers are lost with every block that is not used
-//! up; a host has 2^63 / stride of them. A host restored from an old backup, or a standby promoted without its last
-//! transactions, would give numbers again: run [`create`] with a start above the last one before it serves.
+//! What fails: with all hosts of a name down there are no tickets. Numbers are lost with every
+//! block that is not used up; a host has 2^63 / stride of them. A host restored from an old backup,
+//! or a standby promoted without its last transactions, would give numbers again: run [`create`]
+//! with a start above the last one before it serves.
 
 mod host;
 mod rest;
@@ -62,9 +66,14 @@ impl TicketName {
     /// When it has other characters, or too many.
     pub fn new(text: &str) -> Result<TicketName, NameError> {
         let right = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-        match text.starts_with(|c: char| c.is_ascii_lowercase()) && text.len() <= 40 && text.chars().all(right) {
+        match text.starts_with(|c: char| c.is_ascii_lowercase())
+            && text.len() <= 40
+            && text.chars().all(right)
+        {
             true => Ok(TicketName(text.to_owned())),
-            false => Err(NameError { text: text.to_owned() }),
+            false => Err(NameError {
+                text: text.to_owned(),
+            }),
         }
     }
 
@@ -75,7 +84,10 @@ impl TicketName {
 
     /// The sequence, as SQL has it.
     fn sequence(&self) -> String {
-        format!("pgshard_tickets.{}", crate::pg::quote_ident(&format!("ticket_{}", self.0)))
+        format!(
+            "pgshard_tickets.{}",
+            crate::pg::quote_ident(&format!("ticket_{}", self.0))
+        )
     }
 }
 
@@ -145,7 +157,8 @@ pub enum Error {
         /// The name.
         name: TicketName,
     },
-    /// The host is another than the config says, or its tickets are not of the series of the other hosts.
+    /// The host is another than the config says, or its tickets are not of the series of the other
+    /// hosts.
     #[error("host {host} is not used for {name}: {reason}")]
     Mismatch {
         /// The host.
@@ -176,7 +189,10 @@ pub enum Error {
         name: TicketName,
     },
     /// The call asked for more tickets than are given at once.
-    #[error("{count} tickets at once are more than {}: ask several times", super::BATCH_MAX)]
+    #[error(
+        "{count} tickets at once are more than {}: ask several times",
+        super::BATCH_MAX
+    )]
     BatchTooLarge {
         /// How many were asked for.
         count: usize,
@@ -185,17 +201,26 @@ pub enum Error {
 
 /// What each host said. Several errors have no single source that a report could follow.
 fn all(failed: &[Error]) -> String {
-    failed.iter().map(|error| chain(error)).collect::<Vec<_>>().join("; ")
+    failed
+        .iter()
+        .map(|error| chain(error))
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 impl Error {
     fn sql(host: &HostName, doing: &'static str) -> impl Fn(tokio_postgres::Error) -> Error {
-        move |source| Error::Sql { host: host.clone(), doing, source }
+        move |source| Error::Sql {
+            host: host.clone(),
+            doing,
+            source,
+        }
     }
 }
 
-/// Which numbers belong to which host: `ticket = (count / run * stride + residue) * run + count % run`, where `count`
-/// is what the residue's host counts. It is the same for all hosts of a name, and never changes.
+/// Which numbers belong to which host:
+/// `ticket = (count / run * stride + residue) * run + count % run`, where `count` is what the
+/// residue's host counts. It is the same for all hosts of a name, and never changes.
 ///
 /// ```
 /// use pgshard::idgen::tickets::Layout;
@@ -208,13 +233,17 @@ impl Error {
 pub struct Layout {
     /// How many residues there are, and so how many hosts there can ever be: `1..=STRIDE_MAX`.
     pub stride: u32,
-    /// How many numbers in a row are one host's: `1..=RUN_MAX`. At least N, so that each host's IDs reach all shards.
+    /// How many numbers in a row are one host's: `1..=RUN_MAX`. At least N, so that each host's IDs
+    /// reach all shards.
     pub run: u32,
 }
 
 impl Default for Layout {
     fn default() -> Layout {
-        Layout { stride: STRIDE_DEFAULT, run: RUN_DEFAULT }
+        Layout {
+            stride: STRIDE_DEFAULT,
+            run: RUN_DEFAULT,
+        }
     }
 }
 
@@ -236,7 +265,10 @@ impl Layout {
         }
         let (stride, run, ticket) = (self.stride as u64, self.run as u64, ticket as u64);
         let residue = (ticket / run % stride) as u32;
-        Some(Fields { residue, count: ticket / run / stride * run + ticket % run })
+        Some(Fields {
+            residue,
+            count: ticket / run / stride * run + ticket % run,
+        })
     }
 
     /// The ticket of a count; `None` past 2^63.
@@ -246,14 +278,16 @@ impl Layout {
         i64::try_from((count / run * stride + i128::from(residue)) * run + count % run).ok()
     }
 
-    /// The smallest count of a residue whose ticket is not below `start`, nor below 1; `None` past 2^63.
+    /// The smallest count of a residue whose ticket is not below `start`, nor below 1; `None` past
+    /// 2^63.
     fn first_count(self, residue: u32, start: i64) -> Option<i64> {
         let (run, start) = (u64::from(self.run), start.max(1).cast_unsigned());
         let period = run * u64::from(self.stride);
         let (before, within) = (start / period * run, start % period);
         // `within` lies before the residue's run, inside it, or after it.
         let count = before + within.saturating_sub(u64::from(residue) * run).min(run);
-        self.ticket(residue, count).and_then(|_| i64::try_from(count).ok())
+        self.ticket(residue, count)
+            .and_then(|_| i64::try_from(count).ok())
     }
 }
 
@@ -291,11 +325,20 @@ mod tests {
         let layout = Layout { stride: 2, run: 1 };
         let first = |residue: u32| {
             let begin = layout.first_count(residue, 1).unwrap().cast_unsigned();
-            (begin..begin + 3).map(|count| layout.ticket(residue, count).unwrap()).collect::<Vec<_>>()
+            (begin..begin + 3)
+                .map(|count| layout.ticket(residue, count).unwrap())
+                .collect::<Vec<_>>()
         };
         assert_eq!((first(1), first(0)), (vec![1, 3, 5], vec![2, 4, 6]));
         assert_eq!(Layout::default().first_count(3, i64::MAX), None);
-        assert_eq!((layout.decode(0), layout.decode(-1), Layout { stride: 0, run: 1 }.decode(1)), (None, None, None));
+        assert_eq!(
+            (
+                layout.decode(0),
+                layout.decode(-1),
+                Layout { stride: 0, run: 1 }.decode(1)
+            ),
+            (None, None, None)
+        );
     }
 
     /// What runs are for: the users of a single host are on all shards, whatever N is.

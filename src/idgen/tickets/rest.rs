@@ -1,4 +1,5 @@
-//! How long a host that failed is left alone: longer after each failure, and one task at a time looks for it.
+//! How long a host that failed is left alone: longer after each failure, and one task at a time
+//! looks for it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,7 +25,15 @@ struct State {
 
 impl Rest {
     pub(super) fn new(first: Duration, longest: Duration) -> Rest {
-        Rest { first, longest, state: Arc::new(Mutex::new(State { on: false, looked_for: None, pause: first })) }
+        Rest {
+            first,
+            longest,
+            state: Arc::new(Mutex::new(State {
+                on: false,
+                looked_for: None,
+                pause: first,
+            })),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -43,7 +52,8 @@ impl Rest {
         (state.on, state.pause) = (false, self.first);
     }
 
-    /// The host failed. Returns what the task that looks for it must hold; `None` if there is such a task already.
+    /// The host failed. Returns what the task that looks for it must hold; `None` if there is such
+    /// a task already.
     pub(super) fn begin(&self) -> Option<Resting> {
         let mut state = self.state();
         state.on = true;
@@ -55,13 +65,13 @@ impl Rest {
     }
 }
 
-/// Held by the task that looks for a host. Without it the host does not rest: if the task's runtime has ended, the next
-/// caller asks the host.
+/// Held by the task that looks for a host. Without it the host does not rest: if the task's runtime
+/// has ended, the next caller asks the host.
 pub(super) struct Resting(Rest);
 
 impl Resting {
-    /// Waits before the next look, and says whether one is needed. Each pause is twice the one before, a little more or
-    /// less, so that processes do not all look at once.
+    /// Waits before the next look, and says whether one is needed. Each pause is twice the one
+    /// before, a little more or less, so that processes do not all look at once.
     pub(super) async fn pause(&self) -> bool {
         let pause = {
             let mut state = self.0.state();

@@ -1,8 +1,8 @@
 //! Creates tickets on hosts, and decides which host gets which residue.
 //!
-//! Invariant: a residue is claimed on **all** hosts before its host gives a ticket, by rows that no second host can
-//! write beside it. So two creators that have a host in common cannot give it twice. Two that have none in common make
-//! two series, which are never used together.
+//! Invariant: a residue is claimed on **all** hosts before its host gives a ticket, by rows that no
+//! second host can write beside it. So two creators that have a host in common cannot give it
+//! twice. Two that have none in common make two series, which are never used together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,15 +30,17 @@ pub struct Create {
     pub name: TicketName,
     /// The hosts that will give tickets, out of those given to [`create`].
     pub hosts: BTreeSet<HostName>,
-    /// How many hosts there can ever be, `1..=STRIDE_MAX`; `None`: as recorded, else 16. It cannot change.
+    /// How many hosts there can ever be, `1..=STRIDE_MAX`; `None`: as recorded, else 16. It cannot
+    /// change.
     pub stride: Option<u32>,
-    /// How many tickets in a row are one host's, `1..=RUN_MAX`; `None`: as recorded, else 8,192. It cannot change.
+    /// How many tickets in a row are one host's, `1..=RUN_MAX`; `None`: as recorded, else 8,192. It
+    /// cannot change.
     pub run: Option<u32>,
-    /// No new ticket of these hosts is below this. A host that gives tickets already goes on from here, unless it is
-    /// past it.
+    /// No new ticket of these hosts is below this. A host that gives tickets already goes on from
+    /// here, unless it is past it.
     pub start: Option<i64>,
-    /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs `start`, above every
-    /// ticket that the lost one may have given.
+    /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs
+    /// `start`, above every ticket that the lost one may have given.
     pub replace: Option<HostName>,
     /// Hosts that are lost for ever and need not answer. Their residues stay taken.
     pub lost: BTreeSet<HostName>,
@@ -101,7 +103,8 @@ pub enum Refusal {
     Start(i64),
     /// Two hosts began on their own.
     #[error(
-        "{first} and {second} have two series of one name, whose tickets may be the same: take a new name, or drop one \
+        "{first} and {second} have two series of one name, whose tickets may be the same: take a \
+            new name, or drop one \
          of the two by hand"
     )]
     SeriesDiffer {
@@ -111,7 +114,10 @@ pub enum Refusal {
         second: HostName,
     },
     /// Two hosts have one residue.
-    #[error("residue {residue} is {first}'s and {second}'s: they may have given the same tickets; take a new name")]
+    #[error(
+        "residue {residue} is {first}'s and {second}'s: they may have given the same tickets; take \
+            a new name"
+    )]
     Clash {
         /// The residue.
         residue: u32,
@@ -120,9 +126,11 @@ pub enum Refusal {
         /// Another.
         second: String,
     },
-    /// One host has two residues: hosts were created beside each other and one of them stopped half-way.
+    /// One host has two residues: hosts were created beside each other and one of them stopped
+    /// half-way.
     #[error(
-        "host {host} has claimed the residues {first} and {second}: delete the one it does not use from \
+        "host {host} has claimed the residues {first} and {second}: delete the one it does not use \
+            from \
          pgshard_tickets.claim"
     )]
     TwoResidues {
@@ -135,7 +143,8 @@ pub enum Refusal {
     },
     /// The database is another host's, or a copy of it.
     #[error(
-        "{host} gives the tickets of {recorded}: it was renamed, or is a copy of it; give it its old name in the config"
+        "{host} gives the tickets of {recorded}: it was renamed, or is a copy of it; give it its \
+            old name in the config"
     )]
     HostName {
         /// The host in the config.
@@ -145,7 +154,8 @@ pub enum Refusal {
     },
     /// Every residue is taken.
     #[error(
-        "all {stride} residues are taken, by {}: a host that is lost for ever can be replaced, with --replace HOST \
+        "all {stride} residues are taken, by {}: a host that is lost for ever can be replaced, \
+            with --replace HOST \
          --start N",
         hosts.join(", ")
     )]
@@ -156,18 +166,24 @@ pub enum Refusal {
         hosts: Vec<String>,
     },
     /// A lost host's residue was asked for without a start.
-    #[error("the residue of {0} is used again only from a start that is above every ticket it gave: --start N")]
-    NoFloor(HostName),
-    /// The others say that a host gave tickets, but it has no record of them: it was replaced, or restored.
     #[error(
-        "{0} has lost its record of the tickets it gave, which would come again: give a start above all of them, \
+        "the residue of {0} is used again only from a start that is above every ticket it gave: \
+            --start N"
+    )]
+    NoFloor(HostName),
+    /// The others say that a host gave tickets, but it has no record of them: it was replaced, or
+    /// restored.
+    #[error(
+        "{0} has lost its record of the tickets it gave, which would come again: give a start \
+            above all of them, \
          --start N (--start 1 if it never gave one)"
     )]
     Forgotten(HostName),
-    /// Too few of the hosts that give tickets were asked: two that know nothing of each other could give one residue
-    /// away twice.
+    /// Too few of the hosts that give tickets were asked: two that know nothing of each other could
+    /// give one residue away twice.
     #[error(
-        "more than half of the hosts that give these tickets must be in the config and answer, and {} {} not: add {}, \
+        "more than half of the hosts that give these tickets must be in the config and answer, and \
+            {} {} not: add {}, \
          or name what is lost for ever with --lost",
         missing.join(", "),
         if missing.len() == 1 { "is" } else { "are" },
@@ -198,14 +214,14 @@ struct Plan {
     start: i64,
 }
 
-/// Makes hosts give tickets. `all` are all hosts of the config: each must answer, so that every residue is known, and
-/// each records them. Doing it again changes nothing.
+/// Makes hosts give tickets. `all` are all hosts of the config: each must answer, so that every
+/// residue is known, and each records them. Doing it again changes nothing.
 ///
 /// A host that is lost is taken out of the config; its residue stays taken.
 ///
 /// # Errors
-/// When a host is out of reach, with every reason at once when the request is refused, and when a statement fails. Then
-/// residues may have been claimed, and doing it again uses the same.
+/// When a host is out of reach, with every reason at once when the request is refused, and when a
+/// statement fails. Then residues may have been claimed, and doing it again uses the same.
 ///
 /// # Cancel safety
 /// As with an error.
@@ -218,13 +234,20 @@ pub fn create<'a>(
         let mut hosts: BTreeMap<HostName, Connection> = BTreeMap::new();
         for host in all {
             let connection = host.connect.connect("pgshard tickets").await;
-            let connection = connection.map_err(|source| Error::Connect { host: host.name.clone(), source })?;
+            let connection = connection.map_err(|source| Error::Connect {
+                host: host.name.clone(),
+                source,
+            })?;
             hosts.insert(host.name.clone(), connection);
         }
         let mut known = BTreeMap::new();
-        // The locks are taken in the order of the names, so that two creators cannot wait for each other for ever.
+        // The locks are taken in the order of the names, so that two creators cannot wait for each
+        // other for ever.
         for (host, connection) in &mut hosts {
-            connection.batch_execute(LOCK).await.map_err(Error::sql(host, "get the lock on tickets"))?;
+            connection
+                .batch_execute(LOCK)
+                .await
+                .map_err(Error::sql(host, "get the lock on tickets"))?;
             let installed = is_installed(connection, host).await?;
             known.insert(
                 host.clone(),
@@ -235,11 +258,14 @@ pub fn create<'a>(
             );
         }
         let plan = plan(&known, request, new_series).map_err(Error::Refused)?;
-        // Hosts that begin now record the claims first. If this is interrupted, such a host has a claim of its own and
-        // no tickets, so it never gave one. A host that the others know, and that has no claim itself, has lost its
-        // record.
+        // Hosts that begin now record the claims first. If this is interrupted, such a host has a
+        // claim of its own and no tickets, so it never gave one. A host that the others know, and
+        // that has no claim itself, has lost its record.
         for begins in [true, false] {
-            for (host, connection) in hosts.iter_mut().filter(|(host, _)| request.hosts.contains(*host) == begins) {
+            for (host, connection) in hosts
+                .iter_mut()
+                .filter(|(host, _)| request.hosts.contains(*host) == begins)
+            {
                 claim(connection, host, request, &plan).await?;
             }
         }
@@ -252,61 +278,126 @@ pub fn create<'a>(
     })
 }
 
-fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -> Result<Plan, Vec<Refusal>> {
+fn plan(
+    known: &BTreeMap<HostName, Facts>,
+    request: &Create,
+    new_series: Uuid,
+) -> Result<Plan, Vec<Refusal>> {
     let mut refusals = Vec::new();
-    refusals.extend(request.hosts.iter().filter(|host| !known.contains_key(*host)).cloned().map(Refusal::NoSuchHost));
+    refusals.extend(
+        request
+            .hosts
+            .iter()
+            .filter(|host| !known.contains_key(*host))
+            .cloned()
+            .map(Refusal::NoSuchHost),
+    );
     if request.hosts.is_empty() {
         refusals.push(Refusal::NoHosts);
     }
-    refusals.extend(request.stride.filter(|stride| !(1..=STRIDE_MAX).contains(stride)).map(Refusal::Stride));
-    refusals.extend(request.run.filter(|run| !(1..=RUN_MAX).contains(run)).map(Refusal::Run));
+    refusals.extend(
+        request
+            .stride
+            .filter(|stride| !(1..=STRIDE_MAX).contains(stride))
+            .map(Refusal::Stride),
+    );
+    refusals.extend(
+        request
+            .run
+            .filter(|run| !(1..=RUN_MAX).contains(run))
+            .map(Refusal::Run),
+    );
     // This leaves room for every residue above it.
     let start_max = i64::MAX - 2 * i64::from(STRIDE_MAX) * i64::from(RUN_MAX);
-    refusals.extend(request.start.filter(|start| !(1..=start_max).contains(start)).map(Refusal::Start));
+    refusals.extend(
+        request
+            .start
+            .filter(|start| !(1..=start_max).contains(start))
+            .map(Refusal::Start),
+    );
 
     let mut series: Option<(&HostName, Uuid, Layout)> = None;
     let mut claims: BTreeMap<u32, String> = BTreeMap::new();
     for (host, facts) in known {
         match (facts.series, series) {
             (Some((id, _)), Some((first, other, _))) if id != other => {
-                refusals.push(Refusal::SeriesDiffer { first: first.clone(), second: host.clone() });
+                refusals.push(Refusal::SeriesDiffer {
+                    first: first.clone(),
+                    second: host.clone(),
+                });
                 continue;
             }
             (Some((id, layout)), None) => series = Some((host, id, layout)),
             _ => {}
         }
-        if let Some(ticket) = facts.ticket.as_ref().filter(|ticket| ticket.host_name != host.as_str()) {
-            refusals.push(Refusal::HostName { host: host.clone(), recorded: ticket.host_name.clone() });
+        if let Some(ticket) = facts
+            .ticket
+            .as_ref()
+            .filter(|ticket| ticket.host_name != host.as_str())
+        {
+            refusals.push(Refusal::HostName {
+                host: host.clone(),
+                recorded: ticket.host_name.clone(),
+            });
         }
-        let own = facts.ticket.iter().map(|ticket| (ticket.residue, &ticket.host_name));
-        for (residue, name) in facts.claims.iter().map(|(residue, name)| (*residue, name)).chain(own) {
-            let replaced = |name: &str| request.replace.as_ref().is_some_and(|lost| lost.as_str() == name);
+        let own = facts
+            .ticket
+            .iter()
+            .map(|ticket| (ticket.residue, &ticket.host_name));
+        for (residue, name) in facts
+            .claims
+            .iter()
+            .map(|(residue, name)| (*residue, name))
+            .chain(own)
+        {
+            let replaced = |name: &str| {
+                request
+                    .replace
+                    .as_ref()
+                    .is_some_and(|lost| lost.as_str() == name)
+            };
             match claims.get(&residue) {
                 Some(other) if other == name || replaced(name) => {}
                 // Some hosts know of the replacement already: it is being done again.
                 Some(other) if replaced(other) => _ = claims.insert(residue, name.clone()),
                 Some(other) => {
                     let (first, second) = (other.clone(), name.clone());
-                    refusals.push(Refusal::Clash { residue, first, second });
+                    refusals.push(Refusal::Clash {
+                        residue,
+                        first,
+                        second,
+                    });
                 }
                 None => _ = claims.insert(residue, name.clone()),
             }
         }
     }
     for (residue, host) in &claims {
-        if let Some((first, _)) = claims.iter().find(|(other, name)| *other < residue && *name == host) {
-            refusals.push(Refusal::TwoResidues { host: host.clone(), first: *first, second: *residue });
+        if let Some((first, _)) = claims
+            .iter()
+            .find(|(other, name)| *other < residue && *name == host)
+        {
+            refusals.push(Refusal::TwoResidues {
+                host: host.clone(),
+                first: *first,
+                second: *residue,
+            });
         }
     }
     let default = Layout::default();
-    let asked = Layout { stride: request.stride.unwrap_or(default.stride), run: request.run.unwrap_or(default.run) };
+    let asked = Layout {
+        stride: request.stride.unwrap_or(default.stride),
+        run: request.run.unwrap_or(default.run),
+    };
     let layout = series.map_or(asked, |(_, _, recorded)| recorded);
     let stride = layout.stride;
     if request.stride.is_some_and(|asked| asked != stride) {
         refusals.push(Refusal::StrideDiffers { recorded: stride });
     }
     if request.run.is_some_and(|asked| asked != layout.run) {
-        refusals.push(Refusal::RunDiffers { recorded: layout.run });
+        refusals.push(Refusal::RunDiffers {
+            recorded: layout.run,
+        });
     }
     // Nothing follows from records that contradict each other.
     if refusals.is_empty() {
@@ -317,14 +408,20 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
         return Err(refusals);
     }
     match &request.replace {
-        Some(lost) => take_over(lost, known, request, &mut claims).map_err(|refusal| vec![refusal])?,
+        Some(lost) => {
+            take_over(lost, known, request, &mut claims).map_err(|refusal| vec![refusal])?
+        }
         None => {
             for host in &request.hosts {
                 if claims.values().any(|name| name == host.as_str()) {
                     continue;
                 }
-                // Residue 1 comes first and 0 last, so that a stride of 2 gives odd, then even numbers.
-                let Some(free) = (1..stride).chain([0]).find(|residue| !claims.contains_key(residue)) else {
+                // Residue 1 comes first and 0 last, so that a stride of 2 gives odd, then even
+                // numbers.
+                let Some(free) = (1..stride)
+                    .chain([0])
+                    .find(|residue| !claims.contains_key(residue))
+                else {
                     let hosts = claims.values().cloned().collect();
                     return Err(vec![Refusal::Full { stride, hosts }]);
                 };
@@ -333,31 +430,72 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
         }
     }
     // A host that comes later begins where the others are, so that tickets stay roughly in order.
-    let last = known.values().filter_map(|facts| facts.ticket.as_ref()?.last).max();
+    let last = known
+        .values()
+        .filter_map(|facts| facts.ticket.as_ref()?.last)
+        .max();
     let start = request.start.or(last).unwrap_or(1);
-    Ok(Plan { series: series.map_or(new_series, |(_, id, _)| id), layout, claims, start })
+    Ok(Plan {
+        series: series.map_or(new_series, |(_, id, _)| id),
+        layout,
+        claims,
+        start,
+    })
 }
 
-/// Refuses when too few hosts were asked. Any two sets of more than half have a host in common, and that host knows
-/// what either has claimed.
-fn too_few(known: &BTreeMap<HostName, Facts>, request: &Create, claims: &BTreeMap<u32, String>) -> Option<Refusal> {
-    let lost = |name: &str| request.lost.iter().chain(&request.replace).any(|lost| lost.as_str() == name);
-    let claimed: BTreeSet<&str> = claims.values().map(String::as_str).filter(|name| !lost(name)).collect();
+/// Refuses when too few hosts were asked. Any two sets of more than half have a host in common, and
+/// that host knows what either has claimed.
+fn too_few(
+    known: &BTreeMap<HostName, Facts>,
+    request: &Create,
+    claims: &BTreeMap<u32, String>,
+) -> Option<Refusal> {
+    let lost = |name: &str| {
+        request
+            .lost
+            .iter()
+            .chain(&request.replace)
+            .any(|lost| lost.as_str() == name)
+    };
+    let claimed: BTreeSet<&str> = claims
+        .values()
+        .map(String::as_str)
+        .filter(|name| !lost(name))
+        .collect();
     let asked = |name: &&&str| known.keys().any(|host| host.as_str() == **name);
-    let missing: Vec<String> = claimed.iter().filter(|name| !asked(name)).map(|name| (*name).to_owned()).collect();
+    let missing: Vec<String> = claimed
+        .iter()
+        .filter(|name| !asked(name))
+        .map(|name| (*name).to_owned())
+        .collect();
     (missing.len() * 2 >= claimed.len().max(1)).then_some(Refusal::TooFew { missing })
 }
 
-/// The hosts that the others know as givers, and that know nothing of it themselves. They would give the same tickets
-/// again, unless a start is above those.
-fn forgotten(known: &BTreeMap<HostName, Facts>, request: &Create, claims: &BTreeMap<u32, String>) -> Vec<Refusal> {
-    let has = |claims: &BTreeMap<u32, String>, host: &HostName| claims.values().any(|name| name == host.as_str());
+/// The hosts that the others know as givers, and that know nothing of it themselves. They would
+/// give the same tickets again, unless a start is above those.
+fn forgotten(
+    known: &BTreeMap<HostName, Facts>,
+    request: &Create,
+    claims: &BTreeMap<u32, String>,
+) -> Vec<Refusal> {
+    let has = |claims: &BTreeMap<u32, String>, host: &HostName| {
+        claims.values().any(|name| name == host.as_str())
+    };
     let blank = |host: &&HostName| {
-        known.get(*host).is_some_and(|facts| facts.ticket.is_none() && !has(&facts.claims, host)) && has(claims, host)
+        known
+            .get(*host)
+            .is_some_and(|facts| facts.ticket.is_none() && !has(&facts.claims, host))
+            && has(claims, host)
     };
     match request.start {
         Some(_) => Vec::new(),
-        None => request.hosts.iter().filter(blank).cloned().map(Refusal::Forgotten).collect(),
+        None => request
+            .hosts
+            .iter()
+            .filter(blank)
+            .cloned()
+            .map(Refusal::Forgotten)
+            .collect(),
     }
 }
 
@@ -379,58 +517,100 @@ fn take_over(
     if claims.values().any(|name| name == heir.as_str()) {
         // If it was done already, the lost host has no residue any more.
         let done = !claims.values().any(|name| name == lost.as_str());
-        return if done { Ok(()) } else { Err(Refusal::OneReplaces) };
+        return if done {
+            Ok(())
+        } else {
+            Err(Refusal::OneReplaces)
+        };
     }
-    let residue = claims.iter().find(|(_, name)| *name == lost.as_str()).map(|(residue, _)| *residue);
+    let residue = claims
+        .iter()
+        .find(|(_, name)| *name == lost.as_str())
+        .map(|(residue, _)| *residue);
     let residue = residue.ok_or_else(|| Refusal::NothingToReplace(lost.clone()))?;
     claims.insert(residue, heir.to_string());
     Ok(())
 }
 
-/// Records on a host which residue belongs to which host. All hosts must have it recorded before any of them gives a
-/// ticket.
-async fn claim(connection: &mut Connection, host: &HostName, request: &Create, plan: &Plan) -> Result<(), Error> {
+/// Records on a host which residue belongs to which host. All hosts must have it recorded before
+/// any of them gives a ticket.
+async fn claim(
+    connection: &mut Connection,
+    host: &HostName,
+    request: &Create,
+    plan: &Plan,
+) -> Result<(), Error> {
     let sql = Error::sql(host, "record the residues of tickets");
     let installed = is_installed(connection, host).await?;
     let transaction = connection.transaction().await.map_err(&sql)?;
-    transaction.batch_execute("SET LOCAL synchronous_commit = on").await.map_err(&sql)?;
+    transaction
+        .batch_execute("SET LOCAL synchronous_commit = on")
+        .await
+        .map_err(&sql)?;
     let version: i32 = match installed {
         false => 0,
         true => {
-            let row = transaction.query_one("SELECT version FROM pgshard_tickets.version", &[]).await;
+            let row = transaction
+                .query_one("SELECT version FROM pgshard_tickets.version", &[])
+                .await;
             row.and_then(|row| row.try_get(0)).map_err(&sql)?
         }
     };
     for script in VERSIONS.iter().skip(usize::try_from(version).unwrap_or(0)) {
-        transaction.batch_execute(script).await.map_err(Error::sql(host, "make the schema pgshard_tickets"))?;
+        transaction
+            .batch_execute(script)
+            .await
+            .map_err(Error::sql(host, "make the schema pgshard_tickets"))?;
     }
     let name = request.name.as_str();
-    let text =
-        "INSERT INTO pgshard_tickets.series (name, series, stride, run) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
-    let (stride, run) = (plan.layout.stride.cast_signed(), plan.layout.run.cast_signed());
-    transaction.execute(text, &[&name, &plan.series, &stride, &run]).await.map_err(&sql)?;
+    let text = "INSERT INTO pgshard_tickets.series (name, series, stride, run) VALUES ($1, $2, $3, \
+        $4) ON CONFLICT DO NOTHING";
+    let (stride, run) = (
+        plan.layout.stride.cast_signed(),
+        plan.layout.run.cast_signed(),
+    );
+    transaction
+        .execute(text, &[&name, &plan.series, &stride, &run])
+        .await
+        .map_err(&sql)?;
     let lost = request.replace.as_ref().map_or("", HostName::as_str);
     for (residue, owner) in &plan.claims {
-        // This is a compare-and-swap: it writes no row for a residue that belongs to another host by now.
+        // This is a compare-and-swap: it writes no row for a residue that belongs to another host
+        // by now.
         let text = "INSERT INTO pgshard_tickets.claim AS c (name, residue, host_name)
             SELECT name, $3, $4 FROM pgshard_tickets.series WHERE name = $1 AND series = $2
             ON CONFLICT (name, residue) DO UPDATE SET host_name = excluded.host_name
             WHERE c.host_name IN (excluded.host_name, $5)";
         let residue_column = residue.cast_signed();
-        let written =
-            transaction.execute(text, &[&name, &plan.series, &residue_column, owner, &lost]).await.map_err(&sql)?;
+        let written = transaction
+            .execute(text, &[&name, &plan.series, &residue_column, owner, &lost])
+            .await
+            .map_err(&sql)?;
         if written != 1 {
             let (first, second) = (host.to_string(), owner.clone());
-            return Err(Error::Refused(vec![Refusal::Clash { residue: *residue, first, second }]));
+            return Err(Error::Refused(vec![Refusal::Clash {
+                residue: *residue,
+                first,
+                second,
+            }]));
         }
     }
     transaction.commit().await.map_err(&sql)
 }
 
 /// Makes a host give tickets.
-async fn serve(connection: &mut Connection, host: &HostName, request: &Create, plan: &Plan) -> Result<Created, Error> {
+async fn serve(
+    connection: &mut Connection,
+    host: &HostName,
+    request: &Create,
+    plan: &Plan,
+) -> Result<Created, Error> {
     let sql = Error::sql(host, "make the sequence of the tickets");
-    let residue = plan.claims.iter().find(|(_, name)| *name == host.as_str()).map(|(residue, _)| *residue);
+    let residue = plan
+        .claims
+        .iter()
+        .find(|(_, name)| *name == host.as_str())
+        .map(|(residue, _)| *residue);
     let residue = residue.expect("the plan gives every host a residue");
     let (layout, sequence, name) = (plan.layout, request.name.sequence(), request.name.as_str());
     let first = |start| {
@@ -438,21 +618,36 @@ async fn serve(connection: &mut Connection, host: &HostName, request: &Create, p
         first.ok_or_else(|| Error::Refused(vec![Refusal::Start(start)]))
     };
     let transaction = connection.transaction().await.map_err(&sql)?;
-    transaction.batch_execute("SET LOCAL synchronous_commit = on").await.map_err(&sql)?;
-    let text =
-        "INSERT INTO pgshard_tickets.ticket (name, residue, host_name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
-    let made = transaction.execute(text, &[&name, &residue.cast_signed(), &host.as_str()]).await.map_err(&sql)?;
+    transaction
+        .batch_execute("SET LOCAL synchronous_commit = on")
+        .await
+        .map_err(&sql)?;
+    let text = "INSERT INTO pgshard_tickets.ticket (name, residue, host_name) VALUES ($1, $2, $3) \
+        ON CONFLICT DO NOTHING";
+    let made = transaction
+        .execute(text, &[&name, &residue.cast_signed(), &host.as_str()])
+        .await
+        .map_err(&sql)?;
     let role = if made == 1 {
         let first = first(plan.start)?;
-        let text = format!("CREATE SEQUENCE {sequence} AS bigint INCREMENT BY 1 MINVALUE 0 START {first} NO CYCLE");
+        let text = format!(
+            "CREATE SEQUENCE {sequence} AS bigint INCREMENT BY 1 MINVALUE 0 START {first} NO CYCLE"
+        );
         transaction.batch_execute(&text).await.map_err(&sql)?;
         Role::Created
     } else if let Some(start) = request.start {
-        // Any ALTER takes the lock that nextval() waits for, so no ticket is given between the look and the restart.
-        transaction.batch_execute(&format!("ALTER SEQUENCE {sequence} OWNED BY NONE")).await.map_err(&sql)?;
+        // Any ALTER takes the lock that nextval() waits for, so no ticket is given between the look
+        // and the restart.
+        transaction
+            .batch_execute(&format!("ALTER SEQUENCE {sequence} OWNED BY NONE"))
+            .await
+            .map_err(&sql)?;
         let text = format!("SELECT last_value, is_called FROM {sequence}");
         let row = transaction.query_one(&text, &[]).await.map_err(&sql)?;
-        let (last, called): (i64, bool) = row.try_get(0).and_then(|last| Ok((last, row.try_get(1)?))).map_err(&sql)?;
+        let (last, called): (i64, bool) = row
+            .try_get(0)
+            .and_then(|last| Ok((last, row.try_get(1)?)))
+            .map_err(&sql)?;
         let next = last.saturating_add(i64::from(called));
         let first = first(start)?;
         if next < first {
@@ -466,7 +661,12 @@ async fn serve(connection: &mut Connection, host: &HostName, request: &Create, p
         Role::Unchanged
     };
     transaction.commit().await.map_err(&sql)?;
-    Ok(Created { host: host.clone(), residue, layout, role })
+    Ok(Created {
+        host: host.clone(),
+        residue,
+        layout,
+        role,
+    })
 }
 
 #[cfg(test)]

@@ -27,16 +27,17 @@ pub struct Options {
     pub name: TicketName,
     /// The hosts that give them.
     pub hosts: Vec<TicketHost>,
-    /// How many are taken at once, `1..=BLOCK_MAX`; a number outside becomes the nearer end. Tickets that are not used
-    /// when the process ends are lost. With 1, none is taken ahead and each call asks the next host.
+    /// How many are taken at once, `1..=BLOCK_MAX`; a number outside becomes the nearer end.
+    /// Tickets that are not used when the process ends are lost. With 1, none is taken ahead and
+    /// each call asks the next host.
     pub block: usize,
     /// How long one host may take to answer, connecting included.
     pub host_limit: Duration,
     /// How long a host may take before the next one is asked as well.
     pub impatience: Duration,
-    /// How long a host that failed is left alone while another gives tickets; twice as long after each further failure.
-    /// Then a task connects to it. Callers wait for it only once that has succeeded, or when no other host gives
-    /// tickets.
+    /// How long a host that failed is left alone while another gives tickets; twice as long after
+    /// each further failure. Then a task connects to it. Callers wait for it only once that has
+    /// succeeded, or when no other host gives tickets.
     pub rest: Duration,
     /// The longest rest.
     pub rest_max: Duration,
@@ -46,21 +47,30 @@ impl Options {
     /// The largest block.
     pub const BLOCK_MAX: usize = 10_000;
 
-    /// Blocks of 1,000; a host has 2 s to answer, after 100 ms another one is asked too, and one that failed is left
-    /// alone for 1 s, then 2 s, up to 30 s.
+    /// Blocks of 1,000; a host has 2 s to answer, after 100 ms another one is asked too, and one
+    /// that failed is left alone for 1 s, then 2 s, up to 30 s.
     pub fn new(name: TicketName, hosts: Vec<TicketHost>) -> Options {
         let (host_limit, impatience) = (Duration::from_secs(2), Duration::from_millis(100));
         let (rest, rest_max) = (Duration::from_secs(1), Duration::from_secs(30));
-        Options { name, hosts, block: 1000, host_limit, impatience, rest, rest_max }
+        Options {
+            name,
+            hosts,
+            block: 1000,
+            host_limit,
+            impatience,
+            rest,
+            rest_max,
+        }
     }
 }
 
 setters!(Options: block: usize, host_limit: Duration, rest: Duration);
 
-/// A source of tickets. Clones share hosts and blocks. Nothing is connected to before the first ticket.
+/// A source of tickets. Clones share hosts and blocks. Nothing is connected to before the first
+/// ticket.
 ///
-/// A ticket is given at most once: a block is either in the memory of one process, or its tickets are lost. Tickets of
-/// one source are not in order: the hosts' numbers alternate.
+/// A ticket is given at most once: a block is either in the memory of one process, or its tickets
+/// are lost. Tickets of one source are not in order: the hosts' numbers alternate.
 #[derive(Clone)]
 pub struct Tickets {
     inner: Arc<Inner>,
@@ -85,7 +95,8 @@ struct Known {
 
 /// Tickets that were taken and not given yet: at most two blocks.
 struct Ahead {
-    /// The process that they belong to: after fork() parent and child have the same in their memory.
+    /// The process that they belong to: after fork() parent and child have the same in their
+    /// memory.
     process: Process,
     tickets: VecDeque<i64>,
     /// Held while a block is fetched, so that only one is fetched at a time.
@@ -94,7 +105,11 @@ struct Ahead {
 
 impl Ahead {
     fn none() -> Ahead {
-        Ahead { process: Process::current(), tickets: VecDeque::new(), fetching: Arc::default() }
+        Ahead {
+            process: Process::current(),
+            tickets: VecDeque::new(),
+            fetching: Arc::default(),
+        }
     }
 }
 
@@ -105,7 +120,8 @@ struct Host {
 }
 
 struct Session {
-    /// The process that opened the connection: a socket that parent and child share is of no use to either.
+    /// The process that opened the connection: a socket that parent and child share is of no use to
+    /// either.
     process: Process,
     open: Option<(Connection, Statement)>,
     /// The last ticket that this source was given by the host.
@@ -117,14 +133,19 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-const TAKE: &str = "SELECT series, stride, run, residue, host_name, tickets FROM pgshard_tickets.take($1, $2)";
+const TAKE: &str =
+    "SELECT series, stride, run, residue, host_name, tickets FROM pgshard_tickets.take($1, $2)";
 
 impl Tickets {
     /// A source of tickets.
     pub fn new(options: Options) -> Tickets {
         let host = |host: &TicketHost| Host {
             host: host.clone(),
-            session: tokio::sync::Mutex::new(Session { process: Process::current(), open: None, last: 0 }),
+            session: tokio::sync::Mutex::new(Session {
+                process: Process::current(),
+                open: None,
+                last: 0,
+            }),
             rest: Rest::new(options.rest, options.rest_max),
         };
         let hosts: Vec<Host> = options.hosts.iter().map(host).collect();
@@ -137,7 +158,9 @@ impl Tickets {
             series: Mutex::default(),
             options,
         };
-        Tickets { inner: Arc::new(inner) }
+        Tickets {
+            inner: Arc::new(inner),
+        }
     }
 
     /// How many tickets are taken and not given yet.
@@ -146,18 +169,31 @@ impl Tickets {
     }
 
     fn pop(&self) -> Option<i64> {
-        let (ticket, left) =
-            self.inner.ahead(|ahead| ahead.tickets.pop_front().map(|ticket| (ticket, ahead.tickets.len())))?;
+        let (ticket, left) = self.inner.ahead(|ahead| {
+            ahead
+                .tickets
+                .pop_front()
+                .map(|ticket| (ticket, ahead.tickets.len()))
+        })?;
         if left == self.inner.block / 4 && self.inner.block > 1 {
             self.fetch_behind();
         }
         Some(ticket)
     }
 
-    /// Fetches the next block while the rest of this one is used up. Each host has its limit, so this ends by itself.
+    /// Fetches the next block while the rest of this one is used up. Each host has its limit, so
+    /// this ends by itself.
     fn fetch_behind(&self) {
-        let Ok(guard) = self.inner.ahead(|ahead| ahead.fetching.clone()).try_lock_owned() else { return };
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let Ok(guard) = self
+            .inner
+            .ahead(|ahead| ahead.fetching.clone())
+            .try_lock_owned()
+        else {
+            return;
+        };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
         let inner = self.inner.clone();
         runtime.spawn(async move {
             match inner.fetch(inner.block).await {
@@ -169,10 +205,12 @@ impl Tickets {
         });
     }
 
-    /// Fetches tickets in a task, so that what it learns of the hosts is kept when the caller gives up.
+    /// Fetches tickets in a task, so that what it learns of the hosts is kept when the caller gives
+    /// up.
     async fn fetch(&self, count: usize) -> Result<Vec<i64>, Error> {
         let inner = self.inner.clone();
-        self.joined(tokio::spawn(async move { inner.fetch(count).await })).await
+        self.joined(tokio::spawn(async move { inner.fetch(count).await }))
+            .await
     }
 
     /// Fetches a block. The caller gets the first ticket, so that it does not have to race for one.
@@ -192,7 +230,9 @@ impl Tickets {
         match task.await {
             Ok(fetched) => fetched,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Err(_) => Err(Error::Ended { name: self.inner.options.name.clone() }),
+            Err(_) => Err(Error::Ended {
+                name: self.inner.options.name.clone(),
+            }),
         }
     }
 }
@@ -210,7 +250,11 @@ impl IdSource for Tickets {
             if let Some(ticket) = self.pop() {
                 return Ok(ticket);
             }
-            let one_at_a_time = self.inner.ahead(|ahead| ahead.fetching.clone()).lock_owned().await;
+            let one_at_a_time = self
+                .inner
+                .ahead(|ahead| ahead.fetching.clone())
+                .lock_owned()
+                .await;
             if self.ahead() == 0 {
                 return self.fetch_block(one_at_a_time).await;
             }
@@ -244,16 +288,18 @@ impl Inner {
         use_them(&mut ahead)
     }
 
-    /// Fetches exactly `count` tickets, from the first host that gives them. Hosts are asked in turn: the next one when
-    /// the one before has failed, and also when that one takes its time.
+    /// Fetches exactly `count` tickets, from the first host that gives them. Hosts are asked in
+    /// turn: the next one when the one before has failed, and also when that one takes its time.
     async fn fetch(self: &Arc<Self>, count: usize) -> Result<Vec<i64>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let at = |step: usize| (turn + step) % self.hosts.len();
         // Hosts that failed a moment ago come last.
-        let (rested, resting): (Vec<_>, Vec<_>) =
-            (0..self.hosts.len()).map(at).partition(|place| !self.hosts[*place].rest.is_on());
+        let (rested, resting): (Vec<_>, Vec<_>) = (0..self.hosts.len())
+            .map(at)
+            .partition(|place| !self.hosts[*place].rest.is_on());
         let mut waiting = rested.into_iter().chain(resting);
-        // Set for the hosts whose session has this request. A request to another host may still wait for the session.
+        // Set for the hosts whose session has this request. A request to another host may still
+        // wait for the session.
         let heard: Vec<AtomicBool> = self.hosts.iter().map(|_| AtomicBool::new(false)).collect();
         let mut asked = FuturesUnordered::new();
         let mut last = None;
@@ -272,23 +318,36 @@ impl Inner {
                 Ok(Some(Ok(tickets))) => return Ok(tickets),
                 Ok(Some(Err(error))) => failed.push(error),
                 Ok(None) => break,
-                // A caller that comes now does not begin with this host. If the host answers first after all, it no
-                // longer rests.
+                // A caller that comes now does not begin with this host. If the host answers first
+                // after all, it no longer rests.
                 Err(_) => {
-                    if let Some(place) = last.filter(|place| heard[*place].load(Ordering::Relaxed)) {
+                    if let Some(place) = last.filter(|place| heard[*place].load(Ordering::Relaxed))
+                    {
                         self.rest(place);
                     }
                 }
             }
         }
         let name = self.options.name.clone();
-        if failed.is_empty() { Err(Error::NoHosts { name }) } else { Err(Error::AllFailed { name, failed }) }
+        if failed.is_empty() {
+            Err(Error::NoHosts { name })
+        } else {
+            Err(Error::AllFailed { name, failed })
+        }
     }
 
     /// Asks one host, within its limit.
-    async fn attempt(self: &Arc<Self>, place: usize, count: usize, heard: &AtomicBool) -> Result<Vec<i64>, Error> {
+    async fn attempt(
+        self: &Arc<Self>,
+        place: usize,
+        count: usize,
+        heard: &AtomicBool,
+    ) -> Result<Vec<i64>, Error> {
         let (host, limit) = (&self.hosts[place], self.options.host_limit);
-        let late = |_| Error::TimedOut { host: host.host.name.clone(), limit_ms: limit.as_millis() };
+        let late = |_| Error::TimedOut {
+            host: host.host.name.clone(),
+            limit_ms: limit.as_millis(),
+        };
         let taken = tokio::time::timeout(limit, self.take(host, count, heard)).await;
         match taken.map_err(late).and_then(|taken| taken) {
             Ok(tickets) => {
@@ -303,14 +362,18 @@ impl Inner {
         }
     }
 
-    /// Leaves a host alone, and starts a task that looks for it afterwards. The task ends when it can connect to the
-    /// host, or with the source.
+    /// Leaves a host alone, and starts a task that looks for it afterwards. The task ends when it
+    /// can connect to the host, or with the source.
     fn rest(self: &Arc<Self>, place: usize) {
-        let Some(resting) = self.hosts[place].rest.begin() else { return };
+        let Some(resting) = self.hosts[place].rest.begin() else {
+            return;
+        };
         let source = Arc::downgrade(self);
         tokio::spawn(async move {
             while resting.pause().await {
-                let Some(inner) = source.upgrade() else { return };
+                let Some(inner) = source.upgrade() else {
+                    return;
+                };
                 let (host, limit) = (&inner.hosts[place], inner.options.host_limit);
                 let look = async {
                     let mut session = host.session.lock().await;
@@ -331,10 +394,14 @@ impl Inner {
         let mut session = host.session.lock().await;
         heard.store(true, Ordering::Relaxed);
         if !session.process.is_current() {
-            *session = Session { process: Process::current(), open: None, last: session.last };
+            *session = Session {
+                process: Process::current(),
+                open: None,
+                last: session.last,
+            };
         }
-        // A connection may have died while it was idle, so this asks once more on a new one. If the first request was
-        // heard after all, its tickets are lost, not given twice.
+        // A connection may have died while it was idle, so this asks once more on a new one. If the
+        // first request was heard after all, its tickets are lost, not given twice.
         if let Some((connection, statement)) = session.open.take() {
             match self.ask(&connection, &statement, host, count).await {
                 Ok(row) => return self.accept(&mut session, (connection, statement), host, &row),
@@ -349,12 +416,22 @@ impl Inner {
     async fn open(&self, host: &Host) -> Result<(Connection, Statement), Error> {
         let name = &host.host.name;
         let connection = host.host.connect.connect("pgshard tickets").await;
-        let connection = connection.map_err(|source| Error::Connect { host: name.clone(), source })?;
+        let connection = connection.map_err(|source| Error::Connect {
+            host: name.clone(),
+            source,
+        })?;
         let statement = connection.prepare(TAKE).await.map_err(|source| {
             match source.code().map(|code| code.code()) {
                 // No such schema, or no such function in it.
-                Some("3F000" | "42883") => Error::NotThere { host: name.clone(), name: self.options.name.clone() },
-                _ => Error::Sql { host: name.clone(), doing: "prepare to take tickets", source },
+                Some("3F000" | "42883") => Error::NotThere {
+                    host: name.clone(),
+                    name: self.options.name.clone(),
+                },
+                _ => Error::Sql {
+                    host: name.clone(),
+                    doing: "prepare to take tickets",
+                    source,
+                },
             }
         })?;
         Ok((connection, statement))
@@ -368,7 +445,9 @@ impl Inner {
         count: usize,
     ) -> Result<tokio_postgres::Row, Error> {
         let count = i32::try_from(count).expect("a block is small");
-        let row = connection.query_one(statement, &[&self.options.name.as_str(), &count]).await;
+        let row = connection
+            .query_one(statement, &[&self.options.name.as_str(), &count])
+            .await;
         row.map_err(Error::sql(&host.host.name, "take tickets"))
     }
 
@@ -384,36 +463,64 @@ impl Inner {
         let sql = Error::sql(host, "take tickets");
         let Some(series) = row.try_get::<_, Option<Uuid>>(0).map_err(&sql)? else {
             session.open = Some(open);
-            return Err(Error::NotThere { host: host.clone(), name: name.clone() });
+            return Err(Error::NotThere {
+                host: host.clone(),
+                name: name.clone(),
+            });
         };
-        let mismatch = |reason| Error::Mismatch { host: host.clone(), name: name.clone(), reason };
+        let mismatch = |reason| Error::Mismatch {
+            host: host.clone(),
+            name: name.clone(),
+            reason,
+        };
         let number = |column: usize| row.try_get(column).map(i32::unsigned_abs).map_err(&sql);
-        let layout = Layout { stride: number(1)?, run: number(2)? };
+        let layout = Layout {
+            stride: number(1)?,
+            run: number(2)?,
+        };
         let (residue, recorded): (u32, &str) = (number(3)?, row.try_get(4).map_err(&sql)?);
         if recorded != host.as_str() {
-            return Err(mismatch(format!("it gives the tickets of {recorded}; was it copied, or renamed?")));
+            return Err(mismatch(format!(
+                "it gives the tickets of {recorded}; was it copied, or renamed?"
+            )));
         }
         let mut known = lock(&self.series);
         if *known.series.get_or_insert((series, layout)) != (series, layout) {
-            return Err(mismatch("its series is another than the other hosts'".to_owned()));
+            return Err(mismatch(
+                "its series is another than the other hosts'".to_owned(),
+            ));
         }
-        let owner = known.residues.entry(residue).or_insert_with(|| host.clone());
+        let owner = known
+            .residues
+            .entry(residue)
+            .or_insert_with(|| host.clone());
         if owner != host {
-            return Err(mismatch(format!("its residue {residue} is that of {owner}")));
+            return Err(mismatch(format!(
+                "its residue {residue} is that of {owner}"
+            )));
         }
         drop(known);
         let tickets: Vec<i64> = row.try_get(5).map_err(&sql)?;
-        let right = |ticket: &i64| layout.decode(*ticket).is_some_and(|fields| fields.residue == residue);
+        let right = |ticket: &i64| {
+            layout
+                .decode(*ticket)
+                .is_some_and(|fields| fields.residue == residue)
+        };
         if let Some(wrong) = tickets.iter().find(|ticket| !right(ticket)) {
-            return Err(mismatch(format!("its sequence gave {wrong}, which has not its residue {residue}")));
+            return Err(mismatch(format!(
+                "its sequence gave {wrong}, which has not its residue {residue}"
+            )));
         }
-        // Only one session asks at a time, so the numbers that a host gives grow. A number that is not larger was given
-        // before.
+        // Only one session asks at a time, so the numbers that a host gives grow. A number that is
+        // not larger was given before.
         let mut last = session.last;
         for ticket in &tickets {
             if *ticket <= last {
-                let advice = format!("`pgshard tickets create {name} --hosts {host} --start N`, N above it");
-                return Err(mismatch(format!("its sequence went back, from {last} to {ticket}: {advice}")));
+                let advice =
+                    format!("`pgshard tickets create {name} --hosts {host} --start N`, N above it");
+                return Err(mismatch(format!(
+                    "its sequence went back, from {last} to {ticket}: {advice}"
+                )));
             }
             last = *ticket;
         }
@@ -434,7 +541,11 @@ mod tests {
         let tickets = Tickets::new(Options::new(name, Vec::new()));
         tickets.inner.ahead(|ahead| ahead.tickets.extend([1, 2, 3]));
         assert_eq!(tickets.next().await.unwrap(), 1);
-        let parents = tickets.inner.ahead(|ahead| ahead.fetching.clone()).try_lock_owned().unwrap();
+        let parents = tickets
+            .inner
+            .ahead(|ahead| ahead.fetching.clone())
+            .try_lock_owned()
+            .unwrap();
         lock(&tickets.inner.ahead).process = Process::parent();
         assert!(matches!(tickets.next().await, Err(Error::NoHosts { .. })));
         assert_eq!(tickets.ahead(), 0);

@@ -41,23 +41,42 @@ pub struct HostStatus {
 /// # Cancel safety
 /// May be dropped at any time.
 pub async fn status(hosts: &[TicketHost]) -> Vec<HostStatus> {
-    let asked = hosts.iter().map(async |host| HostStatus { host: host.name.clone(), names: names_of(host).await });
+    let asked = hosts.iter().map(async |host| HostStatus {
+        host: host.name.clone(),
+        names: names_of(host).await,
+    });
     futures_util::future::join_all(asked).await
 }
 
 async fn names_of(host: &TicketHost) -> Result<Vec<NameStatus>, Error> {
     let connection = host.connect.connect("pgshard tickets").await;
-    let connection = connection.map_err(|source| Error::Connect { host: host.name.clone(), source })?;
+    let connection = connection.map_err(|source| Error::Connect {
+        host: host.name.clone(),
+        source,
+    })?;
     if !is_installed(&connection, &host.name).await? {
         return Ok(Vec::new());
     }
     let mut known = Vec::new();
     for name in names(&connection, &host.name).await? {
         let facts = facts(&connection, &host.name, &name).await?;
-        let Some((series, layout)) = facts.series else { continue };
-        let (residue, last) = facts.ticket.as_ref().map_or((None, None), |ticket| (Some(ticket.residue), ticket.last));
+        let Some((series, layout)) = facts.series else {
+            continue;
+        };
+        let (residue, last) = facts
+            .ticket
+            .as_ref()
+            .map_or((None, None), |ticket| (Some(ticket.residue), ticket.last));
         let host_name = facts.ticket.map(|ticket| ticket.host_name);
-        known.push(NameStatus { name, layout, series, host_name, residue, last, claims: facts.claims });
+        known.push(NameStatus {
+            name,
+            layout,
+            series,
+            host_name,
+            residue,
+            last,
+            claims: facts.claims,
+        });
     }
     Ok(known)
 }

@@ -13,16 +13,31 @@ use crate::mover::runner;
 pub(crate) async fn audit(context: &Context, id: MoveId) -> Result<Report, Error> {
     let (entries, unknown) = context.list(Some(id)).await;
     if entries.is_empty() {
-        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+        return Err(unknown
+            .into_iter()
+            .next()
+            .map_or(Error::NoSuchMove { id }, |(_, error)| error));
     }
-    let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };
+    let mut report = Report {
+        id,
+        done: Vec::new(),
+        failed: Vec::new(),
+        unknown,
+    };
     for entry in &entries {
         if entry.phase == Phase::Kept {
             report.done.push(audited(context, entry).await);
         } else if !entry.phase.is_ended() {
             let (shard, phase) = (entry.shard, entry.phase);
             let reason = format!("it is audited at its end: `pgshard moves resume {id}`");
-            report.failed.push((shard, Error::NotNow { shard, phase, reason }));
+            report.failed.push((
+                shard,
+                Error::NotNow {
+                    shard,
+                    phase,
+                    reason,
+                },
+            ));
         }
     }
     Ok(report)

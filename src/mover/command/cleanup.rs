@@ -1,7 +1,8 @@
-//! The end of a move's objects: old copies are dropped on request, and what dead moves left is dropped by `gc`.
+//! The end of a move's objects: old copies are dropped on request, and what dead moves left is
+//! dropped by `gc`.
 //!
-//! Invariant: only schemas that a ledger names are dropped, and an old copy only once its shard is known to be served
-//! elsewhere at a later epoch.
+//! Invariant: only schemas that a ledger names are dropped, and an old copy only once its shard is
+//! known to be served elsewhere at a later epoch.
 
 use crate::mover::runner::reverse;
 use crate::mover::step::{identity, old_copy};
@@ -38,38 +39,71 @@ pub struct CleanupReport {
     pub failed: Vec<(HostName, Error)>,
 }
 
-/// Drops the old copies of a move. When the mover is told to stop, it ends between two shards, and those that are left
-/// are [`Error::Interrupted`].
+/// Drops the old copies of a move. When the mover is told to stop, it ends between two shards, and
+/// those that are left are [`Error::Interrupted`].
 pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<Report, Error> {
     let (entries, unknown) = context.list(Some(id)).await;
     if entries.is_empty() {
-        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+        return Err(unknown
+            .into_iter()
+            .next()
+            .map_or(Error::NoSuchMove { id }, |(_, error)| error));
     }
-    if let Some(early) =
-        entries.iter().find(|entry| !matches!(entry.phase, Phase::Kept | Phase::Completed | Phase::Aborted))
+    if let Some(early) = entries
+        .iter()
+        .find(|entry| !matches!(entry.phase, Phase::Kept | Phase::Completed | Phase::Aborted))
     {
         if let Some(worker) = early.worker.clone() {
-            return Err(Error::AtWork { shard: early.shard, id, worker });
+            return Err(Error::AtWork {
+                shard: early.shard,
+                id,
+                worker,
+            });
         }
         let reason = format!(
             "`pgshard moves {}` first",
-            if early.phase < Phase::Decided { "resume` or `pgshard moves abort" } else { "resume" }
+            if early.phase < Phase::Decided {
+                "resume` or `pgshard moves abort"
+            } else {
+                "resume"
+            }
         );
-        return Err(Error::NotNow { shard: early.shard, phase: early.phase, reason });
+        return Err(Error::NotNow {
+            shard: early.shard,
+            phase: early.phase,
+            reason,
+        });
     }
-    let taken = entries.iter().find_map(|entry| Some((entry, entry.reverse.as_ref()?.taken_by?)));
+    let taken = entries
+        .iter()
+        .find_map(|entry| Some((entry, entry.reverse.as_ref()?.taken_by?)));
     if let Some((entry, by)) = taken.filter(|(entry, _)| entry.phase == Phase::Kept) {
         return Err(taken_back(entry, by));
     }
     if context.options.unaudited == Unaudited::Kept {
         let kept = entries.iter().filter(|entry| entry.phase == Phase::Kept);
-        if let Some((entry, objection)) = kept.filter_map(|entry| Some((entry, entry.audit.objection()?))).next() {
-            return Err(Error::Unaudited { shard: entry.shard, id, objection });
+        if let Some((entry, objection)) = kept
+            .filter_map(|entry| Some((entry, entry.audit.objection()?)))
+            .next()
+        {
+            return Err(Error::Unaudited {
+                shard: entry.shard,
+                id,
+                objection,
+            });
         }
     }
-    let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };
+    let mut report = Report {
+        id,
+        done: Vec::new(),
+        failed: Vec::new(),
+        unknown,
+    };
     let mut whole = Vec::new();
-    for entry in entries.into_iter().filter(|entry| entry.phase != Phase::Aborted) {
+    for entry in entries
+        .into_iter()
+        .filter(|entry| entry.phase != Phase::Aborted)
+    {
         // Before the way back is given up: a refusal leaves everything as it was.
         let objection = match is_left(context, &entry) {
             true => Err(Error::Interrupted { shard: entry.shard }),
@@ -104,8 +138,13 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
 }
 
 fn taken_back(entry: &Entry, by: MoveId) -> Error {
-    let reason = format!("the move {by} is taking it back: `pgshard moves resume {by}` or abort it");
-    Error::NotNow { shard: entry.shard, phase: entry.phase, reason }
+    let reason =
+        format!("the move {by} is taking it back: `pgshard moves resume {by}` or abort it");
+    Error::NotNow {
+        shard: entry.shard,
+        phase: entry.phase,
+        reason,
+    }
 }
 
 /// Whether the mover was told to stop before it has dropped this old copy.
@@ -114,7 +153,10 @@ fn is_left(context: &Context, entry: &Entry) -> bool {
 }
 
 fn completed(entry: &Entry) -> ShardReport {
-    ShardReport { phase: Phase::Completed, ..ShardReport::of(entry) }
+    ShardReport {
+        phase: Phase::Completed,
+        ..ShardReport::of(entry)
+    }
 }
 
 /// Whether somebody else has dropped the old copy meanwhile: then whatever failed did so for that.
@@ -133,23 +175,31 @@ async fn take_identities_back(context: &Context, entries: &[Entry]) {
         match context.hosts.open(target).await {
             Ok(session) => identity::take_back_or_warn(&session).await,
             Err(error) => {
-                tracing::warn!(host = %target, error = chain(&error), "a lent replica identity was not taken back: \
+                tracing::warn!(host = %target, error = chain(&error), "a lent replica identity was \
+                    not taken back: \
                 `pgshard moves gc` does it")
             }
         }
     }
 }
 
-/// Gives up the way back of a shard, and drops its old copy. The shards that come later, and may be left, keep theirs;
-/// with the last one the slot goes, which keeps WAL.
+/// Gives up the way back of a shard, and drops its old copy. The shards that come later, and may be
+/// left, keep theirs; with the last one the slot goes, which keeps WAL.
 ///
-/// Before, it looks once more: the shards before it may have taken long, and whatever somebody has made depend on the
-/// old copy meanwhile would be dropped with it. If it may not be dropped any longer, the way back stays, too.
+/// Before, it looks once more: the shards before it may have taken long, and whatever somebody has
+/// made depend on the old copy meanwhile would be dropped with it. If it may not be dropped any
+/// longer, the way back stays, too.
 async fn end_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
     may_be_dropped(context, entry).await?;
     if entry.phase == Phase::Kept && entry.reverse.is_some() {
-        let (source, target) = (context.hosts.open(&entry.source).await?, context.hosts.open(&entry.target).await?);
-        if let Some(by) = old_copy::lose_unless_taken(&source, entry.id, entry.shard, "the move was completed").await? {
+        let (source, target) = (
+            context.hosts.open(&entry.source).await?,
+            context.hosts.open(&entry.target).await?,
+        );
+        if let Some(by) =
+            old_copy::lose_unless_taken(&source, entry.id, entry.shard, "the move was completed")
+                .await?
+        {
             return Err(taken_back(entry, by));
         }
         reverse::stream::tidy_up(context, &source, &target, entry.id).await?;
@@ -158,18 +208,29 @@ async fn end_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
     drop_old_copy(context, entry).await
 }
 
-/// Whether the target has the shard, and the old copy is what was copied, with nothing that depends on it.
+/// Whether the target has the shard, and the old copy is what was copied, with nothing that depends
+/// on it.
 async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
     if entry.phase == Phase::Completed {
         return Ok(());
     }
-    let (shard, names) = (entry.shard, Names { schema: context.prefix.schema(entry.shard) });
+    let (shard, names) = (
+        entry.shard,
+        Names {
+            schema: context.prefix.schema(entry.shard),
+        },
+    );
     let target = context.hosts.open(&entry.target).await?.for_shard(shard);
-    let not_now = |reason: String| Error::NotNow { shard, phase: entry.phase, reason };
+    let not_now = |reason: String| Error::NotNow {
+        shard,
+        phase: entry.phase,
+        reason,
+    };
     let there = facts::row_of(&target, shard).await?;
     if there.is_none_or(|row| row.epoch <= entry.epoch) {
         let reason = format!(
-            "host {} does not have it at epoch {} or later: `pgshard moves repair {shard} --plan` says what can be \
+            "host {} does not have it at epoch {} or later: `pgshard moves repair {shard} --plan` \
+                says what can be \
              done",
             entry.target,
             entry.epoch.next()
@@ -179,13 +240,17 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
     let source = context.hosts.open(&entry.source).await?.for_shard(shard);
     let here = facts::row_of(&source, shard).await?;
     if here.is_none_or(|row| row.epoch <= entry.epoch) {
-        return Err(not_now(format!("host {} still has it at epoch {}", entry.source, entry.epoch)));
+        return Err(not_now(format!(
+            "host {} still has it at epoch {}",
+            entry.source, entry.epoch
+        )));
     }
     let left = names.left(entry.epoch);
     alone(context, &source, &left).await?;
     if let Some(oid) = facts::schema_oid(&source, &left).await? {
-        // DDL that takes no lock that we can see (a GRANT; before 18 also a new function or type) may have been under
-        // way at the fence and committed after it. Only the old copy has it, and its client was told that it is done.
+        // DDL that takes no lock that we can see (a GRANT; before 18 also a new function or type)
+        // may have been under way at the fence and committed after it. Only the old copy has it,
+        // and its client was told that it is done.
         let mut kept = facts::of_schema(&source, &Namespace::Oid(oid)).await?;
         row_index::leave_out(&mut kept);
         let kept = fingerprint(&kept);
@@ -193,12 +258,18 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
         let compared = kept.compare(recorded.as_deref());
         let why = match compared {
             Recorded::Same => return Ok(()),
-            _ if fingerprint_at(&target, &names.schema, is_fed).await? == Some(kept) => return Ok(()),
-            Recorded::Other => "is not what was copied: somebody altered it since, or while it was fenced".to_owned(),
+            _ if fingerprint_at(&target, &names.schema, is_fed).await? == Some(kept) => {
+                return Ok(());
+            }
+            Recorded::Other => {
+                "is not what was copied: somebody altered it since, or while it was fenced"
+                    .to_owned()
+            }
             Recorded::Unknown => format!("may not be what was copied: {OTHER_VERSION}"),
         };
         return Err(not_now(format!(
-            "{left} on host {} {why}. Compare its functions, types and grants with those of {} on host {}, drop \
+            "{left} on host {} {why}. Compare its functions, types and grants with those of {} on \
+                host {}, drop \
              {left} by hand, then complete the move",
             entry.source, names.schema, entry.target
         )));
@@ -206,10 +277,16 @@ async fn may_be_dropped(context: &Context, entry: &Entry) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the shard has today: where the old copy has the same, nothing is in that only, whatever was recorded. Of an old
-/// copy that takes changes, without what was removed for that.
-async fn fingerprint_at(target: &Session, schema: &str, is_fed: bool) -> Result<Option<Fingerprint>, Error> {
-    let Some(oid) = facts::schema_oid(target, schema).await? else { return Ok(None) };
+/// What the shard has today: where the old copy has the same, nothing is in that only, whatever was
+/// recorded. Of an old copy that takes changes, without what was removed for that.
+async fn fingerprint_at(
+    target: &Session,
+    schema: &str,
+    is_fed: bool,
+) -> Result<Option<Fingerprint>, Error> {
+    let Some(oid) = facts::schema_oid(target, schema).await? else {
+        return Ok(None);
+    };
     let mut there = facts::of_schema(target, &Namespace::Oid(oid)).await?;
     if is_fed {
         old_copy::take_off(&mut there, schema);
@@ -222,19 +299,47 @@ async fn drop_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
     if entry.phase == Phase::Completed {
         return Ok(());
     }
-    let (shard, names) = (entry.shard, Names { schema: context.prefix.schema(entry.shard) });
-    let (source, target) = (context.hosts.open(&entry.source).await?, context.hosts.open(&entry.target).await?);
-    let (source, target, left) = (source.for_shard(shard), target.for_shard(shard), names.left(entry.epoch));
+    let (shard, names) = (
+        entry.shard,
+        Names {
+            schema: context.prefix.schema(entry.shard),
+        },
+    );
+    let (source, target) = (
+        context.hosts.open(&entry.source).await?,
+        context.hosts.open(&entry.target).await?,
+    );
+    let (source, target, left) = (
+        source.for_shard(shard),
+        target.for_shard(shard),
+        names.left(entry.epoch),
+    );
     // To give up the way back may have taken seconds.
     alone(context, &source, &left).await?;
     let what = "dropping the old copy";
-    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody else uses, for one transaction. If a reader is
-    // still at work there, it gives up after two seconds.
-    source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&left))).await?;
-    source.execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'left' AND name = $1", &[&left]).await?;
+    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody else uses, for one
+    // transaction. If a reader is still at work there, it gives up after two seconds.
+    source
+        .batch(
+            what,
+            &format!(
+                "BEGIN; DROP SCHEMA IF EXISTS {} CASCADE",
+                quote_ident(&left)
+            ),
+        )
+        .await?;
+    source
+        .execute(
+            what,
+            "DELETE FROM pgshard.ledger WHERE kind = 'left' AND name = $1",
+            &[&left],
+        )
+        .await?;
     let sql = "UPDATE pgshard.move SET phase = 'completed', updated_at = clock_timestamp()
          WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
-    source.execute(what, sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
+    source
+        .execute(what, sql, &[entry.id.uuid(), &shard.as_i32()])
+        .await?;
     source
         .execute(
             what,
@@ -244,11 +349,19 @@ async fn drop_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
         .await?;
     for table in ["back", "progress"] {
         let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
-        source.execute(what, &sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
+        source
+            .execute(what, &sql, &[entry.id.uuid(), &shard.as_i32()])
+            .await?;
     }
     identity::forget(&source, shard).await?;
     // No shard of the move is under way any longer.
-    source.execute(what, "DELETE FROM pgshard.beacon WHERE move_id = $1", &[entry.id.uuid()]).await?;
+    source
+        .execute(
+            what,
+            "DELETE FROM pgshard.beacon WHERE move_id = $1",
+            &[entry.id.uuid()],
+        )
+        .await?;
     source.batch(what, "COMMIT").await?;
     for (name, owner) in ledger(&target, "old signpost").await? {
         if owner.shard == shard && owner.id == entry.id {
@@ -258,17 +371,31 @@ async fn drop_old_copy(context: &Context, entry: &Entry) -> Result<(), Error> {
     context.options.at("after old copy")
 }
 
-/// Checks that nothing outside a schema depends on what is in it, because DROP … CASCADE would drop that too.
+/// Checks that nothing outside a schema depends on what is in it, because DROP … CASCADE would drop
+/// that too.
 async fn alone(context: &Context, session: &Session, schema: &str) -> Result<(), Error> {
     if facts::schema_oid(session, schema).await?.is_none() {
         return Ok(());
     }
-    let crossings = border::crossings(session.client.client(), &Namespace::from(schema), &context.prefix).await;
-    let crossings = crossings.map_err(|source| Error::Border { host: session.host.clone(), source })?;
-    match (crossings.iter().find(|crossing| crossing.incoming), session.shard) {
-        (Some(crossing), Some(shard)) => {
-            Err(Error::NotNow { shard, phase: Phase::Kept, reason: format!("{schema} is still in use: {crossing}") })
-        }
+    let crossings = border::crossings(
+        session.client.client(),
+        &Namespace::from(schema),
+        &context.prefix,
+    )
+    .await;
+    let crossings = crossings.map_err(|source| Error::Border {
+        host: session.host.clone(),
+        source,
+    })?;
+    match (
+        crossings.iter().find(|crossing| crossing.incoming),
+        session.shard,
+    ) {
+        (Some(crossing), Some(shard)) => Err(Error::NotNow {
+            shard,
+            phase: Phase::Kept,
+            reason: format!("{schema} is still in use: {crossing}"),
+        }),
         _ => Ok(()),
     }
 }
@@ -283,22 +410,44 @@ async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Owner)>, E
     let rows = session.rows("reading the ledger", sql, &[&kind]).await?;
     let mut ledger = Vec::new();
     for row in &rows {
-        let Ok(shard) = ShardId::try_from(row.get::<_, i32>("shard_id")?) else { continue };
-        ledger.push((row.get("name")?, Owner { id: MoveId::from(row.get::<_, Uuid>("move_id")?), shard }));
+        let Ok(shard) = ShardId::try_from(row.get::<_, i32>("shard_id")?) else {
+            continue;
+        };
+        ledger.push((
+            row.get("name")?,
+            Owner {
+                id: MoveId::from(row.get::<_, Uuid>("move_id")?),
+                shard,
+            },
+        ));
     }
     Ok(ledger)
 }
 
-/// Drops a schema together with its row in the ledger. Returns false if the row is gone, or is another move's by now:
-/// then the schema is another's too, or nobody's.
+/// Drops a schema together with its row in the ledger. Returns false if the row is gone, or is
+/// another move's by now: then the schema is another's too, or nobody's.
 ///
-/// Locks: the ledger's row, which a move writes before it creates a schema of this name; ACCESS EXCLUSIVE on the
-/// schema's relations; for one transaction. Gives up after two seconds.
-async fn drop_schema(session: &Session, kind: &str, name: &str, owner: &Owner) -> Result<bool, Error> {
+/// Locks: the ledger's row, which a move writes before it creates a schema of this name; ACCESS
+/// EXCLUSIVE on the schema's relations; for one transaction. Gives up after two seconds.
+async fn drop_schema(
+    session: &Session,
+    kind: &str,
+    name: &str,
+    owner: &Owner,
+) -> Result<bool, Error> {
     let what = "dropping what a move left";
     session.batch(what, "BEGIN").await?;
     let dropped = drop_in_transaction(session, what, (kind, name), owner).await;
-    session.batch(what, if matches!(dropped, Ok(true)) { "COMMIT" } else { "ROLLBACK" }).await?;
+    session
+        .batch(
+            what,
+            if matches!(dropped, Ok(true)) {
+                "COMMIT"
+            } else {
+                "ROLLBACK"
+            },
+        )
+        .await?;
     dropped
 }
 
@@ -316,18 +465,32 @@ async fn drop_in_transaction(
     if kind == "incoming" {
         let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1 FOR UPDATE";
         let coming = session.rows(what, sql, &[&shard]).await?;
-        let taker = coming.first().map(|row| row.get::<_, Uuid>(0)).transpose()?;
+        let taker = coming
+            .first()
+            .map(|row| row.get::<_, Uuid>(0))
+            .transpose()?;
         if taker.is_some_and(|taker| taker != *id) {
             return Ok(false);
         }
-        session.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
+        session
+            .execute(
+                what,
+                "DELETE FROM pgshard.incoming WHERE shard_id = $1",
+                &[&shard],
+            )
+            .await?;
         // It must not drop an old copy that a rollback had taken.
         let schema = name.strip_suffix("__incoming").unwrap_or(name);
         if old_copy::give_back(session, schema, owner.id, owner.shard).await? {
             return Ok(true);
         }
     }
-    session.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(name))).await?;
+    session
+        .batch(
+            what,
+            &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(name)),
+        )
+        .await?;
     identity::forget(session, owner.shard).await?;
     Ok(true)
 }
@@ -356,18 +519,32 @@ pub(in crate::mover) async fn gc(context: &Context) -> CleanupReport {
     report
 }
 
-/// Swaps back fences past their deadline, and opens shards that are decided. What fails for one shard is in the report,
-/// and the others go on. Gives the session; `None` where there is no control schema.
-async fn settle(context: &Context, host: &HostName, report: &mut CleanupReport) -> Result<Option<Session>, Error> {
+/// Swaps back fences past their deadline, and opens shards that are decided. What fails for one
+/// shard is in the report, and the others go on. Gives the session; `None` where there is no
+/// control schema.
+async fn settle(
+    context: &Context,
+    host: &HostName,
+    report: &mut CleanupReport,
+) -> Result<Option<Session>, Error> {
     let session = context.hosts.open(host).await?;
     if !session.is_bootstrapped().await? {
         return Ok(None);
     }
-    let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'fenced' AND fence_deadline < clock_timestamp()";
+    let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'fenced' AND fence_deadline < \
+        clock_timestamp()";
     for row in session.rows("looking for fences", sql, &[]).await? {
-        let Ok(shard) = ShardId::try_from(row.get::<_, i32>(0)?) else { continue };
+        let Ok(shard) = ShardId::try_from(row.get::<_, i32>(0)?) else {
+            continue;
+        };
         // Locks: as pgshard.expire_fence says.
-        let expired = session.row("swapping back", "SELECT pgshard.expire_fence($1)", &[&shard.as_i32()]).await;
+        let expired = session
+            .row(
+                "swapping back",
+                "SELECT pgshard.expire_fence($1)",
+                &[&shard.as_i32()],
+            )
+            .await;
         let what = "its fence was past its deadline: swapped back, it is served here";
         report.add(host, shard, what, expired.and_then(|row| row.get(0)));
     }
@@ -376,39 +553,69 @@ async fn settle(context: &Context, host: &HostName, report: &mut CleanupReport) 
         WHERE s.state = 'moved' AND m.phase = 'decided' AND s.open_token IS NOT NULL
         AND m.lease_until < clock_timestamp()";
     for row in session.rows("looking for decided shards", sql, &[]).await? {
-        let (shard, peer) = (ShardId::try_from(row.get::<_, i32>(0)?), HostName::new(row.get(1)?));
-        let (Ok(shard), Ok(peer)) = (shard, peer) else { continue };
+        let (shard, peer) = (
+            ShardId::try_from(row.get::<_, i32>(0)?),
+            HostName::new(row.get(1)?),
+        );
+        let (Ok(shard), Ok(peer)) = (shard, peer) else {
+            continue;
+        };
         let opened = finish_open(context, &peer, shard, row.get(2)?).await;
-        report.add(&peer, shard, "it was decided but not opened: opened", opened);
+        report.add(
+            &peer,
+            shard,
+            "it was decided but not opened: opened",
+            opened,
+        );
     }
     session.forget_the_dead().await?;
     Ok(Some(session))
 }
 
 /// Locks: as pgshard.finish_open says.
-async fn finish_open(context: &Context, peer: &HostName, shard: ShardId, token: Uuid) -> Result<bool, Error> {
+async fn finish_open(
+    context: &Context,
+    peer: &HostName,
+    shard: ShardId,
+    token: Uuid,
+) -> Result<bool, Error> {
     let target = context.hosts.open(peer).await?.for_shard(shard);
     let sql = "SELECT pgshard.finish_open($1, $2)";
-    target.row("opening the target", sql, &[&shard.as_i32(), &token]).await?.get(0)
+    target
+        .row("opening the target", sql, &[&shard.as_i32(), &token])
+        .await?
+        .get(0)
 }
 
 impl CleanupReport {
     /// Adds the result for one object; `false` means that there was nothing left to do.
     fn add(&mut self, host: &HostName, shard: ShardId, what: &str, outcome: Result<bool, Error>) {
         match outcome {
-            Ok(true) => self.cleaned.push(Cleaned { host: host.clone(), shard, what: what.to_owned() }),
+            Ok(true) => self.cleaned.push(Cleaned {
+                host: host.clone(),
+                shard,
+                what: what.to_owned(),
+            }),
             Ok(false) => {}
             Err(error) => self.failed.push((host.clone(), error)),
         }
     }
 }
 
-/// Drops slots and publications, and then schemas, of moves that have ended. What cannot be dropped now is in the
-/// report, and the others go on.
-async fn sweep(context: &Context, session: &Session, report: &mut CleanupReport) -> Result<(), Error> {
+/// Drops slots and publications, and then schemas, of moves that have ended. What cannot be dropped
+/// now is in the report, and the others go on.
+async fn sweep(
+    context: &Context,
+    session: &Session,
+    report: &mut CleanupReport,
+) -> Result<(), Error> {
     // Slots first: they keep WAL.
     for kind in ["slot", "publication"] {
-        for (name, owner) in ledger(session, kind).await?.into_iter().filter(|(name, _)| !slot::is_back(name)) {
+        for (name, owner) in ledger(session, kind)
+            .await?
+            .into_iter()
+            .filter(|(name, _)| !slot::is_back(name))
+        {
             let dropped = match group_ended(session, &owner).await {
                 Ok(true) if kind == "slot" => slot::drop_slot(session, &name).await.map(|()| true),
                 Ok(true) => slot::drop_publication(session, &name).await.map(|()| true),
@@ -420,7 +627,10 @@ async fn sweep(context: &Context, session: &Session, report: &mut CleanupReport)
     }
     sweep_watermarks(session).await?;
     for one in identity::take_back(session).await? {
-        let what = format!("took back the replica identity that was lent to table {}", one.table);
+        let what = format!(
+            "took back the replica identity that was lent to table {}",
+            one.table
+        );
         report.add(&session.host, one.shard, &what, one.outcome);
     }
     for kind in ["incoming", "signpost", "left", "old signpost"] {
@@ -436,7 +646,8 @@ async fn sweep(context: &Context, session: &Session, report: &mut CleanupReport)
     Ok(())
 }
 
-/// Deletes the watermarks of moves from this host that have ended, and the markers of those that are not kept.
+/// Deletes the watermarks of moves from this host that have ended, and the markers of those that
+/// are not kept.
 ///
 /// Locks: their rows, ten thousand at a time, for a statement each.
 async fn sweep_watermarks(session: &Session) -> Result<(), Error> {
@@ -454,10 +665,19 @@ async fn sweep_watermarks(session: &Session) -> Result<(), Error> {
 
 /// Whether no shard of the move from this host is under way.
 async fn group_ended(session: &Session, owner: &Owner) -> Result<bool, Error> {
-    Ok(session.entries(Some(owner.id)).await?.iter().all(|entry| entry.phase.is_ended()))
+    Ok(session
+        .entries(Some(owner.id))
+        .await?
+        .iter()
+        .all(|entry| entry.phase.is_ended()))
 }
 
-async fn has_ended(context: &Context, session: &Session, kind: &str, owner: &Owner) -> Result<bool, Error> {
+async fn has_ended(
+    context: &Context,
+    session: &Session,
+    kind: &str,
+    owner: &Owner,
+) -> Result<bool, Error> {
     Ok(match kind {
         "incoming" => incoming_ended(context, session, owner).await?,
         "signpost" => phase_of(session, owner).await?.is_none_or(Phase::is_ended),
@@ -466,16 +686,28 @@ async fn has_ended(context: &Context, session: &Session, kind: &str, owner: &Own
     })
 }
 
-/// Whether the move that announced a shard here is over, by the journal of the host that the shard comes from.
-async fn incoming_ended(context: &Context, session: &Session, owner: &Owner) -> Result<bool, Error> {
+/// Whether the move that announced a shard here is over, by the journal of the host that the shard
+/// comes from.
+async fn incoming_ended(
+    context: &Context,
+    session: &Session,
+    owner: &Owner,
+) -> Result<bool, Error> {
     let sql = "SELECT source FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2";
-    let rows = session.rows("reading who comes", sql, &[&owner.shard.as_i32(), owner.id.uuid()]).await?;
+    let rows = session
+        .rows(
+            "reading who comes",
+            sql,
+            &[&owner.shard.as_i32(), owner.id.uuid()],
+        )
+        .await?;
     let source = rows.first().map(|row| row.get(0)).transpose()?;
     match source.map(HostName::new) {
         Some(Ok(source)) => {
             let source = context.hosts.open(&source).await?;
-            // Kept and completed count too: such a move has opened the shard, and what is there was announced again by
-            // a mover that had slept. The exception is a host that has lost its open: then what is there is the shard.
+            // Kept and completed count too: such a move has opened the shard, and what is there was
+            // announced again by a mover that had slept. The exception is a host that has lost its
+            // open: then what is there is the shard.
             let ended = phase_of(&source, owner).await?.is_none_or(Phase::is_ended);
             Ok(ended && !is_the_shard(&source, session, owner).await?)
         }
@@ -484,12 +716,18 @@ async fn incoming_ended(context: &Context, session: &Session, owner: &Owner) -> 
     }
 }
 
-/// Whether the source has given the shard to this host by this move, although this host does not know of it.
+/// Whether the source has given the shard to this host by this move, although this host does not
+/// know of it.
 async fn is_the_shard(source: &Session, target: &Session, owner: &Owner) -> Result<bool, Error> {
     let (what, shard) = ("asking who has the shard", owner.shard.as_i32());
-    let sql = "SELECT epoch FROM pgshard.shard WHERE shard_id = $1 AND state = 'moved' AND peer = $2 AND move_id = $3";
-    let given = source.rows(what, sql, &[&shard, &target.host.as_str(), owner.id.uuid()]).await?;
-    let Some(given) = given.first() else { return Ok(false) };
+    let sql = "SELECT epoch FROM pgshard.shard WHERE shard_id = $1 AND state = 'moved' AND peer = \
+        $2 AND move_id = $3";
+    let given = source
+        .rows(what, sql, &[&shard, &target.host.as_str(), owner.id.uuid()])
+        .await?;
+    let Some(given) = given.first() else {
+        return Ok(false);
+    };
     let given: i32 = given.get(0)?;
     let row = facts::row_of(target, owner.shard).await?;
     Ok(row.is_none_or(|row| row.epoch.as_i32() < given))
@@ -497,7 +735,13 @@ async fn is_the_shard(source: &Session, target: &Session, owner: &Owner) -> Resu
 
 async fn phase_of(session: &Session, owner: &Owner) -> Result<Option<Phase>, Error> {
     let sql = "SELECT phase FROM pgshard.move WHERE move_id = $1 AND shard_id = $2";
-    let rows = session.rows("reading the journal", sql, &[owner.id.uuid(), &owner.shard.as_i32()]).await?;
+    let rows = session
+        .rows(
+            "reading the journal",
+            sql,
+            &[owner.id.uuid(), &owner.shard.as_i32()],
+        )
+        .await?;
     let phase = rows.first().map(|row| row.get(0)).transpose()?;
     Ok(phase.and_then(Phase::parse))
 }

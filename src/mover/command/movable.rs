@@ -1,5 +1,5 @@
-//! Finds what would stop a move of any shard, long before one is needed: it examines each definition on a host once,
-//! not each shard.
+//! Finds what would stop a move of any shard, long before one is needed: it examines each
+//! definition on a host once, not each shard.
 
 use crate::map::HostName;
 use crate::mover::control::context::Context;
@@ -10,24 +10,48 @@ use crate::pg::cause::chain;
 use crate::schema::{DefinitionSurvey, Finding, Findings, Severity, made_alike};
 use crate::shard::ShardId;
 
-pub(in crate::mover) async fn movable(context: &Context, survey: &DefinitionSurvey) -> Vec<Finding> {
+pub(in crate::mover) async fn movable(
+    context: &Context,
+    survey: &DefinitionSurvey,
+) -> Vec<Finding> {
     let mut findings = Findings::default();
     for (host, shards) in made_alike(survey) {
-        let Some(first) = shards.first() else { continue };
+        let Some(first) = shards.first() else {
+            continue;
+        };
         match look(context, &host, *first).await {
             Ok(refusals) => {
                 for refusal in refusals {
-                    let Refusal { object, reason, remedy, .. } = refusal;
+                    let Refusal {
+                        object,
+                        reason,
+                        remedy,
+                        ..
+                    } = refusal;
                     let what = format!("{object} {reason}, which keeps it from being moved");
                     for shard in &shards {
                         let (what, remedy) = (what.as_str(), remedy.as_str());
-                        findings.add_shard(Severity::Warning, "not_movable", Some(&host), *shard, what, remedy);
+                        findings.add_shard(
+                            Severity::Warning,
+                            "not_movable",
+                            Some(&host),
+                            *shard,
+                            what,
+                            remedy,
+                        );
                     }
                 }
             }
             Err(error) => {
                 let (what, remedy) = (chain(&error), "see what the server's log says");
-                findings.add_shard(Severity::Error, "definitions_unread", Some(&host), *first, what, remedy);
+                findings.add_shard(
+                    Severity::Error,
+                    "definitions_unread",
+                    Some(&host),
+                    *first,
+                    what,
+                    remedy,
+                );
             }
         }
     }
@@ -36,7 +60,13 @@ pub(in crate::mover) async fn movable(context: &Context, survey: &DefinitionSurv
 
 async fn look(context: &Context, host: &HostName, shard: ShardId) -> Result<Vec<Refusal>, Error> {
     let session = context.hosts.open(host).await?.for_shard(shard);
-    let mut refusals = facts::of_definition(&session, shard, &context.prefix, context.options.replica_identity).await?;
+    let mut refusals = facts::of_definition(
+        &session,
+        shard,
+        &context.prefix,
+        context.options.replica_identity,
+    )
+    .await?;
     refusals.sort();
     refusals.dedup();
     Ok(refusals)

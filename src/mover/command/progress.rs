@@ -39,12 +39,13 @@ pub struct ShardProgress {
     pub entry: Entry,
     /// Online: how much of its rows is at the target.
     pub chunks: Chunks,
-    /// Who is in the way of its fence: sessions that have held a lock on the shard for more than a moment. Each has its
-    /// backend's number and its statement.
+    /// Who is in the way of its fence: sessions that have held a lock on the shard for more than a
+    /// moment. Each has its backend's number and its statement.
     pub blockers: Vec<String>,
 }
 
-/// The chunks in which a shard's rows are copied. All are zero until they are cut, and once the shard is open.
+/// The chunks in which a shard's rows are copied. All are zero until they are cut, and once the
+/// shard is open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chunks {
     /// How many there are.
@@ -59,8 +60,8 @@ pub struct Chunks {
     pub bytes: u64,
 }
 
-/// A stream of changes: from one source, for all shards of the move that come from there. Or that of a reverse
-/// replication, from the target.
+/// A stream of changes: from one source, for all shards of the move that come from there. Or that
+/// of a reverse replication, from the target.
 #[derive(Clone, Debug)]
 pub struct StreamProgress {
     /// The host that the changes come from, and that keeps WAL for them.
@@ -69,7 +70,8 @@ pub struct StreamProgress {
     pub slot: String,
     /// The walsender that is read from, if somebody reads.
     pub pid: Option<i32>,
-    /// `reserved`, `extended`, `unreserved` or `lost`; `None` if the slot does not exist, yet or any longer.
+    /// `reserved`, `extended`, `unreserved` or `lost`; `None` if the slot does not exist, yet or
+    /// any longer.
     pub wal_status: Option<String>,
     /// WAL that the source keeps for it, in bytes.
     pub kept: u64,
@@ -89,9 +91,17 @@ const MOMENT_S: f64 = 0.5;
 
 /// Reads how far a move is.
 pub(crate) async fn progress(context: &Context, id: MoveId) -> Result<Progress, Error> {
-    let mut progress =
-        Progress { id, shards: Vec::new(), streams: Vec::new(), reverse_streams: Vec::new(), unknown: Vec::new() };
-    let sources = context.hosts.names().map(|host| async move { (host.clone(), at_source(context, host, id).await) });
+    let mut progress = Progress {
+        id,
+        shards: Vec::new(),
+        streams: Vec::new(),
+        reverse_streams: Vec::new(),
+        unknown: Vec::new(),
+    };
+    let sources = context
+        .hosts
+        .names()
+        .map(|host| async move { (host.clone(), at_source(context, host, id).await) });
     for (host, answer) in futures_util::future::join_all(sources).await {
         match answer {
             Ok((shards, stream)) => {
@@ -107,7 +117,10 @@ pub(crate) async fn progress(context: &Context, id: MoveId) -> Result<Progress, 
     }
     progress.shards.sort_by_key(|shard| shard.entry.shard);
     let mut targets: ByHost<BTreeMap<ShardId, Chunks>> = BTreeMap::new();
-    let open = progress.shards.iter().filter(|shard| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended());
+    let open = progress
+        .shards
+        .iter()
+        .filter(|shard| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended());
     for shard in open {
         targets.entry(shard.entry.target.clone()).or_default();
     }
@@ -123,30 +136,49 @@ pub(crate) async fn progress(context: &Context, id: MoveId) -> Result<Progress, 
     }
     for shard in &mut progress.shards {
         let of_host = targets.get(&shard.entry.target);
-        shard.chunks = of_host.and_then(|by_shard| by_shard.get(&shard.entry.shard)).copied().unwrap_or_default();
+        shard.chunks = of_host
+            .and_then(|by_shard| by_shard.get(&shard.entry.shard))
+            .copied()
+            .unwrap_or_default();
     }
-    progress.reverse_streams = reverse_streams(context, progress.shards.iter().map(|shard| &shard.entry)).await;
+    progress.reverse_streams =
+        reverse_streams(context, progress.shards.iter().map(|shard| &shard.entry)).await;
     Ok(progress)
 }
 
 /// What hosts keep for the reverse replications of entries that are kept.
-pub(crate) async fn reverse_streams(context: &Context, entries: impl Iterator<Item = &Entry>) -> Vec<StreamProgress> {
+pub(crate) async fn reverse_streams(
+    context: &Context,
+    entries: impl Iterator<Item = &Entry>,
+) -> Vec<StreamProgress> {
     let mut slots: ByHost<BTreeSet<String>> = BTreeMap::new();
     for entry in entries.filter(|entry| entry.phase == Phase::Kept) {
         if let Some(back) = &entry.reverse {
-            slots.entry(entry.target.clone()).or_default().insert(back.stream.clone());
+            slots
+                .entry(entry.target.clone())
+                .or_default()
+                .insert(back.stream.clone());
         }
     }
     let looked = slots.into_iter().map(|(host, slots)| async move {
         let mut streams = Vec::new();
         if let Ok(session) = context.hosts.open(&host).await {
             for slot in slots {
-                streams.extend(stream(&session, slot, false).await.ok().filter(|found| found.wal_status.is_some()));
+                streams.extend(
+                    stream(&session, slot, false)
+                        .await
+                        .ok()
+                        .filter(|found| found.wal_status.is_some()),
+                );
             }
         }
         streams
     });
-    futures_util::future::join_all(looked).await.into_iter().flatten().collect()
+    futures_util::future::join_all(looked)
+        .await
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 async fn at_source(
@@ -158,7 +190,9 @@ async fn at_source(
     let mut shards = Vec::new();
     let mut looks = LOCKS_MAX;
     for entry in session.entries_if_any(Some(id)).await? {
-        let names = Names { schema: context.prefix.schema(entry.shard) };
+        let names = Names {
+            schema: context.prefix.schema(entry.shard),
+        };
         let schema = match entry.phase {
             Phase::Prepared if entry.mode == Mode::Blocking => Some(names.schema),
             Phase::Ready => Some(names.schema),
@@ -170,32 +204,64 @@ async fn at_source(
             looks -= 1;
             if let Some(oid) = facts::schema_oid(&session, &schema).await? {
                 let locks = facts::locks(&session, oid).await?;
-                blockers.extend(locks.iter().filter(|lock| lock.seconds > MOMENT_S).map(ToString::to_string));
+                blockers.extend(
+                    locks
+                        .iter()
+                        .filter(|lock| lock.seconds > MOMENT_S)
+                        .map(ToString::to_string),
+                );
             }
         }
-        shards.push(ShardProgress { entry, chunks: Chunks::default(), blockers });
+        shards.push(ShardProgress {
+            entry,
+            chunks: Chunks::default(),
+            blockers,
+        });
     }
-    let open = |shard: &ShardProgress| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended();
-    let Some(first) = shards.iter().find(|shard| open(shard)) else { return Ok((shards, None)) };
+    let open =
+        |shard: &ShardProgress| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended();
+    let Some(first) = shards.iter().find(|shard| open(shard)) else {
+        return Ok((shards, None));
+    };
     let name = slot::name_of(id, first.entry.back_of, &first.entry.target);
-    let waits = shards.iter().any(|shard| open(shard) && shard.entry.phase == Phase::Prepared);
+    let waits = shards
+        .iter()
+        .any(|shard| open(shard) && shard.entry.phase == Phase::Prepared);
     let stream = stream(&session, name, waits).await?;
     Ok((shards, Some(stream)))
 }
 
 /// Locks: ACCESS SHARE on pgshard.chunk, for one statement.
-async fn chunks(context: &Context, host: &HostName, id: MoveId) -> Result<BTreeMap<ShardId, Chunks>, Error> {
+async fn chunks(
+    context: &Context,
+    host: &HostName,
+    id: MoveId,
+) -> Result<BTreeMap<ShardId, Chunks>, Error> {
     let session = context.hosts.open(host).await?;
     let sql = "SELECT shard_id, count(*), count(snapshot), count(verified_at),
             coalesce(sum(rows), 0)::bigint, coalesce(sum(bytes), 0)::bigint
         FROM pgshard.chunk WHERE move_id = $1 GROUP BY shard_id";
-    let rows = session.rows("counting the chunks", sql, &[id.uuid()]).await?;
+    let rows = session
+        .rows("counting the chunks", sql, &[id.uuid()])
+        .await?;
     let mut chunks = BTreeMap::new();
     for row in &rows {
         let number = |at: usize| Ok::<_, Error>(u64::try_from(row.get::<_, i64>(at)?).unwrap_or(0));
-        let Ok(shard) = ShardId::try_from(row.get::<_, i32>(0)?) else { continue };
-        let (all, copied, verified, rows, bytes) = (number(1)?, number(2)?, number(3)?, number(4)?, number(5)?);
-        chunks.insert(shard, Chunks { all, copied, verified, rows, bytes });
+        let Ok(shard) = ShardId::try_from(row.get::<_, i32>(0)?) else {
+            continue;
+        };
+        let (all, copied, verified, rows, bytes) =
+            (number(1)?, number(2)?, number(3)?, number(4)?, number(5)?);
+        chunks.insert(
+            shard,
+            Chunks {
+                all,
+                copied,
+                verified,
+                rows,
+                bytes,
+            },
+        );
     }
     Ok(chunks)
 }
@@ -206,9 +272,11 @@ async fn chunks(context: &Context, host: &HostName, id: MoveId) -> Result<BTreeM
 async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamProgress, Error> {
     let sql = "SELECT s.active_pid, s.wal_status,
             greatest(0, pg_current_wal_lsn() - s.restart_lsn)::bigint,
-            greatest(0, pg_current_wal_lsn() - greatest(s.confirmed_flush_lsn, r.write_lsn))::bigint,
+            greatest(0, pg_current_wal_lsn() - greatest(s.confirmed_flush_lsn, \
+            r.write_lsn))::bigint,
             extract(epoch FROM coalesce(r.flush_lag, r.write_lag))::double precision
-        FROM pg_replication_slots s LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = $1";
+        FROM pg_replication_slots s LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE \
+        s.slot_name = $1";
     let rows = source.rows("looking at the slot", sql, &[&name]).await?;
     let mut stream = StreamProgress {
         source: source.host.clone(),
@@ -222,10 +290,16 @@ async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamPro
     };
     match rows.first() {
         Some(row) => {
-            let bytes = |number: Option<i64>| number.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
+            let bytes = |number: Option<i64>| {
+                number
+                    .and_then(|bytes| u64::try_from(bytes).ok())
+                    .unwrap_or(0)
+            };
             (stream.pid, stream.wal_status) = (row.get(0)?, row.get(1)?);
             (stream.kept, stream.lag_bytes) = (bytes(row.get(2)?), bytes(row.get(3)?));
-            stream.lag = row.get::<_, Option<f64>>(4)?.and_then(|s| Duration::try_from_secs_f64(s).ok());
+            stream.lag = row
+                .get::<_, Option<f64>>(4)?
+                .and_then(|s| Duration::try_from_secs_f64(s).ok());
         }
         None if waits => stream.blockers.push(slot::blockers(source).await?),
         None => {}

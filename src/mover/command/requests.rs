@@ -1,4 +1,5 @@
-//! What an operator tells a running mover, and who that mover is: from any machine, through the journals of all hosts.
+//! What an operator tells a running mover, and who that mover is: from any machine, through the
+//! journals of all hosts.
 
 use crate::map::HostName;
 use crate::mover::control::context::Context;
@@ -23,29 +24,47 @@ pub(crate) async fn want(
         match answer {
             Ok(shards) => {
                 known |= !shards.is_empty();
-                open.extend(shards.into_iter().filter_map(|(shard, ended)| (!ended).then_some(shard)));
+                open.extend(
+                    shards
+                        .into_iter()
+                        .filter_map(|(shard, ended)| (!ended).then_some(shard)),
+                );
             }
             Err(error) => unknown.push((host, error)),
         }
     }
     if !known {
-        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+        return Err(unknown
+            .into_iter()
+            .next()
+            .map_or(Error::NoSuchMove { id }, |(_, error)| error));
     }
     open.sort_unstable();
     Ok((open, unknown))
 }
 
 /// Asks a move's mover to stop, or to abort.
-pub(crate) async fn ask(context: &Context, id: MoveId, asked: Asked) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+pub(crate) async fn ask(
+    context: &Context,
+    id: MoveId,
+    asked: Asked,
+) -> (Vec<Worker>, Vec<(HostName, Error)>) {
     of_workers(context, id, Some(asked)).await
 }
 
 /// Who works on a move at present.
-pub(crate) async fn workers(context: &Context, id: MoveId) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+pub(crate) async fn workers(
+    context: &Context,
+    id: MoveId,
+) -> (Vec<Worker>, Vec<(HostName, Error)>) {
     of_workers(context, id, None).await
 }
 
-async fn of_workers(context: &Context, id: MoveId, asked: Option<Asked>) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+async fn of_workers(
+    context: &Context,
+    id: MoveId,
+    asked: Option<Asked>,
+) -> (Vec<Worker>, Vec<(HostName, Error)>) {
     let answers = context.hosts.names().map(|host| async move {
         let answer = async {
             let session = context.hosts.open(host).await?;

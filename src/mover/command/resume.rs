@@ -19,18 +19,32 @@ use crate::shard::ShardId;
 pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<Report, Error> {
     let (entries, unknown) = context.list(Some(id)).await;
     if entries.is_empty() {
-        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+        return Err(unknown
+            .into_iter()
+            .next()
+            .map_or(Error::NoSuchMove { id }, |(_, error)| error));
     }
-    let open = entries.iter().filter(|entry| !entry.phase.is_ended()).map(Part::of).collect();
+    let open = entries
+        .iter()
+        .filter(|entry| !entry.phase.is_ended())
+        .map(Part::of)
+        .collect();
     let mut report = report(id, work(context, open, goal, Scope::Routes).await);
     report.unknown = unknown;
     // The journal is read again: somebody else may meanwhile have ended a shard that was open.
     let (mut rest, _) = context.list(Some(id)).await;
-    let told: BTreeSet<ShardId> =
-        report.done.iter().map(|done| done.shard).chain(report.failed.iter().map(|(shard, _)| *shard)).collect();
+    let told: BTreeSet<ShardId> = report
+        .done
+        .iter()
+        .map(|done| done.shard)
+        .chain(report.failed.iter().map(|(shard, _)| *shard))
+        .collect();
     rest.retain(|entry| !told.contains(&entry.shard));
     // The mover that ended these may have died before it dropped what they shared.
-    let shared = rest.iter().filter(|entry| entry.mode == Mode::Online).map(|entry| Shared::of(&Part::of(entry)));
+    let shared = rest
+        .iter()
+        .filter(|entry| entry.mode == Mode::Online)
+        .map(|entry| Shared::of(&Part::of(entry)));
     for shared in shared.collect::<BTreeSet<_>>() {
         drop_shared_or_warn(context, &shared).await;
     }
@@ -49,36 +63,65 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
     Ok(report)
 }
 
-/// The error that the target of a kept shard no longer knows of it, as after a fail-over that lost the open: nothing
-/// may be done about its move before that is repaired. `None` also if the target cannot be asked.
+/// The error that the target of a kept shard no longer knows of it, as after a fail-over that lost
+/// the open: nothing may be done about its move before that is repaired. `None` also if the target
+/// cannot be asked.
 pub(super) async fn lost(context: &Context, entry: &Entry) -> Option<Error> {
     if entry.phase != Phase::Kept {
         return None;
     }
     let asked = async {
-        let target = context.hosts.open(&entry.target).await?.for_shard(entry.shard);
-        if target.is_bootstrapped().await? { facts::row_of(&target, entry.shard).await } else { Ok(None) }
+        let target = context
+            .hosts
+            .open(&entry.target)
+            .await?
+            .for_shard(entry.shard);
+        if target.is_bootstrapped().await? {
+            facts::row_of(&target, entry.shard).await
+        } else {
+            Ok(None)
+        }
     };
     let row = asked.await.ok()?;
     let lost = row.is_none_or(|row| row.epoch <= entry.epoch);
-    lost.then(|| Error::Lost { shard: entry.shard, host: entry.target.clone(), id: entry.id })
+    lost.then(|| Error::Lost {
+        shard: entry.shard,
+        host: entry.target.clone(),
+        id: entry.id,
+    })
 }
 
 /// The result for a shard for which nothing had to be done.
 fn outcome(entry: &Entry, goal: Goal) -> Result<ShardReport, Error> {
     let (shard, phase) = (entry.shard, entry.phase);
     match (goal, phase) {
-        (Goal::Finish, Phase::Kept | Phase::Completed) | (Goal::Abort, Phase::Aborted) => Ok(ShardReport::of(entry)),
+        (Goal::Finish, Phase::Kept | Phase::Completed) | (Goal::Abort, Phase::Aborted) => {
+            Ok(ShardReport::of(entry))
+        }
         (Goal::Abort, phase) if phase.is_ended() => Err(Error::TooLate { shard }),
         (Goal::Finish, Phase::Aborted) => {
             let reason = "an aborted move cannot be resumed: start a new one".to_owned();
-            Err(Error::NotNow { shard, phase, reason })
+            Err(Error::NotNow {
+                shard,
+                phase,
+                reason,
+            })
         }
         _ => match entry.worker.clone() {
-            Some(worker) => Err(Error::AtWork { shard, id: entry.id, worker }),
+            Some(worker) => Err(Error::AtWork {
+                shard,
+                id: entry.id,
+                worker,
+            }),
             None => {
-                let reason = "it was claimed while its move was being read: run the same command again".to_owned();
-                Err(Error::NotNow { shard, phase, reason })
+                let reason =
+                    "it was claimed while its move was being read: run the same command again"
+                        .to_owned();
+                Err(Error::NotNow {
+                    shard,
+                    phase,
+                    reason,
+                })
             }
         },
     }

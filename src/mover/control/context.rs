@@ -1,5 +1,5 @@
-//! What everything that a mover does has in common: the hosts, the map's store, the options, the observer, and whether
-//! to stop.
+//! What everything that a mover does has in common: the hosts, the map's store, the options, the
+//! observer, and whether to stop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,18 +30,22 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// The moves that the hosts know: all that are neither completed nor aborted, or one move in whatever phase. Sorted
-    /// by move, then shard. Hosts that cannot be asked are named.
+    /// The moves that the hosts know: all that are neither completed nor aborted, or one move in
+    /// whatever phase. Sorted by move, then shard. Hosts that cannot be asked are named.
     pub(crate) async fn list(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
         let (mut entries, unknown) = self.list_all(id).await;
         if id.is_none() {
-            entries.retain(|entry: &Entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted));
+            entries
+                .retain(|entry: &Entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted));
         }
         (entries, unknown)
     }
 
     /// The same with those that have ended.
-    pub(crate) async fn list_all(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
+    pub(crate) async fn list_all(
+        &self,
+        id: Option<MoveId>,
+    ) -> (Vec<Entry>, Vec<(HostName, Error)>) {
         let asked = self.hosts.names().map(|host| async move {
             let entries = async { self.hosts.open(host).await?.entries_if_any(id).await };
             (host.clone(), entries.await)
@@ -73,7 +77,8 @@ pub(crate) type ByHost<T> = BTreeMap<HostName, T>;
 
 pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
     if stop.wait_for(|stop| *stop).await.is_err() {
-        // The mover is gone without having asked for a stop: then only dropping this future ends it.
+        // The mover is gone without having asked for a stop: then only dropping this future ends
+        // it.
         std::future::pending::<()>().await;
     }
 }

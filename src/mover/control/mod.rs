@@ -1,4 +1,5 @@
-//! Who works on a move, and how far it is: sessions, the journal with its leases, signs of life, requests of operators.
+//! Who works on a move, and how far it is: sessions, the journal with its leases, signs of life,
+//! requests of operators.
 
 pub(crate) mod context;
 pub(crate) mod heartbeat;

@@ -23,7 +23,11 @@ pub(crate) struct Observation {
 /// Asks both hosts. Neither answer is older than the call.
 ///
 /// Locks: none but ACCESS SHARE on the control tables.
-pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> Result<Observation, Error> {
+pub(crate) async fn observe(
+    source: &Session,
+    target: &Session,
+    hold: Hold,
+) -> Result<Observation, Error> {
     let (id, shard) = (*hold.id.uuid(), hold.shard.as_i32());
     let entry = source.entry(hold.id, hold.shard).await?;
     let what = "reading the shard's row";
@@ -31,7 +35,8 @@ pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> R
         .rows(
             what,
             "SELECT state, epoch, move_id, attempt, open_token,
-                    extract(epoch FROM clock_timestamp() - last_fence_at)::double precision AS fenced_for
+                    extract(epoch FROM clock_timestamp() - last_fence_at)::double precision AS \
+                    fenced_for
              FROM pgshard.shard WHERE shard_id = $1",
             &[&shard],
         )
@@ -50,13 +55,16 @@ pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> R
                 "serving" if at == epoch => Source::Serving,
                 "fenced" if ours && at == epoch => {
                     fenced_for = since;
-                    Source::Fenced { attempt: row.get("attempt")? }
+                    Source::Fenced {
+                        attempt: row.get("attempt")?,
+                    }
                 }
                 "moved" if ours && at == epoch + 1 => {
                     (fenced_for, token) = (since, row.get("open_token")?);
                     Source::Moved
                 }
-                // The shard has come back and perhaps left again since: the move was decided long ago.
+                // The shard has come back and perhaps left again since: the move was decided long
+                // ago.
                 _ if at > epoch + 1 => Source::Moved,
                 _ => Source::Other,
             }
@@ -67,18 +75,38 @@ pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> R
             what,
             "SELECT i.move_id, i.ready_attempt, s.state, s.epoch
              FROM (VALUES ($1::integer)) AS asked(shard_id)
-             LEFT JOIN pgshard.incoming i USING (shard_id) LEFT JOIN pgshard.shard s USING (shard_id)",
+             LEFT JOIN pgshard.incoming i USING (shard_id) LEFT JOIN pgshard.shard s USING \
+             (shard_id)",
             &[&shard],
         )
         .await?;
-    let opened = row.get::<_, Option<i32>>("epoch")?.is_some_and(|at| at > epoch);
+    let opened = row
+        .get::<_, Option<i32>>("epoch")?
+        .is_some_and(|at| at > epoch);
     let target_state = match row.get::<_, Option<Uuid>>("move_id")? {
         _ if opened => Target::Opened,
-        Some(move_id) if move_id == id => Target::Incoming { ready: row.get("ready_attempt")? },
+        Some(move_id) if move_id == id => Target::Incoming {
+            ready: row.get("ready_attempt")?,
+        },
         Some(_) => Target::Taken,
         None => Target::Nothing,
     };
-    let lease = if entry.lease == hold.lease { Lease::Ours } else { Lease::Lost };
-    let observed = Observed { mode: entry.mode, lease, phase: entry.phase, source: source_state, target: target_state };
-    Ok(Observation { observed, entry, fenced_for, token })
+    let lease = if entry.lease == hold.lease {
+        Lease::Ours
+    } else {
+        Lease::Lost
+    };
+    let observed = Observed {
+        mode: entry.mode,
+        lease,
+        phase: entry.phase,
+        source: source_state,
+        target: target_state,
+    };
+    Ok(Observation {
+        observed,
+        entry,
+        fenced_for,
+        token,
+    })
 }

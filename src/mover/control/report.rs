@@ -42,8 +42,14 @@ impl ShardReport {
             source: entry.source.clone(),
             target: entry.target.clone(),
             phase: entry.phase,
-            rows: entry.rows.and_then(|rows| u64::try_from(rows).ok()).unwrap_or(0),
-            bytes: entry.bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0),
+            rows: entry
+                .rows
+                .and_then(|rows| u64::try_from(rows).ok())
+                .unwrap_or(0),
+            bytes: entry
+                .bytes
+                .and_then(|bytes| u64::try_from(bytes).ok())
+                .unwrap_or(0),
             copy: timing("copy_ms").map(duration).unwrap_or_default(),
             pause: timing("pause_ms").map(duration),
             audit: entry.audit.clone(),
@@ -82,7 +88,12 @@ pub struct Report {
 
 /// Sorts the shards by how they ended.
 pub(crate) fn report(id: MoveId, ends: Vec<(ShardId, Result<ShardReport, Error>)>) -> Report {
-    let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown: Vec::new() };
+    let mut report = Report {
+        id,
+        done: Vec::new(),
+        failed: Vec::new(),
+        unknown: Vec::new(),
+    };
     for (shard, end) in ends {
         match end {
             Ok(done) => report.done.push(done),

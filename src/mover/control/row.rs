@@ -19,8 +19,9 @@ pub(crate) struct Question {
     pub(crate) what: &'static str,
 }
 
-/// A row whose columns are read by [`AnsweredRow::get`], which gives an error where the row of `tokio_postgres` panics.
-/// Others can write to a server's tables too, and a mover must not die of what they write.
+/// A row whose columns are read by [`AnsweredRow::get`], which gives an error where the row of
+/// `tokio_postgres` panics. Others can write to a server's tables too, and a mover must not die of
+/// what they write.
 #[derive(Debug)]
 pub(crate) struct AnsweredRow {
     row: Row,
@@ -29,19 +30,28 @@ pub(crate) struct AnsweredRow {
 
 impl AnsweredRow {
     pub(crate) fn new(row: Row, question: Question) -> AnsweredRow {
-        AnsweredRow { row, question: Arc::new(question) }
+        AnsweredRow {
+            row,
+            question: Arc::new(question),
+        }
     }
 
     /// All rows of an answer.
     pub(crate) fn all(rows: Vec<Row>, question: Question) -> Vec<AnsweredRow> {
         let question = Arc::new(question);
-        rows.into_iter().map(|row| AnsweredRow { row, question: question.clone() }).collect()
+        rows.into_iter()
+            .map(|row| AnsweredRow {
+                row,
+                question: question.clone(),
+            })
+            .collect()
     }
 
     /// A column's value.
     ///
     /// # Errors
-    /// [`Error::Database`] when there is no such column, or it has another type, or a NULL where none is allowed.
+    /// [`Error::Database`] when there is no such column, or it has another type, or a NULL where
+    /// none is allowed.
     pub(crate) fn get<'r, I, T>(&'r self, column: I) -> Result<T, Error>
     where
         I: RowIndex + fmt::Display,
@@ -49,7 +59,12 @@ impl AnsweredRow {
     {
         self.row.try_get(column).map_err(|source| {
             let Question { host, shard, what } = &*self.question;
-            Error::Database { host: host.clone(), shard: *shard, what: (*what).into(), source }
+            Error::Database {
+                host: host.clone(),
+                shard: *shard,
+                what: (*what).into(),
+                source,
+            }
         })
     }
 
@@ -69,7 +84,13 @@ impl AnsweredRow {
         read(value.clone()).ok_or_else(|| {
             let Question { host, shard, what } = &*self.question;
             let value = format!("{value:?}");
-            Error::Unreadable { host: host.clone(), shard: *shard, what, column, value }
+            Error::Unreadable {
+                host: host.clone(),
+                shard: *shard,
+                what,
+                column,
+                value,
+            }
         })
     }
 }

@@ -18,8 +18,8 @@ use crate::mover::control::row::{AnsweredRow, Question};
 use crate::mover::control::spare::{Keeper, Spares};
 use crate::mover::protocol::error::Error;
 
-/// The hosts of the cluster, by name. While a mover works, a standby that is promoted in the place of a host is noticed
-/// within seconds, and connections to the former primary are closed.
+/// The hosts of the cluster, by name. While a mover works, a standby that is promoted in the place
+/// of a host is noticed within seconds, and connections to the former primary are closed.
 #[derive(Clone, Debug)]
 pub struct Hosts {
     reached: Arc<BTreeMap<HostName, Reached>>,
@@ -38,16 +38,27 @@ impl Hosts {
     /// The hosts of a config.
     pub fn new(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Hosts {
         let reached = |(name, connect): (HostName, ConnectOptions)| {
-            let lookout = Arc::new(Lookout::new(name.clone(), connect.clone(), "pgshard mover".to_owned()));
+            let lookout = Arc::new(Lookout::new(
+                name.clone(),
+                connect.clone(),
+                "pgshard mover".to_owned(),
+            ));
             (name, Reached { connect, lookout })
         };
         let reached = Arc::new(hosts.into_iter().map(reached).collect());
-        Hosts { reached, spares: Arc::default(), cluster: None }
+        Hosts {
+            reached,
+            spares: Arc::default(),
+            cluster: None,
+        }
     }
 
     /// The same, as hosts of this cluster: one that has recorded another is not used.
     pub(crate) fn of_cluster(self, cluster: Cluster) -> Hosts {
-        Hosts { cluster: Some(Arc::new(cluster)), ..self }
+        Hosts {
+            cluster: Some(Arc::new(cluster)),
+            ..self
+        }
     }
 
     /// Their names, sorted.
@@ -61,34 +72,51 @@ impl Hosts {
     }
 
     fn reached(&self, host: &HostName) -> Result<&Reached, Error> {
-        self.reached.get(host).ok_or_else(|| Error::UnknownHost { host: host.clone() })
+        self.reached
+            .get(host)
+            .ok_or_else(|| Error::UnknownHost { host: host.clone() })
     }
 
     /// A session of this host: one that was [given back](Hosts::give_back), or a new one.
     pub(crate) async fn open(&self, host: &HostName) -> Result<Session, Error> {
         if let Some(mut spare) = self.spares.take(host)
             && let Ok(Ok(reads_tokens)) =
-                tokio::time::timeout(SPARE_ANSWERS_WITHIN, spare.check(self.cluster.as_deref())).await
+                tokio::time::timeout(SPARE_ANSWERS_WITHIN, spare.check(self.cluster.as_deref()))
+                    .await
         {
             spare.reads_tokens = reads_tokens;
             spare.uses += 1;
             return Ok(spare);
         }
-        // Whatever was wrong with it may be wrong with the others. A new one shows whether the host is well.
+        // Whatever was wrong with it may be wrong with the others. A new one shows whether the host
+        // is well.
         self.open_new(host).await
     }
 
-    /// A new session, for whoever has seen that something is wrong: which server answers is found out anew. Those that
-    /// wait are closed.
-    pub(crate) fn open_new<'a>(&'a self, host: &'a HostName) -> BoxFuture<'a, Result<Session, Error>> {
+    /// A new session, for whoever has seen that something is wrong: which server answers is found
+    /// out anew. Those that wait are closed.
+    pub(crate) fn open_new<'a>(
+        &'a self,
+        host: &'a HostName,
+    ) -> BoxFuture<'a, Result<Session, Error>> {
         Box::pin(async move {
             self.spares.forget(host);
             let Reached { connect, lookout } = self.reached(host)?;
             let connected = connect.connect("pgshard mover").await;
-            let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
+            let client = connected.map_err(|source| Error::Connect {
+                host: host.clone(),
+                source,
+            })?;
             lookout.start();
             let (opened, uses) = (Instant::now(), 1);
-            let mut session = Session { host: host.clone(), shard: None, reads_tokens: true, opened, uses, client };
+            let mut session = Session {
+                host: host.clone(),
+                shard: None,
+                reads_tokens: true,
+                opened,
+                uses,
+                client,
+            };
             session.batch("the mover's settings", SETTINGS).await?;
             session.reads_tokens = session.check(self.cluster.as_deref()).await?;
             Ok(session)
@@ -100,8 +128,8 @@ impl Hosts {
         self.spares.keep()
     }
 
-    /// Gives a session back that has done its work. One that is in a transaction, or does not answer soon, is closed
-    /// instead.
+    /// Gives a session back that has done its work. One that is in a transaction, or does not
+    /// answer soon, is closed instead.
     ///
     /// # Cancel safety
     /// If dropped, the session is closed.
@@ -116,38 +144,46 @@ impl Hosts {
     }
 }
 
-/// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its transactions last half
-/// a minute at most. The text form of values is the same on every host, and transactions have the isolation that the
-/// steps rely on, whatever the settings of hosts and roles. A session may wait for hours, and so may a transaction. JIT
-/// is off, because a digest of a large table would begin with compiling, on both hosts.
+/// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its
+/// transactions last half a minute at most. The text form of values is the same on every host, and
+/// transactions have the isolation that the steps rely on, whatever the settings of hosts and
+/// roles. A session may wait for hours, and so may a transaction. JIT is off, because a digest of a
+/// large table would begin with compiling, on both hosts.
 ///
-/// Commits are synchronous. Otherwise a crash of the source could lose a takeover or an un-fence after the target's
-/// copy was dropped; the former mover would have its lease back, and could give the shard away to a target that has
-/// nothing.
+/// Commits are synchronous. Otherwise a crash of the source could lose a takeover or an un-fence
+/// after the target's copy was dropped; the former mover would have its lease back, and could give
+/// the shard away to a target that has nothing.
 const SETTINGS: &str = "
-    SET lock_timeout = '2s'; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = '15min';
+    SET lock_timeout = '2s'; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = \
+    '15min';
     SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off;
     SET default_transaction_deferrable = off;
     SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
     SET search_path = pg_catalog; SET row_security = off; SET client_min_messages = warning;
-    SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;
-    SET jit = off; SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on;
+    SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET \
+    extra_float_digits = 1;
+    SET jit = off; SET bytea_output = 'hex'; SET xmloption = content; SET \
+    standard_conforming_strings = on;
     SET quote_all_identifiers = off; SET backslash_quote = safe_encoding;
     SET lc_monetary = 'C'; SET array_nulls = on;
-    SELECT set_config('idle_session_timeout', '0', false) WHERE current_setting('idle_session_timeout', true) <> '0';
-    SELECT set_config('transaction_timeout', '0', false) WHERE current_setting('transaction_timeout', true) <> '0';
-    SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off',
+    SELECT set_config('idle_session_timeout', '0', false) WHERE \
+    current_setting('idle_session_timeout', true) <> '0';
+    SELECT set_config('transaction_timeout', '0', false) WHERE \
+    current_setting('transaction_timeout', true) <> '0';
+    SELECT set_config('synchronous_commit', 'on', false) WHERE \
+    current_setting('synchronous_commit') IN ('off',
         'local')";
 
-/// Says whether the session is in no transaction (there the time of its transaction is that of the statement), and
-/// undoes what was set in it. Prepared statements stay: the client has closed its own, but for those by which it looks
-/// up types.
+/// Says whether the session is in no transaction (there the time of its transaction is that of the
+/// statement), and undoes what was set in it. Prepared statements stay: the client has closed its
+/// own, but for those by which it looks up types.
 const UNDO: &str = "
     SELECT pg_catalog.now() OPERATOR(pg_catalog.=) pg_catalog.statement_timestamp();
     SET statement_timeout = 0; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; CLOSE ALL; UNLISTEN *;
     DISCARD TEMP; DISCARD SEQUENCES; RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all();";
 
-/// How long a session is given to answer before it waits, and after: four round trips, and a host may be far away.
+/// How long a session is given to answer before it waits, and after: four round trips, and a host
+/// may be far away.
 const SPARE_ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
 /// One connection of a mover.
@@ -165,14 +201,20 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Checks that the host is the one that bootstrap gave this name, belongs to the cluster, and has a control schema
-    /// that a mover can work with. If two names were exchanged, the journal of one host would be read as that of the
-    /// other, and what a move has just built would look like the remains of a dead one. With another prefix the schemas
-    /// of all shards and old copies would seem to be gone, and with another N some shards. Gives
-    /// [`Session::reads_tokens`].
+    /// Checks that the host is the one that bootstrap gave this name, belongs to the cluster, and
+    /// has a control schema that a mover can work with. If two names were exchanged, the journal of
+    /// one host would be read as that of the other, and what a move has just built would look like
+    /// the remains of a dead one. With another prefix the schemas of all shards and old copies
+    /// would seem to be gone, and with another N some shards. Gives [`Session::reads_tokens`].
     async fn check(&self, cluster: Option<&Cluster>) -> Result<bool, Error> {
         let what = "asking the host for its name";
-        let present = self.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
+        let present = self
+            .row(
+                what,
+                "SELECT to_regclass('pgshard.cluster') IS NOT NULL",
+                &[],
+            )
+            .await?;
         if !present.get::<_, bool>(0)? {
             return Ok(true);
         }
@@ -182,29 +224,54 @@ impl Session {
                 shards, epoch_ms, schema_prefix, key_kind
             FROM pgshard.cluster";
         let rows = self.rows(what, sql, &[]).await?;
-        let Some(row) = rows.first() else { return Ok(true) };
+        let Some(row) = rows.first() else {
+            return Ok(true);
+        };
         let (name, version): (String, Option<i32>) = (row.get(0)?, row.get(1)?);
         if name != self.host.as_str() {
-            return Err(Error::OtherHost { host: self.host.clone(), name });
+            return Err(Error::OtherHost {
+                host: self.host.clone(),
+                name,
+            });
         }
         let (shards, epoch_ms) = (row.get(3)?, row.get(4)?);
         let (schema_prefix, key_kind) = (row.get(5)?, row.get(6)?);
-        let recorded = RecordedCluster { shards, epoch_ms, schema_prefix, host_name: name, key_kind };
-        if let Some(source) = cluster.and_then(|cluster| recorded.differences(cluster).into_iter().next()) {
-            return Err(Error::OtherCluster { host: self.host.clone(), source: Box::new(source) });
+        let recorded = RecordedCluster {
+            shards,
+            epoch_ms,
+            schema_prefix,
+            host_name: name,
+            key_kind,
+        };
+        if let Some(source) =
+            cluster.and_then(|cluster| recorded.differences(cluster).into_iter().next())
+        {
+            return Err(Error::OtherCluster {
+                host: self.host.clone(),
+                source: Box::new(source),
+            });
         }
         match version {
-            Some(version) if version < control::VERSION => Err(Error::ControlOld { host: self.host.clone(), version }),
-            Some(version) if version > control::VERSION => {
-                Err(Error::ControlNewer { host: self.host.clone(), version })
-            }
+            Some(version) if version < control::VERSION => Err(Error::ControlOld {
+                host: self.host.clone(),
+                version,
+            }),
+            Some(version) if version > control::VERSION => Err(Error::ControlNewer {
+                host: self.host.clone(),
+                version,
+            }),
             _ => row.get(2),
         }
     }
 
-    /// Undoes what was set in the session. Gives false if it is in a transaction, or cannot be used any more.
+    /// Undoes what was set in the session. Gives false if it is in a transaction, or cannot be used
+    /// any more.
     async fn undo(&self) -> bool {
-        let said = self.client.simple_query(&[UNDO, SETTINGS].concat()).await.unwrap_or_default();
+        let said = self
+            .client
+            .simple_query(&[UNDO, SETTINGS].concat())
+            .await
+            .unwrap_or_default();
         let first = said.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0),
             _ => None,
@@ -225,7 +292,11 @@ impl Session {
         params: &'a [&'a (dyn ToSql + Sync)],
     ) -> BoxFuture<'a, Result<AnsweredRow, Error>> {
         Box::pin(async move {
-            let row = self.client.query_one(sql, params).await.map_err(|error| self.failed(what, error))?;
+            let row = self
+                .client
+                .query_one(sql, params)
+                .await
+                .map_err(|error| self.failed(what, error))?;
             Ok(AnsweredRow::new(row, self.question(what)))
         })
     }
@@ -237,20 +308,28 @@ impl Session {
         params: &'a [&'a (dyn ToSql + Sync)],
     ) -> BoxFuture<'a, Result<Vec<AnsweredRow>, Error>> {
         Box::pin(async move {
-            let rows = self.client.query(sql, params).await.map_err(|error| self.failed(what, error))?;
+            let rows = self
+                .client
+                .query(sql, params)
+                .await
+                .map_err(|error| self.failed(what, error))?;
             Ok(AnsweredRow::all(rows, self.question(what)))
         })
     }
 
-    /// As [`rows`](Session::rows), in one round trip instead of two, where every round trip counts: the caller gives
-    /// the types of the parameters, so that the server need not be asked.
+    /// As [`rows`](Session::rows), in one round trip instead of two, where every round trip counts:
+    /// the caller gives the types of the parameters, so that the server need not be asked.
     pub(crate) async fn typed_rows(
         &self,
         what: &'static str,
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<AnsweredRow>, Error> {
-        let rows = self.client.query_typed(sql, params).await.map_err(|error| self.failed(what, error))?;
+        let rows = self
+            .client
+            .query_typed(sql, params)
+            .await
+            .map_err(|error| self.failed(what, error))?;
         Ok(AnsweredRow::all(rows, self.question(what)))
     }
 
@@ -260,48 +339,98 @@ impl Session {
         sql: &'a str,
         params: &'a [&'a (dyn ToSql + Sync)],
     ) -> BoxFuture<'a, Result<u64, Error>> {
-        Box::pin(async move { self.client.execute(sql, params).await.map_err(|error| self.failed(what, error)) })
+        Box::pin(async move {
+            self.client
+                .execute(sql, params)
+                .await
+                .map_err(|error| self.failed(what, error))
+        })
     }
 
     /// Statements without parameters, in one message.
-    pub(crate) fn batch<'a>(&'a self, what: &'static str, sql: &'a str) -> BoxFuture<'a, Result<(), Error>> {
-        Box::pin(async move { self.client.batch_execute(sql).await.map_err(|error| self.failed(what, error)) })
+    pub(crate) fn batch<'a>(
+        &'a self,
+        what: &'static str,
+        sql: &'a str,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            self.client
+                .batch_execute(sql)
+                .await
+                .map_err(|error| self.failed(what, error))
+        })
     }
 
     /// Makes everything durable that is committed on this server by now, in whatever session.
     ///
-    /// Locks: none. Writes a message of a few bytes to the WAL, which no stream of ours asks for, and waits for the
-    /// disk, and for the synchronous standbys if there are any.
+    /// Locks: none. Writes a message of a few bytes to the WAL, which no stream of ours asks for,
+    /// and waits for the disk, and for the synchronous standbys if there are any.
     pub(crate) async fn flush(&self, what: &'static str) -> Result<(), Error> {
-        let sql = "SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'pgshard', '')";
+        let sql = "SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, \
+            'pgshard', '')";
         self.batch(what, &format!("BEGIN; {sql}; COMMIT")).await
     }
 
-    /// Runs one statement that was composed of what another host says. It is sent in such a way that the server refuses
-    /// a text with several statements: an expression from a catalog is a part of the statement, and must not end it.
-    pub(crate) async fn statement(&self, what: impl Into<Cow<'static, str>>, sql: &str) -> Result<(), Error> {
-        self.client.query_typed(sql, &[]).await.map(drop).map_err(|error| self.failed(what, error))
+    /// Runs one statement that was composed of what another host says. It is sent in such a way
+    /// that the server refuses a text with several statements: an expression from a catalog is a
+    /// part of the statement, and must not end it.
+    pub(crate) async fn statement(
+        &self,
+        what: impl Into<Cow<'static, str>>,
+        sql: &str,
+    ) -> Result<(), Error> {
+        self.client
+            .query_typed(sql, &[])
+            .await
+            .map(drop)
+            .map_err(|error| self.failed(what, error))
     }
 
     /// Lets the server's own parser refuse a text that is more than one statement. Nothing is run.
     ///
-    /// Locks: ACCESS SHARE on the tables of a query when it is analyzed, for the transaction; none for a statement that
-    /// changes a definition.
-    pub(crate) async fn is_one_statement(&self, what: &'static str, sql: &str) -> Result<(), Error> {
-        self.client.prepare(sql).await.map(drop).map_err(|error| self.failed(what, error))
+    /// Locks: ACCESS SHARE on the tables of a query when it is analyzed, for the transaction; none
+    /// for a statement that changes a definition.
+    pub(crate) async fn is_one_statement(
+        &self,
+        what: &'static str,
+        sql: &str,
+    ) -> Result<(), Error> {
+        self.client
+            .prepare(sql)
+            .await
+            .map(drop)
+            .map_err(|error| self.failed(what, error))
     }
 
     fn question(&self, what: &'static str) -> Question {
-        Question { host: self.host.clone(), shard: self.shard, what }
+        Question {
+            host: self.host.clone(),
+            shard: self.shard,
+            what,
+        }
     }
 
-    /// The error with host, shard and what was being done. A refusal of the control schema is its own kind.
-    pub(crate) fn failed(&self, what: impl Into<Cow<'static, str>>, source: tokio_postgres::Error) -> Error {
+    /// The error with host, shard and what was being done. A refusal of the control schema is its
+    /// own kind.
+    pub(crate) fn failed(
+        &self,
+        what: impl Into<Cow<'static, str>>,
+        source: tokio_postgres::Error,
+    ) -> Error {
         match (source.as_db_error(), self.shard) {
             (Some(refused), Some(shard)) if refused.code().code() == state::REFUSED => {
-                Error::Superseded { host: self.host.clone(), shard, reason: refused.message().to_owned() }
+                Error::Superseded {
+                    host: self.host.clone(),
+                    shard,
+                    reason: refused.message().to_owned(),
+                }
             }
-            _ => Error::Database { host: self.host.clone(), shard: self.shard, what: what.into(), source },
+            _ => Error::Database {
+                host: self.host.clone(),
+                shard: self.shard,
+                what: what.into(),
+                source,
+            },
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Sessions between two uses. A new session has to plan each statement with empty caches, and the mover's questions to
-//! the catalogs need many: of the move of a small shard that was two fifths. So a session that has done its work well
-//! is kept for the next shard.
+//! Sessions between two uses. A new session has to plan each statement with empty caches, and the
+//! mover's questions to the catalogs need many: of the move of a small shard that was two fifths.
+//! So a session that has done its work well is kept for the next shard.
 //!
-//! Invariant: what is kept is in no transaction, holds no lock, and has the mover's settings and nothing else. Whoever
-//! is not sure of that drops the session, which ends it.
+//! Invariant: what is kept is in no transaction, holds no lock, and has the mover's settings and
+//! nothing else. Whoever is not sure of that drops the session, which ends it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,12 +16,12 @@ use crate::mover::control::session::Session;
 /// The most sessions of a host that wait.
 const SPARE_MAX: usize = 16;
 
-/// How often a session is used at most. Its process remembers what it has seen of each shard's tables, and would grow
-/// with every shard.
+/// How often a session is used at most. Its process remembers what it has seen of each shard's
+/// tables, and would grow with every shard.
 const USES_MAX: u32 = 64;
 
-/// How long a session is used at most. Behind one address it is a new session that finds another server, of a later
-/// timeline.
+/// How long a session is used at most. Behind one address it is a new session that finds another
+/// server, of a later timeline.
 const AGE_MAX: Duration = Duration::from_secs(20);
 
 /// The sessions that wait, while somebody [keeps](Spares::keep) them.
@@ -57,7 +57,11 @@ impl Spares {
     pub(super) fn put(&self, session: Session) {
         let mut waiting = self.waiting();
         if waiting.wants(&session) {
-            waiting.sessions.entry(session.host.clone()).or_default().push(session);
+            waiting
+                .sessions
+                .entry(session.host.clone())
+                .or_default()
+                .push(session);
         }
     }
 

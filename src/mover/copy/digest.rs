@@ -1,7 +1,7 @@
 //! Digests of rows: their number, and a sum of a hash of each.
 //!
-//! Invariant: both sides hash the same columns in the same order with the same settings, so that digests differ only if
-//! rows differ.
+//! Invariant: both sides hash the same columns in the same order with the same settings, so that
+//! digests differ only if rows differ.
 
 use crate::mover::control::session::Session;
 use crate::mover::copy::transfer::qualified;
@@ -11,8 +11,8 @@ use crate::mover::protocol::error::Error;
 /// How rows are hashed. Both sides must do it alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hashing {
-    /// By the values' binary forms, and by the texts of values whose types have none or are not PostgreSQL's own.
-    /// Available since version 14; takes half the time of texts, or less.
+    /// By the values' binary forms, and by the texts of values whose types have none or are not
+    /// PostgreSQL's own. Available since version 14; takes half the time of texts, or less.
     Binary,
     /// By the texts of all values.
     Text,
@@ -21,32 +21,40 @@ pub(crate) enum Hashing {
 impl Hashing {
     /// The quicker one that both versions (as in `server_version_num`) support.
     pub(crate) fn of(source_version: u32, target_version: u32) -> Hashing {
-        if source_version.min(target_version) >= 140_000 { Hashing::Binary } else { Hashing::Text }
+        if source_version.min(target_version) >= 140_000 {
+            Hashing::Binary
+        } else {
+            Hashing::Text
+        }
     }
 
     /// SQL for a row's 64-bit hash.
     ///
-    /// It hashes the form, not the value: two numerics that are equal but look different (1.0, 1.00) have different
-    /// hashes. The whole row goes into one hash: with a sum of the columns' hashes, two rows could exchange values
-    /// unnoticed.
+    /// It hashes the form, not the value: two numerics that are equal but look different (1.0,
+    /// 1.00) have different hashes. The whole row goes into one hash: with a sum of the columns'
+    /// hashes, two rows could exchange values unnoticed.
     pub(crate) fn of_row(self, table: &TableShape) -> String {
         match self {
-            Hashing::Text => format!("hashtextextended(ROW({})::text, 0)", joined(table.columns.iter().map(compared))),
+            Hashing::Text => format!(
+                "hashtextextended(ROW({})::text, 0)",
+                joined(table.columns.iter().map(compared))
+            ),
             Hashing::Binary => binary(table),
         }
     }
 }
 
-/// How many columns are hashed one around the other. The rest are hashed within: PostgreSQL's parser would refuse
-/// expressions as deep as a table can be wide.
+/// How many columns are hashed one around the other. The rest are hashed within: PostgreSQL's
+/// parser would refuse expressions as deep as a table can be wide.
 const LINKS_MAX: usize = 64;
 
 /// SQL for a row's hash by binary forms.
 ///
-/// The hash of one column is the seed of the next: `f(c, f(b, f(a, seed)))` (decision 0039). PostgreSQL computes that
-/// in place, without a copy of the row. The innermost seed is the hash of those columns whose types have no function
-/// for it. That one is linear in its columns; around it at least one other is not, or there is no such seed at all and
-/// the whole row goes through one hash of its bytes.
+/// The hash of one column is the seed of the next: `f(c, f(b, f(a, seed)))` (decision 0039).
+/// PostgreSQL computes that in place, without a copy of the row. The innermost seed is the hash of
+/// those columns whose types have no function for it. That one is linear in its columns; around it
+/// at least one other is not, or there is no such seed at all and the whole row goes through one
+/// hash of its bytes.
 fn binary(table: &TableShape) -> String {
     let mut links = Vec::new();
     let mut sent = Vec::new();
@@ -72,18 +80,27 @@ fn binary(table: &TableShape) -> String {
         true => "0::bigint".to_owned(),
         false => format!("hash_record_extended(ROW({}), 0)", sent.join(", ")),
     };
-    links.iter().fold(seed, |seed, (column, link)| link.around(column, &seed))
+    links
+        .iter()
+        .fold(seed, |seed, (column, link)| link.around(column, &seed))
 }
 
 /// SQL for a hash of all bytes of a row.
 fn whole(columns: &[Column]) -> String {
-    let (forms, texts): (Vec<_>, Vec<_>) =
-        columns.iter().partition(|column| !matches!(Hashed::of(column), Hashed::Text));
+    let (forms, texts): (Vec<_>, Vec<_>) = columns
+        .iter()
+        .partition(|column| !matches!(Hashed::of(column), Hashed::Text));
     let mut forms: Vec<String> = forms.into_iter().map(compared).collect();
     if !texts.is_empty() {
-        forms.push(format!("ROW({})::text", joined(texts.into_iter().map(compared))));
+        forms.push(format!(
+            "ROW({})::text",
+            joined(texts.into_iter().map(compared))
+        ));
     }
-    format!("hash_record_extended(ROW(record_send(ROW({}))), 0)", forms.join(", "))
+    format!(
+        "hash_record_extended(ROW(record_send(ROW({}))), 0)",
+        forms.join(", ")
+    )
 }
 
 fn joined(parts: impl Iterator<Item = String>) -> String {
@@ -124,8 +141,9 @@ impl Hashed {
     }
 }
 
-/// A type whose values are hashed in place: different values have different hashes, up to chance. That is why there is
-/// none for bpchar, whose function ignores blanks at the end, or timestamp, whose function folds it to half its size.
+/// A type whose values are hashed in place: different values have different hashes, up to chance.
+/// That is why there is none for bpchar, whose function ignores blanks at the end, or timestamp,
+/// whose function folds it to half its size.
 #[derive(Clone, Copy)]
 enum Link {
     Bool,
@@ -138,8 +156,8 @@ enum Link {
 }
 
 impl Link {
-    /// SQL for the hash of a column, with another hash as its seed. A null value is hashed as some other one, with
-    /// another seed. A key has none.
+    /// SQL for the hash of a column, with another hash as its seed. A null value is hashed as some
+    /// other one, with another seed. A key has none.
     fn around(self, column: &Column, seed: &str) -> String {
         let name = column.quoted();
         let other = match self {
@@ -158,14 +176,17 @@ impl Link {
         // Not a sum: a hash may be the largest bigint there is.
         let (value, seed) = match column.in_key {
             Some(_) => (value, seed.to_owned()),
-            None => (format!("coalesce({value}, {other})"), format!("{seed} # ({name} IS NULL)::integer::bigint")),
+            None => (
+                format!("coalesce({value}, {other})"),
+                format!("{seed} # ({name} IS NULL)::integer::bigint"),
+            ),
         };
         match self {
             Link::Bool => format!("hashint4extended({value}::integer, {seed})"),
             Link::Int2 => format!("hashint2extended({value}, {seed})"),
             Link::Int4 => format!("hashint4extended({value}, {seed})"),
-            // The function folds the value's halves: 1 and 4294967296 would have one hash. The upper half goes into the
-            // seed, and from both follows the value.
+            // The function folds the value's halves: 1 and 4294967296 would have one hash. The
+            // upper half goes into the seed, and from both follows the value.
             Link::Int8 => format!("hashint8extended({value}, {seed} # ({value} >> 32))"),
             // The collation may call different texts equal.
             Link::Text | Link::Jsonb => format!("hashtextextended({value} COLLATE \"C\", {seed})"),
@@ -174,8 +195,8 @@ impl Link {
     }
 }
 
-/// SQL for a column as it is compared. The binary form of NaN has a sign, which the text does not show and the stream
-/// does not bring: a NaN that was computed at the source may have one.
+/// SQL for a column as it is compared. The binary form of NaN has a sign, which the text does not
+/// show and the stream does not bring: a NaN that was computed at the source may have one.
 fn compared(column: &Column) -> String {
     let name = column.quoted();
     match column.type_oid {
@@ -200,9 +221,12 @@ const UUID: u32 = 2950;
 const JSONB: u32 = 3802;
 
 /// point, lseg, path, box, polygon, line, circle, and the arrays of these and of floats.
-const HOLDS_FLOATS: [u32; 16] = [600, 601, 602, 603, 604, 628, 718, 1017, 1018, 1019, 1020, 1027, 629, 719, 1021, 1022];
+const HOLDS_FLOATS: [u32; 16] = [
+    600, 601, 602, 603, 604, 628, 718, 1017, 1018, 1019, 1020, 1027, 629, 719, 1021, 1022,
+];
 
-/// A digest of rows of a table: their number, and a sum of their hashes that does not depend on their order.
+/// A digest of rows of a table: their number, and a sum of their hashes that does not depend on
+/// their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Digest {
     pub(crate) rows: i64,
@@ -212,7 +236,10 @@ pub(crate) struct Digest {
 #[cfg(test)]
 impl Digest {
     pub(crate) fn of(rows: i64, sum: &str) -> Digest {
-        Digest { rows, sum: sum.to_owned() }
+        Digest {
+            rows,
+            sum: sum.to_owned(),
+        }
     }
 }
 
@@ -232,7 +259,13 @@ pub(crate) async fn digest(
     condition: &str,
     hashing: Hashing,
 ) -> Result<Digest, Error> {
-    digest_of((session, &qualified(schema, table)), table, condition, hashing).await
+    digest_of(
+        (session, &qualified(schema, table)),
+        table,
+        condition,
+        hashing,
+    )
+    .await
 }
 
 /// The same for a table with this name in SQL, which may differ from the name in its shape.
@@ -245,12 +278,18 @@ pub(crate) async fn digest_of(
     hashing: Hashing,
 ) -> Result<Digest, Error> {
     let hash = hashing.of_row(table);
-    let sql = format!("SELECT count(*), coalesce(sum({hash}), 0)::text FROM ONLY {from} WHERE {condition}");
+    let sql = format!(
+        "SELECT count(*), coalesce(sum({hash}), 0)::text FROM ONLY {from} WHERE {condition}"
+    );
     let row = session.row("digesting rows", &sql, &[]).await?;
-    Ok(Digest { rows: row.get(0)?, sum: row.get(1)? })
+    Ok(Digest {
+        rows: row.get(0)?,
+        sum: row.get(1)?,
+    })
 }
 
-/// The generated columns that differ, if nothing else does. `None` where it is not that, or nothing differs.
+/// The generated columns that differ, if nothing else does. `None` where it is not that, or nothing
+/// differs.
 ///
 /// Locks: as [`digest`].
 pub(crate) async fn computed_otherwise(
@@ -261,8 +300,16 @@ pub(crate) async fn computed_otherwise(
     hashing: Hashing,
 ) -> Result<Option<Vec<String>>, Error> {
     let same = async |which: &(dyn Fn(&Column) -> bool + Sync)| {
-        let columns = table.columns.iter().filter(|column| which(column)).cloned().collect();
-        let part = TableShape { columns, ..table.clone() };
+        let columns = table
+            .columns
+            .iter()
+            .filter(|column| which(column))
+            .cloned()
+            .collect();
+        let part = TableShape {
+            columns,
+            ..table.clone()
+        };
         let (ours, theirs) = tokio::try_join!(
             digest(source, here, &part, condition, hashing),
             digest(target, there, &part, condition, hashing)

@@ -1,18 +1,22 @@
-//! Copies a shard that stays open: in chunks by key, each under a snapshot of its own, and nevertheless exactly.
+//! Copies a shard that stays open: in chunks by key, each under a snapshot of its own, and
+//! nevertheless exactly.
 //!
-//! A slot of the source exists before the first chunk is copied, so that every later change is in its stream. A chunk
-//! keeps the snapshot it was read under. A change of transaction X to the row with key k is applied if, and only if, X
-//! is not visible in the snapshot of the chunk that holds k ([`chunks`]). So no snapshot is held for longer than one
-//! chunk takes, and chunks can be copied in any order, at any time, by any number of workers, and again after a crash.
+//! A slot of the source exists before the first chunk is copied, so that every later change is in
+//! its stream. A chunk keeps the snapshot it was read under. A change of transaction X to the row
+//! with key k is applied if, and only if, X is not visible in the snapshot of the chunk that holds
+//! k ([`chunks`]). So no snapshot is held for longer than one chunk takes, and chunks can be copied
+//! in any order, at any time, by any number of workers, and again after a crash.
 //!
-//! [`table`](crate::mover::preflight::table) has read which tables there are and judged which of them can be moved like
-//! this. [`cut`] cuts them, [`chunk`] copies and [`build`] makes the indexes, with the workers of [`workers`];
-//! [`verify`] compares, by sums of [`digest`]. The rule uses [`snapshot`] and [`key`](crate::mover::preflight::key).
+//! [`table`](crate::mover::preflight::table) has read which tables there are and judged which of
+//! them can be moved like this. [`cut`] cuts them, [`chunk`] copies and [`build`] makes the
+//! indexes, with the workers of [`workers`]; [`verify`] compares, by sums of [`digest`]. The rule
+//! uses [`snapshot`] and [`key`](crate::mover::preflight::key).
 //!
 //! # Invariants
-//! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a chunk whose snapshot
-//!    does not see it.
-//! 2. A chunk's rows and its snapshot are written by one transaction of the target, which proves the lease.
+//! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a
+//!    chunk whose snapshot does not see it.
+//! 2. A chunk's rows and its snapshot are written by one transaction of the target, which proves
+//!    the lease.
 //! 3. Bounds never change once the first chunk of a table is copied.
 
 pub(crate) mod build;
@@ -35,7 +39,8 @@ use crate::mover::control::session::Session;
 use crate::mover::preflight::table::TableShape;
 use crate::mover::protocol::error::Error;
 
-/// A shard that is copied, or verified: the claim, the schema at the source and the schema at the target.
+/// A shard that is copied, or verified: the claim, the schema at the source and the schema at the
+/// target.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardCopy {
     pub(crate) hold: Hold,
@@ -61,12 +66,24 @@ pub(crate) struct Route {
     pub(crate) target: HostName,
 }
 
-/// Proves, until the end of the target's transaction, that this mover holds the lease. A takeover waits for the row,
-/// and after a takeover this finds no row. Other sessions of the same mover may prove it at the same time.
+/// Proves, until the end of the target's transaction, that this mover holds the lease. A takeover
+/// waits for the row, and after a takeover this finds no row. Other sessions of the same mover may
+/// prove it at the same time.
 ///
 /// Locks: the row of pgshard.incoming, FOR SHARE, until the end of the transaction.
 pub(crate) async fn prove_lease(target: &Session, hold: Hold) -> Result<(), Error> {
-    let sql = "SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = $3 FOR SHARE";
-    let rows = target.rows("proving the lease", sql, &[&hold.shard.as_i32(), hold.id.uuid(), &hold.lease]).await?;
-    if rows.is_empty() { Err(Error::LeaseLost { shard: hold.shard }) } else { Ok(()) }
+    let sql = "SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = $3 \
+        FOR SHARE";
+    let rows = target
+        .rows(
+            "proving the lease",
+            sql,
+            &[&hold.shard.as_i32(), hold.id.uuid(), &hold.lease],
+        )
+        .await?;
+    if rows.is_empty() {
+        Err(Error::LeaseLost { shard: hold.shard })
+    } else {
+        Ok(())
+    }
 }

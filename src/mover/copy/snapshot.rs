@@ -1,11 +1,12 @@
-//! What a transaction of the source can see: snapshots. Also widens the stream's 32-bit transaction numbers to 64 bits.
+//! What a transaction of the source can see: snapshots. Also widens the stream's 32-bit transaction
+//! numbers to 64 bits.
 
 use std::fmt;
 
 /// A snapshot as `pg_current_snapshot()` writes it: `xmin:xmax:xid,xid,…`.
 ///
-/// It contains the numbers of top-level transactions only, and so does the stream: a subtransaction's change comes
-/// under the number of its top-level transaction.
+/// It contains the numbers of top-level transactions only, and so does the stream: a
+/// subtransaction's change comes under the number of its top-level transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     xmin: u64,
@@ -21,11 +22,17 @@ impl Snapshot {
         let (xmin, xmax) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
         let list = parts.next()?;
         let numbers = list.split(',').filter(|number| !number.is_empty());
-        let in_progress = numbers.map(|number| number.parse().ok()).collect::<Option<Vec<u64>>>()?;
+        let in_progress = numbers
+            .map(|number| number.parse().ok())
+            .collect::<Option<Vec<u64>>>()?;
         let ordered = in_progress.is_sorted_by(|a, b| a < b);
         let within = in_progress.iter().all(|xid| (xmin..xmax).contains(xid));
         let whole = parts.next().is_none() && xmin <= xmax && ordered && within;
-        whole.then_some(Snapshot { xmin, xmax, in_progress })
+        whole.then_some(Snapshot {
+            xmin,
+            xmax,
+            in_progress,
+        })
     }
 
     /// Whether the snapshot contains what this transaction did, provided that it was committed.
@@ -33,7 +40,8 @@ impl Snapshot {
         xid < self.xmin || (xid < self.xmax && self.in_progress.binary_search(&xid).is_err())
     }
 
-    /// The first transaction number that was not assigned yet: the snapshot sees neither it nor any later one.
+    /// The first transaction number that was not assigned yet: the snapshot sees neither it nor any
+    /// later one.
     pub(crate) fn xmax(&self) -> u64 {
         self.xmax
     }
@@ -49,13 +57,14 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// The full number of a transaction whose lower 32 bits are in the stream, when `near` is a full number from about the
-/// same time: the nearest of all candidates. No two transactions that are alive, or in WAL that is still kept, are 2³¹
-/// apart: PostgreSQL guarantees that.
+/// The full number of a transaction whose lower 32 bits are in the stream, when `near` is a full
+/// number from about the same time: the nearest of all candidates. No two transactions that are
+/// alive, or in WAL that is still kept, are 2³¹ apart: PostgreSQL guarantees that.
 pub(crate) fn widen(xid: u32, near: u64) -> u64 {
     let apart = i64::from(xid.wrapping_sub(near as u32) as i32);
     // Before the first wrap-around nothing is below zero, so only the candidate above is left.
-    near.checked_add_signed(apart).unwrap_or_else(|| near.wrapping_add_signed(apart).wrapping_add(1 << 32))
+    near.checked_add_signed(apart)
+        .unwrap_or_else(|| near.wrapping_add_signed(apart).wrapping_add(1 << 32))
 }
 
 #[cfg(test)]
@@ -70,7 +79,10 @@ mod tests {
             ("10:20:10,14,15", true),
             ("10:10:", true),
             ("10:20:", true),
-            ("18446744073709551614:18446744073709551615:18446744073709551614", true),
+            (
+                "18446744073709551614:18446744073709551615:18446744073709551614",
+                true,
+            ),
             ("20:10:", false),
             ("10:20:9", false),
             ("10:20:20", false),

@@ -1,8 +1,9 @@
 //! The workers that copy all shards of a move from one host to another at the same time.
 //!
-//! The work is shared out in bundles of chunks, those of the largest tables first: so one large table keeps all workers
-//! as busy as many small shards do. Once the last chunk of a table is there, its indexes are built while others are
-//! still copied. A shard that fails does not stop the others.
+//! The work is shared out in bundles of chunks, those of the largest tables first: so one large
+//! table keeps all workers as busy as many small shards do. Once the last chunk of a table is
+//! there, its indexes are built while others are still copied. A shard that fails does not stop the
+//! others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +38,8 @@ pub(crate) struct CopyOptions {
     /// The shards that were altered, so that their copies are worthless.
     pub(crate) altered: watch::Receiver<Altered>,
     pub(crate) observer: Observer,
-    /// How many chunks of which size are copied at the same time, each by a connection to either host.
+    /// How many chunks of which size are copied at the same time, each by a connection to either
+    /// host.
     pub(crate) options: Arc<Options>,
 }
 
@@ -47,17 +49,19 @@ const ATTEMPTS: u32 = 8;
 /// The longest pause between two tries; the first is a sixteenth of it.
 const PAUSE_MAX: Duration = Duration::from_millis(1600);
 
-/// The most chunks of one bundle: this many tables are locked, and this many statements run, in one transaction.
+/// The most chunks of one bundle: this many tables are locked, and this many statements run, in one
+/// transaction.
 const BUNDLE_MAX: usize = 64;
 
 /// A chunk smaller than this, in bytes, does not justify a transaction of its own.
 const SMALL: u64 = 1 << 20;
 
-/// Copies what these shards lack, and builds on their tables. Gives for each shard what it has then, or its error, and
-/// when the last chunk was copied, if any was missing.
+/// Copies what these shards lack, and builds on their tables. Gives for each shard what it has
+/// then, or its error, and when the last chunk was copied, if any was missing.
 ///
 /// # Cancel safety
-/// If dropped, the workers end; finished chunks stay, and the others are as if they had not been begun.
+/// If dropped, the workers end; finished chunks stay, and the others are as if they had not been
+/// begun.
 pub(crate) async fn copy_all(
     hosts: &Hosts,
     shards: Vec<ShardCopy>,
@@ -65,21 +69,41 @@ pub(crate) async fn copy_all(
 ) -> (Vec<(ShardId, Result<Copied, Error>)>, Option<Instant>) {
     let parts = shards.iter().map(|_| Progress::default()).collect();
     let tasks = (0..shards.len()).map(Task::Cut).collect();
-    let desk = Mutex::new(Desk { parts, tasks, ..Desk::default() });
-    let all = Arc::new(All { hosts: hosts.clone(), how: how.clone(), shards, desk, changed: Notify::new() });
+    let desk = Mutex::new(Desk {
+        parts,
+        tasks,
+        ..Desk::default()
+    });
+    let all = Arc::new(All {
+        hosts: hosts.clone(),
+        how: how.clone(),
+        shards,
+        desk,
+        changed: Notify::new(),
+    });
     work(&all).await;
     {
         let mut desk = all.desk();
         let mut bundles = std::mem::take(&mut desk.bundles);
-        // The indexes of a large table take long, so it is copied first, and the rest while they are built.
+        // The indexes of a large table take long, so it is copied first, and the rest while they
+        // are built.
         bundles.sort_by_key(|bundle| std::cmp::Reverse((bundle.of_table, bundle.size)));
         desk.tasks = std::mem::take(&mut desk.ripe).into();
-        desk.tasks.extend(bundles.into_iter().map(|bundle| Task::Copy(bundle.shard, bundle.chunks)));
+        desk.tasks.extend(
+            bundles
+                .into_iter()
+                .map(|bundle| Task::Copy(bundle.shard, bundle.chunks)),
+        );
     }
     work(&all).await;
     let mut desk = all.desk();
     let parts = std::mem::take(&mut desk.parts);
-    let ends = all.shards.iter().zip(parts).map(|(work, part)| (work.shard(), part.end(work.shard()))).collect();
+    let ends = all
+        .shards
+        .iter()
+        .zip(parts)
+        .map(|(work, part)| (work.shard(), part.end(work.shard())))
+        .collect();
     (ends, desk.last_chunk)
 }
 
@@ -184,7 +208,8 @@ impl All {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next task. Waits while there is none and other workers may still add some. `None`: there will be none.
+    /// The next task. Waits while there is none and other workers may still add some. `None`: there
+    /// will be none.
     async fn next(&self) -> Option<(Task, Busy<'_>)> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -208,16 +233,26 @@ impl All {
 
     async fn open(&self, shard: ShardId) -> Result<(Session, Session), Error> {
         let route = &self.how.route;
-        let (source, target) = tokio::try_join!(self.hosts.open(&route.source), self.hosts.open(&route.target))?;
+        let (source, target) = tokio::try_join!(
+            self.hosts.open(&route.source),
+            self.hosts.open(&route.target)
+        )?;
         Ok((source.for_shard(shard), target.for_shard(shard)))
     }
 
-    async fn perform(&self, sessions: &mut Option<(Session, Session)>, task: &Task) -> Result<(), Error> {
+    async fn perform(
+        &self,
+        sessions: &mut Option<(Session, Session)>,
+        task: &Task,
+    ) -> Result<(), Error> {
         let at = task.shard();
         let work = &self.shards[at];
         let name = work.hold.session_name(Signed::Shard);
         let (source, target) = match sessions.take() {
-            Some((source, target)) => (source.for_shard(work.shard()), target.for_shard(work.shard())),
+            Some((source, target)) => (
+                source.for_shard(work.shard()),
+                target.for_shard(work.shard()),
+            ),
             None => self.open(work.shard()).await?,
         };
         match task {
@@ -230,16 +265,33 @@ impl All {
                 // A pause may be long, so it comes before the snapshot is taken.
                 self.how.throttle.go().await;
                 let throttle = &self.how.throttle;
-                let tell = |bytes| self.how.observer.tell(Event::Copying { shard: work.shard(), bytes });
+                let tell = |bytes| {
+                    self.how.observer.tell(Event::Copying {
+                        shard: work.shard(),
+                        bytes,
+                    })
+                };
                 let route = (&source, &target);
-                match copy(route, work, chunks, &name, &self.how.options, throttle, tell).await? {
+                match copy(
+                    route,
+                    work,
+                    chunks,
+                    &name,
+                    &self.how.options,
+                    throttle,
+                    tell,
+                )
+                .await?
+                {
                     Some(copied) => {
                         self.how.options.at("after a chunk")?;
                         self.note(at, chunks, &copied);
                     }
                     // Somebody has copied one of the chunks, so each is tried by itself.
                     None if chunks.len() > 1 => {
-                        let single = chunks.iter().map(|chunk| Task::Copy(at, vec![chunk.clone()]));
+                        let single = chunks
+                            .iter()
+                            .map(|chunk| Task::Copy(at, vec![chunk.clone()]));
                         self.desk().tasks.extend(single);
                     }
                     None => self.note(at, chunks, &[Copied { rows: 0, bytes: 0 }]),
@@ -257,7 +309,8 @@ impl All {
         Ok(())
     }
 
-    /// Makes bundles of the missing chunks: those of small tables together, those of large ones each by itself.
+    /// Makes bundles of the missing chunks: those of small tables together, those of large ones
+    /// each by itself.
     fn sort_out(&self, shard: usize, chunks: Vec<Chunk>) {
         let mut tables: BTreeMap<String, (usize, Copied)> = BTreeMap::new();
         let mut sizes: BTreeMap<String, u64> = BTreeMap::new();
@@ -266,13 +319,20 @@ impl All {
         }
         // Even a small shard is shared out among all workers.
         let share = sizes.values().sum::<u64>() / self.how.options.copy_jobs.max(1) as u64;
-        let share = share.clamp(SMALL, CHUNK_BYTES).min(self.how.options.chunk_bytes);
+        let share = share
+            .clamp(SMALL, CHUNK_BYTES)
+            .min(self.how.options.chunk_bytes);
         let mut bundles: Vec<Vec<Chunk>> = Vec::new();
         let mut small: (Vec<Chunk>, u64) = Default::default();
         for chunk in chunks {
-            let (missing, sum) = tables.entry(chunk.table.clone()).or_insert((0, Copied { rows: 0, bytes: 0 }));
+            let (missing, sum) = tables
+                .entry(chunk.table.clone())
+                .or_insert((0, Copied { rows: 0, bytes: 0 }));
             if let Some((rows, bytes)) = chunk.copied {
-                *sum = Copied { rows: sum.rows + rows, bytes: sum.bytes + bytes };
+                *sum = Copied {
+                    rows: sum.rows + rows,
+                    bytes: sum.bytes + bytes,
+                };
                 continue;
             }
             *missing += 1;
@@ -285,8 +345,18 @@ impl All {
         }
         bundles.push(small.0);
         let bundle = |chunks: Vec<Chunk>| {
-            let of_table = chunks.iter().filter_map(|chunk| sizes.get(&chunk.table)).max().copied().unwrap_or(0);
-            Bundle { shard, size: chunks.iter().map(|chunk| chunk.estimate).sum(), chunks, of_table }
+            let of_table = chunks
+                .iter()
+                .filter_map(|chunk| sizes.get(&chunk.table))
+                .max()
+                .copied()
+                .unwrap_or(0);
+            Bundle {
+                shard,
+                size: chunks.iter().map(|chunk| chunk.estimate).sum(),
+                chunks,
+                of_table,
+            }
         };
         let whole: Vec<(String, Copied)> = tables
             .iter()
@@ -297,17 +367,30 @@ impl All {
         let mut desk = self.desk();
         desk.parts[shard].tables = Some(tables);
         desk.ripe.extend(ripe);
-        desk.bundles.extend(bundles.into_iter().filter(|chunks| !chunks.is_empty()).map(bundle));
+        desk.bundles.extend(
+            bundles
+                .into_iter()
+                .filter(|chunks| !chunks.is_empty())
+                .map(bundle),
+        );
     }
 
     /// What can be built now that all rows of these tables are there: each large table by itself.
     fn ripe(&self, shard: usize, whole: Vec<(String, Copied)>) -> Vec<Task> {
-        let Some(builds) = self.how.builds.get(&self.shards[shard].shard()) else { return Vec::new() };
-        let to_build = whole.into_iter().filter(|(table, _)| builds.contains_key(table));
-        let (small, large): (Vec<_>, Vec<_>) = to_build.partition(|(_, copied)| copied.bytes < SMALL);
-        let names = |tables: &[(String, Copied)]| tables.iter().map(|(table, _)| table.clone()).collect();
+        let Some(builds) = self.how.builds.get(&self.shards[shard].shard()) else {
+            return Vec::new();
+        };
+        let to_build = whole
+            .into_iter()
+            .filter(|(table, _)| builds.contains_key(table));
+        let (small, large): (Vec<_>, Vec<_>) =
+            to_build.partition(|(_, copied)| copied.bytes < SMALL);
+        let names =
+            |tables: &[(String, Copied)]| tables.iter().map(|(table, _)| table.clone()).collect();
         let bunches = large.chunks(1).chain(small.chunks(BUNDLE_MAX));
-        bunches.map(|tables| Task::Build(shard, names(tables))).collect()
+        bunches
+            .map(|tables| Task::Build(shard, names(tables)))
+            .collect()
     }
 
     fn note(&self, shard: usize, chunks: &[Chunk], copied: &[Copied]) {
@@ -315,11 +398,18 @@ impl All {
         {
             let mut desk = self.desk();
             desk.last_chunk = Some(Instant::now());
-            let Some(tables) = desk.parts[shard].tables.as_mut() else { return };
+            let Some(tables) = desk.parts[shard].tables.as_mut() else {
+                return;
+            };
             for (chunk, one) in chunks.iter().zip(copied) {
-                let Some((missing, sum)) = tables.get_mut(&chunk.table) else { continue };
+                let Some((missing, sum)) = tables.get_mut(&chunk.table) else {
+                    continue;
+                };
                 *missing = missing.saturating_sub(1);
-                *sum = Copied { rows: sum.rows + one.rows, bytes: sum.bytes + one.bytes };
+                *sum = Copied {
+                    rows: sum.rows + one.rows,
+                    bytes: sum.bytes + one.bytes,
+                };
                 if *missing == 0 {
                     whole.push((chunk.table.clone(), *sum));
                 }
@@ -330,7 +420,12 @@ impl All {
         }
         for (table, Copied { rows, bytes }) in whole {
             let shard = self.shards[shard].shard();
-            self.how.observer.tell(Event::TableCopied { shard, table, rows, bytes });
+            self.how.observer.tell(Event::TableCopied {
+                shard,
+                table,
+                rows,
+                bytes,
+            });
         }
     }
 }
@@ -356,7 +451,11 @@ async fn worker(all: Arc<All>) {
 }
 
 /// Runs a task; if it fails for a temporary reason, tries again with growing pauses.
-async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Task) -> Result<(), Error> {
+async fn persist(
+    all: &All,
+    sessions: &mut Option<(Session, Session)>,
+    task: &Task,
+) -> Result<(), Error> {
     let (mut attempt, locked_until) = (1, Instant::now() + LOCKED_MAX);
     let shard = all.shards[task.shard()].shard();
     loop {
@@ -367,10 +466,12 @@ async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Ta
         };
         match outcome {
             Err(error)
-                if (attempt < ATTEMPTS && passes(&error)) || (Instant::now() < locked_until && error.is_lock()) =>
+                if (attempt < ATTEMPTS && passes(&error))
+                    || (Instant::now() < locked_until && error.is_lock()) =>
             {
                 tracing::debug!(attempt, %error, "a chunk is tried again");
-                tokio::time::sleep(PAUSE_MAX.min(PAUSE_MAX / 16 * 2_u32.pow((attempt - 1).min(4)))).await;
+                tokio::time::sleep(PAUSE_MAX.min(PAUSE_MAX / 16 * 2_u32.pow((attempt - 1).min(4))))
+                    .await;
                 attempt += 1;
             }
             ended => return ended,
@@ -381,7 +482,9 @@ async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Ta
 fn passes(error: &Error) -> bool {
     match error {
         Error::Connect { .. } => true,
-        Error::Database { source, .. } => source.is_closed() || source.code().is_some_and(state::is_transient),
+        Error::Database { source, .. } => {
+            source.is_closed() || source.code().is_some_and(state::is_transient)
+        }
         _ => false,
     }
 }

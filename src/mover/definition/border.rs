@@ -1,9 +1,10 @@
-//! The border of a shard's schema. The fence works by names; whatever is bound to the shard's objects by OID passes it.
-//! So no dependency may cross the border, and this module lists those that do.
+//! The border of a shard's schema. The fence works by names; whatever is bound to the shard's
+//! objects by OID passes it. So no dependency may cross the border, and this module lists those
+//! that do.
 //!
-//! Invariant: the query finds its rows by OID, through indexes only, so that it takes milliseconds on a host with
-//! thousands of shards (the fence waits for it). It asks by the schema's OID, because the schema may have the name of
-//! an old copy by then.
+//! Invariant: the query finds its rows by OID, through indexes only, so that it takes milliseconds
+//! on a host with thousands of shards (the fence waits for it). It asks by the schema's OID,
+//! because the schema may have the name of an old copy by then.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,10 +26,11 @@ pub(crate) enum CrossingKind {
     Inheritance,
     /// A view or rule outside that reads or writes the shard's objects, temporary ones too.
     View,
-    /// A default outside that uses the shard's sequence or function, or the other way around with a sequence.
+    /// A default outside that uses the shard's sequence or function, or the other way around with a
+    /// sequence.
     Default,
-    /// A function outside whose body is bound to the shard's objects (`BEGIN ATOMIC`), or that has its types as
-    /// arguments.
+    /// A function outside whose body is bound to the shard's objects (`BEGIN ATOMIC`), or that has
+    /// its types as arguments.
     Function,
     /// A trigger outside that calls the shard's function.
     Trigger,
@@ -61,9 +63,16 @@ pub(crate) struct Crossing {
 
 impl fmt::Display for Crossing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Crossing { inside, outside, remedy, .. } = self;
+        let Crossing {
+            inside,
+            outside,
+            remedy,
+            ..
+        } = self;
         match (self.kind, self.incoming) {
-            (CrossingKind::Subscription, _) => write!(f, "{outside} writes into {inside}; {remedy}"),
+            (CrossingKind::Subscription, _) => {
+                write!(f, "{outside} writes into {inside}; {remedy}")
+            }
             (_, true) => write!(f, "{outside} is bound to {inside}; {remedy}"),
             (_, false) => write!(f, "{inside} is bound to {outside}; {remedy}"),
         }
@@ -106,12 +115,13 @@ struct Row {
 
 const SQL: &str = concat!(objects_sql!(), include_str!("sql/border.sql"));
 
-/// Every dependency that crosses the border of a schema, with each outside object once, sorted; empty if the schema is
-/// closed.
+/// Every dependency that crosses the border of a schema, with each outside object once, sorted;
+/// empty if the schema is closed.
 ///
-/// It is no crossing when the shard's objects use functions, types, tables and views of shared schemas: those are not
-/// the shard's and stay. A sequence of a shared schema is a crossing: its values differ from host to host. `prefix`
-/// tells the schemas of other shards, under any name that a move gives them.
+/// It is no crossing when the shard's objects use functions, types, tables and views of shared
+/// schemas: those are not the shard's and stay. A sequence of a shared schema is a crossing: its
+/// values differ from host to host. `prefix` tells the schemas of other shards, under any name that
+/// a move gives them.
 ///
 /// # Errors
 /// When there is no such schema or the server refuses.
@@ -123,24 +133,49 @@ pub(crate) async fn crossings<C: GenericClient + Sync>(
     schema: &Namespace,
     prefix: &SchemaPrefix,
 ) -> Result<Vec<Crossing>, Error> {
-    let failed = |source| Error::Postgres { namespace: schema.clone(), source };
+    let failed = |source| Error::Postgres {
+        namespace: schema.clone(),
+        source,
+    };
     let (oid, name) = schema.parameters();
     let find = "SELECT oid FROM pg_catalog.pg_namespace WHERE oid = $1 OR nspname = $2";
-    let found = client.query_typed(find, &[(&oid, Type::OID), (&name, Type::NAME)]).await.map_err(failed)?;
-    let found = found.first().ok_or_else(|| Error::NoSchema { namespace: schema.clone() })?;
+    let found = client
+        .query_typed(find, &[(&oid, Type::OID), (&name, Type::NAME)])
+        .await
+        .map_err(failed)?;
+    let found = found.first().ok_or_else(|| Error::NoSchema {
+        namespace: schema.clone(),
+    })?;
     let oid: u32 = found.try_get(0).map_err(failed)?;
-    let rows = client.query_typed(SQL, &[(&oid, Type::OID)]).await.map_err(failed)?;
-    // Each outside object counts once for each kind: an outside foreign key depends on a table and also on its index.
+    let rows = client
+        .query_typed(SQL, &[(&oid, Type::OID)])
+        .await
+        .map_err(failed)?;
+    // Each outside object counts once for each kind: an outside foreign key depends on a table and
+    // also on its index.
     let mut found: BTreeMap<(bool, String, CrossingKind, String), Crossing> = BTreeMap::new();
     for row in rows {
         let Json(row): Json<Row> = row.try_get(0).map_err(failed)?;
-        let Some(crossing) = classify(row, prefix) else { continue };
-        // Where the inside needs the outside, each inside object has to be changed, so each is listed.
-        let inside = if crossing.incoming { String::new() } else { crossing.inside.clone() };
-        let key = (crossing.incoming, crossing.outside.clone(), crossing.kind, inside);
+        let Some(crossing) = classify(row, prefix) else {
+            continue;
+        };
+        // Where the inside needs the outside, each inside object has to be changed, so each is
+        // listed.
+        let inside = if crossing.incoming {
+            String::new()
+        } else {
+            crossing.inside.clone()
+        };
+        let key = (
+            crossing.incoming,
+            crossing.outside.clone(),
+            crossing.kind,
+            inside,
+        );
         match found.get(&key) {
             // Of several inside objects a table is the one that people know and look for.
-            Some(had) if had.inside.starts_with("table ") || !crossing.inside.starts_with("table ") => {}
+            Some(had)
+                if had.inside.starts_with("table ") || !crossing.inside.starts_with("table ") => {}
             _ => {
                 found.insert(key, crossing);
             }
@@ -153,12 +188,16 @@ pub(crate) async fn crossings<C: GenericClient + Sync>(
 
 /// Whether a dependency crosses the border in a way that matters, and how.
 fn classify(row: Row, prefix: &SchemaPrefix) -> Option<Crossing> {
-    // A partition's dependencies ("P", "S") repeat the one on the parent itself, and a foreign key's triggers repeat
-    // the key.
+    // A partition's dependencies ("P", "S") repeat the one on the parent itself, and a foreign
+    // key's triggers repeat the key.
     if row.internal_trigger || matches!(row.dependency.as_str(), "P" | "S") {
         return None;
     }
-    let (kind, remedy) = if row.incoming { incoming(&row) } else { outgoing(&row, prefix)? };
+    let (kind, remedy) = if row.incoming {
+        incoming(&row)
+    } else {
+        outgoing(&row, prefix)?
+    };
     Some(Crossing {
         kind,
         inside: format!("{} {}", row.inside_kind, row.inside),
@@ -174,22 +213,30 @@ fn incoming(row: &Row) -> (CrossingKind, &'static str) {
         "table constraint" if row.foreign_key => (CrossingKind::ForeignKey, "drop the foreign key"),
         "view" | "materialized view" | "rule" => (
             CrossingKind::View,
-            "drop it, or put it into the shard's schema, or let it read through a function with a text body",
+            "drop it, or put it into the shard's schema, or let it read through a function with a \
+                text body",
         ),
         "default value" => (CrossingKind::Default, "give the column another default"),
         "function" | "procedure" | "aggregate" => (
             CrossingKind::Function,
             "drop it, or write it with a body that is text and with types from outside the shard",
         ),
-        "trigger" => (CrossingKind::Trigger, "drop the trigger, or let it call a function outside the shard"),
-        "sequence" => (CrossingKind::Sequence, "detach it with ALTER SEQUENCE … OWNED BY NONE"),
+        "trigger" => (
+            CrossingKind::Trigger,
+            "drop the trigger, or let it call a function outside the shard",
+        ),
+        "sequence" => (
+            CrossingKind::Sequence,
+            "detach it with ALTER SEQUENCE … OWNED BY NONE",
+        ),
         "subscription" => (
             CrossingKind::Subscription,
             "take the table out of the subscription's publication, or drop the subscription",
         ),
-        "table" | "foreign table" if !on_type => {
-            (CrossingKind::Inheritance, "separate them with DETACH PARTITION or ALTER TABLE … NO INHERIT")
-        }
+        "table" | "foreign table" if !on_type => (
+            CrossingKind::Inheritance,
+            "separate them with DETACH PARTITION or ALTER TABLE … NO INHERIT",
+        ),
         _ if on_type => (CrossingKind::Type, "let it use a type outside the shard"),
         _ => (CrossingKind::Other, "drop it"),
     }
@@ -197,8 +244,10 @@ fn incoming(row: &Row) -> (CrossingKind, &'static str) {
 
 fn outgoing(row: &Row, prefix: &SchemaPrefix) -> Option<(CrossingKind, &'static str)> {
     if row.foreign_key && row.inside_class == "pg_constraint" {
-        // The foreign key depends on the index of the referenced key as well, which would list it twice.
-        return (row.outside_kind != "index").then_some((CrossingKind::ForeignKey, "drop the foreign key"));
+        // The foreign key depends on the index of the referenced key as well, which would list it
+        // twice.
+        return (row.outside_kind != "index")
+            .then_some((CrossingKind::ForeignKey, "drop the foreign key"));
     }
     if row.outside_kind == "sequence" {
         return Some((
@@ -208,14 +257,22 @@ fn outgoing(row: &Row, prefix: &SchemaPrefix) -> Option<(CrossingKind, &'static 
     }
     let tables = |kind: &str| matches!(kind, "table" | "foreign table");
     if row.inside_class == "pg_class" && tables(&row.inside_kind) && tables(&row.outside_kind) {
-        return Some((CrossingKind::Inheritance, "separate them with DETACH PARTITION or ALTER TABLE … NO INHERIT"));
+        return Some((
+            CrossingKind::Inheritance,
+            "separate them with DETACH PARTITION or ALTER TABLE … NO INHERIT",
+        ));
     }
     if row.inside_kind == "sequence" && row.dependency == "a" {
-        return Some((CrossingKind::Sequence, "detach it with ALTER SEQUENCE … OWNED BY NONE"));
+        return Some((
+            CrossingKind::Sequence,
+            "detach it with ALTER SEQUENCE … OWNED BY NONE",
+        ));
     }
     let schema = row.outside_schema.as_deref()?;
     // A move's names of a shard's schema end in `__left_e3`, `__incoming` or `__signpost`.
     let shard = schema.rsplit_once("__").map_or(schema, |(shard, _)| shard);
-    (prefix.shard(schema).is_some() || prefix.shard(shard).is_some())
-        .then_some((CrossingKind::OtherShard, "let it use the shard's own objects"))
+    (prefix.shard(schema).is_some() || prefix.shard(shard).is_some()).then_some((
+        CrossingKind::OtherShard,
+        "let it use the shard's own objects",
+    ))
 }

@@ -1,12 +1,14 @@
-//! Tells whether a schema's definition or border, or a publication, was changed since they were last examined. It is
-//! for the time behind the fence, when there is no time to examine them again. To examine border and stamp, the server
-//! must find out first what belongs to the schema, which is most of the cost, and it must plan all of that again after
-//! a swap. The digest knows what belongs to the schema already.
+//! Tells whether a schema's definition or border, or a publication, was changed since they were
+//! last examined. It is for the time behind the fence, when there is no time to examine them again.
+//! To examine border and stamp, the server must find out first what belongs to the schema, which is
+//! most of the cost, and it must plan all of that again after a swap. The digest knows what belongs
+//! to the schema already.
 //!
-//! Invariant: equal digests mean that nothing was changed. A new object depends on a known one, so a row of `pg_depend`
-//! appears; the same is true of whatever crosses the border. Whoever adds or changes a row of a catalog writes it with
-//! an `xmin` that no row had before; whoever removes one leaves fewer. So the number of rows for each `xmin` shows
-//! every change. Unequal digests prove nothing: the full examination decides.
+//! Invariant: equal digests mean that nothing was changed. A new object depends on a known one, so
+//! a row of `pg_depend` appears; the same is true of whatever crosses the border. Whoever adds or
+//! changes a row of a catalog writes it with an `xmin` that no row had before; whoever removes one
+//! leaves fewer. So the number of rows for each `xmin` shows every change. Unequal digests prove
+//! nothing: the full examination decides.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +17,8 @@ use tokio_postgres::types::Type;
 
 use crate::schema::catalog::objects_sql;
 
-/// Lists the objects, and whether another object of the same catalog lies between each and the one before it.
+/// Lists the objects, and whether another object of the same catalog lies between each and the one
+/// before it.
 const LIST: &str = concat!(
     objects_sql!(),
     ", listed AS MATERIALIZED (
@@ -30,7 +33,8 @@ const LIST: &str = concat!(
 
 const DIGEST: &str = include_str!("sql/digest.sql");
 
-/// The rows that define an object: its class, the catalog that has the rows, and the column that holds its OID.
+/// The rows that define an object: its class, the catalog that has the rows, and the column that
+/// holds its OID.
 const ROWS: [(&str, &str, &str); 23] = [
     ("pg_attrdef", "pg_attrdef", "oid"),
     ("pg_cast", "pg_cast", "oid"),
@@ -58,8 +62,8 @@ const ROWS: [(&str, &str, &str); 23] = [
     ("pg_type", "pg_type", "oid"),
 ];
 
-/// A digest of a schema's rows in the catalogs, with the list of what belonged to it. It is valid on the same server
-/// only.
+/// A digest of a schema's rows in the catalogs, with the list of what belonged to it. It is valid
+/// on the same server only.
 #[derive(Clone, Debug)]
 pub(crate) struct CatalogDigest {
     schema: u32,
@@ -68,8 +72,9 @@ pub(crate) struct CatalogDigest {
     digest: String,
 }
 
-/// The objects of a schema as runs of OIDs: each run goes from the lowest to the highest OID of objects of one class,
-/// with no foreign object in between. One index scan over a run costs a fraction of a look-up for each object.
+/// The objects of a schema as runs of OIDs: each run goes from the lowest to the highest OID of
+/// objects of one class, with no foreign object in between. One index scan over a run costs a
+/// fraction of a look-up for each object.
 #[derive(Clone, Debug, Default)]
 struct Runs {
     classes: Vec<u32>,
@@ -99,8 +104,8 @@ enum Apart {
 }
 
 impl CatalogDigest {
-    /// The digest of a schema by its OID. The client must be in a `REPEATABLE READ` transaction, so that both
-    /// statements see the same.
+    /// The digest of a schema by its OID. The client must be in a `REPEATABLE READ` transaction, so
+    /// that both statements see the same.
     ///
     /// What is examined after that and found right stays right for as long as the digest [is the
     /// same](CatalogDigest::is_same).
@@ -116,19 +121,31 @@ impl CatalogDigest {
         client: &C,
         schema: u32,
     ) -> Result<CatalogDigest, tokio_postgres::Error> {
-        let rows = client.query_typed(&list_sql(), &[(&schema, Type::OID)]).await?;
+        let rows = client
+            .query_typed(&list_sql(), &[(&schema, Type::OID)])
+            .await?;
         let (mut runs, mut kinds) = (Runs::default(), BTreeSet::new());
         for row in &rows {
             kinds.insert(row.try_get(2)?);
-            let apart = if row.try_get(3)? { Apart::Yes } else { Apart::No };
+            let apart = if row.try_get(3)? {
+                Apart::Yes
+            } else {
+                Apart::No
+            };
             runs.push(row.try_get(0)?, row.try_get(1)?, apart);
         }
-        let mut taken = CatalogDigest { schema, runs, sql: digest_sql(&kinds), digest: String::new() };
+        let mut taken = CatalogDigest {
+            schema,
+            runs,
+            sql: digest_sql(&kinds),
+            digest: String::new(),
+        };
         taken.digest = taken.read(client).await?;
         Ok(taken)
     }
 
-    /// Whether the schema and all publications were left unchanged since, whatever it is called now.
+    /// Whether the schema and all publications were left unchanged since, whatever it is called
+    /// now.
     ///
     /// Locks: none but ACCESS SHARE on catalogs.
     ///
@@ -137,12 +154,20 @@ impl CatalogDigest {
     ///
     /// # Cancel safety
     /// Only reads.
-    pub(crate) async fn is_same<C: GenericClient + Sync>(&self, client: &C) -> Result<bool, tokio_postgres::Error> {
+    pub(crate) async fn is_same<C: GenericClient + Sync>(
+        &self,
+        client: &C,
+    ) -> Result<bool, tokio_postgres::Error> {
         Ok(self.read(client).await? == self.digest)
     }
 
-    async fn read<C: GenericClient + Sync>(&self, client: &C) -> Result<String, tokio_postgres::Error> {
-        let CatalogDigest { schema, runs, sql, .. } = self;
+    async fn read<C: GenericClient + Sync>(
+        &self,
+        client: &C,
+    ) -> Result<String, tokio_postgres::Error> {
+        let CatalogDigest {
+            schema, runs, sql, ..
+        } = self;
         let params: &[(&(dyn tokio_postgres::types::ToSql + Sync), Type)] = &[
             (schema, Type::OID),
             (&runs.classes, Type::OID_ARRAY),
@@ -154,29 +179,35 @@ impl CatalogDigest {
     }
 }
 
-/// Lists each object of the schema. Where a class has no catalog in [`ROWS`], each object is a run of its own.
+/// Lists each object of the schema. Where a class has no catalog in [`ROWS`], each object is a run
+/// of its own.
 fn list_sql() -> String {
     let own = ROWS.iter().filter(|(class, catalog, _)| class == catalog);
     let strangers = own.map(|(class, ..)| {
         format!(
-            "WHEN '{class}' THEN EXISTS (SELECT FROM pg_catalog.{class} x WHERE x.oid > l.prior AND x.oid < l.oid)
+            "WHEN '{class}' THEN EXISTS (SELECT FROM pg_catalog.{class} x WHERE x.oid > l.prior \
+                AND x.oid < l.oid)
             "
         )
     });
     LIST.replace("/* strangers */", &strangers.collect::<String>())
 }
 
-/// The statement for objects of these classes. It is planned behind the fence, where planning costs more than running
-/// it, so catalogs that cannot have a row are left out.
+/// The statement for objects of these classes. It is planned behind the fence, where planning costs
+/// more than running it, so catalogs that cannot have a row are left out.
 fn digest_sql(classes: &BTreeSet<&str>) -> String {
-    let rows = ROWS.iter().filter(|(class, ..)| classes.contains(class)).map(|(class, catalog, key)| {
-        format!(
-            "UNION ALL
+    let rows = ROWS
+        .iter()
+        .filter(|(class, ..)| classes.contains(class))
+        .map(|(class, catalog, key)| {
+            format!(
+                "UNION ALL
             SELECT x.xmin
-            FROM run r, LATERAL (SELECT xmin FROM pg_catalog.{catalog} WHERE {key} BETWEEN r.low AND r.high OFFSET 0) x
+            FROM run r, LATERAL (SELECT xmin FROM pg_catalog.{catalog} WHERE {key} BETWEEN r.low \
+            AND r.high OFFSET 0) x
             WHERE r.class = 'pg_catalog.{class}'::pg_catalog.regclass
             "
-        )
-    });
+            )
+        });
     DIGEST.replace("/* rows */", &rows.collect::<String>())
 }

@@ -28,7 +28,13 @@ impl Refusal {
         reason: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Refusal {
-        Refusal { shard: None, host: None, object: object.into(), reason: reason.into(), remedy: remedy.into() }
+        Refusal {
+            shard: None,
+            host: None,
+            object: object.into(),
+            reason: reason.into(),
+            remedy: remedy.into(),
+        }
     }
 
     /// Turns a dependency over the shard's border into a reason against a move.
@@ -37,12 +43,24 @@ impl Refusal {
             true => (&crossing.outside, &crossing.inside),
             false => (&crossing.inside, &crossing.outside),
         };
-        Refusal::new(object, format!("is bound to {bound_to} over the shard's border"), crossing.remedy)
+        Refusal::new(
+            object,
+            format!("is bound to {bound_to} over the shard's border"),
+            crossing.remedy,
+        )
     }
 
     /// The same refusal, for a shard on a host.
-    pub(in crate::mover) fn at(self, shard: impl Into<Option<ShardId>>, host: &HostName) -> Refusal {
-        Refusal { shard: shard.into(), host: Some(host.clone()), ..self }
+    pub(in crate::mover) fn at(
+        self,
+        shard: impl Into<Option<ShardId>>,
+        host: &HostName,
+    ) -> Refusal {
+        Refusal {
+            shard: shard.into(),
+            host: Some(host.clone()),
+            ..self
+        }
     }
 }
 

@@ -1,8 +1,10 @@
-//! A small model for the audit at the end of a move. What the source had at the marker is compared with what the target
-//! had before its first foreign write, while the application writes at the target and the old copy is fed.
+//! A small model for the audit at the end of a move. What the source had at the marker is compared
+//! with what the target had before its first foreign write, while the application writes at the
+//! target and the old copy is fed.
 //!
-//! The applier may lose a change, for any reason, and this must be noticed before the old copy is dropped. And whatever
-//! is reported as a difference must be one: writes on one side only are never mistaken for it.
+//! The applier may lose a change, for any reason, and this must be noticed before the old copy is
+//! dropped. And whatever is reported as a difference must be one: writes on one side only are never
+//! mistaken for it.
 
 use stateright::{Model, Property};
 
@@ -126,14 +128,24 @@ impl Rule {
             At::Open => {
                 world.opened = true;
                 world.lacking = world.target != world.source;
-                if self.is(Mutant::TargetAfterOpen) { At::ReadTarget } else { At::Compare }
+                if self.is(Mutant::TargetAfterOpen) {
+                    At::ReadTarget
+                } else {
+                    At::Compare
+                }
             }
             At::Compare => {
                 let (source, target) = match world.seen {
-                    (Some(source), Some(target)) if !self.is(Mutant::NoSnapshots) => (source, target),
+                    (Some(source), Some(target)) if !self.is(Mutant::NoSnapshots) => {
+                        (source, target)
+                    }
                     _ => (world.source, world.target),
                 };
-                world.audit = if source == target { Audit::Same } else { Audit::Differs };
+                world.audit = if source == target {
+                    Audit::Same
+                } else {
+                    Audit::Differs
+                };
                 At::Done
             }
             At::Done => return None,
@@ -207,7 +219,14 @@ impl Model for Rule {
     }
 
     fn actions(&self, _: &World, actions: &mut Vec<Action>) {
-        actions.extend([Action::Mover, Action::Commit, Action::Write, Action::Feed, Action::Die, Action::Complete]);
+        actions.extend([
+            Action::Mover,
+            Action::Commit,
+            Action::Write,
+            Action::Feed,
+            Action::Die,
+            Action::Complete,
+        ]);
         for change in [EARLY, BEFORE] {
             actions.extend([Action::Apply(change), Action::Lose(change)]);
         }
@@ -221,12 +240,19 @@ impl Model for Rule {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always(NOTICED, |_, w: &World| !(w.lacking && (w.completed || w.audit == Audit::Same))),
-            Property::always(NO_FALSE_ALARM, |_, w: &World| w.lacking || w.audit != Audit::Differs),
-            Property::sometimes("a difference is found while the application writes", |_, w: &World| {
-                w.wrote && w.audit == Audit::Differs
+            Property::always(NOTICED, |_, w: &World| {
+                !(w.lacking && (w.completed || w.audit == Audit::Same))
             }),
-            Property::sometimes("a move is audited and completed", |_, w: &World| w.wrote && w.completed),
+            Property::always(NO_FALSE_ALARM, |_, w: &World| {
+                w.lacking || w.audit != Audit::Differs
+            }),
+            Property::sometimes(
+                "a difference is found while the application writes",
+                |_, w: &World| w.wrote && w.audit == Audit::Differs,
+            ),
+            Property::sometimes("a move is audited and completed", |_, w: &World| {
+                w.wrote && w.completed
+            }),
             Property::sometimes("a mover dies before the audit", |_, w: &World| {
                 w.at == At::Done && w.audit == Audit::None
             }),
@@ -250,6 +276,14 @@ fn every_other_audit_is_caught() {
         (Mutant::CompleteUnasked, NOTICED),
         (Mutant::DeathIsConsent, NOTICED),
     ] {
-        assert!(breaks(Rule { mutant: Some(mutant) }, rule), "{mutant:?} keeps the rule: {rule}");
+        assert!(
+            breaks(
+                Rule {
+                    mutant: Some(mutant)
+                },
+                rule
+            ),
+            "{mutant:?} keeps the rule: {rule}"
+        );
     }
 }

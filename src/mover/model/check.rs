@@ -25,5 +25,11 @@ where
     M::Action: Send + Sync + Clone + PartialEq,
 {
     let first = HasDiscoveries::AnyOf([rule].into());
-    model.checker().finish_when(first).spawn_bfs().join().discovery(rule).is_some()
+    model
+        .checker()
+        .finish_when(first)
+        .spawn_bfs()
+        .join()
+        .discovery(rule)
+        .is_some()
 }

@@ -1,13 +1,14 @@
 //! A small model of which changes of the stream are applied to which chunks of the copy.
 //!
-//! Two chunks with one key each are read at any time, in any order, each under a snapshot of its own, while three
-//! transactions write. A commit is in the log before it is visible to others; it may be visible before it is on disk.
-//! The rule: a change of transaction X to key k is applied iff the snapshot of k's chunk does not see X. The model asks
-//! the very `Snapshot` that the follower uses, and applies strictly: an insert needs that there is no row, an update
-//! and a delete need that there is one.
+//! Two chunks with one key each are read at any time, in any order, each under a snapshot of its
+//! own, while three transactions write. A commit is in the log before it is visible to others; it
+//! may be visible before it is on disk. The rule: a change of transaction X to key k is applied iff
+//! the snapshot of k's chunk does not see X. The model asks the very `Snapshot` that the follower
+//! uses, and applies strictly: an insert needs that there is no row, an update and a delete need
+//! that there is one.
 //!
-//! A crash of the source undoes what is not on disk, including transaction numbers: PostgreSQL assigns them again. A
-//! chunk may be kept only when everything that its snapshot saw is on disk.
+//! A crash of the source undoes what is not on disk, including transaction numbers: PostgreSQL
+//! assigns them again. A chunk may be kept only when everything that its snapshot saw is on disk.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -88,7 +89,9 @@ impl Taken {
         let xmin = running.first().unwrap_or(&self.xmax);
         let running: Vec<String> = running.iter().map(u64::to_string).collect();
         let text = format!("{xmin}:{}:{}", self.xmax, running.join(","));
-        Snapshot::parse(&text).expect("a snapshot as PostgreSQL writes it").sees(xid)
+        Snapshot::parse(&text)
+            .expect("a snapshot as PostgreSQL writes it")
+            .sees(xid)
     }
 }
 
@@ -181,32 +184,45 @@ impl Rule {
     fn write(&self, world: &mut World, n: usize) -> Option<()> {
         let source = &mut world.source.live;
         let held = |other: usize| {
-            let at_work =
-                matches!(source.transactions[other], Transaction::Running { .. } | Transaction::Logged { .. });
-            at_work && keys(self.script[other]).iter().any(|key| keys(self.script[n]).contains(key))
+            let at_work = matches!(
+                source.transactions[other],
+                Transaction::Running { .. } | Transaction::Logged { .. }
+            );
+            at_work
+                && keys(self.script[other])
+                    .iter()
+                    .any(|key| keys(self.script[n]).contains(key))
         };
         let begins = source.transactions[n] == Transaction::NotBegun && !(0..3).any(held);
         let mut would = source.table;
         if !begins || !run(&mut would, parts(self.script[n]), n as u8) {
             return None;
         }
-        source.transactions[n] = Transaction::Running { xid: source.next_xid };
+        source.transactions[n] = Transaction::Running {
+            xid: source.next_xid,
+        };
         source.next_xid += Self::NUMBERS;
         Some(())
     }
 
-    /// A snapshot has the last number that has ended, and lists those below it that are running. It does not contain
-    /// subtransactions.
+    /// A snapshot has the last number that has ended, and lists those below it that are running. It
+    /// does not contain subtransactions.
     fn snapshot(source: &Source) -> Taken {
         let running = source.transactions.map(|transaction| match transaction {
             Transaction::Running { xid } | Transaction::Logged { xid } => Some(xid),
             Transaction::NotBegun | Transaction::Ended => None,
         });
-        Taken { xmax: source.next_xid, running, position: source.commits() }
+        Taken {
+            xmax: source.next_xid,
+            running,
+            position: source.commits(),
+        }
     }
 
     fn apply(&self, world: &mut World) -> Option<()> {
-        let [Chunk::Kept { taken: first }, Chunk::Kept { taken: second }] = world.chunks else { return None };
+        let [Chunk::Kept { taken: first }, Chunk::Kept { taken: second }] = world.chunks else {
+            return None;
+        };
         let (n, xid) = *world.source.durable.log.get(world.follower)?.as_ref()?;
         let position = world.follower;
         let unseen = |key: usize| {
@@ -221,7 +237,10 @@ impl Rule {
         let (takes, puts) = parts(self.script[n]);
         let by_old_key = self.is(Mutant::JudgeByOldKey);
         let put_by = if by_old_key { takes.or(puts) } else { puts };
-        let wanted = (takes.filter(|key| unseen(*key)), puts.filter(|_| put_by.is_some_and(unseen)));
+        let wanted = (
+            takes.filter(|key| unseen(*key)),
+            puts.filter(|_| put_by.is_some_and(unseen)),
+        );
         world.seen |= wanted == (None, None);
         world.applied |= wanted != (None, None);
         world.diverged |= !run(&mut world.target, wanted, n as u8);
@@ -237,28 +256,41 @@ impl Rule {
         match action {
             Action::Write(n) => self.write(world, n)?,
             Action::Abort(n) => {
-                let Transaction::Running { .. } = source.live.transactions[n] else { return None };
+                let Transaction::Running { .. } = source.live.transactions[n] else {
+                    return None;
+                };
                 source.live.transactions[n] = Transaction::Ended;
             }
             Action::Log(n) => {
-                let Transaction::Running { xid } = source.live.transactions[n] else { return None };
+                let Transaction::Running { xid } = source.live.transactions[n] else {
+                    return None;
+                };
                 source.live.transactions[n] = Transaction::Logged { xid };
                 let end = source.live.commits();
                 source.live.log[end] = Some((n, xid));
             }
             Action::Show(n) => {
-                let Transaction::Logged { .. } = source.live.transactions[n] else { return None };
+                let Transaction::Logged { .. } = source.live.transactions[n] else {
+                    return None;
+                };
                 source.live.transactions[n] = Transaction::Ended;
                 run(&mut source.live.table, parts(self.script[n]), n as u8);
             }
             Action::Flush => source.flush(),
             Action::Read(key) => {
-                let Chunk::Missing = world.chunks[key] else { return None };
+                let Chunk::Missing = world.chunks[key] else {
+                    return None;
+                };
                 let taken = Self::snapshot(&source.live);
-                world.chunks[key] = Chunk::Read { taken, row: source.live.table[key] };
+                world.chunks[key] = Chunk::Read {
+                    taken,
+                    row: source.live.table[key],
+                };
             }
             Action::Keep(key) => {
-                let Chunk::Read { taken, row } = world.chunks[key] else { return None };
+                let Chunk::Read { taken, row } = world.chunks[key] else {
+                    return None;
+                };
                 if !self.is(Mutant::KeepBeforeFlush) {
                     source.flush();
                 }
@@ -276,7 +308,9 @@ impl Rule {
                 source.crash();
                 for n in 0..3 {
                     match source.live.transactions[n] {
-                        Transaction::Running { .. } => source.live.transactions[n] = Transaction::Ended,
+                        Transaction::Running { .. } => {
+                            source.live.transactions[n] = Transaction::Ended
+                        }
                         // Its commit is on disk: recovery makes it visible.
                         Transaction::Logged { .. } => {
                             source.live.transactions[n] = Transaction::Ended;
@@ -300,8 +334,14 @@ impl Rule {
     /// Whether the copy has everything that the source has committed, and nothing is under way.
     fn is_level(&self, world: &World) -> bool {
         let live = &world.source.live;
-        let logged = live.transactions.iter().any(|t| matches!(t, Transaction::Logged { .. }));
-        let kept = world.chunks.iter().all(|chunk| matches!(chunk, Chunk::Kept { .. }));
+        let logged = live
+            .transactions
+            .iter()
+            .any(|t| matches!(t, Transaction::Logged { .. }));
+        let kept = world
+            .chunks
+            .iter()
+            .all(|chunk| matches!(chunk, Chunk::Kept { .. }));
         kept && !logged && world.follower == live.commits()
     }
 }
@@ -314,8 +354,12 @@ impl Model for Rule {
     type Action = Action;
 
     fn init_states(&self) -> Vec<World> {
-        let source =
-            Source { next_xid: 10, transactions: [Transaction::NotBegun; 3], table: [Some(9), None], log: [None; 3] };
+        let source = Source {
+            next_xid: 10,
+            transactions: [Transaction::NotBegun; 3],
+            table: [Some(9), None],
+            log: [None; 3],
+        };
         vec![World {
             source: Stored::new(source),
             chunks: [Chunk::Missing; 2],
@@ -332,11 +376,21 @@ impl Model for Rule {
 
     fn actions(&self, _: &World, actions: &mut Vec<Action>) {
         for n in 0..3 {
-            actions.extend([Action::Write(n), Action::Abort(n), Action::Log(n), Action::Show(n)]);
+            actions.extend([
+                Action::Write(n),
+                Action::Abort(n),
+                Action::Log(n),
+                Action::Show(n),
+            ]);
         }
         actions.extend([0, 1].map(Action::Read));
         actions.extend([0, 1].map(Action::Keep));
-        actions.extend([Action::Flush, Action::Apply, Action::RestartFollower, Action::CrashSource]);
+        actions.extend([
+            Action::Flush,
+            Action::Apply,
+            Action::RestartFollower,
+            Action::CrashSource,
+        ]);
         if self.is(Mutant::ProgressAfterData) {
             actions.push(Action::Progress);
         }
@@ -350,9 +404,14 @@ impl Model for Rule {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always(EXACT, |rule: &Rule, w: &World| !rule.is_level(w) || w.target == w.source.live.table),
+            Property::always(EXACT, |rule: &Rule, w: &World| {
+                !rule.is_level(w) || w.target == w.source.live.table
+            }),
             Property::always(STRICT, |_, w: &World| !w.diverged),
-            Property::sometimes("one change is in the copy, another is applied", |_, w: &World| w.seen && w.applied),
+            Property::sometimes(
+                "one change is in the copy, another is applied",
+                |_, w: &World| w.seen && w.applied,
+            ),
         ]
     }
 }
@@ -368,7 +427,13 @@ const SCRIPTS: [[Change; 3]; 4] = [
 #[test]
 fn every_change_counts_exactly_once() {
     for script in SCRIPTS {
-        let checker = Rule { script, mutant: None }.checker().spawn_bfs().join();
+        let checker = Rule {
+            script,
+            mutant: None,
+        }
+        .checker()
+        .spawn_bfs()
+        .join();
         checker.assert_properties();
     }
 }
@@ -385,7 +450,14 @@ fn every_other_rule_is_caught() {
     ] {
         let caught = SCRIPTS.into_iter().any(|script| {
             let first = HasDiscoveries::AnyOf([rule].into());
-            let checker = Rule { script, mutant: Some(mutant) }.checker().finish_when(first).spawn_bfs().join();
+            let checker = Rule {
+                script,
+                mutant: Some(mutant),
+            }
+            .checker()
+            .finish_when(first)
+            .spawn_bfs()
+            .join();
             checker.discovery(rule).is_some()
         });
         assert!(caught, "{mutant:?} keeps the rule: {rule}");

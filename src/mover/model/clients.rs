@@ -1,4 +1,5 @@
-//! Those who write: routers, which go where the hosts send them, and a client with plain SQL, which does not.
+//! Those who write: routers, which go where the hosts send them, and a client with plain SQL, which
+//! does not.
 
 use crate::mover::model::mutant::Mutant;
 use crate::mover::model::world::{Direct, Host, Named, ROUTERS, Record, Router, Row, World};
@@ -21,27 +22,41 @@ impl Protocol {
         let mut after = *world;
         let (source, target) = (&world.source.live, &world.target.live);
         after.routers[n] = match world.routers[n] {
-            Router::Ready { cached: Host::Source } if source.named == Named::Shard => {
-                Router::Holding { on: Host::Source }
-            }
+            Router::Ready {
+                cached: Host::Source,
+            } if source.named == Named::Shard => Router::Holding { on: Host::Source },
             // The statement reaches a table of the same name in `public`, and reports success.
-            Router::Ready { cached: Host::Source } if source.named == Named::Nothing => {
+            Router::Ready {
+                cached: Host::Source,
+            } if source.named == Named::Nothing => {
                 after.seen.misplaced = true;
                 Router::Done
             }
             // The signpost. `Recovery::after` asks the source's row, then `chase` the target's.
-            Router::Ready { cached: Host::Source } => match source.row {
-                // `Verdict::Again`, at once: the row says serving, so the next statement finds the shard.
+            Router::Ready {
+                cached: Host::Source,
+            } => match source.row {
+                // `Verdict::Again`, at once: the row says serving, so the next statement finds the
+                // shard.
                 Row::Serving => return None,
-                // `Verdict::Wait`; once the deadline has passed, `Verdict::Expire`, which is Action::Expire.
-                Row::Fenced { .. } if self.mutant != Some(Mutant::DecisionOnBothSides) => return None,
+                // `Verdict::Wait`; once the deadline has passed, `Verdict::Expire`, which is
+                // Action::Expire.
+                Row::Fenced { .. } if self.mutant != Some(Mutant::DecisionOnBothSides) => {
+                    return None;
+                }
                 Row::Fenced { .. } => Router::Opening { token: None },
-                Row::Moved { .. } if target.serving => Router::Ready { cached: Host::Target },
+                Row::Moved { .. } if target.serving => Router::Ready {
+                    cached: Host::Target,
+                },
                 Row::Moved { token } if target.incoming.is_some() => Router::Opening { token },
                 Row::Moved { .. } => return None,
             },
-            Router::Ready { cached: Host::Target } if target.serving => Router::Holding { on: Host::Target },
-            Router::Ready { cached: Host::Target } => return None,
+            Router::Ready {
+                cached: Host::Target,
+            } if target.serving => Router::Holding { on: Host::Target },
+            Router::Ready {
+                cached: Host::Target,
+            } => return None,
             Router::Holding { on: Host::Source } => {
                 self.commit_on_source(&mut after, n);
                 Router::Done
@@ -59,7 +74,9 @@ impl Protocol {
                     after.target.flush();
                     after.seen.opened_by_router = true;
                 }
-                Router::Ready { cached: Host::Source }
+                Router::Ready {
+                    cached: Host::Source,
+                }
             }
             Router::Done => return None,
         };
@@ -71,12 +88,23 @@ impl Protocol {
         let mut after = *world;
         let named = world.source.live.named;
         after.direct = match world.direct {
-            Direct::Idle => Direct::Begun { saw: named == Named::Shard },
-            // PostgreSQL resolves a name when it locks, whatever its snapshot: what has the name at that moment counts.
+            Direct::Idle => Direct::Begun {
+                saw: named == Named::Shard,
+            },
+            // PostgreSQL resolves a name when it locks, whatever its snapshot: what has the name at
+            // that moment counts.
             Direct::Begun { saw } => {
-                let reaches = if self.mutant == Some(Mutant::GateInSnapshot) { saw } else { named == Named::Shard };
+                let reaches = if self.mutant == Some(Mutant::GateInSnapshot) {
+                    saw
+                } else {
+                    named == Named::Shard
+                };
                 after.seen.misplaced |= !reaches && named == Named::Nothing;
-                if reaches { Direct::Holding } else { Direct::Done }
+                if reaches {
+                    Direct::Holding
+                } else {
+                    Direct::Done
+                }
             }
             Direct::Holding => {
                 self.commit_on_source(&mut after, ROUTERS);
@@ -87,21 +115,26 @@ impl Protocol {
         Some(after)
     }
 
-    /// A writer's COMMIT, which is acknowledged before it is on disk: `synchronous_commit = off`. A synchronous one is
-    /// this and a flush right after it.
+    /// A writer's COMMIT, which is acknowledged before it is on disk: `synchronous_commit = off`. A
+    /// synchronous one is this and a flush right after it.
     fn commit_on_source(&self, after: &mut World, writer: usize) {
         let source = &mut after.source.live;
         match source.row {
             Row::Serving => {}
-            Row::Fenced { attempt, .. } => after.seen.after_marker |= source.markers & 1 << attempt != 0,
+            Row::Fenced { attempt, .. } => {
+                after.seen.after_marker |= source.markers & 1 << attempt != 0
+            }
             Row::Moved { .. } => after.seen.misplaced = true,
         }
         source.log.push(Record::Write(writer as u8));
     }
 
-    /// Whether a transaction on the source holds a lock with which it can write: what `pgshard.barrier` looks for.
+    /// Whether a transaction on the source holds a lock with which it can write: what
+    /// `pgshard.barrier` looks for.
     pub(super) fn is_held(world: &World) -> bool {
-        let routers = world.routers.contains(&Router::Holding { on: Host::Source });
+        let routers = world
+            .routers
+            .contains(&Router::Holding { on: Host::Source });
         routers || world.direct == Direct::Holding
     }
 

@@ -1,12 +1,14 @@
-//! The protocol of a move as a model that is explored exhaustively: two or three movers, two routers, a client that
-//! bypasses them, crashes between any two statements, lost messages. The very `state::next` that the driver runs
-//! decides what a mover does next. `docs/model.md` says what is modelled and what is not.
+//! The protocol of a move as a model that is explored exhaustively: two or three movers, two
+//! routers, a client that bypasses them, crashes between any two statements, lost messages. The
+//! very `state::next` that the driver runs decides what a mover does next. `docs/model.md` says
+//! what is modelled and what is not.
 //!
-//! Each transition stands for one statement or transaction of the mover (`movers`), the router (`clients`) or a
-//! function of `migrations/control/0001_control.sql` (`source`, `target`). The rules are in `properties`, and the wrong
-//! variants that they must find in `mutant`. Six questions have small models of their own: which change counts
-//! (`chunks`), when a table is published (`publish`), what a slot may forget (`positions`), what a rollback finds
-//! (`reverse`), who may take a move over (`operators`), what the audit sees (`audit`).
+//! Each transition stands for one statement or transaction of the mover (`movers`), the router
+//! (`clients`) or a function of `migrations/control/0001_control.sql` (`source`, `target`). The
+//! rules are in `properties`, and the wrong variants that they must find in `mutant`. Six questions
+//! have small models of their own: which change counts (`chunks`), when a table is published
+//! (`publish`), what a slot may forget (`positions`), what a rollback finds (`reverse`), who may
+//! take a move over (`operators`), what the audit sees (`audit`).
 
 mod audit;
 mod check;
@@ -29,8 +31,8 @@ use stateright::{Model, Property};
 use crate::mover::model::mutant::Mutant;
 use crate::mover::model::source::Functions;
 use crate::mover::model::world::{
-    At, Direct, Faults, Host, Journal, Log, MOVERS, Mover, Named, ROUTERS, Router, Row, Seen, Source, Stored, Target,
-    World,
+    At, Direct, Faults, Host, Journal, Log, MOVERS, Mover, Named, ROUTERS, Router, Row, Seen,
+    Source, Stored, Target, World,
 };
 use crate::mover::protocol::state::Mode;
 use crate::mover::protocol::state::{Goal, Phase, Stop, Stream};
@@ -39,7 +41,8 @@ use crate::mover::protocol::state::{Goal, Phase, Stop, Stream};
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     mode: Mode,
-    /// Two: one that may fail in every way, and the operator's, which does not. Three: two may fail.
+    /// Two: one that may fail in every way, and the operator's, which does not. Three: two may
+    /// fail.
     movers: usize,
     /// Each has one write.
     routers: usize,
@@ -102,7 +105,10 @@ enum Action {
 
 impl Protocol {
     fn functions(&self) -> Functions {
-        Functions { mode: self.bounds.mode, mutant: self.mutant }
+        Functions {
+            mode: self.bounds.mode,
+            mutant: self.mutant,
+        }
     }
 
     /// What may happen if nothing goes wrong.
@@ -180,7 +186,9 @@ impl Protocol {
                 }
             }
             Action::SweepTarget => after.target.live = world.target.live.discarded(),
-            Action::SweepSource => after.source.live = self.functions().drop_signpost(&world.source.live),
+            Action::SweepSource => {
+                after.source.live = self.functions().drop_signpost(&world.source.live)
+            }
             Action::Complete => {
                 after.source.live.copy = false;
                 after.source.live.journal.phase = Phase::Completed;
@@ -219,7 +227,9 @@ impl Protocol {
     fn is_quiet(&self, world: &World) -> bool {
         let mut actions = Vec::new();
         self.steps(world, &mut actions);
-        !actions.into_iter().any(|action| self.happen(world, action).is_some())
+        !actions
+            .into_iter()
+            .any(|action| self.happen(world, action).is_some())
     }
 }
 
@@ -229,7 +239,12 @@ impl Model for Protocol {
 
     /// The first mover has claimed the shard, or the move was resumed at once to abort it.
     fn init_states(&self) -> Vec<World> {
-        let journal = Journal { phase: Phase::Claimed, attempt: 0, lease: 0, token: None };
+        let journal = Journal {
+            phase: Phase::Claimed,
+            attempt: 0,
+            lease: 0,
+            token: None,
+        };
         let asleep = Mover {
             at: At::Asleep,
             goal: Goal::Finish,
@@ -265,7 +280,9 @@ impl Model for Protocol {
             confirmed: 0,
             fences: 0,
             movers,
-            routers: [Router::Ready { cached: Host::Source }; ROUTERS],
+            routers: [Router::Ready {
+                cached: Host::Source,
+            }; ROUTERS],
             direct: Direct::Idle,
             faults: self.bounds.faults,
             seen: Seen::default(),

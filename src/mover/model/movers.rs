@@ -1,5 +1,5 @@
-//! Movers: the loop of `single.rs` with its real decision, `state::next`, and the effect of each statement when it is
-//! answered, refused, or never answered.
+//! Movers: the loop of `single.rs` with its real decision, `state::next`, and the effect of each
+//! statement when it is answered, refused, or never answered.
 
 use crate::mover::model::mutant::Mutant;
 use crate::mover::model::world::{At, Incoming, Lease, Mover, Opening, Record, Row, Target, World};
@@ -7,9 +7,12 @@ use crate::mover::model::{Action, Protocol};
 use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::state;
 use crate::mover::protocol::state::Mode;
-use crate::mover::protocol::state::{Compared, Goal, Observed, Own, Phase, Step, Stop, Stream, Until};
+use crate::mover::protocol::state::{
+    Compared, Goal, Observed, Own, Phase, Step, Stop, Stream, Until,
+};
 
-/// How often the operator starts the last mover again before the model says that the move does not end.
+/// How often the operator starts the last mover again before the model says that the move does not
+/// end.
 const RESTARTS_MAX: u8 = 4;
 
 /// How a statement ended, if it did.
@@ -37,7 +40,9 @@ impl Protocol {
                 At::Asleep | At::Ended | At::Crashed => {}
                 at => {
                     actions.push(Action::Mover(m));
-                    if matches!(at, At::Barrier { .. }) && Self::is_held(world) || matches!(at, At::Behind { .. }) {
+                    if matches!(at, At::Barrier { .. }) && Self::is_held(world)
+                        || matches!(at, At::Behind { .. })
+                    {
                         actions.push(Action::Blocked(m));
                     }
                     if matches!(at, At::Behind { looked: false, .. }) {
@@ -74,14 +79,19 @@ impl Protocol {
         }
     }
 
-    /// The last mover belongs to the operator who does not give up: it does not crash, and what it sends arrives.
+    /// The last mover belongs to the operator who does not give up: it does not crash, and what it
+    /// sends arrives.
     fn is_reliable(&self, m: usize) -> bool {
         m + 1 == self.bounds.movers
     }
 
     pub(super) fn start(&self, world: &World, m: usize, goal: Goal) -> World {
         let mut after = *world;
-        after.movers[m] = Mover { at: At::TakeSource, goal, ..world.movers[m] };
+        after.movers[m] = Mover {
+            at: At::TakeSource,
+            goal,
+            ..world.movers[m]
+        };
         after
     }
 
@@ -121,11 +131,24 @@ impl Protocol {
     fn broken(&self, after: &mut World, m: usize, sent: At) {
         self.roll_back(after, m);
         let ran = match sent {
-            At::Behind { attempt, token, stop, looked, open: Opening::Drained | Opening::Prepared } => {
-                Ran::Then(At::Behind { attempt, token, stop, looked, open: Opening::Failed })
-            }
+            At::Behind {
+                attempt,
+                token,
+                stop,
+                looked,
+                open: Opening::Drained | Opening::Prepared,
+            } => Ran::Then(At::Behind {
+                attempt,
+                token,
+                stop,
+                looked,
+                open: Opening::Failed,
+            }),
             // `Driver::reconnect`.
-            At::OpenPrepared { .. } | At::Decide { .. } | At::CommitOpen { .. } | At::FinishOpen { .. } => Ran::Again,
+            At::OpenPrepared { .. }
+            | At::Decide { .. }
+            | At::CommitOpen { .. }
+            | At::FinishOpen { .. } => Ran::Again,
             At::LeaveServing => {
                 self.end(after, m, Goal::Abort);
                 return;
@@ -144,7 +167,9 @@ impl Protocol {
 
     /// The time for the barrier, or for the drain, is over: swap back, and try again later.
     pub(super) fn blocked(&self, world: &World, m: usize) -> Option<World> {
-        let (At::Barrier { attempt, .. } | At::Behind { attempt, .. }) = world.movers[m].at else { return None };
+        let (At::Barrier { attempt, .. } | At::Behind { attempt, .. }) = world.movers[m].at else {
+            return None;
+        };
         let mut after = *world;
         self.roll_back(&mut after, m);
         after.movers[m].at = At::Unfence { attempt };
@@ -159,12 +184,20 @@ impl Protocol {
             return None;
         }
         let at = world.movers[m].at;
-        // A mover that takes over has no lease yet, one that shows the token needs none, and a signpost beside the
-        // shard does nothing and is in the ledger.
-        if !matches!(at, At::TakeSource | At::TakeTarget | At::FinishOpen { .. } | At::Signpost) {
+        // A mover that takes over has no lease yet, one that shows the token needs none, and a
+        // signpost beside the shard does nothing and is in the ledger.
+        if !matches!(
+            at,
+            At::TakeSource | At::TakeTarget | At::FinishOpen { .. } | At::Signpost
+        ) {
             let lease = m as Lease;
-            let others = world.target.live.incoming.is_some_and(|incoming| incoming.lease != lease);
-            after.seen.zombie |= after.source.live != world.source.live && world.source.live.journal.lease != lease;
+            let others = world
+                .target
+                .live
+                .incoming
+                .is_some_and(|incoming| incoming.lease != lease);
+            after.seen.zombie |=
+                after.source.live != world.source.live && world.source.live.journal.lease != lease;
             after.seen.zombie |= after.target.live != world.target.live && others;
         }
         // Sessions of movers commit synchronously, whatever the database's default.
@@ -203,13 +236,19 @@ impl Protocol {
         }
     }
 
-    /// The end of one run. The operator starts the last mover again, to abort, or to finish if it is too late for that.
+    /// The end of one run. The operator starts the last mover again, to abort, or to finish if it
+    /// is too late for that.
     fn end(&self, after: &mut World, m: usize, next: Goal) {
         let mover = &mut after.movers[m];
         mover.stream = Stream::Off;
         mover.until = self.first_until();
         if self.is_reliable(m) && mover.restarts < RESTARTS_MAX {
-            *mover = Mover { at: At::TakeSource, goal: next, restarts: mover.restarts + 1, ..*mover };
+            *mover = Mover {
+                at: At::TakeSource,
+                goal: next,
+                restarts: mover.restarts + 1,
+                ..*mover
+            };
         } else {
             mover.at = At::Ended;
         }
@@ -221,9 +260,16 @@ impl Protocol {
         if after.locked_by.is_some_and(|by| by != m as Lease) && at_incoming(at) {
             return Ran::Waits;
         }
-        let ran = self.looks(after, m).or_else(|| self.prepares(after, m)).or_else(|| self.fences(after, m));
-        let ran = ran.or_else(|| self.waits_behind(after, m)).or_else(|| self.copies(after, m));
-        let ran = ran.or_else(|| self.opens(after, m)).or_else(|| self.takes_back(after, m));
+        let ran = self
+            .looks(after, m)
+            .or_else(|| self.prepares(after, m))
+            .or_else(|| self.fences(after, m));
+        let ran = ran
+            .or_else(|| self.waits_behind(after, m))
+            .or_else(|| self.copies(after, m));
+        let ran = ran
+            .or_else(|| self.opens(after, m))
+            .or_else(|| self.takes_back(after, m));
         // It is asleep, has ended, or has crashed.
         ran.unwrap_or(Ran::Waits)
     }
@@ -250,12 +296,36 @@ impl Protocol {
             At::Look if source.live.journal.lease != lease => Ran::Fails,
             At::Look => {
                 let (phase, token) = (source.live.journal.phase, source.live.journal.token);
-                Ran::Then(At::LookTarget { phase, row: source.live.row, token })
+                Ran::Then(At::LookTarget {
+                    phase,
+                    row: source.live.row,
+                    token,
+                })
             }
             At::LookTarget { phase, row, token } => {
-                let Mover { goal, until, stop, stream, .. } = after.movers[m];
-                let desired = if after.held { DesiredState::Hold } else { DesiredState::Go };
-                self.decided(Own { goal, until, stop, desired, stream }, (phase, row, token), &target.live)
+                let Mover {
+                    goal,
+                    until,
+                    stop,
+                    stream,
+                    ..
+                } = after.movers[m];
+                let desired = if after.held {
+                    DesiredState::Hold
+                } else {
+                    DesiredState::Go
+                };
+                self.decided(
+                    Own {
+                        goal,
+                        until,
+                        stop,
+                        desired,
+                        stream,
+                    },
+                    (phase, row, token),
+                    &target.live,
+                )
             }
             _ => return None,
         })
@@ -267,38 +337,70 @@ impl Protocol {
         let sql = self.functions();
         let (source, target) = (&mut after.source, &mut after.target);
         Some(match after.movers[m].at {
-            At::Announce => then(At::Build, apply(&mut target.live, |t| t.announce(lease, self.mutant))),
+            At::Announce => then(
+                At::Build,
+                apply(&mut target.live, |t| t.announce(lease, self.mutant)),
+            ),
             At::Build => {
-                let next = if self.mutant == Some(Mutant::LedgerAfterCreation) { At::Record } else { At::Signpost };
+                let next = if self.mutant == Some(Mutant::LedgerAfterCreation) {
+                    At::Record
+                } else {
+                    At::Signpost
+                };
                 then(next, apply(&mut target.live, |t| t.build(lease)))
             }
             At::Record => {
                 target.live.schema_in_ledger = true;
                 Ran::Then(At::Signpost)
             }
-            At::Signpost => then(At::Prepared, apply(&mut source.live, |s| sql.build_signpost(s))),
-            At::Prepared => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Prepared))),
+            At::Signpost => then(
+                At::Prepared,
+                apply(&mut source.live, |s| sql.build_signpost(s)),
+            ),
+            At::Prepared => then(
+                At::Look,
+                apply(&mut source.live, |s| sql.advance(s, lease, Phase::Prepared)),
+            ),
 
-            // All chunks at once. What the snapshot saw is flushed on the source before the target keeps it.
+            // All chunks at once. What the snapshot saw is flushed on the source before the target
+            // keeps it.
             At::Load if target.live.loaded => Ran::Then(At::Loaded),
             At::Load => {
                 source.flush();
                 let (rows, applied) = (source.live.log.writes(), source.live.log.length());
-                let load = |t: &Target| t.under(lease).map(|_| Target { loaded: true, rows, applied, ..*t });
+                let load = |t: &Target| {
+                    t.under(lease).map(|_| Target {
+                        loaded: true,
+                        rows,
+                        applied,
+                        ..*t
+                    })
+                };
                 then(At::Loaded, apply(&mut target.live, load))
             }
-            At::Loaded => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Loaded))),
-            // `Group::all`: a shard whose fence is held back goes on until it is ready, and then with a driver of its
-            // own.
+            At::Loaded => then(
+                At::Look,
+                apply(&mut source.live, |s| sql.advance(s, lease, Phase::Loaded)),
+            ),
+            // `Group::all`: a shard whose fence is held back goes on until it is ready, and then
+            // with a driver of its own.
             At::Follow => {
                 let mover = &mut after.movers[m];
-                mover.until = if mover.stream == Stream::Off && after.held { Until::Ready } else { Until::End };
-                // Whoever goes on with a shard that was made ready knows the servers on which it was compared.
+                mover.until = if mover.stream == Stream::Off && after.held {
+                    Until::Ready
+                } else {
+                    Until::End
+                };
+                // Whoever goes on with a shard that was made ready knows the servers on which it
+                // was compared.
                 let compared = match mover.stream {
                     Stream::On { compared, .. } => compared,
                     Stream::Off => Compared::No,
                 };
-                mover.stream = Stream::On { compared, looked: None };
+                mover.stream = Stream::On {
+                    compared,
+                    looked: None,
+                };
                 Ran::Then(At::Look)
             }
             At::Wait if after.movers[m].stop == Stop::Asked => Ran::Fails,
@@ -330,8 +432,8 @@ impl Protocol {
         let sql = self.functions();
         let (source, target) = (&mut after.source, &mut after.target);
         Some(match after.movers[m].at {
-            // `ShardMove::preset`: sets the token by which the target may be opened, and that it is ready for no
-            // attempt.
+            // `ShardMove::preset`: sets the token by which the target may be opened, and that it is
+            // ready for no attempt.
             At::Preset if after.fences >= self.bounds.fences => Ran::Fails,
             At::Preset => {
                 after.fences += 1;
@@ -340,7 +442,14 @@ impl Protocol {
                 let preset = |t: &Target| {
                     let incoming = t.under(lease)?;
                     let ready = incoming.ready.filter(|_| keeps);
-                    Some(Target { incoming: Some(Incoming { ready, hash: token, ..incoming }), ..*t })
+                    Some(Target {
+                        incoming: Some(Incoming {
+                            ready,
+                            hash: token,
+                            ..incoming
+                        }),
+                        ..*t
+                    })
                 };
                 let done = apply(&mut target.live, preset);
                 target.flush();
@@ -354,7 +463,11 @@ impl Protocol {
                         source.live = fenced;
                         after.fences = after.fences.max(made);
                         let attempt = fenced.journal.attempt;
-                        Ran::Then(if mode == Mode::Online { At::Barrier { attempt, token } } else { At::Look })
+                        Ran::Then(if mode == Mode::Online {
+                            At::Barrier { attempt, token }
+                        } else {
+                            At::Look
+                        })
                     }
                     // `Driver::rebuild`, whatever the reason.
                     (None, Mode::Blocking) => Ran::Then(At::Announce),
@@ -365,30 +478,64 @@ impl Protocol {
                 let stop = source.live.log.length();
                 let held = Self::is_held(after);
                 if held && self.mutant == Some(Mutant::StopBeforeBarrier) {
-                    return Some(Ran::Then(At::BarrierAfterStop { attempt, token, stop }));
+                    return Some(Ran::Then(At::BarrierAfterStop {
+                        attempt,
+                        token,
+                        stop,
+                    }));
                 }
                 if held && self.mutant != Some(Mutant::FenceWithoutBarrier) {
                     return Some(Ran::Waits);
                 }
-                Ran::Then(At::Mark { attempt, token, stop: None })
+                Ran::Then(At::Mark {
+                    attempt,
+                    token,
+                    stop: None,
+                })
             }
-            At::BarrierAfterStop { attempt, token, stop } => {
+            At::BarrierAfterStop {
+                attempt,
+                token,
+                stop,
+            } => {
                 if Self::is_held(after) {
                     return Some(Ran::Waits);
                 }
-                Ran::Then(At::Mark { attempt, token, stop: Some(stop) })
+                Ran::Then(At::Mark {
+                    attempt,
+                    token,
+                    stop: Some(stop),
+                })
             }
-            At::Mark { attempt, token, stop } => {
+            At::Mark {
+                attempt,
+                token,
+                stop,
+            } => {
                 let held = Self::is_held(after);
                 if sql.mark(&mut after.source, attempt, lease).is_none() {
                     return Some(Ran::Again);
                 }
                 after.seen.marked_early |= held;
                 let wal = after.source.durable.log.length();
-                let stop = if self.mutant == Some(Mutant::StopAtWalPosition) { Some(wal) } else { stop };
+                let stop = if self.mutant == Some(Mutant::StopAtWalPosition) {
+                    Some(wal)
+                } else {
+                    stop
+                };
                 Ran::Then(match self.bounds.mode {
-                    Mode::Blocking => At::Check { attempt, token, stop },
-                    Mode::Online => At::Behind { attempt, token, stop, looked: false, open: Opening::Draining },
+                    Mode::Blocking => At::Check {
+                        attempt,
+                        token,
+                        stop,
+                    },
+                    Mode::Online => At::Behind {
+                        attempt,
+                        token,
+                        stop,
+                        looked: false,
+                        open: Opening::Draining,
+                    },
                 })
             }
             _ => return None,
@@ -400,15 +547,31 @@ impl Protocol {
         let lease = m as Lease;
         let target = &mut after.target;
         Some(match after.movers[m].at {
-            At::Behind { attempt, token, stop, looked, open } => match open {
+            At::Behind {
+                attempt,
+                token,
+                stop,
+                looked,
+                open,
+            } => match open {
                 Opening::Draining => self.drain(after, m, (attempt, token, stop, looked)),
                 Opening::Drained => {
                     let may_open = target.live.may_open(lease, attempt);
                     if may_open {
                         after.locked_by = Some(lease);
                     }
-                    let open = if may_open { Opening::Prepared } else { Opening::Failed };
-                    Ran::Then(At::Behind { attempt, token, stop, looked, open })
+                    let open = if may_open {
+                        Opening::Prepared
+                    } else {
+                        Opening::Failed
+                    };
+                    Ran::Then(At::Behind {
+                        attempt,
+                        token,
+                        stop,
+                        looked,
+                        open,
+                    })
                 }
                 Opening::Failed if self.mutant == Some(Mutant::OpenCutsTheLookShort) => Ran::Again,
                 Opening::Prepared | Opening::Failed if !looked => Ran::Waits,
@@ -436,11 +599,23 @@ impl Protocol {
         let (source, target) = (&mut after.source, &mut after.target);
         Some(match after.movers[m].at {
             // Finds that nothing but rows has changed behind the fence.
-            At::Check { attempt, token, stop } => {
+            At::Check {
+                attempt,
+                token,
+                stop,
+            } => {
                 after.seen.checked |= token.map_or(0, |token| 1 << token);
-                Ran::Then(At::Rows { attempt, token, stop })
+                Ran::Then(At::Rows {
+                    attempt,
+                    token,
+                    stop,
+                })
             }
-            At::Rows { attempt, token, stop } => {
+            At::Rows {
+                attempt,
+                token,
+                stop,
+            } => {
                 if target.live.under(lease).is_none() {
                     return Some(Ran::Fails);
                 }
@@ -449,18 +624,32 @@ impl Protocol {
                     None => source.live.log.writes(),
                 };
                 after.locked_by = Some(lease);
-                Ran::Then(At::Ready { attempt, token, copied })
+                Ran::Then(At::Ready {
+                    attempt,
+                    token,
+                    copied,
+                })
             }
             At::Ready { .. } if ended => Ran::Fails,
             At::CommitOpen { .. } if ended => Ran::Again,
-            At::Ready { attempt, token, copied } => {
+            At::Ready {
+                attempt,
+                token,
+                copied,
+            } => {
                 after.locked_by = None;
-                let ready = |t: &Target| t.ready(lease, attempt, token).map(|t| Target { rows: copied, ..t });
+                let ready = |t: &Target| {
+                    t.ready(lease, attempt, token)
+                        .map(|t| Target { rows: copied, ..t })
+                };
                 let done = apply(&mut target.live, ready);
                 target.flush();
                 then(At::Copied, done)
             }
-            At::Copied => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Copied))),
+            At::Copied => then(
+                At::Look,
+                apply(&mut source.live, |s| sql.advance(s, lease, Phase::Copied)),
+            ),
             _ => return None,
         })
     }
@@ -477,26 +666,43 @@ impl Protocol {
                 }
                 after.locked_by = Some(lease);
                 let swapped = self.mutant == Some(Mutant::OpenBeforeDecide);
-                Ran::Then(if swapped { At::CommitOpen { attempt } } else { At::Decide { attempt } })
+                Ran::Then(if swapped {
+                    At::CommitOpen { attempt }
+                } else {
+                    At::Decide { attempt }
+                })
             }
             At::Decide { attempt } => {
                 if sql.decide(source, attempt, lease).is_none() {
                     return Some(Ran::Again);
                 }
                 after.seen.decided = true;
-                after.seen.unchecked |=
-                    source.live.journal.token.is_none_or(|token| after.seen.checked & 1 << token == 0);
+                after.seen.unchecked |= source
+                    .live
+                    .journal
+                    .token
+                    .is_none_or(|token| after.seen.checked & 1 << token == 0);
                 let swapped = self.mutant == Some(Mutant::OpenBeforeDecide);
-                if swapped { Ran::Again } else { Ran::Then(At::CommitOpen { attempt }) }
+                if swapped {
+                    Ran::Again
+                } else {
+                    Ran::Then(At::CommitOpen { attempt })
+                }
             }
             At::CommitOpen { attempt } => {
                 after.locked_by = None;
                 target.live = target.live.opened();
                 let swapped = self.mutant == Some(Mutant::OpenBeforeDecide);
-                Ran::Then(if swapped { At::Decide { attempt } } else { At::Look })
+                Ran::Then(if swapped {
+                    At::Decide { attempt }
+                } else {
+                    At::Look
+                })
             }
             At::FinishOpen { token } => {
-                let Some(outcome) = target.live.finish_open(token, self.mutant) else { return Some(Ran::Again) };
+                let Some(outcome) = target.live.finish_open(token, self.mutant) else {
+                    return Some(Ran::Again);
+                };
                 if let Some(opened) = outcome {
                     target.live = opened;
                     target.flush();
@@ -509,7 +715,10 @@ impl Protocol {
                 if self.mutant != Some(Mutant::PublishedBeforeDurable) {
                     target.flush();
                 }
-                then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Kept)))
+                then(
+                    At::Look,
+                    apply(&mut source.live, |s| sql.advance(s, lease, Phase::Kept)),
+                )
             }
             _ => return None,
         })
@@ -526,7 +735,10 @@ impl Protocol {
                 Ran::Then(At::Look)
             }
             At::DiscardTarget => match target.live.incoming {
-                Some(incoming) if incoming.lease != lease && self.mutant != Some(Mutant::CancelWithoutLease) => {
+                Some(incoming)
+                    if incoming.lease != lease
+                        && self.mutant != Some(Mutant::CancelWithoutLease) =>
+                {
                     Ran::Fails
                 }
                 Some(_) => {
@@ -536,16 +748,24 @@ impl Protocol {
                 None => Ran::Then(At::DiscardSource),
             },
             At::DiscardSource => {
-                if source.live.journal.lease != lease && self.mutant != Some(Mutant::CancelWithoutLease) {
+                if source.live.journal.lease != lease
+                    && self.mutant != Some(Mutant::CancelWithoutLease)
+                {
                     return Some(Ran::Fails);
                 }
                 source.live = sql.drop_signpost(&source.live);
                 Ran::Then(At::Aborted)
             }
-            At::Aborted => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Aborted))),
+            At::Aborted => then(
+                At::Look,
+                apply(&mut source.live, |s| sql.advance(s, lease, Phase::Aborted)),
+            ),
 
             At::LeaveServing => {
-                if let Row::Fenced { attempt, lease: holder } = source.live.row
+                if let Row::Fenced {
+                    attempt,
+                    lease: holder,
+                } = source.live.row
                     && holder == lease
                 {
                     let _ = apply(&mut source.live, |s| sql.unfence(s, attempt, Some(lease)));
@@ -558,11 +778,18 @@ impl Protocol {
     }
 
     /// `observe` and `state::next`: what the driver does with what the hosts said.
-    fn decided(&self, own: Own, (phase, row, token): (Phase, Row, Option<u8>), target: &Target) -> Ran {
+    fn decided(
+        &self,
+        own: Own,
+        (phase, row, token): (Phase, Row, Option<u8>),
+        target: &Target,
+    ) -> Ran {
         let attempt_of = i32::from;
         let source = match row {
             Row::Serving => state::Source::Serving,
-            Row::Fenced { attempt, .. } => state::Source::Fenced { attempt: attempt_of(attempt) },
+            Row::Fenced { attempt, .. } => state::Source::Fenced {
+                attempt: attempt_of(attempt),
+            },
             Row::Moved { .. } => state::Source::Moved,
         };
         let shown = match row {
@@ -577,15 +804,29 @@ impl Protocol {
         };
         let there = match target.incoming {
             _ if target.serving => state::Target::Opened,
-            Some(incoming) => state::Target::Incoming { ready: reuses(incoming.ready).map(attempt_of) },
+            Some(incoming) => state::Target::Incoming {
+                ready: reuses(incoming.ready).map(attempt_of),
+            },
             None => state::Target::Nothing,
         };
-        let observed = Observed { mode: self.bounds.mode, lease: state::Lease::Ours, phase, source, target: there };
+        let observed = Observed {
+            mode: self.bounds.mode,
+            lease: state::Lease::Ours,
+            phase,
+            source,
+            target: there,
+        };
         let own = match (own.stream, source) {
             (Stream::On { .. }, state::Source::Fenced { attempt })
                 if self.mutant == Some(Mutant::OpenCutsTheLookShort) =>
             {
-                Own { stream: Stream::On { compared: Compared::Yes, looked: Some(attempt) }, ..own }
+                Own {
+                    stream: Stream::On {
+                        compared: Compared::Yes,
+                        looked: Some(attempt),
+                    },
+                    ..own
+                }
             }
             _ => own,
         };
@@ -599,10 +840,17 @@ impl Protocol {
             Step::Wait { .. } => At::Wait,
             Step::CutOver => At::Preset,
             Step::Fence => At::Swap { token: None },
-            Step::Copy { attempt } => At::Barrier { attempt: narrow(attempt), token },
+            Step::Copy { attempt } => At::Barrier {
+                attempt: narrow(attempt),
+                token,
+            },
             // `Driver::fence_anew`: it is unknown what was prepared before that fence.
-            Step::FenceAnew { attempt } | Step::Unfence { attempt } => At::Unfence { attempt: narrow(attempt) },
-            Step::DecideAndOpen { attempt } => At::OpenPrepared { attempt: narrow(attempt) },
+            Step::FenceAnew { attempt } | Step::Unfence { attempt } => At::Unfence {
+                attempt: narrow(attempt),
+            },
+            Step::DecideAndOpen { attempt } => At::OpenPrepared {
+                attempt: narrow(attempt),
+            },
             Step::Open => At::FinishOpen { token: shown },
             Step::Publish => At::Publish,
             Step::Discard => At::DiscardTarget,
@@ -615,7 +863,11 @@ impl Protocol {
 
 /// The next statement if this one has done something; otherwise its mover gives up.
 fn then(at: At, done: Option<()>) -> Ran {
-    if done.is_some() { Ran::Then(at) } else { Ran::Fails }
+    if done.is_some() {
+        Ran::Then(at)
+    } else {
+        Ran::Fails
+    }
 }
 
 /// Whether the statement locks the row of `pgshard.incoming` exclusively.
@@ -627,7 +879,10 @@ fn at_incoming(at: At) -> bool {
             | At::Rows { .. }
             | At::Preset
             | At::OpenPrepared { .. }
-            | At::Behind { open: Opening::Drained, .. }
+            | At::Behind {
+                open: Opening::Drained,
+                ..
+            }
             | At::FinishOpen { .. }
             | At::DiscardTarget
     )
@@ -641,7 +896,10 @@ fn apply<T: Copy>(to: &mut T, change: impl FnOnce(&T) -> Option<T>) -> Option<()
 impl Protocol {
     /// The follower's next transaction.
     pub(super) fn follow(&self, world: &World, m: usize) -> Option<World> {
-        let marker = matches!(world.source.durable.log.get(self.position(world)), Some(Record::Marker(_)));
+        let marker = matches!(
+            world.source.durable.log.get(self.position(world)),
+            Some(Record::Marker(_))
+        );
         if marker && world.locked_by.is_some_and(|by| by != m as Lease) {
             return None;
         }
@@ -655,8 +913,8 @@ impl Protocol {
         world.target.live.applied.max(world.confirmed)
     }
 
-    /// One transaction of the stream, with its progress by compare-and-swap on lease and position. A marker's
-    /// transaction also marks the target as ready for its attempt, and is synchronous.
+    /// One transaction of the stream, with its progress by compare-and-swap on lease and position.
+    /// A marker's transaction also marks the target as ready for its attempt, and is synchronous.
     fn apply_next(&self, after: &mut World, lease: Lease) -> Option<()> {
         let at = self.position(after);
         let record = after.source.durable.log.get(at)?;
@@ -666,7 +924,10 @@ impl Protocol {
         match record {
             Record::Write(n) => target.live.rows |= 1 << n,
             Record::Marker(attempt) => {
-                target.live.incoming = Some(Incoming { ready: Some(attempt), ..incoming });
+                target.live.incoming = Some(Incoming {
+                    ready: Some(attempt),
+                    ..incoming
+                });
                 target.flush();
             }
         }
@@ -681,8 +942,18 @@ impl Protocol {
         (attempt, token, stop, looked): (u8, Option<u8>, Option<u8>, bool),
     ) -> Ran {
         let lease = m as Lease;
-        let drained = Ran::Then(At::Behind { attempt, token, stop, looked, open: Opening::Drained });
-        let ready = after.target.live.under(lease).and_then(|incoming| incoming.ready);
+        let drained = Ran::Then(At::Behind {
+            attempt,
+            token,
+            stop,
+            looked,
+            open: Opening::Drained,
+        });
+        let ready = after
+            .target
+            .live
+            .under(lease)
+            .and_then(|incoming| incoming.ready);
         let early = match stop {
             Some(stop) => self.position(after) >= stop,
             None => self.mutant == Some(Mutant::MarkerOfEarlierAttempt) && ready.is_some(),
@@ -692,12 +963,24 @@ impl Protocol {
             after.target.flush();
             return if said.is_some() { drained } else { Ran::Fails };
         }
-        if ready == Some(attempt) { drained } else { Ran::Waits }
+        if ready == Some(attempt) {
+            drained
+        } else {
+            Ran::Waits
+        }
     }
 
     /// The examination behind the fence, which runs at the same time as the drain.
     pub(super) fn look_behind(&self, after: &mut World, m: usize) {
-        let At::Behind { attempt, token, looked, .. } = &mut after.movers[m].at else { return };
+        let At::Behind {
+            attempt,
+            token,
+            looked,
+            ..
+        } = &mut after.movers[m].at
+        else {
+            return;
+        };
         *looked = true;
         after.seen.checked |= token.map_or(0, |token| 1 << token);
         let attempt = i32::from(*attempt);

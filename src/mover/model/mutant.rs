@@ -1,5 +1,5 @@
-//! Wrong variants of the protocol. Each is a bug that some project in the field has had, or the nearest equivalent that
-//! is possible in ours. The model must find every one.
+//! Wrong variants of the protocol. Each is a bug that some project in the field has had, or the
+//! nearest equivalent that is possible in ours. The model must find every one.
 
 /// One thing done wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -8,7 +8,8 @@ pub(super) enum Mutant {
     FenceWithoutBarrier,
     /// The drain stops where the WAL ended at the swap.
     StopBeforeBarrier,
-    /// The drain stops at the flushed position after the barrier, although asynchronous commits come after it.
+    /// The drain stops at the flushed position after the barrier, although asynchronous commits
+    /// come after it.
     StopAtWalPosition,
     /// The right to write is read in the transaction's snapshot, not when the lock is granted.
     GateInSnapshot,
@@ -20,9 +21,11 @@ pub(super) enum Mutant {
     UnfenceWithoutCompareAndSwap,
     /// The slot forgets what is applied, durable or not.
     SlotBeforeDurability,
-    /// A target that was ready for an earlier attempt counts as ready, and the drain accepts any marker.
+    /// A target that was ready for an earlier attempt counts as ready, and the drain accepts any
+    /// marker.
     MarkerOfEarlierAttempt,
-    /// The shard is renamed away and no signpost takes its place: `search_path` goes on to `public`.
+    /// The shard is renamed away and no signpost takes its place: `search_path` goes on to
+    /// `public`.
     RenameWithFallThrough,
     /// The marker and decide are committed without waiting for disk and standbys.
     FailOverLosesFence,
@@ -34,10 +37,11 @@ pub(super) enum Mutant {
     LedgerAfterCreation,
     /// Decide names the move, but neither attempt nor lease.
     DecideAnyFence,
-    /// Takeover and un-fence are committed with `synchronous_commit = off`, the database's default here.
+    /// Takeover and un-fence are committed with `synchronous_commit = off`, the database's default
+    /// here.
     AsynchronousControl,
-    /// A prepared open that fails ends the wait for the examination behind the fence, and the target's word alone is
-    /// enough to decide.
+    /// A prepared open that fails ends the wait for the examination behind the fence, and the
+    /// target's word alone is enough to decide.
     OpenCutsTheLookShort,
     /// The map is published, and the old copy given up, before the open is durable.
     PublishedBeforeDurable,

@@ -1,9 +1,10 @@
 //! A small model of who may take a move over, and what happens to the mover that had it.
 //!
-//! Two shards of a move belong to one mover. Others come at any moment with `resume`: while it works, sleeps, has ended
-//! with one shard and not with the other, has died, or was asked to stop. Safety does not depend on any of this (the
-//! large model has the compare-and-swap on the lease in every statement). The rules here are that a mover that is alive
-//! is left alone, and that no mover that says it is done leaves shards that nobody works on.
+//! Two shards of a move belong to one mover. Others come at any moment with `resume`: while it
+//! works, sleeps, has ended with one shard and not with the other, has died, or was asked to stop.
+//! Safety does not depend on any of this (the large model has the compare-and-swap on the lease in
+//! every statement). The rules here are that a mover that is alive is left alone, and that no mover
+//! that says it is done leaves shards that nobody works on.
 
 use stateright::{Model, Property};
 
@@ -11,7 +12,8 @@ use crate::mover::model::check::{breaks, keeps_its_rules};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
-    /// There is a sign of life for each shard, instead of one for the mover: a shard that has ended has none.
+    /// There is a sign of life for each shard, instead of one for the mover: a shard that has ended
+    /// has none.
     SignOfLifePerShard,
     /// A mover that sleeps counts as gone.
     SleepersAreGone,
@@ -79,7 +81,9 @@ impl World {
     }
 
     fn has_open(&self, mover: usize) -> bool {
-        self.shards.iter().any(|shard| !shard.ended && shard.lease == mover)
+        self.shards
+            .iter()
+            .any(|shard| !shard.ended && shard.lease == mover)
     }
 }
 
@@ -97,7 +101,10 @@ impl Rule {
 
     fn come(&self, world: &mut World, mover: usize) -> Option<()> {
         let any = self.is(Mutant::SignOfLifePerShard);
-        let found = world.shards.iter().position(|shard| (any || !shard.ended) && self.is_free(world, *shard))?;
+        let found = world
+            .shards
+            .iter()
+            .position(|shard| (any || !shard.ended) && self.is_free(world, *shard))?;
         let former = world.shards[found].lease;
         if former == mover && any {
             return None;
@@ -121,7 +128,11 @@ impl Rule {
     }
 
     fn work(world: &mut World, mover: usize) {
-        match world.shards.iter_mut().find(|shard| !shard.ended && shard.lease == mover) {
+        match world
+            .shards
+            .iter_mut()
+            .find(|shard| !shard.ended && shard.lease == mover)
+        {
             Some(shard) => shard.ended = true,
             None => {
                 let left = |shard: &Shard| !shard.ended && !world.lives(shard.lease);
@@ -136,7 +147,9 @@ impl Rule {
             Action::Come(mover) if world.movers[mover] == Mover::Away => self.come(world, mover)?,
             Action::Work(mover) if world.movers[mover] == Mover::Works => Self::work(world, mover),
             // It finds its sessions ended, and gives up.
-            Action::Work(mover) if world.movers[mover] == Mover::Cut => world.movers[mover] = Mover::Away,
+            Action::Work(mover) if world.movers[mover] == Mover::Cut => {
+                world.movers[mover] = Mover::Away
+            }
             Action::Ask(mover) if world.movers[mover] == Mover::Works && world.has_open(mover) => {
                 world.asks = world.asks.checked_sub(1)?;
                 world.movers[mover] = Mover::Away;
@@ -145,8 +158,12 @@ impl Rule {
                 world.naps = world.naps.checked_sub(1)?;
                 world.movers[mover] = Mover::Sleeps;
             }
-            Action::LeaseEnds(mover) if world.movers[mover] == Mover::Sleeps => world.movers[mover] = Mover::SleepsOn,
-            Action::Wake(mover) if matches!(world.movers[mover], Mover::Sleeps | Mover::SleepsOn) => {
+            Action::LeaseEnds(mover) if world.movers[mover] == Mover::Sleeps => {
+                world.movers[mover] = Mover::SleepsOn
+            }
+            Action::Wake(mover)
+                if matches!(world.movers[mover], Mover::Sleeps | Mover::SleepsOn) =>
+            {
                 world.movers[mover] = Mover::Works;
             }
             // The last mover belongs to the operator who does not give up.
@@ -172,7 +189,10 @@ impl Model for Rule {
         let mut movers = [Mover::Away; MOVERS];
         movers[0] = Mover::Works;
         vec![World {
-            shards: [Shard { ended: false, lease: 0 }; 2],
+            shards: [Shard {
+                ended: false,
+                lease: 0,
+            }; 2],
             movers,
             crashes: 1,
             naps: 2,
@@ -185,8 +205,17 @@ impl Model for Rule {
 
     fn actions(&self, _: &World, actions: &mut Vec<Action>) {
         for mover in 0..MOVERS {
-            actions.extend([Action::Come(mover), Action::Work(mover), Action::Ask(mover), Action::Sleep(mover)]);
-            actions.extend([Action::LeaseEnds(mover), Action::Wake(mover), Action::Crash(mover)]);
+            actions.extend([
+                Action::Come(mover),
+                Action::Work(mover),
+                Action::Ask(mover),
+                Action::Sleep(mover),
+            ]);
+            actions.extend([
+                Action::LeaseEnds(mover),
+                Action::Wake(mover),
+                Action::Crash(mover),
+            ]);
         }
     }
 
@@ -203,15 +232,22 @@ impl Model for Rule {
             Property::always(ALL_END, |rule: &Rule, w: &World| {
                 let mut actions = Vec::new();
                 rule.actions(w, &mut actions);
-                let goes_on = actions.into_iter().any(|action| rule.next_state(w, action).is_some());
+                let goes_on = actions
+                    .into_iter()
+                    .any(|action| rule.next_state(w, action).is_some());
                 goes_on || w.shards.iter().all(|shard| shard.ended)
             }),
-            Property::sometimes("a move is taken over, and comes to its end", |_, w: &World| {
-                w.taken_over && w.shards.iter().all(|shard| shard.ended)
-            }),
-            Property::sometimes("one has ended with one shard, and another with the other", |_, w: &World| {
-                w.shards[0].lease != w.shards[1].lease && w.shards.iter().all(|shard| shard.ended)
-            }),
+            Property::sometimes(
+                "a move is taken over, and comes to its end",
+                |_, w: &World| w.taken_over && w.shards.iter().all(|shard| shard.ended),
+            ),
+            Property::sometimes(
+                "one has ended with one shard, and another with the other",
+                |_, w: &World| {
+                    w.shards[0].lease != w.shards[1].lease
+                        && w.shards.iter().all(|shard| shard.ended)
+                },
+            ),
         ]
     }
 }
@@ -229,6 +265,14 @@ fn every_other_takeover_is_caught() {
         (Mutant::SleepersAreGone, LEFT_ALONE),
         (Mutant::TakeOneEndAll, NONE_ABANDONED),
     ] {
-        assert!(breaks(Rule { mutant: Some(mutant) }, rule), "{mutant:?} keeps the rule: {rule}");
+        assert!(
+            breaks(
+                Rule {
+                    mutant: Some(mutant)
+                },
+                rule
+            ),
+            "{mutant:?} keeps the rule: {rule}"
+        );
     }
 }

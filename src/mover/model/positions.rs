@@ -1,16 +1,17 @@
-//! A small model of positions: two shards of a move share one slot, begin and end at different times, and their target
-//! fails over to a standby that lags behind.
+//! A small model of positions: two shards of a move share one slot, begin and end at different
+//! times, and their target fails over to a standby that lags behind.
 //!
-//! The slot forgets what was confirmed to it; the target's rows say how far each shard is. The two can disagree: a
-//! standby that is promoted has less than its primary confirmed, and a shard whose row comes later needs what the
-//! others no longer need. If a server is asked to send from before the confirmed position, it silently skips what was
-//! confirmed.
+//! The slot forgets what was confirmed to it; the target's rows say how far each shard is. The two
+//! can disagree: a standby that is promoted has less than its primary confirmed, and a shard whose
+//! row comes later needs what the others no longer need. If a server is asked to send from before
+//! the confirmed position, it silently skips what was confirmed.
 //!
-//! In reverse replication two readers use the same slot in turn: a feed of both old copies, and a rollback that takes
-//! one of them. Each must leave the other what it lacks, because either may end at any moment and come back.
+//! In reverse replication two readers use the same slot in turn: a feed of both old copies, and a
+//! rollback that takes one of them. Each must leave the other what it lacks, because either may end
+//! at any moment and come back.
 //!
-//! The rules: a shard has everything up to its position, or is known to have lost its stream; without a fail-over no
-//! shard loses it.
+//! The rules: a shard has everything up to its position, or is known to have lost its stream;
+//! without a fail-over no shard loses it.
 
 use stateright::{Model, Property};
 
@@ -25,8 +26,8 @@ enum Mutant {
     LeaveOutTheOthers,
     /// The confirmed position is read while the former connection may still confirm something.
     AskBeforeItIsFree,
-    /// A shard that has failed is forgotten: the slot goes on without it, and so does the shard when it is followed
-    /// again.
+    /// A shard that has failed is forgotten: the slot goes on without it, and so does the shard
+    /// when it is followed again.
     ForgetTheFailed,
     /// A feed goes on with one old copy while a rollback has the other.
     FeedBesideARollback,
@@ -121,10 +122,26 @@ struct Troubles {
     rollbacks: u8,
 }
 
-const NONE: Troubles = Troubles { fail_overs: 0, restarts: 0, faults: 0, rollbacks: 0 };
-const FAIL_OVER: Troubles = Troubles { fail_overs: 1, ..NONE };
-const RESTARTS: Troubles = Troubles { restarts: 1, faults: 1, ..NONE };
-const ROLLBACK: Troubles = Troubles { restarts: 2, rollbacks: 1, ..NONE };
+const NONE: Troubles = Troubles {
+    fail_overs: 0,
+    restarts: 0,
+    faults: 0,
+    rollbacks: 0,
+};
+const FAIL_OVER: Troubles = Troubles {
+    fail_overs: 1,
+    ..NONE
+};
+const RESTARTS: Troubles = Troubles {
+    restarts: 1,
+    faults: 1,
+    ..NONE
+};
+const ROLLBACK: Troubles = Troubles {
+    restarts: 2,
+    rollbacks: 1,
+    ..NONE
+};
 
 struct Rule {
     troubles: Troubles,
@@ -147,15 +164,22 @@ impl Rule {
     /// The worker's next step.
     fn worker(&self, world: &mut World) -> Option<()> {
         match world.worker {
-            // The walsender of the former connection is gone first, with everything that it had not read.
+            // The walsender of the former connection is gone first, with everything that it had not
+            // read.
             Worker::Down => {
                 if !self.is(Mutant::AskBeforeItIsFree) {
                     world.on_its_way = None;
                 }
-                world.worker = Worker::Asked { confirmed: world.confirmed };
+                world.worker = Worker::Asked {
+                    confirmed: world.confirmed,
+                };
             }
             Worker::Asked { confirmed } => self.begin(world, confirmed),
-            Worker::Up { position, others, follows } => {
+            Worker::Up {
+                position,
+                others,
+                follows,
+            } => {
                 if position >= world.length {
                     return None;
                 }
@@ -166,7 +190,11 @@ impl Rule {
                 {
                     (*applied, *rows) = (position + 1, *rows | 1 << position);
                 }
-                world.worker = Worker::Up { position: position + 1, others, follows };
+                world.worker = Worker::Up {
+                    position: position + 1,
+                    others,
+                    follows,
+                };
             }
         }
         Some(())
@@ -177,11 +205,14 @@ impl Rule {
         for shard in 0..2 {
             match world.target.live[shard] {
                 TargetState::Open { .. } | TargetState::None if world.lost[shard] => {}
-                // A rollback has only the first; its feed finds out whether the other lacks something.
+                // A rollback has only the first; its feed finds out whether the other lacks
+                // something.
                 TargetState::Open { applied, .. } if world.taken && shard == 1 => {
                     others[shard] = (!self.is(Mutant::ForgetTheFed)).then_some(applied);
                 }
-                TargetState::Open { applied, .. } if applied < confirmed && !self.is(Mutant::GoOnAtConfirmed) => {
+                TargetState::Open { applied, .. }
+                    if applied < confirmed && !self.is(Mutant::GoOnAtConfirmed) =>
+                {
                     world.lost[shard] = true;
                 }
                 TargetState::Open { applied, .. } => {
@@ -194,23 +225,50 @@ impl Rule {
             }
         }
         // The server sends from its confirmed position, whatever it is asked for.
-        world.worker = Worker::Up { position: from.max(world.confirmed), others, follows };
+        world.worker = Worker::Up {
+            position: from.max(world.confirmed),
+            others,
+            follows,
+        };
     }
 
     /// The position up to which the slot may forget: what all that still need it have.
     fn told(&self, world: &World) -> Option<u8> {
-        let Worker::Up { position, others, follows } = world.worker else { return None };
-        let followed = (0..2).filter(|shard| follows[*shard]).filter_map(|shard| match world.target.live[shard] {
-            TargetState::Open { applied, .. } => Some(applied),
-            TargetState::None | TargetState::Ended { .. } => None,
+        let Worker::Up {
+            position,
+            others,
+            follows,
+        } = world.worker
+        else {
+            return None;
+        };
+        let followed = (0..2).filter(|shard| follows[*shard]).filter_map(|shard| {
+            match world.target.live[shard] {
+                TargetState::Open { applied, .. } => Some(applied),
+                TargetState::None | TargetState::Ended { .. } => None,
+            }
         });
-        Some(followed.chain(others.into_iter().flatten()).min().unwrap_or(position))
+        Some(
+            followed
+                .chain(others.into_iter().flatten())
+                .min()
+                .unwrap_or(position),
+        )
     }
 
     /// A shard that has everything opens, and no longer needs the stream.
     fn end(&self, world: &mut World, shard: usize) -> Option<()> {
-        let Worker::Up { position, others, follows } = world.worker else { return None };
-        let TargetState::Open { applied, rows } = world.target.live[shard] else { return None };
+        let Worker::Up {
+            position,
+            others,
+            follows,
+        } = world.worker
+        else {
+            return None;
+        };
+        let TargetState::Open { applied, rows } = world.target.live[shard] else {
+            return None;
+        };
         let all = applied == world.length || position == world.length;
         if !all || !follows[shard] {
             return None;
@@ -220,7 +278,11 @@ impl Rule {
         world.target.flush();
         let mut follows = follows;
         follows[shard] = false;
-        world.worker = Worker::Up { position, others, follows };
+        world.worker = Worker::Up {
+            position,
+            others,
+            follows,
+        };
         if world.taken {
             (world.taken, world.worker) = (false, Worker::Down);
         }
@@ -230,7 +292,10 @@ impl Rule {
     fn happen(&self, world: &mut World, action: Action) -> Option<()> {
         match action {
             Action::Write(shard) => {
-                let ended = matches!(world.target.live[usize::from(shard)], TargetState::Ended { .. });
+                let ended = matches!(
+                    world.target.live[usize::from(shard)],
+                    TargetState::Ended { .. }
+                );
                 if world.length == RECORDS || ended {
                     return None;
                 }
@@ -239,11 +304,16 @@ impl Rule {
             }
             Action::Begin(shard) if world.target.live[shard] == TargetState::None => {
                 let rows = world.of(shard, world.length);
-                world.target.live[shard] = TargetState::Open { applied: world.length, rows };
+                world.target.live[shard] = TargetState::Open {
+                    applied: world.length,
+                    rows,
+                };
             }
             // The feed looks from time to time and sees that there is another shard.
             Action::Round => {
-                let Worker::Up { follows, .. } = world.worker else { return None };
+                let Worker::Up { follows, .. } = world.worker else {
+                    return None;
+                };
                 if world.taken {
                     return None;
                 }
@@ -258,16 +328,27 @@ impl Rule {
                 (world.taken, world.worker) = (true, Worker::Down);
             }
             Action::FeedBeside => {
-                let TargetState::Open { applied, .. } = world.target.live[1] else { return None };
+                let TargetState::Open { applied, .. } = world.target.live[1] else {
+                    return None;
+                };
                 if !world.taken || !self.is(Mutant::FeedBesideARollback) {
                     return None;
                 }
                 let position = applied.max(world.confirmed);
-                world.worker = Worker::Up { position, others: [None; 2], follows: [false, true] };
+                world.worker = Worker::Up {
+                    position,
+                    others: [None; 2],
+                    follows: [false, true],
+                };
             }
             Action::Worker => self.worker(world)?,
             Action::Raise => {
-                let Worker::Up { position, follows, .. } = world.worker else { return None };
+                let Worker::Up {
+                    position, follows, ..
+                } = world.worker
+                else {
+                    return None;
+                };
                 for shard in (0..2).filter(|shard| follows[*shard]) {
                     if let TargetState::Open { applied, .. } = &mut world.target.live[shard] {
                         *applied = position.max(*applied);
@@ -275,7 +356,10 @@ impl Rule {
                 }
             }
             Action::Tell => {
-                world.on_its_way = self.told(world).filter(|told| *told > world.confirmed).or(world.on_its_way)
+                world.on_its_way = self
+                    .told(world)
+                    .filter(|told| *told > world.confirmed)
+                    .or(world.on_its_way)
             }
             Action::Hear => world.confirmed = world.confirmed.max(world.on_its_way.take()?),
             Action::Replicate => world.target.flush(),
@@ -290,13 +374,29 @@ impl Rule {
                 world.worker = Worker::Down;
             }
             Action::Fault(shard) => {
-                let Worker::Up { position, mut others, mut follows } = world.worker else { return None };
-                let TargetState::Open { applied, .. } = world.target.live[shard] else { return None };
-                world.left.faults =
-                    world.left.faults.checked_sub(u8::from(follows[shard])).filter(|_| follows[shard])?;
+                let Worker::Up {
+                    position,
+                    mut others,
+                    mut follows,
+                } = world.worker
+                else {
+                    return None;
+                };
+                let TargetState::Open { applied, .. } = world.target.live[shard] else {
+                    return None;
+                };
+                world.left.faults = world
+                    .left
+                    .faults
+                    .checked_sub(u8::from(follows[shard]))
+                    .filter(|_| follows[shard])?;
                 follows[shard] = false;
                 others[shard] = (!self.is(Mutant::ForgetTheFailed)).then_some(applied);
-                world.worker = Worker::Up { position, others, follows };
+                world.worker = Worker::Up {
+                    position,
+                    others,
+                    follows,
+                };
             }
             Action::Begin(_) => return None,
         }
@@ -318,7 +418,9 @@ fn ended(world: &World, shard: usize) -> bool {
 fn is_whole(world: &World, shard: usize) -> bool {
     match world.target.live[shard] {
         TargetState::None => true,
-        TargetState::Open { applied, rows } => world.lost[shard] || rows == world.of(shard, applied),
+        TargetState::Open { applied, rows } => {
+            world.lost[shard] || rows == world.of(shard, applied)
+        }
         TargetState::Ended { rows } => rows == world.of(shard, world.length),
     }
 }
@@ -328,7 +430,13 @@ impl Model for Rule {
     type Action = Action;
 
     fn init_states(&self) -> Vec<World> {
-        let places = [TargetState::Open { applied: 0, rows: 0 }, TargetState::None];
+        let places = [
+            TargetState::Open {
+                applied: 0,
+                rows: 0,
+            },
+            TargetState::None,
+        ];
         vec![World {
             log: [0; RECORDS as usize],
             length: 0,
@@ -344,9 +452,27 @@ impl Model for Rule {
     }
 
     fn actions(&self, _: &World, actions: &mut Vec<Action>) {
-        actions.extend([Action::Write(0), Action::Write(1), Action::Begin(1), Action::End(0), Action::End(1)]);
-        actions.extend([Action::Worker, Action::Raise, Action::Tell, Action::Hear, Action::Replicate]);
-        actions.extend([Action::Round, Action::FailOver, Action::RestartWorker, Action::Fault(0), Action::Fault(1)]);
+        actions.extend([
+            Action::Write(0),
+            Action::Write(1),
+            Action::Begin(1),
+            Action::End(0),
+            Action::End(1),
+        ]);
+        actions.extend([
+            Action::Worker,
+            Action::Raise,
+            Action::Tell,
+            Action::Hear,
+            Action::Replicate,
+        ]);
+        actions.extend([
+            Action::Round,
+            Action::FailOver,
+            Action::RestartWorker,
+            Action::Fault(0),
+            Action::Fault(1),
+        ]);
         actions.extend([Action::Take, Action::FeedBeside]);
     }
 
@@ -359,21 +485,44 @@ impl Model for Rule {
     fn properties(&self) -> Vec<Property<Self>> {
         let mut all = vec![
             Property::always(WHOLE, |_, w: &World| is_whole(w, 0) && is_whole(w, 1)),
-            Property::always(NEVER_LOST, |_, w: &World| w.failed_over || w.lost == [false; 2]),
-            Property::sometimes("both end, the second with changes of its own after that", |_, w: &World| {
-                ended(w, 0) && ended(w, 1) && w.log[usize::from(RECORDS - 1)] == 1 && w.length == RECORDS
+            Property::always(NEVER_LOST, |_, w: &World| {
+                w.failed_over || w.lost == [false; 2]
             }),
+            Property::sometimes(
+                "both end, the second with changes of its own after that",
+                |_, w: &World| {
+                    ended(w, 0)
+                        && ended(w, 1)
+                        && w.log[usize::from(RECORDS - 1)] == 1
+                        && w.length == RECORDS
+                },
+            ),
         ];
         if self.troubles.fail_overs > 0 {
-            all.push(Property::sometimes("a lost stream is noticed", |_, w: &World| w.lost != [false; 2]));
-            all.push(Property::sometimes("a shard goes on after a fail-over", |_, w: &World| {
-                w.failed_over && ended(w, 0)
-            }));
+            all.push(Property::sometimes(
+                "a lost stream is noticed",
+                |_, w: &World| w.lost != [false; 2],
+            ));
+            all.push(Property::sometimes(
+                "a shard goes on after a fail-over",
+                |_, w: &World| w.failed_over && ended(w, 0),
+            ));
         }
         if self.troubles.rollbacks > 0 {
-            all.push(Property::sometimes("the feed goes on once the rollback has ended", |_, w: &World| {
-                w.left.rollbacks == 0 && ended(w, 0) && matches!(w.worker, Worker::Up { follows: [false, true], .. })
-            }));
+            all.push(Property::sometimes(
+                "the feed goes on once the rollback has ended",
+                |_, w: &World| {
+                    w.left.rollbacks == 0
+                        && ended(w, 0)
+                        && matches!(
+                            w.worker,
+                            Worker::Up {
+                                follows: [false, true],
+                                ..
+                            }
+                        )
+                },
+            ));
         }
         all
     }
@@ -382,7 +531,13 @@ impl Model for Rule {
 #[test]
 fn shards_that_share_a_slot() {
     for troubles in [FAIL_OVER, RESTARTS, ROLLBACK] {
-        keeps_its_rules(&format!("positions, {troubles:?}"), Rule { troubles, mutant: None });
+        keeps_its_rules(
+            &format!("positions, {troubles:?}"),
+            Rule {
+                troubles,
+                mutant: None,
+            },
+        );
     }
 }
 
@@ -396,7 +551,13 @@ fn every_other_rule_about_positions_is_caught() {
         (Mutant::FeedBesideARollback, NEVER_LOST, ROLLBACK),
         (Mutant::ForgetTheFed, NEVER_LOST, ROLLBACK),
     ] {
-        let caught = breaks(Rule { troubles, mutant: Some(mutant) }, rule);
+        let caught = breaks(
+            Rule {
+                troubles,
+                mutant: Some(mutant),
+            },
+            rule,
+        );
         assert!(caught, "{mutant:?} keeps the rule: {rule}");
     }
 }

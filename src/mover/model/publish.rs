@@ -1,10 +1,11 @@
-//! A small model of when a table is published, relative to its slot and to the transactions that are running.
+//! A small model of when a table is published, relative to its slot and to the transactions that
+//! are running.
 //!
-//! Two transactions write a row each before and after anything that the mover does, and commit or roll back at any
-//! time. A change is in the stream iff its table was published when it was written to the WAL, and its transaction
-//! commits once the slot is consistent. Only the creation of a slot waits for transactions; ALTER PUBLICATION waits for
-//! nobody. Releases of PostgreSQL before May 2025 use what was published at the transaction's first change for all its
-//! changes.
+//! Two transactions write a row each before and after anything that the mover does, and commit or
+//! roll back at any time. A change is in the stream iff its table was published when it was written
+//! to the WAL, and its transaction commits once the slot is consistent. Only the creation of a slot
+//! waits for transactions; ALTER PUBLICATION waits for nobody. Releases of PostgreSQL before May
+//! 2025 use what was published at the transaction's first change for all its changes.
 //!
 //! The rule: once everything is applied, the copy has what the source has.
 
@@ -107,7 +108,9 @@ struct Rule {
 }
 
 fn running(world: &World) -> u8 {
-    let bit = |(n, transaction): (usize, &Transaction)| u8::from(transaction.state == TransactionState::Running) << n;
+    let bit = |(n, transaction): (usize, &Transaction)| {
+        u8::from(transaction.state == TransactionState::Running) << n
+    };
     world.transactions.iter().enumerate().map(bit).sum()
 }
 
@@ -125,7 +128,9 @@ impl Rule {
             At::Publish => {
                 world.published = true;
                 match (self.found, self.mutant) {
-                    (_, Some(Mutant::AddAndRead | Mutant::WaitAndAdd | Mutant::SlotFirst)) => At::Read,
+                    (_, Some(Mutant::AddAndRead | Mutant::WaitAndAdd | Mutant::SlotFirst)) => {
+                        At::Read
+                    }
                     (Found::Nothing, None) => At::MakeSlot,
                     (Found::Slot, None) => At::Look,
                 }
@@ -135,12 +140,18 @@ impl Rule {
                 At::AwaitSlot
             }
             At::AwaitSlot => {
-                let Slot::Making(older) = world.slot else { return None };
+                let Slot::Making(older) = world.slot else {
+                    return None;
+                };
                 if older & running(world) != 0 {
                     return None;
                 }
                 world.slot = Slot::Made;
-                if self.mutant == Some(Mutant::SlotFirst) { At::Publish } else { At::Read }
+                if self.mutant == Some(Mutant::SlotFirst) {
+                    At::Publish
+                } else {
+                    At::Read
+                }
             }
             At::Look => At::Wait(running(world)),
             At::Wait(older) if older & running(world) != 0 => return None,
@@ -161,7 +172,9 @@ impl Rule {
     }
 
     fn commit(&self, world: &mut World, n: usize) {
-        let Transaction { writes, published, .. } = world.transactions[n];
+        let Transaction {
+            writes, published, ..
+        } = world.transactions[n];
         let all = (1 << writes) - 1;
         let sent = match (world.slot, self.release) {
             (Slot::None | Slot::Making(_), _) => 0,
@@ -172,7 +185,8 @@ impl Rule {
         world.transactions[n].state = TransactionState::Ended;
         let place = n as u8 * WRITES;
         world.source |= all << place;
-        // What is in the stream before the copy exists is skipped or applied later: only the snapshot decides.
+        // What is in the stream before the copy exists is skipped or applied later: only the
+        // snapshot decides.
         if world.mover == At::Done && world.unseen & 1 << n != 0 {
             world.target |= sent << place;
             world.streamed |= sent != 0;
@@ -196,7 +210,11 @@ impl Model for Rule {
             Found::Slot => Slot::Made,
         };
         vec![World {
-            transactions: [Transaction { state: TransactionState::NotBegun, writes: 0, published: 0 }; 2],
+            transactions: [Transaction {
+                state: TransactionState::NotBegun,
+                writes: 0,
+                published: 0,
+            }; 2],
             published: false,
             slot,
             mover: self.first(),
@@ -227,7 +245,9 @@ impl Model for Rule {
                 transaction.published |= u8::from(world.published) << transaction.writes;
                 transaction.writes += 1;
             }
-            Action::Commit(n) if world.transactions[n].state == TransactionState::Running => self.commit(&mut after, n),
+            Action::Commit(n) if world.transactions[n].state == TransactionState::Running => {
+                self.commit(&mut after, n)
+            }
             Action::RollBack(n) if world.transactions[n].state == TransactionState::Running => {
                 after.transactions[n].state = TransactionState::Ended;
             }
@@ -240,9 +260,10 @@ impl Model for Rule {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(EXACT, |_, w: &World| !is_level(w) || w.target == w.source),
-            Property::sometimes("one change is in the copy, another comes by the stream", |_, w: &World| {
-                w.copied && w.streamed
-            }),
+            Property::sometimes(
+                "one change is in the copy, another comes by the stream",
+                |_, w: &World| w.copied && w.streamed,
+            ),
         ]
     }
 }
@@ -251,18 +272,38 @@ impl Model for Rule {
 fn a_table_is_published_before_anything_of_it_is_read() {
     for found in [Found::Nothing, Found::Slot] {
         for release in [Release::Old, Release::New] {
-            keeps_its_rules(&format!("publish, {found:?}, {release:?}"), Rule { found, release, mutant: None });
+            keeps_its_rules(
+                &format!("publish, {found:?}, {release:?}"),
+                Rule {
+                    found,
+                    release,
+                    mutant: None,
+                },
+            );
         }
     }
 }
 
 #[test]
 fn every_other_order_is_caught() {
-    let wrong =
-        [(Found::Slot, Mutant::AddAndRead), (Found::Slot, Mutant::WaitAndAdd), (Found::Nothing, Mutant::SlotFirst)];
+    let wrong = [
+        (Found::Slot, Mutant::AddAndRead),
+        (Found::Slot, Mutant::WaitAndAdd),
+        (Found::Nothing, Mutant::SlotFirst),
+    ];
     for (found, mutant) in wrong {
         for release in [Release::Old, Release::New] {
-            assert!(breaks(Rule { found, release, mutant: Some(mutant) }, EXACT), "{mutant:?}, {release:?}");
+            assert!(
+                breaks(
+                    Rule {
+                        found,
+                        release,
+                        mutant: Some(mutant)
+                    },
+                    EXACT
+                ),
+                "{mutant:?}, {release:?}"
+            );
         }
     }
 }

@@ -1,9 +1,10 @@
-//! A small model of reverse replication: a shard was moved from A to B, its old copy at A is fed with what B writes,
-//! and a rollback may take it back.
+//! A small model of reverse replication: a shard was moved from A to B, its old copy at A is fed
+//! with what B writes, and a rollback may take it back.
 //!
-//! The slot at B was created before the fence, so the first record in it is one that the mover itself applied at B. A
-//! feeder may be slow, stop and start again; A may fail over to a standby that lags; the slot may be given up because
-//! it keeps too much; a rollback may be aborted and started again; `complete` may come at any time.
+//! The slot at B was created before the fence, so the first record in it is one that the mover
+//! itself applied at B. A feeder may be slow, stop and start again; A may fail over to a standby
+//! that lags; the slot may be given up because it keeps too much; a rollback may be aborted and
+//! started again; `complete` may come at any time.
 
 use stateright::{Model, Property};
 
@@ -12,7 +13,8 @@ use crate::mover::model::world::Stored;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
-    /// The old copy is fed from the beginning of the slot, not from the position where B has opened.
+    /// The old copy is fed from the beginning of the slot, not from the position where B has
+    /// opened.
     FromTheSlotsStart,
     /// A copy that is behind the slot's confirmed position goes on from there.
     GoOnAtConfirmed,
@@ -138,7 +140,8 @@ impl Rule {
     /// Applies the next record, with the progress by compare-and-swap under the lease.
     fn apply(&self, world: &mut World, position: u8, owner: Owner) -> bool {
         let old = &mut world.old.live;
-        let unasked = owner == Owner::Feed && self.is(Mutant::FeedWithoutLease) && old.copy != Copy::Dropped;
+        let unasked =
+            owner == Owner::Feed && self.is(Mutant::FeedWithoutLease) && old.copy != Copy::Dropped;
         if !unasked && (old.owner != owner || old.applied > position) {
             return false;
         }
@@ -159,7 +162,8 @@ impl Rule {
                 let free = matches!(old.copy, Copy::Kept | Copy::Taken) && !old.lost;
                 match self.from(world).filter(|_| free) {
                     Some(position) => {
-                        (world.old.live.copy, world.old.live.owner) = (Copy::Taken, Owner::Rollback);
+                        (world.old.live.copy, world.old.live.owner) =
+                            (Copy::Taken, Owner::Rollback);
                         world.old.flush();
                         At::CatchUp { position }
                     }
@@ -172,15 +176,29 @@ impl Rule {
             }
             At::CatchUp { position } if position < world.length => {
                 let applied = self.apply(world, position, Owner::Rollback);
-                if applied { At::CatchUp { position: position + 1 } } else { At::Begin }
+                if applied {
+                    At::CatchUp {
+                        position: position + 1,
+                    }
+                } else {
+                    At::Begin
+                }
             }
             At::CatchUp { position } => {
                 world.serves = Serves::Fenced;
                 At::Drain { position }
             }
-            At::Drain { position } if position < world.length && !self.is(Mutant::DecideUndrained) => {
+            At::Drain { position }
+                if position < world.length && !self.is(Mutant::DecideUndrained) =>
+            {
                 let applied = self.apply(world, position, Owner::Rollback);
-                if applied { At::Drain { position: position + 1 } } else { At::Begin }
+                if applied {
+                    At::Drain {
+                        position: position + 1,
+                    }
+                } else {
+                    At::Begin
+                }
             }
             // The marker's commit at A is synchronous; then decide at B.
             At::Drain { .. } => {
@@ -200,8 +218,8 @@ impl Rule {
 
     fn happen(&self, world: &mut World, action: Action) -> Option<()> {
         match action {
-            // A writer that began before the fence may still commit: the barrier waits for it, so the drain includes
-            // it.
+            // A writer that began before the fence may still commit: the barrier waits for it, so
+            // the drain includes it.
             Action::Write if world.serves == Serves::Yes && world.length < RECORDS => {
                 world.acknowledged |= 1 << world.length;
                 world.length += 1;
@@ -210,7 +228,11 @@ impl Rule {
                 world.acknowledged |= 1 << world.length;
                 world.length += 1;
             }
-            Action::FeedBegins if world.feed.is_none() && world.old.live.copy == Copy::Kept && !world.old.live.lost => {
+            Action::FeedBegins
+                if world.feed.is_none()
+                    && world.old.live.copy == Copy::Kept
+                    && !world.old.live.lost =>
+            {
                 let position = self.from(world);
                 if position.is_some() {
                     world.old.live.owner = Owner::Feed;
@@ -218,7 +240,9 @@ impl Rule {
                 world.feed = position;
             }
             Action::Feed => {
-                let position = world.feed.filter(|position| *position < world.length && world.slot.is_some())?;
+                let position = world
+                    .feed
+                    .filter(|position| *position < world.length && world.slot.is_some())?;
                 let applied = self.apply(world, position, Owner::Feed);
                 world.feed = applied.then_some(position + 1);
                 world.fed |= applied;
@@ -230,12 +254,19 @@ impl Rule {
             Action::Tell if world.feed.is_some() && world.old.live.owner == Owner::Feed => {
                 world.slot = Some(world.slot?.max(world.old.live.applied));
             }
-            Action::Rollback if world.rollback == At::Away && world.old.live.copy != Copy::Dropped => {
+            Action::Rollback
+                if world.rollback == At::Away && world.old.live.copy != Copy::Dropped =>
+            {
                 world.rollbacks = world.rollbacks.checked_sub(1)?;
                 world.rollback = At::Begin;
             }
             Action::Rollback => self.rollback(world)?,
-            Action::Abort if matches!(world.rollback, At::Begin | At::CatchUp { .. } | At::Drain { .. }) => {
+            Action::Abort
+                if matches!(
+                    world.rollback,
+                    At::Begin | At::CatchUp { .. } | At::Drain { .. }
+                ) =>
+            {
                 give_back(world);
                 world.rollback = At::Away;
                 world.aborted = true;
@@ -249,7 +280,9 @@ impl Rule {
                 (world.old.live.copy, world.slot) = (Copy::Dropped, None);
                 world.old.flush();
             }
-            Action::GiveUp if world.rollback == At::Away && world.slot.is_some() => world.slot = None,
+            Action::GiveUp if world.rollback == At::Away && world.slot.is_some() => {
+                world.slot = None
+            }
             Action::Replicate => world.old.flush(),
             Action::FailOver => {
                 world.fail_overs = world.fail_overs.checked_sub(1)?;
@@ -294,8 +327,18 @@ impl Model for Rule {
     type Action = Action;
 
     fn init_states(&self) -> Vec<World> {
-        let applied = if self.is(Mutant::FromTheSlotsStart) { 0 } else { OWN };
-        let old = Old { copy: Copy::Kept, owner: Owner::Nobody, rows: OWN, applied, lost: false };
+        let applied = if self.is(Mutant::FromTheSlotsStart) {
+            0
+        } else {
+            OWN
+        };
+        let old = Old {
+            copy: Copy::Kept,
+            owner: Owner::Nobody,
+            rows: OWN,
+            applied,
+            lost: false,
+        };
         vec![World {
             length: OWN,
             serves: Serves::Yes,
@@ -314,8 +357,20 @@ impl Model for Rule {
     }
 
     fn actions(&self, _: &World, actions: &mut Vec<Action>) {
-        actions.extend([Action::Write, Action::FeedBegins, Action::Feed, Action::FeedStops, Action::Tell]);
-        actions.extend([Action::Rollback, Action::Abort, Action::Crash, Action::Complete, Action::GiveUp]);
+        actions.extend([
+            Action::Write,
+            Action::FeedBegins,
+            Action::Feed,
+            Action::FeedStops,
+            Action::Tell,
+        ]);
+        actions.extend([
+            Action::Rollback,
+            Action::Abort,
+            Action::Crash,
+            Action::Complete,
+            Action::GiveUp,
+        ]);
         actions.extend([Action::Replicate, Action::FailOver]);
     }
 
@@ -334,11 +389,16 @@ impl Model for Rule {
             Property::always(USED, |_, w: &World| {
                 w.old.live.copy != Copy::Dropped || matches!(w.rollback, At::Away | At::Begin)
             }),
-            Property::sometimes("a copy that was fed is taken back after an abort", |_, w: &World| {
-                w.fed && w.aborted && w.old.live.copy == Copy::Opened && w.length == RECORDS
-            }),
+            Property::sometimes(
+                "a copy that was fed is taken back after an abort",
+                |_, w: &World| {
+                    w.fed && w.aborted && w.old.live.copy == Copy::Opened && w.length == RECORDS
+                },
+            ),
             Property::sometimes("a copy is known to be lost", |_, w: &World| w.old.live.lost),
-            Property::sometimes("a copy is dropped", |_, w: &World| w.old.live.copy == Copy::Dropped),
+            Property::sometimes("a copy is dropped", |_, w: &World| {
+                w.old.live.copy == Copy::Dropped
+            }),
         ]
     }
 }
@@ -358,6 +418,14 @@ fn every_other_way_to_take_back_is_caught() {
         (Mutant::CompleteUnasked, USED),
         (Mutant::DecideUndrained, WHOLE),
     ] {
-        assert!(breaks(Rule { mutant: Some(mutant) }, rule), "{mutant:?} keeps the rule: {rule}");
+        assert!(
+            breaks(
+                Rule {
+                    mutant: Some(mutant)
+                },
+                rule
+            ),
+            "{mutant:?} keeps the rule: {rule}"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! The functions of `migrations/control/0001_control.sql` that run on the source, as pure transitions. Each is one
-//! transaction: all or nothing. `None` is `SH002`, or an UPDATE that found no row: nothing was changed.
+//! The functions of `migrations/control/0001_control.sql` that run on the source, as pure
+//! transitions. Each is one transaction: all or nothing. `None` is `SH002`, or an UPDATE that found
+//! no row: nothing was changed.
 
 use crate::mover::model::mutant::Mutant;
 use crate::mover::model::world::{Journal, Lease, Named, Record, Row, Source, Stored};
@@ -33,13 +34,33 @@ impl Functions {
             return None;
         }
         let attempt = journal.attempt + 1;
-        let journal = Journal { phase: Phase::Fenced, attempt, token: Some(token), ..journal };
-        let named = if self.is(Mutant::RenameWithFallThrough) { Named::Nothing } else { Named::Signpost };
-        Some(Source { row: Row::Fenced { attempt, lease }, named, journal, ..*source })
+        let journal = Journal {
+            phase: Phase::Fenced,
+            attempt,
+            token: Some(token),
+            ..journal
+        };
+        let named = if self.is(Mutant::RenameWithFallThrough) {
+            Named::Nothing
+        } else {
+            Named::Signpost
+        };
+        Some(Source {
+            row: Row::Fenced { attempt, lease },
+            named,
+            journal,
+            ..*source
+        })
     }
 
-    /// `pgshard.mark`. Its commit is synchronous: everything before it is on disk, and in the stream.
-    pub(super) fn mark(&self, source: &mut Stored<Source>, attempt: u8, lease: Lease) -> Option<()> {
+    /// `pgshard.mark`. Its commit is synchronous: everything before it is on disk, and in the
+    /// stream.
+    pub(super) fn mark(
+        &self,
+        source: &mut Stored<Source>,
+        attempt: u8,
+        lease: Lease,
+    ) -> Option<()> {
         if source.live.row != (Row::Fenced { attempt, lease }) {
             return None;
         }
@@ -54,17 +75,38 @@ impl Functions {
     }
 
     /// `pgshard.unfence`: by a mover, which names its lease, or by `expire_fence`, which has none.
-    pub(super) fn unfence(&self, source: &Source, attempt: u8, lease: Option<Lease>) -> Option<Source> {
+    pub(super) fn unfence(
+        &self,
+        source: &Source,
+        attempt: u8,
+        lease: Option<Lease>,
+    ) -> Option<Source> {
         let ours = match source.row {
-            Row::Fenced { attempt: at, lease: holder } => at == attempt && lease.is_none_or(|lease| lease == holder),
+            Row::Fenced {
+                attempt: at,
+                lease: holder,
+            } => at == attempt && lease.is_none_or(|lease| lease == holder),
             Row::Serving | Row::Moved { .. } => false,
         };
         if !ours && !self.is(Mutant::UnfenceWithoutCompareAndSwap) {
             return None;
         }
-        let named = if self.is(Mutant::DenyNotReverted) { source.named } else { Named::Shard };
-        let journal = Journal { phase: self.before_fence(), token: None, ..source.journal };
-        Some(Source { row: Row::Serving, named, journal, ..*source })
+        let named = if self.is(Mutant::DenyNotReverted) {
+            source.named
+        } else {
+            Named::Shard
+        };
+        let journal = Journal {
+            phase: self.before_fence(),
+            token: None,
+            ..source.journal
+        };
+        Some(Source {
+            row: Row::Serving,
+            named,
+            journal,
+            ..*source
+        })
     }
 
     /// `pgshard.expire_fence`, past the deadline. By anybody, at any time: the model has no clock.
@@ -76,18 +118,26 @@ impl Functions {
     }
 
     /// `pgshard.decide`: the commit point, synchronous.
-    pub(super) fn decide(&self, source: &mut Stored<Source>, attempt: u8, lease: Lease) -> Option<()> {
+    pub(super) fn decide(
+        &self,
+        source: &mut Stored<Source>,
+        attempt: u8,
+        lease: Lease,
+    ) -> Option<()> {
         let live = &mut source.live;
         let wanted = match live.row {
-            Row::Fenced { attempt: at, lease: holder } => {
-                holder == lease && at == attempt || self.is(Mutant::DecideAnyFence)
-            }
+            Row::Fenced {
+                attempt: at,
+                lease: holder,
+            } => holder == lease && at == attempt || self.is(Mutant::DecideAnyFence),
             Row::Serving | Row::Moved { .. } => false,
         };
         if !wanted || live.markers & 1 << attempt == 0 {
             return None;
         }
-        live.row = Row::Moved { token: live.journal.token };
+        live.row = Row::Moved {
+            token: live.journal.token,
+        };
         live.journal.phase = Phase::Decided;
         live.signpost_in_ledger = false;
         if !self.is(Mutant::FailOverLosesFence) {
@@ -96,29 +146,50 @@ impl Functions {
         Some(())
     }
 
-    /// `Session::take_over` of the journal: takes the lease on the move, and on the fence if it is this move's.
+    /// `Session::take_over` of the journal: takes the lease on the move, and on the fence if it is
+    /// this move's.
     pub(super) fn take_over(&self, source: &Source, lease: Lease) -> Source {
         let row = match source.row {
             Row::Fenced { attempt, .. } => Row::Fenced { attempt, lease },
             row => row,
         };
-        Source { row, journal: Journal { lease, ..source.journal }, ..*source }
+        Source {
+            row,
+            journal: Journal {
+                lease,
+                ..source.journal
+            },
+            ..*source
+        }
     }
 
     /// `Session::advance` of the journal.
     pub(super) fn advance(&self, source: &Source, lease: Lease, phase: Phase) -> Option<Source> {
         let journal = source.journal;
-        (journal.lease == lease).then_some(Source { journal: Journal { phase, ..journal }, ..*source })
+        (journal.lease == lease).then_some(Source {
+            journal: Journal { phase, ..journal },
+            ..*source
+        })
     }
 
-    /// `pgshard.build_signpost` with the statements around it in `step/prepare.rs`: the ledger's row and the schema.
+    /// `pgshard.build_signpost` with the statements around it in `step/prepare.rs`: the ledger's
+    /// row and the schema.
     pub(super) fn build_signpost(&self, source: &Source) -> Option<Source> {
-        (source.row == Row::Serving).then_some(Source { signpost: true, signpost_in_ledger: true, ..*source })
+        (source.row == Row::Serving).then_some(Source {
+            signpost: true,
+            signpost_in_ledger: true,
+            ..*source
+        })
     }
 
-    /// `drop_signpost` of `step/undo.rs`: drops the schema `__signpost`, which exists unless it is swapped in.
+    /// `drop_signpost` of `step/undo.rs`: drops the schema `__signpost`, which exists unless it is
+    /// swapped in.
     pub(super) fn drop_signpost(&self, source: &Source) -> Source {
         let swapped_in = source.row != Row::Serving;
-        Source { signpost: source.signpost && swapped_in, signpost_in_ledger: false, ..*source }
+        Source {
+            signpost: source.signpost && swapped_in,
+            signpost_in_ledger: false,
+            ..*source
+        }
     }
 }

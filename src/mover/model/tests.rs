@@ -11,19 +11,33 @@ use crate::mover::model::world::{Faults, World};
 use crate::mover::model::{Action, Bounds, Protocol};
 use crate::mover::protocol::state::Mode;
 
-const NONE: Faults = Faults { mover_crashes: 0, stops: 0, source_crashes: 0, target_crashes: 0, lost_messages: 0 };
+const NONE: Faults = Faults {
+    mover_crashes: 0,
+    stops: 0,
+    source_crashes: 0,
+    target_crashes: 0,
+    lost_messages: 0,
+};
 
 /// A run, one step on each line: what happened, and the resulting state.
 fn story(path: Path<World, Action>) -> String {
     let mut lines = Vec::new();
     let mut cause = None;
     for (world, action) in path.into_vec() {
-        let at: Vec<_> = world.movers.iter().map(|mover| format!("{:?}", mover.at)).collect();
+        let at: Vec<_> = world
+            .movers
+            .iter()
+            .map(|mover| format!("{:?}", mover.at))
+            .collect();
         let (source, target) = (&world.source.live, &world.target.live);
-        let records: Vec<_> = (0..source.log.length()).filter_map(|n| source.log.get(n)).collect();
+        let records: Vec<_> = (0..source.log.length())
+            .filter_map(|n| source.log.get(n))
+            .collect();
         lines.push(format!(
             "{:<24} movers {}; source {:?} {:?} {records:?}; target {:?} rows {:b} serving {}",
-            cause.map(|cause: Action| format!("{cause:?}")).unwrap_or_default(),
+            cause
+                .map(|cause: Action| format!("{cause:?}"))
+                .unwrap_or_default(),
             at.join(", "),
             source.row,
             source.journal,
@@ -36,7 +50,8 @@ fn story(path: Path<World, Action>) -> String {
     lines.join("\n")
 }
 
-/// Explores everything within the bounds. Gives the number of worlds, and the rules that were broken, each with a run.
+/// Explores everything within the bounds. Gives the number of worlds, and the rules that were
+/// broken, each with a run.
 fn explore(protocol: Protocol) -> (usize, BTreeMap<&'static str, String>) {
     let checker = protocol.checker().spawn_bfs().join();
     let properties = protocol.properties();
@@ -48,7 +63,10 @@ fn explore(protocol: Protocol) -> (usize, BTreeMap<&'static str, String>) {
         .map(|p| (p.name, "never happens".to_owned()))
         .collect();
     for (name, path) in found.clone() {
-        if properties.iter().any(|p| p.name == name && !matches!(p.expectation, Expectation::Sometimes)) {
+        if properties
+            .iter()
+            .any(|p| p.name == name && !matches!(p.expectation, Expectation::Sometimes))
+        {
             broken.insert(name, story(path));
         }
     }
@@ -56,22 +74,52 @@ fn explore(protocol: Protocol) -> (usize, BTreeMap<&'static str, String>) {
 }
 
 const fn bounds(mode: Mode) -> Bounds {
-    Bounds { mode, movers: 2, routers: 0, direct: false, fences: 2, held: false, faults: NONE }
+    Bounds {
+        mode,
+        movers: 2,
+        routers: 0,
+        direct: false,
+        fences: 2,
+        held: false,
+        faults: NONE,
+    }
 }
 
 /// Gives the number of worlds.
 fn keeps_its_rules(bounds: Bounds) -> usize {
-    let (states, broken) = explore(Protocol { bounds, mutant: None });
-    let stories: Vec<_> = broken.iter().map(|(rule, story)| format!("broken: {rule}\n{story}\n")).collect();
-    assert!(broken.is_empty(), "{states} worlds: {bounds:?}\n{}", stories.join("\n"));
+    let (states, broken) = explore(Protocol {
+        bounds,
+        mutant: None,
+    });
+    let stories: Vec<_> = broken
+        .iter()
+        .map(|(rule, story)| format!("broken: {rule}\n{story}\n"))
+        .collect();
+    assert!(
+        broken.is_empty(),
+        "{states} worlds: {bounds:?}\n{}",
+        stories.join("\n")
+    );
     states
 }
 
 #[test]
 fn movers_alone() {
     for mode in [Mode::Blocking, Mode::Online] {
-        keeps_its_rules(Bounds { faults: Faults { mover_crashes: 1, ..NONE }, ..bounds(mode) });
-        keeps_its_rules(Bounds { faults: Faults { lost_messages: 1, ..NONE }, ..bounds(mode) });
+        keeps_its_rules(Bounds {
+            faults: Faults {
+                mover_crashes: 1,
+                ..NONE
+            },
+            ..bounds(mode)
+        });
+        keeps_its_rules(Bounds {
+            faults: Faults {
+                lost_messages: 1,
+                ..NONE
+            },
+            ..bounds(mode)
+        });
     }
 }
 
@@ -79,21 +127,32 @@ fn movers_alone() {
 #[test]
 fn movers_that_are_held_and_stopped() {
     for mode in [Mode::Blocking, Mode::Online] {
-        keeps_its_rules(Bounds { held: true, faults: Faults { stops: 1, ..NONE }, ..bounds(mode) });
+        keeps_its_rules(Bounds {
+            held: true,
+            faults: Faults { stops: 1, ..NONE },
+            ..bounds(mode)
+        });
     }
 }
 
 #[test]
 fn a_client_that_bypasses_the_routers() {
     for mode in [Mode::Blocking, Mode::Online] {
-        keeps_its_rules(Bounds { direct: true, ..bounds(mode) });
+        keeps_its_rules(Bounds {
+            direct: true,
+            ..bounds(mode)
+        });
     }
 }
 
 #[test]
 fn two_routers() {
     for mode in [Mode::Blocking, Mode::Online] {
-        keeps_its_rules(Bounds { routers: 2, fences: 1, ..bounds(mode) });
+        keeps_its_rules(Bounds {
+            routers: 2,
+            fences: 1,
+            ..bounds(mode)
+        });
     }
 }
 
@@ -101,23 +160,49 @@ fn two_routers() {
 #[test]
 fn hosts_that_crash() {
     for mode in [Mode::Blocking, Mode::Online] {
-        keeps_its_rules(Bounds { faults: Faults { source_crashes: 1, ..NONE }, ..bounds(mode) });
+        keeps_its_rules(Bounds {
+            faults: Faults {
+                source_crashes: 1,
+                ..NONE
+            },
+            ..bounds(mode)
+        });
         for (source_crashes, target_crashes) in [(1, 0), (0, 1)] {
-            let faults = Faults { source_crashes, target_crashes, ..NONE };
-            keeps_its_rules(Bounds { direct: true, fences: 1, faults, ..bounds(mode) });
+            let faults = Faults {
+                source_crashes,
+                target_crashes,
+                ..NONE
+            };
+            keeps_its_rules(Bounds {
+                direct: true,
+                fences: 1,
+                faults,
+                ..bounds(mode)
+            });
         }
         // A router may have been at the target when its open was lost.
-        let faults = Faults { target_crashes: 1, ..NONE };
-        keeps_its_rules(Bounds { routers: 1, fences: 1, faults, ..bounds(mode) });
+        let faults = Faults {
+            target_crashes: 1,
+            ..NONE
+        };
+        keeps_its_rules(Bounds {
+            routers: 1,
+            fences: 1,
+            faults,
+            ..bounds(mode)
+        });
     }
 }
 
-/// The rules about the end are checked in worlds in which nothing more happens. That every run reaches such a world is
-/// checked here: no run reaches the same world twice.
+/// The rules about the end are checked in worlds in which nothing more happens. That every run
+/// reaches such a world is checked here: no run reaches the same world twice.
 #[test]
 fn no_run_goes_in_circles() {
     for mode in [Mode::Blocking, Mode::Online] {
-        let protocol = Protocol { bounds: bounds(mode), mutant: None };
+        let protocol = Protocol {
+            bounds: bounds(mode),
+            mutant: None,
+        };
         let mut finished: HashMap<World, bool> = HashMap::new();
         let mut path = vec![protocol.init_states()];
         while let Some(choices) = path.last_mut() {
@@ -144,30 +229,84 @@ fn no_run_goes_in_circles() {
 /// The rule that a mutant breaks, and the smallest world in which it does.
 fn killer(mutant: Mutant) -> (&'static str, Bounds) {
     let (blocking, online) = (bounds(Mode::Blocking), bounds(Mode::Online));
-    let with_client = Bounds { direct: true, ..online };
-    let source_crashes = Faults { source_crashes: 1, ..NONE };
-    let target_crashes = Faults { target_crashes: 1, ..NONE };
+    let with_client = Bounds {
+        direct: true,
+        ..online
+    };
+    let source_crashes = Faults {
+        source_crashes: 1,
+        ..NONE
+    };
+    let target_crashes = Faults {
+        target_crashes: 1,
+        ..NONE
+    };
     match mutant {
         Mutant::FenceWithoutBarrier => (FENCE_BEFORE_STOP, with_client),
         Mutant::StopBeforeBarrier => (NO_LOST_WRITE, with_client),
-        Mutant::StopAtWalPosition => (NO_LOST_WRITE, Bounds { faults: source_crashes, ..with_client }),
+        Mutant::StopAtWalPosition => (
+            NO_LOST_WRITE,
+            Bounds {
+                faults: source_crashes,
+                ..with_client
+            },
+        ),
         Mutant::GateInSnapshot => (FENCE_BEFORE_STOP, with_client),
         Mutant::OpenBeforeDecide => (OPEN_NEEDS_DECISION, online),
-        Mutant::DecisionOnBothSides => (OPEN_NEEDS_DECISION, Bounds { routers: 1, ..online }),
+        Mutant::DecisionOnBothSides => (
+            OPEN_NEEDS_DECISION,
+            Bounds {
+                routers: 1,
+                ..online
+            },
+        ),
         Mutant::UnfenceWithoutCompareAndSwap => (DECIDE_ONCE, online),
-        Mutant::SlotBeforeDurability => (NO_LOST_WRITE, Bounds { faults: target_crashes, ..with_client }),
+        Mutant::SlotBeforeDurability => (
+            NO_LOST_WRITE,
+            Bounds {
+                faults: target_crashes,
+                ..with_client
+            },
+        ),
         Mutant::MarkerOfEarlierAttempt => (NO_LOST_WRITE, with_client),
         Mutant::RenameWithFallThrough => (NO_MISPLACED_WRITE, with_client),
-        Mutant::FailOverLosesFence => (SINGLE_OWNER, Bounds { faults: source_crashes, ..online }),
+        Mutant::FailOverLosesFence => (
+            SINGLE_OWNER,
+            Bounds {
+                faults: source_crashes,
+                ..online
+            },
+        ),
         Mutant::DenyNotReverted => (WRITABLE_AGAIN, online),
         Mutant::CancelWithoutLease => (NO_RESURRECTION, online),
         Mutant::LedgerAfterCreation => (LEDGER_COVERS, blocking),
         Mutant::DecideAnyFence => (NEVER_STRANDED, blocking),
-        Mutant::OpenCutsTheLookShort => {
-            (LOOKED_BEHIND, Bounds { faults: Faults { lost_messages: 1, ..NONE }, ..online })
-        }
-        Mutant::PublishedBeforeDurable => (DROP_SAFE, Bounds { fences: 1, faults: target_crashes, ..online }),
-        Mutant::AsynchronousControl => (NEVER_STRANDED, Bounds { fences: 1, faults: source_crashes, ..blocking }),
+        Mutant::OpenCutsTheLookShort => (
+            LOOKED_BEHIND,
+            Bounds {
+                faults: Faults {
+                    lost_messages: 1,
+                    ..NONE
+                },
+                ..online
+            },
+        ),
+        Mutant::PublishedBeforeDurable => (
+            DROP_SAFE,
+            Bounds {
+                fences: 1,
+                faults: target_crashes,
+                ..online
+            },
+        ),
+        Mutant::AsynchronousControl => (
+            NEVER_STRANDED,
+            Bounds {
+                fences: 1,
+                faults: source_crashes,
+                ..blocking
+            },
+        ),
     }
 }
 
@@ -176,30 +315,71 @@ fn every_mutant_is_caught() {
     for mutant in Mutant::ALL {
         let (rule, bounds) = killer(mutant);
         let first = HasDiscoveries::AnyOf(BTreeSet::from([rule]));
-        let checker = Protocol { bounds, mutant: Some(mutant) }.checker().finish_when(first).spawn_bfs().join();
-        assert!(checker.discovery(rule).is_some(), "{mutant:?} keeps the rule: {rule}");
+        let checker = Protocol {
+            bounds,
+            mutant: Some(mutant),
+        }
+        .checker()
+        .finish_when(first)
+        .spawn_bfs()
+        .join();
+        assert!(
+            checker.discovery(rule).is_some(),
+            "{mutant:?} keeps the rule: {rule}"
+        );
     }
 }
 
-/// Larger bounds, which take an hour: `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide --
-/// --nocapture`. The figures are in docs/model.md.
+/// Larger bounds, which take an hour:
+/// `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide -- --nocapture`. The figures
+/// are in docs/model.md.
 #[test]
 fn wide() {
     if std::env::var("PGSHARD_MODEL").as_deref() != Ok("wide") {
         return;
     }
     for mode in [Mode::Blocking, Mode::Online] {
-        let crashes = Faults { mover_crashes: 1, ..NONE };
-        let told = Faults { stops: 1, lost_messages: 1, ..crashes };
-        let failing_hosts = Faults { source_crashes: 1, target_crashes: 1, ..crashes };
+        let crashes = Faults {
+            mover_crashes: 1,
+            ..NONE
+        };
+        let told = Faults {
+            stops: 1,
+            lost_messages: 1,
+            ..crashes
+        };
+        let failing_hosts = Faults {
+            source_crashes: 1,
+            target_crashes: 1,
+            ..crashes
+        };
         for bounds in [
-            Bounds { held: true, direct: true, faults: told, ..bounds(mode) },
-            Bounds { movers: 3, faults: crashes, ..bounds(mode) },
-            Bounds { routers: 2, direct: true, faults: crashes, ..bounds(mode) },
-            Bounds { direct: true, faults: failing_hosts, ..bounds(mode) },
+            Bounds {
+                held: true,
+                direct: true,
+                faults: told,
+                ..bounds(mode)
+            },
+            Bounds {
+                movers: 3,
+                faults: crashes,
+                ..bounds(mode)
+            },
+            Bounds {
+                routers: 2,
+                direct: true,
+                faults: crashes,
+                ..bounds(mode)
+            },
+            Bounds {
+                direct: true,
+                faults: failing_hosts,
+                ..bounds(mode)
+            },
         ] {
             let worlds = keeps_its_rules(bounds);
-            writeln!(std::io::stdout(), "{worlds} worlds: {bounds:?}").expect("the figures are printed");
+            writeln!(std::io::stdout(), "{worlds} worlds: {bounds:?}")
+                .expect("the figures are printed");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! The world that the model explores: what two hosts hold in memory and on disk, and the position of every actor.
+//! The world that the model explores: what two hosts hold in memory and on disk, and the position
+//! of every actor.
 //!
-//! It is small and `Copy`: millions of worlds are told apart by their hashes. What a host would lose if it crashed is
-//! the difference between the two halves of [`Stored`].
+//! It is small and `Copy`: millions of worlds are told apart by their hashes. What a host would
+//! lose if it crashed is the difference between the two halves of [`Stored`].
 
 use crate::mover::protocol::state::{Compared, Goal, Phase, Stop, Stream, Until};
 
@@ -11,11 +12,12 @@ pub(super) type Lease = u8;
 /// The most movers of a world.
 pub(super) const MOVERS: usize = 3;
 
-/// The most routers of a world. The write of router n is the bit n, that of the bypassing client the bit after those.
+/// The most routers of a world. The write of router n is the bit n, that of the bypassing client
+/// the bit after those.
 pub(super) const ROUTERS: usize = 2;
 
-/// What a server has committed (`live`), and the part of it that is on disk, and on the standbys that may be promoted
-/// (`durable`).
+/// What a server has committed (`live`), and the part of it that is on disk, and on the standbys
+/// that may be promoted (`durable`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stored<T> {
     pub(super) live: T,
@@ -24,7 +26,10 @@ pub(super) struct Stored<T> {
 
 impl<T: Copy> Stored<T> {
     pub(super) fn new(both: T) -> Stored<T> {
-        Stored { live: both, durable: both }
+        Stored {
+            live: both,
+            durable: both,
+        }
     }
 
     /// The effect of a synchronous commit: everything that was committed before is on disk, too.
@@ -80,7 +85,10 @@ pub(super) struct Log {
 }
 
 impl Log {
-    pub(super) const EMPTY: Log = Log { length: 0, records: [Record::Write(0); 8] };
+    pub(super) const EMPTY: Log = Log {
+        length: 0,
+        records: [Record::Write(0); 8],
+    };
 
     pub(super) fn push(&mut self, record: Record) {
         self.records[usize::from(self.length)] = record;
@@ -93,7 +101,10 @@ impl Log {
 
     /// Its first records, this many.
     pub(super) fn up_to(&self, length: u8) -> Log {
-        Log { length: length.min(self.length), ..*self }
+        Log {
+            length: length.min(self.length),
+            ..*self
+        }
     }
 
     pub(super) fn get(&self, at: u8) -> Option<Record> {
@@ -206,8 +217,9 @@ pub(super) enum At {
         token: Option<u8>,
         stop: Option<u8>,
     },
-    /// Online, behind the marker: the last changes and the prepared open on one side, the examination of what may not
-    /// have changed on the other, in any order. Both end before anything is decided.
+    /// Online, behind the marker: the last changes and the prepared open on one side, the
+    /// examination of what may not have changed on the other, in any order. Both end before
+    /// anything is decided.
     Behind {
         attempt: u8,
         token: Option<u8>,
@@ -266,7 +278,8 @@ pub(super) enum Opening {
     Draining,
     Drained,
     Prepared,
-    /// Refused, or its connection broke. Whether that ends the attempt is decided after the examination.
+    /// Refused, or its connection broke. Whether that ends the attempt is decided after the
+    /// examination.
     Failed,
 }
 
@@ -286,7 +299,13 @@ pub(super) struct Mover {
 impl Mover {
     /// Whether source and target were compared on the servers that run now.
     pub(super) fn has_compared(&self) -> bool {
-        matches!(self.stream, Stream::On { compared: Compared::Yes, .. })
+        matches!(
+            self.stream,
+            Stream::On {
+                compared: Compared::Yes,
+                ..
+            }
+        )
     }
 
     /// A server was restarted, or another was promoted.
@@ -376,8 +395,8 @@ pub(super) struct World {
     pub(super) locked_by: Option<Lease>,
     /// The position up to which the slot may forget.
     pub(super) confirmed: u8,
-    /// How many tokens were made, one for each fence. A crash of the source may undo an attempt's number, never a
-    /// token.
+    /// How many tokens were made, one for each fence. A crash of the source may undo an attempt's
+    /// number, never a token.
     pub(super) fences: u8,
     pub(super) movers: [Mover; MOVERS],
     pub(super) routers: [Router; ROUTERS],

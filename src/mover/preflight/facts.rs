@@ -1,4 +1,5 @@
-//! What preflight reads. It writes nothing and decides nothing: [`plan`](crate::mover::preflight::plan) judges.
+//! What preflight reads. It writes nothing and decides nothing:
+//! [`plan`](crate::mover::preflight::plan) judges.
 
 use std::time::Duration;
 
@@ -48,8 +49,8 @@ pub(crate) struct HostFacts {
     pub(crate) in_recovery: bool,
     /// `server_version_num`.
     pub(crate) version: i32,
-    /// The owner of the control schema, and whether that role may act for the connecting role: it renames what the
-    /// connecting role has built.
+    /// The owner of the control schema, and whether that role may act for the connecting role: it
+    /// renames what the connecting role has built.
     pub(crate) keeper: String,
     pub(crate) keeper_may: bool,
     /// How far the host's clock is ahead of this machine's, in seconds.
@@ -74,11 +75,14 @@ pub(crate) struct StreamFacts {
     pub(crate) free_slots: i64,
     /// How many walsenders can still be started.
     pub(crate) free_senders: i64,
-    /// How many prepared transactions are open, in any database: the creation of a slot waits for them.
+    /// How many prepared transactions are open, in any database: the creation of a slot waits for
+    /// them.
     pub(crate) prepared: i64,
-    /// Old transactions that have written, in any database: the creation of a slot waits for them too.
+    /// Old transactions that have written, in any database: the creation of a slot waits for them
+    /// too.
     pub(crate) old: Vec<String>,
-    /// For how long a slot may have no reader before the server drops its WAL, if there is a limit (from 18 on).
+    /// For how long a slot may have no reader before the server drops its WAL, if there is a limit
+    /// (from 18 on).
     pub(crate) idle_max: Option<String>,
 }
 
@@ -111,7 +115,9 @@ impl std::fmt::Display for Lock {
         if self.seconds > 0.0 {
             write!(f, ", its transaction is {:.1} s old", self.seconds)?;
         }
-        self.query.as_ref().map_or(Ok(()), |query| write!(f, ": {}", query.replace('\n', " ")))
+        self.query
+            .as_ref()
+            .map_or(Ok(()), |query| write!(f, ": {}", query.replace('\n', " ")))
     }
 }
 
@@ -139,7 +145,8 @@ pub(crate) struct ShardFacts {
     pub(crate) in_the_way: Vec<String>,
     /// Reasons against the move in the source's catalogs.
     pub(crate) at_source: Vec<Refusal>,
-    /// Reasons against copying its tables while they are written to, and the replica identities that they are lent.
+    /// Reasons against copying its tables while they are written to, and the replica identities
+    /// that they are lent.
     pub(crate) online: Judgement,
     /// What the target lacks.
     pub(crate) at_target: Vec<Refusal>,
@@ -188,23 +195,32 @@ fn question() -> String {
         "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
             d.datcollate::text || '/' || d.datctype::text || coalesce(' ICU ' || l.icu, ''),
             has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
-            (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, schema_prefix, key_kind)
+            (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, \
+            schema_prefix, key_kind)
                 FROM pgshard.cluster),
             current_setting('wal_level'), (SELECT rolreplication OR rolsuper FROM pg_roles
                 WHERE rolname = current_user),
-            current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM pg_replication_slots),
+            current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM \
+            pg_replication_slots),
             current_setting('max_wal_senders')::bigint - (SELECT count(*) FROM pg_stat_replication),
             (SELECT count(*) FROM pg_prepared_xacts),
-            current_setting('server_version_num')::integer, o.rolname::text, pg_has_role(o.oid, current_user, 'USAGE'),
+            current_setting('server_version_num')::integer, o.rolname::text, pg_has_role(o.oid, \
+            current_user, 'USAGE'),
             extract(epoch FROM clock_timestamp())::double precision,
-            ARRAY(SELECT evtname::text FROM pg_event_trigger WHERE evtenabled IN ('O', 'A') ORDER BY 1),
+            ARRAY(SELECT evtname::text FROM pg_event_trigger WHERE evtenabled IN ('O', 'A') ORDER \
+            BY 1),
             current_setting('max_locks_per_transaction')::bigint
-                * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),
-            current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'
-                AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE coalesce(sync_state, 'hidden') IN ('sync',
+                * (current_setting('max_connections')::bigint + \
+                current_setting('max_prepared_transactions')::bigint),
+            current_setting('synchronous_standby_names') <> '' AND \
+            current_setting('synchronous_commit') <> 'local'
+                AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE coalesce(sync_state, \
+                'hidden') IN ('sync',
                     'quorum', 'hidden')),
-            ARRAY(SELECT format('backend %s has a transaction that has written and is %s s old: %s', pid,
-                      round(extract(epoch FROM clock_timestamp() - xact_start))::text, coalesce({query}, '?'))
+            ARRAY(SELECT format('backend %s has a transaction that has written and is %s s old: \
+            %s', pid,
+                      round(extract(epoch FROM clock_timestamp() - xact_start))::text, \
+                      coalesce({query}, '?'))
                   FROM pg_stat_activity
                   WHERE backend_xid IS NOT NULL AND xact_start < clock_timestamp() - interval '2 s'
                   AND pid <> pg_backend_pid()
@@ -213,14 +229,17 @@ fn question() -> String {
                 LATERAL (SELECT to_jsonb(c) AS its) AS j
                 WHERE c.collnamespace = 'pg_catalog'::regnamespace
                   AND c.collprovider::text = CASE WHEN l.icu IS NULL THEN 'c' ELSE 'i' END
-                  AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> 'collcollate') = coalesce(l.icu,
+                  AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> \
+                  'collcollate') = coalesce(l.icu,
                       d.datcollate::text)),
             nullif(current_setting('idle_replication_slot_timeout', true), '0')
         FROM pg_database d
-        -- The columns are read by name, because not every version has them: 15 added the provider, 17 renamed the
+        -- The columns are read by name, because not every version has them: 15 added the \
+        provider, 17 renamed the
         -- locale.
         CROSS JOIN LATERAL (SELECT CASE WHEN to_jsonb(d) ->> 'datlocprovider' = 'i'
-            THEN coalesce(to_jsonb(d) ->> 'daticulocale', to_jsonb(d) ->> 'datlocale') END AS icu) AS l
+            THEN coalesce(to_jsonb(d) ->> 'daticulocale', to_jsonb(d) ->> 'datlocale') END AS icu) \
+            AS l
         JOIN pg_roles o ON o.oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard')
         WHERE d.datname = current_database()",
         query = shown("query"),
@@ -228,11 +247,19 @@ fn question() -> String {
 }
 
 /// Reads a host's facts. A host without a control schema gives a refusal.
-pub(crate) fn of_host(session: &Session) -> BoxFuture<'_, Result<Result<HostFacts, Refusal>, Error>> {
+pub(crate) fn of_host(
+    session: &Session,
+) -> BoxFuture<'_, Result<Result<HostFacts, Refusal>, Error>> {
     Box::pin(async move {
         let what = "reading the host's facts";
         let name = session.host.clone();
-        let present = session.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
+        let present = session
+            .row(
+                what,
+                "SELECT to_regclass('pgshard.cluster') IS NOT NULL",
+                &[],
+            )
+            .await?;
         let not_bootstrapped = || {
             let remedy = format!("pgshard bootstrap --host {name}");
             Refusal::new("the database", "is not bootstrapped", remedy).at(None, &name)
@@ -244,7 +271,9 @@ pub(crate) fn of_host(session: &Session) -> BoxFuture<'_, Result<Result<HostFact
         let row = session.row(what, &question(), &[]).await?;
         // The host's clock was read about halfway between the question and the answer.
         let here = (asked.as_millisecond() + Timestamp::now().as_millisecond()) as f64 / 2e3;
-        let Some(cluster) = row.get::<_, Option<String>>(6)? else { return Ok(Err(not_bootstrapped())) };
+        let Some(cluster) = row.get::<_, Option<String>>(6)? else {
+            return Ok(Err(not_bootstrapped()));
+        };
         Ok(Ok(HostFacts {
             name,
             database: row.get(0)?,
@@ -278,10 +307,18 @@ pub(crate) fn of_host(session: &Session) -> BoxFuture<'_, Result<Result<HostFact
 /// The host's row of a shard.
 pub(crate) async fn row_of(session: &Session, shard: ShardId) -> Result<Option<Row>, Error> {
     let sql = "SELECT state, epoch, peer FROM pgshard.shard WHERE shard_id = $1";
-    let rows = session.rows("reading the shard's row", sql, &[&shard.as_i32()]).await?;
-    let Some(row) = rows.first() else { return Ok(None) };
+    let rows = session
+        .rows("reading the shard's row", sql, &[&shard.as_i32()])
+        .await?;
+    let Some(row) = rows.first() else {
+        return Ok(None);
+    };
     let epoch = ShardEpoch::from_i32(row.get(1)?).unwrap_or(ShardEpoch::FIRST);
-    Ok(Some(Row { state: row.get(0)?, epoch, peer: row.get(2)? }))
+    Ok(Some(Row {
+        state: row.get(0)?,
+        epoch,
+        peer: row.get(2)?,
+    }))
 }
 
 /// Which of these shards the host has given away, with their epochs and new owners.
@@ -292,35 +329,46 @@ pub(crate) async fn given_away(
     shards: &[ShardId],
 ) -> Result<Vec<(ShardId, ShardEpoch, String)>, Error> {
     let numbers: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
-    let sql = "SELECT shard_id, epoch, peer FROM pgshard.shard WHERE shard_id = ANY ($1) AND state = 'moved' \
+    let sql = "SELECT shard_id, epoch, peer FROM pgshard.shard WHERE shard_id = ANY ($1) AND state \
+        = 'moved' \
                AND peer IS NOT NULL";
-    let rows = session.rows("reading where shards have gone", sql, &[&numbers]).await?;
+    let rows = session
+        .rows("reading where shards have gone", sql, &[&numbers])
+        .await?;
     let mut given = Vec::new();
     for row in &rows {
         // A number that no shard or epoch can have proves nothing, so it is skipped.
-        let (shard, epoch) = (ShardId::try_from(row.get::<_, i32>(0)?), ShardEpoch::from_i32(row.get(1)?));
-        let (Ok(shard), Some(epoch)) = (shard, epoch) else { continue };
+        let (shard, epoch) = (
+            ShardId::try_from(row.get::<_, i32>(0)?),
+            ShardEpoch::from_i32(row.get(1)?),
+        );
+        let (Ok(shard), Some(epoch)) = (shard, epoch) else {
+            continue;
+        };
         given.push((shard, epoch, row.get(2)?));
     }
     Ok(given)
 }
 
-/// Whether somebody might make the barrier wait, for a schema given by its OID. If not, nobody does. It is a question
-/// for the time behind the fence: [`locks`] has to be planned anew after a swap, with four views, which takes
-/// longer than to run it. Like that one, it passes readers over; unlike it, it also counts VACUUM and ANALYZE, and
-/// relations of other databases that have the same OIDs.
+/// Whether somebody might make the barrier wait, for a schema given by its OID. If not, nobody
+/// does. It is a question for the time behind the fence: [`locks`] has to be planned anew after a
+/// swap, with four views, which takes longer than to run it. Like that one, it passes readers over;
+/// unlike it, it also counts VACUUM and ANALYZE, and relations of other databases that have the
+/// same OIDs.
 ///
 /// Locks: as [`locks`].
 pub(crate) async fn may_be_locked(session: &Session, schema: u32) -> Result<bool, Error> {
     let sql = format!("SELECT {}", may_be_locked_sql("$1"));
-    let rows = session.typed_rows("looking for locks", &sql, &[(&schema, Type::OID)]).await?;
+    let rows = session
+        .typed_rows("looking for locks", &sql, &[(&schema, Type::OID)])
+        .await?;
     rows.first().map_or(Ok(true), |row| row.get(0))
 }
 
 /// The same as a condition in SQL, of an expression for the schema's OID.
 pub(crate) fn may_be_locked_sql(schema: &str) -> String {
-    // As in the barrier, each lock's relation is looked up by its OID. What depends on the schema would not be all of
-    // its relations: of a composite type only the type does.
+    // As in the barrier, each lock's relation is looked up by its OID. What depends on the schema
+    // would not be all of its relations: of a composite type only the type does.
     format!(
         "EXISTS (
             SELECT FROM pg_catalog.pg_lock_status() l
@@ -328,23 +376,28 @@ pub(crate) fn may_be_locked_sql(schema: &str) -> String {
                 l.locktype = 'relation' AND l.mode NOT IN ('AccessShareLock', 'SIReadLock') AND (
                     SELECT c.relnamespace FROM pg_catalog.pg_class c
                     WHERE c.oid = l.relation AND c.relkind NOT IN ('i', 'I')) = {schema}
-                OR l.locktype = 'object' AND l.classid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+                OR l.locktype = 'object' AND l.classid = \
+                'pg_catalog.pg_namespace'::pg_catalog.regclass
                     AND l.objid = {schema}))"
     )
 }
 
 /// Who would make the barrier wait, for a schema given by its OID.
 ///
-/// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.
+/// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for
+/// microseconds.
 pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, Error> {
     let sql = format!(
-        "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, ', '
+        "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, \
+            ', '
             ORDER BY relation),
             coalesce(max(seconds), 0), max({query})
         FROM pgshard.barrier($1) GROUP BY pid ORDER BY pid",
         query = shown("query"),
     );
-    let rows = session.typed_rows("looking for locks", &sql, &[(&schema, Type::OID)]).await?;
+    let rows = session
+        .typed_rows("looking for locks", &sql, &[(&schema, Type::OID)])
+        .await?;
     let lock = |row: &AnsweredRow| {
         Ok(Lock {
             pid: row.get(0)?,
@@ -357,32 +410,61 @@ pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, E
     rows.iter().map(lock).collect()
 }
 
-/// Adds to an error who holds the locks that a statement did not get on a shard's tables, if that can still be found
-/// out.
+/// Adds to an error who holds the locks that a statement did not get on a shard's tables, if that
+/// can still be found out.
 ///
 /// Locks: as [`locks`].
-pub(crate) async fn locked(source: &Session, shard: ShardId, prefix: &SchemaPrefix, error: Error) -> Error {
+pub(crate) async fn locked(
+    source: &Session,
+    shard: ShardId,
+    prefix: &SchemaPrefix,
+    error: Error,
+) -> Error {
     let blockers = async {
         let schema = schema_oid(source, &prefix.schema(shard)).await.ok()??;
         let locks = locks(source, schema).await.ok()?;
         // Who reads waits for nobody else, or for somebody who waits for one of these.
-        let exclusive: Vec<&Lock> = locks.iter().filter(|lock| lock.mode.contains("AccessExclusiveLock")).collect();
-        let locks = if exclusive.is_empty() { locks.iter().collect() } else { exclusive };
-        (!locks.is_empty()).then(|| locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+        let exclusive: Vec<&Lock> = locks
+            .iter()
+            .filter(|lock| lock.mode.contains("AccessExclusiveLock"))
+            .collect();
+        let locks = if exclusive.is_empty() {
+            locks.iter().collect()
+        } else {
+            exclusive
+        };
+        (!locks.is_empty()).then(|| {
+            locks
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("; ")
+        })
     };
     match blockers.await {
-        Some(blockers) => Error::Locked { shard, host: source.host.clone(), blockers },
+        Some(blockers) => Error::Locked {
+            shard,
+            host: source.host.clone(),
+            blockers,
+        },
         None => error,
     }
 }
 
 /// `server_version_num`: 150004, 180000.
 pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
-    let row = session.row("reading the version", "SELECT current_setting('server_version_num')::integer", &[]).await?;
+    let row = session
+        .row(
+            "reading the version",
+            "SELECT current_setting('server_version_num')::integer",
+            &[],
+        )
+        .await?;
     Ok(u32::try_from(row.get::<_, i32>(0)?).unwrap_or(0))
 }
 
-/// Which servers the two hosts of a move are, and since when: after a restart or a fail-over the value differs.
+/// Which servers the two hosts of a move are, and since when: after a restart or a fail-over the
+/// value differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Servers {
     source: String,
@@ -397,11 +479,12 @@ pub(crate) async fn servers(source: &Session, target: &Session) -> Result<Server
     Ok(Servers { source, target })
 }
 
-/// The identifier of a server's system, which its standbys share; its timeline, which a promotion changes; and when it
-/// was started.
+/// The identifier of a server's system, which its standbys share; its timeline, which a promotion
+/// changes; and when it was started.
 async fn server(session: &Session) -> Result<String, Error> {
     let what = "asking the host which server it is";
-    let sql = "SELECT concat_ws(' ', system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8),
+    let sql =
+        "SELECT concat_ws(' ', system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8),
         pg_postmaster_start_time()) FROM pg_control_system()";
     session.row(what, sql, &[]).await?.get(0)
 }
@@ -409,7 +492,12 @@ async fn server(session: &Session) -> Result<String, Error> {
 /// The OID of a schema.
 pub(crate) async fn schema_oid(session: &Session, schema: &str) -> Result<Option<u32>, Error> {
     let sql = "SELECT oid FROM pg_namespace WHERE nspname = $1";
-    session.rows("looking a schema up", sql, &[&schema]).await?.first().map(|row| row.get(0)).transpose()
+    session
+        .rows("looking a schema up", sql, &[&schema])
+        .await?
+        .first()
+        .map(|row| row.get(0))
+        .transpose()
 }
 
 /// Reads the facts of one shard.
@@ -420,10 +508,16 @@ pub(crate) async fn of_shard(
     prefix: &SchemaPrefix,
     policy: IdentityPolicy,
 ) -> Result<ShardFacts, Error> {
-    let names = Names { schema: prefix.schema(shard) };
+    let names = Names {
+        schema: prefix.schema(shard),
+    };
     let what = "reading the shard's facts";
     let schema = names.schema.as_str();
-    let mut facts = ShardFacts { shard, schema: schema.to_owned(), ..ShardFacts::default() };
+    let mut facts = ShardFacts {
+        shard,
+        schema: schema.to_owned(),
+        ..ShardFacts::default()
+    };
     facts.source_row = row_of(source, shard).await?;
     facts.target_row = row_of(target, shard).await?;
     facts.active_move = source.open_entry(shard).await?.map(|entry| ActiveMove {
@@ -433,123 +527,198 @@ pub(crate) async fn of_shard(
     });
     let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1";
     let incoming = target.rows(what, sql, &[&shard.as_i32()]).await?;
-    let incoming = incoming.first().map(|row| row.get::<_, Uuid>(0)).transpose()?;
+    let incoming = incoming
+        .first()
+        .map(|row| row.get::<_, Uuid>(0))
+        .transpose()?;
     facts.incoming = incoming.map(|id| MoveId::from(id).to_string());
     if facts.incoming.is_none() {
-        // A signpost in the shard's place is renamed away at open. A schema of that name without our row is somebody
-        // else's.
+        // A signpost in the shard's place is renamed away at open. A schema of that name without
+        // our row is somebody else's.
         let mut wanted = vec![names.incoming()];
         if facts.target_row.is_none() {
             wanted.push(schema.to_owned());
         }
         let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY($1) ORDER BY 1";
         let found = target.rows(what, sql, &[&wanted]).await?;
-        facts.in_the_way = found.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
+        facts.in_the_way = found
+            .iter()
+            .map(|row| row.get(0))
+            .collect::<Result<_, _>>()?;
     }
     let Some(oid) = schema_oid(source, schema).await? else {
-        if facts.source_row.as_ref().is_some_and(|row| row.state == "serving") {
+        if facts
+            .source_row
+            .as_ref()
+            .is_some_and(|row| row.state == "serving")
+        {
             let remedy = "run `pgshard check`: somebody dropped or renamed it";
-            facts.at_source.push(Refusal::new(format!("schema {schema}"), "does not exist", remedy));
+            facts.at_source.push(Refusal::new(
+                format!("schema {schema}"),
+                "does not exist",
+                remedy,
+            ));
         }
         return Ok(facts);
     };
-    if facts.source_row.as_ref().is_none_or(|row| row.state != "serving") {
+    if facts
+        .source_row
+        .as_ref()
+        .is_none_or(|row| row.state != "serving")
+    {
         return Ok(facts);
     }
-    let sql = "SELECT coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'r'), 0)::bigint,
+    let sql = "SELECT coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'r'), \
+        0)::bigint,
             count(*) FILTER (WHERE relkind = 'r'),
             coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'm'), 0)::bigint,
             count(*) FILTER (WHERE relkind = 'm'),
-            coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'r' AND relpersistence = 'u'), 0)::bigint,
+            coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'r' AND \
+            relpersistence = 'u'), 0)::bigint,
             count(*) FILTER (WHERE relkind = 'r' AND relpersistence = 'u')
         FROM pg_class WHERE relnamespace = $1 AND relkind IN ('r', 'm') AND relispopulated";
     let size = source.row(what, sql, &[&oid]).await?;
     (facts.bytes, facts.tables) = (size.get(0)?, size.get::<_, i64>(1)? as usize);
-    (facts.materialized_bytes, facts.materialized_views) = (size.get(2)?, size.get::<_, i64>(3)? as usize);
+    (facts.materialized_bytes, facts.materialized_views) =
+        (size.get(2)?, size.get::<_, i64>(3)? as usize);
     (facts.unlogged_bytes, facts.unlogged_tables) = (size.get(4)?, size.get::<_, i64>(5)? as usize);
     facts.locks = locks(source, oid).await?;
     facts.online = online(source, oid, policy).await?;
     let schema_facts = of_schema(source, &Namespace::Oid(oid)).await?;
-    let wanted = Target { schema: &names.incoming(), final_schema: schema, version: version(target).await? };
+    let wanted = Target {
+        schema: &names.incoming(),
+        final_schema: schema,
+        version: version(target).await?,
+    };
     match ddl::create(&schema_facts, &wanted) {
         Ok(creation) => {
             facts.creation = Some(creation);
             // Only now: the sequences of another role cannot be read, and such a shard is refused.
             let sequences = sequences::read(source.client.client(), &Namespace::Oid(oid)).await;
-            facts.sequences = sequences::warnings(&sequences.map_err(|error| source.failed(what, error))?);
+            facts.sequences =
+                sequences::warnings(&sequences.map_err(|error| source.failed(what, error))?);
         }
         Err(found) => facts.at_source.extend(found),
     }
-    facts.at_source.extend(crossings(source, oid, prefix).await?);
+    facts
+        .at_source
+        .extend(crossings(source, oid, prefix).await?);
     facts.at_source.extend(bodies::bound(source, oid).await?);
-    facts.at_source.extend(intervals::lost(source, &schema_facts, wanted.version).await?);
+    facts
+        .at_source
+        .extend(intervals::lost(source, &schema_facts, wanted.version).await?);
     let parts = parts::with_oids(source, oid).await?;
     facts.at_source.extend(parts::of_this_host(&parts));
-    facts.at_source.extend(large_objects::named(source, &schema_facts, &parts).await?);
+    facts
+        .at_source
+        .extend(large_objects::named(source, &schema_facts, &parts).await?);
     let missing = missing_at_target(target.client.client(), &schema_facts).await;
-    facts.at_target = missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
-    facts.at_target.extend(target::rights_missing(source, target, &schema_facts).await?);
-    facts.at_target.extend(target::strangers_objects(source, target, &schema_facts).await?);
-    facts.at_target.extend(target::other_meanings(source, target, &schema_facts).await?);
+    facts.at_target =
+        missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
+    facts
+        .at_target
+        .extend(target::rights_missing(source, target, &schema_facts).await?);
+    facts
+        .at_target
+        .extend(target::strangers_objects(source, target, &schema_facts).await?);
+    facts
+        .at_target
+        .extend(target::other_meanings(source, target, &schema_facts).await?);
     Ok(facts)
 }
 
-/// The reasons against copying a schema's tables while they are written to, and the replica identities that they are
-/// lent.
+/// The reasons against copying a schema's tables while they are written to, and the replica
+/// identities that they are lent.
 ///
 /// Locks: ACCESS SHARE on catalogs, for two statements.
 async fn online(source: &Session, schema: u32, policy: IdentityPolicy) -> Result<Judgement, Error> {
     let shapes = table::shapes(source, schema).await?;
-    Ok(identity::judge(&shapes, &identity::keys(source, &shapes).await?, policy))
+    Ok(identity::judge(
+        &shapes,
+        &identity::keys(source, &shapes).await?,
+        policy,
+    ))
 }
 
 /// The dependencies that cross a schema's border.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
-async fn crossings(source: &Session, schema: u32, prefix: &SchemaPrefix) -> Result<Vec<Refusal>, Error> {
-    let crossings = border::crossings(source.client.client(), &Namespace::Oid(schema), prefix).await;
-    let crossings = crossings.map_err(|error| Error::Border { host: source.host.clone(), source: error })?;
+async fn crossings(
+    source: &Session,
+    schema: u32,
+    prefix: &SchemaPrefix,
+) -> Result<Vec<Refusal>, Error> {
+    let crossings =
+        border::crossings(source.client.client(), &Namespace::Oid(schema), prefix).await;
+    let crossings = crossings.map_err(|error| Error::Border {
+        host: source.host.clone(),
+        source: error,
+    })?;
     Ok(crossings.iter().map(Refusal::of_crossing).collect())
 }
 
-/// The reasons in a shard's definition against any move, even to a host of the same version that has everything it
-/// needs.
+/// The reasons in a shard's definition against any move, even to a host of the same version that
+/// has everything it needs.
 pub(crate) async fn of_definition(
     source: &Session,
     shard: ShardId,
     prefix: &SchemaPrefix,
     policy: IdentityPolicy,
 ) -> Result<Vec<Refusal>, Error> {
-    let names = Names { schema: prefix.schema(shard) };
-    let Some(oid) = schema_oid(source, &names.schema).await? else { return Ok(Vec::new()) };
+    let names = Names {
+        schema: prefix.schema(shard),
+    };
+    let Some(oid) = schema_oid(source, &names.schema).await? else {
+        return Ok(Vec::new());
+    };
     let facts = of_schema(source, &Namespace::Oid(oid)).await?;
-    let same = Target { schema: &names.incoming(), final_schema: &names.schema, version: version(source).await? };
+    let same = Target {
+        schema: &names.incoming(),
+        final_schema: &names.schema,
+        version: version(source).await?,
+    };
     let mut refusals = ddl::create(&facts, &same).err().unwrap_or_default();
     refusals.extend(crossings(source, oid, prefix).await?);
     refusals.extend(bodies::bound(source, oid).await?);
     refusals.extend(parts::of_this_host(&parts::with_oids(source, oid).await?));
     let logical = "SELECT current_setting('wal_level') = 'logical'";
-    if source.row("reading the settings", logical, &[]).await?.get(0)? {
+    if source
+        .row("reading the settings", logical, &[])
+        .await?
+        .get(0)?
+    {
         refusals.extend(online(source, oid, policy).await?.refusals);
     }
     Ok(refusals)
 }
 
 /// Reads the facts of a schema, in a transaction of its own.
-pub(crate) fn of_schema<'a>(session: &'a Session, namespace: &'a Namespace) -> BoxFuture<'a, Result<Facts, Error>> {
+pub(crate) fn of_schema<'a>(
+    session: &'a Session,
+    namespace: &'a Namespace,
+) -> BoxFuture<'a, Result<Facts, Error>> {
     Box::pin(async move {
         let what = "reading the catalogs";
         let mut reads = 0;
         loop {
             reads += 1;
-            session.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+            session
+                .batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                .await?;
             let read = catalog::read(session.client.client(), namespace).await;
             session.batch(what, "ROLLBACK").await?;
             match read {
-                // What PostgreSQL deparses has the present names, and the rest has those of the snapshot. So somebody
-                // renamed the schema in between, as a fence does.
-                Err(catalog::Error::Unexpected { .. }) if reads < READS_MAX => tokio::time::sleep(BETWEEN_READS).await,
-                read => return read.map_err(|source| Error::Catalog { host: session.host.clone(), source }),
+                // What PostgreSQL deparses has the present names, and the rest has those of the
+                // snapshot. So somebody renamed the schema in between, as a fence does.
+                Err(catalog::Error::Unexpected { .. }) if reads < READS_MAX => {
+                    tokio::time::sleep(BETWEEN_READS).await
+                }
+                read => {
+                    return read.map_err(|source| Error::Catalog {
+                        host: session.host.clone(),
+                        source,
+                    });
+                }
             }
         }
     })
@@ -566,11 +735,15 @@ const SLOTS_LEFT: i64 = 2;
 pub(crate) fn no_reverse(host: &StreamFacts) -> Option<&'static str> {
     match host {
         stream if stream.wal_level != "logical" => Some("its wal_level is not logical"),
-        stream if !stream.may_replicate => Some("the role may not read its changes: ALTER ROLE … REPLICATION"),
+        stream if !stream.may_replicate => {
+            Some("the role may not read its changes: ALTER ROLE … REPLICATION")
+        }
         stream if stream.free_slots <= SLOTS_LEFT => {
             Some("too few replication slots are left there: raise max_replication_slots")
         }
-        stream if stream.free_senders < 1 => Some("no walsender is left there: raise max_wal_senders"),
+        stream if stream.free_senders < 1 => {
+            Some("no walsender is left there: raise max_wal_senders")
+        }
         stream if stream.prepared > 0 => Some("a slot would wait for its prepared transactions"),
         _ => None,
     }

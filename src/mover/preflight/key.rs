@@ -1,15 +1,18 @@
-//! Keys that sort here as they do in PostgreSQL, so that a change can be assigned to the chunk that holds its row.
+//! Keys that sort here as they do in PostgreSQL, so that a change can be assigned to the chunk that
+//! holds its row.
 
 use uuid::Uuid;
 
-/// The types of first key columns whose order is known here. A table whose key has another type is one chunk.
+/// The types of first key columns whose order is known here. A table whose key has another type is
+/// one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyKind {
     /// smallint, integer, bigint.
     Integer,
     /// uuid.
     Uuid,
-    /// text, varchar and char under the collation "C", in a database whose encoding is UTF-8: the order of the bytes.
+    /// text, varchar and char under the collation "C", in a database whose encoding is UTF-8: the
+    /// order of the bytes.
     Text {
         /// char pads with spaces that do not count.
         padded: Padded,
@@ -34,14 +37,16 @@ pub(crate) enum Key {
 }
 
 impl KeyKind {
-    /// The kind of a column, given its type's OID (that of the base type, for a domain), and whether its texts are
-    /// ordered by bytes.
+    /// The kind of a column, given its type's OID (that of the base type, for a domain), and
+    /// whether its texts are ordered by bytes.
     pub(crate) fn of(type_oid: u32, by_bytes: bool) -> Option<KeyKind> {
         match type_oid {
             20 | 21 | 23 => Some(KeyKind::Integer),
             2950 => Some(KeyKind::Uuid),
             25 | 1043 if by_bytes => Some(KeyKind::Text { padded: Padded::No }),
-            1042 if by_bytes => Some(KeyKind::Text { padded: Padded::Yes }),
+            1042 if by_bytes => Some(KeyKind::Text {
+                padded: Padded::Yes,
+            }),
             _ => None,
         }
     }
@@ -52,7 +57,9 @@ impl KeyKind {
             KeyKind::Integer => text.parse().ok().map(Key::Integer),
             KeyKind::Uuid => Uuid::try_parse(text).ok().map(Key::Uuid),
             KeyKind::Text { padded: Padded::No } => Some(Key::Text(text.into())),
-            KeyKind::Text { padded: Padded::Yes } => Some(Key::Text(text.trim_end_matches(' ').into())),
+            KeyKind::Text {
+                padded: Padded::Yes,
+            } => Some(Key::Text(text.trim_end_matches(' ').into())),
         }
     }
 }
@@ -70,16 +77,25 @@ mod tests {
         assert_eq!(KeyKind::of(23, false), Some(KeyKind::Integer));
         assert_eq!(KeyKind::of(2950, false), Some(KeyKind::Uuid));
         assert_eq!(KeyKind::of(25, true), Some(TEXT));
-        assert_eq!(KeyKind::of(25, false), None, "an order of a language is not known here");
+        assert_eq!(
+            KeyKind::of(25, false),
+            None,
+            "an order of a language is not known here"
+        );
         assert_eq!(KeyKind::of(1184, false), None);
     }
 
     #[test]
     fn values() {
-        assert_eq!(KeyKind::Integer.parse("-9223372036854775808"), Some(Key::Integer(i64::MIN)));
+        assert_eq!(
+            KeyKind::Integer.parse("-9223372036854775808"),
+            Some(Key::Integer(i64::MIN))
+        );
         assert_eq!(KeyKind::Integer.parse("1.5"), None);
         assert_eq!(KeyKind::Uuid.parse("nonsense"), None);
-        let padded = KeyKind::Text { padded: Padded::Yes };
+        let padded = KeyKind::Text {
+            padded: Padded::Yes,
+        };
         assert_eq!(padded.parse("ab  "), padded.parse("ab"));
         assert_ne!(TEXT.parse("ab  "), TEXT.parse("ab"));
     }
@@ -96,9 +112,15 @@ mod tests {
                     "80000000-0000-0000-0000-000000000000",
                 ],
             ),
-            (TEXT, vec!["", " ", "A", "Z", "a", "é", "€", "\u{ffff}", "🦀"]),
+            (
+                TEXT,
+                vec!["", " ", "A", "Z", "a", "é", "€", "\u{ffff}", "🦀"],
+            ),
         ] {
-            let keys: Vec<Key> = sorted.iter().map(|text| kind.parse(text).unwrap()).collect();
+            let keys: Vec<Key> = sorted
+                .iter()
+                .map(|text| kind.parse(text).unwrap())
+                .collect();
             assert!(keys.is_sorted_by(|a, b| a < b), "{sorted:?}");
         }
     }

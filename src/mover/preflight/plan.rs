@@ -1,4 +1,5 @@
-//! Turns facts into a plan, or into every reason against it: a pure function. Executing a [`Plan`] makes no choices.
+//! Turns facts into a plan, or into every reason against it: a pure function. Executing a [`Plan`]
+//! makes no choices.
 
 use crate::mover::preflight::facts;
 use crate::mover::protocol::bytes::Bytes;
@@ -50,7 +51,8 @@ pub struct ShardPlan {
     pub materialized_views: usize,
     /// The size of those, with their indexes, in bytes.
     pub materialized_bytes: i64,
-    /// How many of its tables are unlogged and keep their rows. An online move copies them while the shard is closed.
+    /// How many of its tables are unlogged and keep their rows. An online move copies them while
+    /// the shard is closed.
     pub unlogged_tables: usize,
     /// The size of those, with their indexes, in bytes.
     pub unlogged_bytes: i64,
@@ -65,11 +67,19 @@ pub struct ShardPlan {
 }
 
 impl ShardPlan {
-    /// The steps in an operator's words, one on each line. Together with `before_data` and `after_data` they are all
-    /// that will run.
+    /// The steps in an operator's words, one on each line. Together with `before_data` and
+    /// `after_data` they are all that will run.
     pub fn steps(&self, target: &HostName, mode: Mode) -> Vec<String> {
-        let ShardPlan { shard, schema, source, epoch, .. } = self;
-        let names = Names { schema: schema.clone() };
+        let ShardPlan {
+            shard,
+            schema,
+            source,
+            epoch,
+            ..
+        } = self;
+        let names = Names {
+            schema: schema.clone(),
+        };
         let (incoming, signpost, left) = (names.incoming(), names.signpost(), names.left(*epoch));
         let mut steps = vec![
             format!("claim shard {shard} on {source}, announce it on {target}"),
@@ -79,59 +89,101 @@ impl ShardPlan {
             ),
         ];
         if !self.lent.is_empty() {
-            let lent = self.lent.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            steps.insert(1, format!("lend on {source}, until `pgshard moves complete` or abort: {lent}"));
+            let lent = self
+                .lent
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("; ");
+            steps.insert(
+                1,
+                format!("lend on {source}, until `pgshard moves complete` or abort: {lent}"),
+            );
         }
         let (tables, bytes) = (counted(self.tables, "table"), Bytes(self.bytes));
         let after = self.after_data.len();
         let fence = [
-            format!("fence: rename {schema} to {left} and {signpost} to {schema} on {source}; writers wait from here"),
-            format!("barrier: wait until no transaction on {source} holds a lock on {left}; then the marker"),
+            format!(
+                "fence: rename {schema} to {left} and {signpost} to {schema} on {source}; writers \
+                    wait from here"
+            ),
+            format!(
+                "barrier: wait until no transaction on {source} holds a lock on {left}; then the \
+                    marker"
+            ),
         ];
         let fill = (self.materialized_views > 0).then(|| {
-            let (views, size) = (counted(self.materialized_views, "materialized view"), Bytes(self.materialized_bytes));
+            let (views, size) = (
+                counted(self.materialized_views, "materialized view"),
+                Bytes(self.materialized_bytes),
+            );
             format!("fill {views}, about {size}, on {target}: they show the data of that moment")
         });
         match mode {
             Mode::Blocking => {
                 steps.extend(fence);
                 steps.push(format!("copy {tables}, about {bytes}; compare digests"));
-                steps.push(format!("{after} statements build indexes, constraints and triggers; set the sequences"));
+                steps.push(format!(
+                    "{after} statements build indexes, constraints and triggers; set the sequences"
+                ));
                 steps.extend(fill);
             }
             Mode::Online => {
                 steps.extend([
-                    format!("stream: publication of {tables} and a slot on {source}; it keeps WAL until the move ends"),
-                    format!("copy {tables}, about {bytes}, in chunks while {source} serves; then keys and indexes"),
-                    "catch up: apply what changed meanwhile; the other indexes; compare digests".to_owned(),
+                    format!(
+                        "stream: publication of {tables} and a slot on {source}; it keeps WAL \
+                        until the move ends"
+                    ),
+                    format!(
+                        "copy {tables}, about {bytes}, in chunks while {source} serves; then \
+                        keys and indexes"
+                    ),
+                    "catch up: apply what changed meanwhile; the other indexes; compare \
+                        digests"
+                        .to_owned(),
                 ]);
                 steps.extend(fill);
-                steps.extend(["set the sequences ahead; wait until the target is close behind".to_owned()]);
+                steps.extend([
+                    "set the sequences ahead; wait until the target is close behind".to_owned(),
+                ]);
                 steps.extend(fence);
                 if self.unlogged_tables > 0 {
-                    let (tables, size) = (counted(self.unlogged_tables, "unlogged table"), Bytes(self.unlogged_bytes));
+                    let (tables, size) = (
+                        counted(self.unlogged_tables, "unlogged table"),
+                        Bytes(self.unlogged_bytes),
+                    );
                     let closed = closed_for(self.unlogged_bytes).as_secs_f64();
-                    steps.push(format!("copy {tables}, {size}: the shard is closed for about {closed:.1} s meanwhile"));
+                    steps.push(format!(
+                        "copy {tables}, {size}: the shard is closed for about \
+                        {closed:.1} s meanwhile"
+                    ));
                 }
                 steps.push("drain: apply up to the marker".to_owned());
             }
         }
         steps.extend([
-            format!("decide on {source}: moved to {target}, epoch {}", epoch.next()),
+            format!(
+                "decide on {source}: moved to {target}, epoch {}",
+                epoch.next()
+            ),
             format!("open: rename {incoming} to {schema} on {target}; writers go on from here"),
             format!("publish the map; keep {left} on {source} until `pgshard moves complete`"),
         ]);
         if mode == Mode::Online {
-            let both = format!("{left} on {source} and {schema} on {target} as it was before its first foreign write");
+            let both = format!(
+                "{left} on {source} and {schema} on {target} as it was before its first foreign \
+                    write"
+            );
             steps.push(format!(
-                "audit: compare all rows of {both}; its snapshots hold back VACUUM on both hosts meanwhile"
+                "audit: compare all rows of {both}; its snapshots hold back VACUUM on both hosts \
+                    meanwhile"
             ));
         }
         steps
     }
-    /// Estimates from its size how long a blocking move closes the shard: at least 50 ms, and a second for each 20 MiB.
-    /// That is the rate of a slow disk for the copy, two digests and the indexes together. The command says that it is
-    /// an estimate.
+    /// Estimates from its size how long a blocking move closes the shard: at least 50 ms, and a
+    /// second for each 20 MiB. That is the rate of a slow disk for the copy, two digests and the
+    /// indexes together. The command says that it is an estimate.
     pub fn closed_for(&self) -> Duration {
         closed_for(self.bytes + self.materialized_bytes)
     }
@@ -144,7 +196,11 @@ fn closed_for(bytes: i64) -> Duration {
 
 /// `1 table`, `3 tables`.
 fn counted(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+    if count == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{count} {what}s")
+    }
 }
 
 /// The plan of one shard.
@@ -158,8 +214,14 @@ pub(crate) fn judge(
     mode: Mode,
     options: &Options,
 ) -> Result<ShardPlan, Vec<Refusal>> {
-    let (shard, epoch) =
-        (facts.shard, facts.source_row.as_ref().filter(|row| row.state == "serving").map(|row| row.epoch));
+    let (shard, epoch) = (
+        facts.shard,
+        facts
+            .source_row
+            .as_ref()
+            .filter(|row| row.state == "serving")
+            .map(|row| row.epoch),
+    );
     let mut refusals = against_source(facts, source);
     refusals.extend(against_target(facts, target, epoch));
     let (unlogged_tables, unlogged_bytes) = match options.unlogged {
@@ -167,31 +229,77 @@ pub(crate) fn judge(
         UnloggedRows::Left => (0, 0),
     };
     let (what, bytes, remedy) = match mode {
-        Mode::Blocking => ("it is", facts.bytes + facts.materialized_bytes, "move it with --mode online"),
-        Mode::Online => ("its unlogged tables are", unlogged_bytes, "leave their rows with --unlogged empty"),
+        Mode::Blocking => (
+            "it is",
+            facts.bytes + facts.materialized_bytes,
+            "move it with --mode online",
+        ),
+        Mode::Online => (
+            "its unlogged tables are",
+            unlogged_bytes,
+            "leave their rows with --unlogged empty",
+        ),
     };
     let (closed, most) = (closed_for(bytes), options.pause_max);
     if closed > most {
         let (closed, most) = (closed.as_secs(), most.as_secs());
-        let reason = format!("would be closed for about {closed} s while {what} copied; at most {most} s are allowed");
+        let reason = format!(
+            "would be closed for about {closed} s while {what} copied; at most {most} s are allowed"
+        );
         let remedy = format!("{remedy}, or allow more with --max-pause-s");
         refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &source.name));
     }
-    refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
+    refusals.extend(
+        facts
+            .at_source
+            .iter()
+            .map(|found| found.clone().at(shard, &source.name)),
+    );
     if mode == Mode::Online {
-        refusals.extend(facts.online.refusals.iter().map(|found| found.clone().at(shard, &source.name)));
+        refusals.extend(
+            facts
+                .online
+                .refusals
+                .iter()
+                .map(|found| found.clone().at(shard, &source.name)),
+        );
     }
-    refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
+    refusals.extend(
+        facts
+            .at_target
+            .iter()
+            .map(|found| found.clone().at(shard, &target.name)),
+    );
     let creation = facts.creation.clone();
-    let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
-    let Creation { before_data, after_data, refreshes: _, notes } = creation;
-    let no_reverse =
-        (mode == Mode::Online && options.back == Back::Prepared).then(|| facts::no_reverse(&target.stream)).flatten();
-    let no_reverse =
-        no_reverse.map(|why| format!("no rollback will be possible, because of host {}: {why}", target.name));
-    let lent = if mode == Mode::Online { facts.online.lent.clone() } else { Vec::new() };
+    let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else {
+        return Err(refusals);
+    };
+    let Creation {
+        before_data,
+        after_data,
+        refreshes: _,
+        notes,
+    } = creation;
+    let no_reverse = (mode == Mode::Online && options.back == Back::Prepared)
+        .then(|| facts::no_reverse(&target.stream))
+        .flatten();
+    let no_reverse = no_reverse.map(|why| {
+        format!(
+            "no rollback will be possible, because of host {}: {why}",
+            target.name
+        )
+    });
+    let lent = if mode == Mode::Online {
+        facts.online.lent.clone()
+    } else {
+        Vec::new()
+    };
     let old_locks = facts.locks.iter().filter(|lock| lock.seconds > 1.0);
-    let warnings = old_locks.map(waited_for).chain(facts.sequences.iter().cloned()).chain(notes).chain(no_reverse);
+    let warnings = old_locks
+        .map(waited_for)
+        .chain(facts.sequences.iter().cloned())
+        .chain(notes)
+        .chain(no_reverse);
     let warnings = warnings.chain(full(&lent));
     Ok(ShardPlan {
         shard,
@@ -213,10 +321,15 @@ pub(crate) fn judge(
 
 /// What REPLICA IDENTITY FULL costs while it is lent.
 fn full(lent: &[LentIdentity]) -> Option<String> {
-    let full: Vec<&str> = lent.iter().filter(|one| one.index.is_none()).map(|one| one.table.as_str()).collect();
+    let full: Vec<&str> = lent
+        .iter()
+        .filter(|one| one.index.is_none())
+        .map(|one| one.table.as_str())
+        .collect();
     (!full.is_empty()).then(|| {
         format!(
-            "no index identifies the rows of {}: until the move is completed, each UPDATE and DELETE there writes the \
+            "no index identifies the rows of {}: until the move is completed, each UPDATE and \
+                DELETE there writes the \
              whole former row to the WAL",
             full.join(", ")
         )
@@ -225,8 +338,13 @@ fn full(lent: &[LentIdentity]) -> Option<String> {
 
 /// Describes a lock that the fence would wait for.
 fn waited_for(lock: &Lock) -> String {
-    let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
-    format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
+    let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| {
+        format!("backend {pid}")
+    });
+    format!(
+        "{pid} has held {} on {} for {:.0} s: the fence waits for it",
+        lock.mode, lock.relation, lock.seconds
+    )
 }
 
 /// The reasons against the move in the source's control tables.
@@ -239,7 +357,10 @@ fn against_source(facts: &ShardFacts, source: &HostFacts) -> Vec<Refusal> {
         Some(Row { state, .. }) if state == "serving" => {}
         Some(Row { state, peer, .. }) => {
             let peer = peer.as_deref().unwrap_or("nowhere");
-            refuse(format!("is {state} (to {peer}) there"), "look with `pgshard moves list` and `pgshard check`");
+            refuse(
+                format!("is {state} (to {peer}) there"),
+                "look with `pgshard moves list` and `pgshard check`",
+            );
         }
         None => {
             let remedy = "run `pgshard check`, then `pgshard bootstrap` or `pgshard map rebuild`";
@@ -251,52 +372,77 @@ fn against_source(facts: &ShardFacts, source: &HostFacts) -> Vec<Refusal> {
             Some(worker) => (
                 format!("; {worker} works on it"),
                 format!(
-                    "wait for it, `pgshard moves watch {id}`; or `pgshard moves stop {id}`, `pgshard moves abort {id}`"
+                    "wait for it, `pgshard moves watch {id}`; or `pgshard moves stop {id}`, \
+                        `pgshard moves abort {id}`"
                 ),
             ),
-            None => (String::new(), format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first")),
+            None => (
+                String::new(),
+                format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first"),
+            ),
         };
         refuse(format!("has a move {id} that is {phase}{by}"), &remedy);
     }
     refusals
 }
 
-/// The reasons in the target's control tables against the move of a shard that its source serves at this epoch.
-fn against_target(facts: &ShardFacts, target: &HostFacts, epoch: Option<ShardEpoch>) -> Vec<Refusal> {
+/// The reasons in the target's control tables against the move of a shard that its source serves at
+/// this epoch.
+fn against_target(
+    facts: &ShardFacts,
+    target: &HostFacts,
+    epoch: Option<ShardEpoch>,
+) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut refuse = |reason: String, remedy: &str| {
         refusals.push(Refusal::new("the shard", reason, remedy).at(facts.shard, &target.name));
     };
     if let Some(id) = &facts.incoming {
         let remedy = format!(
-            "`pgshard moves resume {id}` or `pgshard moves abort {id}` first; `pgshard moves gc` if it is gone"
+            "`pgshard moves resume {id}` or `pgshard moves abort {id}` first; `pgshard moves gc` \
+                if it is gone"
         );
         refuse(format!("is being brought there by the move {id}"), &remedy);
     }
     match &facts.target_row {
         Some(row) if row.state != "moved" => {
             let reason = format!("is {} there too, at epoch {}", row.state, row.epoch);
-            refuse(reason, "two hosts own this shard: run `pgshard check`; the one with the higher epoch is right");
+            refuse(
+                reason,
+                "two hosts own this shard: run `pgshard check`; the one with the higher epoch is \
+                    right",
+            );
         }
         Some(row) if epoch.is_some_and(|epoch| row.epoch > epoch) => {
             let reason = format!("was there at epoch {}, later than the source's", row.epoch);
-            let remedy = "run `pgshard check`; was the source restored, or failed over to a standby that lacked its \
+            let remedy = "run `pgshard check`; was the source restored, or failed over to a \
+                standby that lacked its \
                           last commits?";
             refuse(reason, remedy);
         }
         _ => {}
     }
     for schema in &facts.in_the_way {
-        let remedy = "`pgshard moves gc` drops what dead moves left; anything else must be renamed by hand";
-        refuse(format!("cannot go there: schema {schema} already exists"), remedy);
+        let remedy =
+            "`pgshard moves gc` drops what dead moves left; anything else must be renamed by hand";
+        refuse(
+            format!("cannot go there: schema {schema} already exists"),
+            remedy,
+        );
     }
     refusals
 }
 
 /// The mode to use if none was asked for: online if every source can send its changes.
 pub(crate) fn suitable<'a>(sources: impl IntoIterator<Item = &'a HostFacts>) -> Mode {
-    let logical = sources.into_iter().all(|source| source.stream.wal_level == "logical");
-    if logical { Mode::Online } else { Mode::Blocking }
+    let logical = sources
+        .into_iter()
+        .all(|source| source.stream.wal_level == "logical");
+    if logical {
+        Mode::Online
+    } else {
+        Mode::Blocking
+    }
 }
 
 /// Reasons against any move between these hosts.
@@ -307,83 +453,165 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
     };
     for host in [source, target] {
         if !host.may_create {
-            let remedy = format!("GRANT CREATE ON DATABASE {} TO {}", host.database, host.role);
-            refuse(host, "does not let the role create or rename schemas".to_owned(), &remedy);
-        }
-        if !host.keeper_may {
-            let remedy = format!("GRANT {} TO {}, or connect as {}", host.role, host.keeper, host.keeper);
+            let remedy = format!(
+                "GRANT CREATE ON DATABASE {} TO {}",
+                host.database, host.role
+            );
             refuse(
                 host,
-                format!("has a control schema of {}, who may not act for {}", host.keeper, host.role),
+                "does not let the role create or rename schemas".to_owned(),
+                &remedy,
+            );
+        }
+        if !host.keeper_may {
+            let remedy = format!(
+                "GRANT {} TO {}, or connect as {}",
+                host.role, host.keeper, host.keeper
+            );
+            refuse(
+                host,
+                format!(
+                    "has a control schema of {}, who may not act for {}",
+                    host.keeper, host.role
+                ),
                 &remedy,
             );
         }
         if host.commits_hang {
-            let remedy = "start a standby that synchronous_standby_names waits for, or correct that setting";
-            refuse(host, "has no synchronous standby, and commits wait for one".to_owned(), remedy);
+            let remedy =
+                "start a standby that synchronous_standby_names waits for, or correct that setting";
+            refuse(
+                host,
+                "has no synchronous standby, and commits wait for one".to_owned(),
+                remedy,
+            );
         }
         if host.in_recovery {
-            refuse(host, "is a standby: it takes no writes".to_owned(), "name the primary in the config");
+            refuse(
+                host,
+                "is a standby: it takes no writes".to_owned(),
+                "name the primary in the config",
+            );
         }
     }
     if mode == Mode::Online {
-        let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared, .. } = &source.stream;
+        let StreamFacts {
+            wal_level,
+            may_replicate,
+            free_slots,
+            free_senders,
+            prepared,
+            ..
+        } = &source.stream;
         if wal_level != "logical" {
-            let remedy = "set wal_level = logical there and restart the server, or move with --mode blocking";
-            refuse(source, format!("has wal_level {wal_level}: it cannot send its changes"), remedy);
+            let remedy = "set wal_level = logical there and restart the server, or move with \
+                --mode blocking";
+            refuse(
+                source,
+                format!("has wal_level {wal_level}: it cannot send its changes"),
+                remedy,
+            );
         }
         if !may_replicate {
-            let remedy = format!("ALTER ROLE {} REPLICATION, or move with --mode blocking", source.role);
-            refuse(source, "does not let the role read its changes".to_owned(), &remedy);
+            let remedy = format!(
+                "ALTER ROLE {} REPLICATION, or move with --mode blocking",
+                source.role
+            );
+            refuse(
+                source,
+                "does not let the role read its changes".to_owned(),
+                &remedy,
+            );
         }
         if *free_slots < 1 {
-            let remedy =
-                "raise max_replication_slots there, or drop a slot: `pgshard moves gc` drops those of dead moves";
+            let remedy = "raise max_replication_slots there, or drop a slot: `pgshard moves gc` \
+                drops those of dead moves";
             refuse(source, "has no replication slot left".to_owned(), remedy);
         }
         if *free_senders < 1 {
-            refuse(source, "has no walsender left".to_owned(), "raise max_wal_senders there");
-        }
-        if *prepared > 0 {
-            let remedy = "end them with COMMIT PREPARED or ROLLBACK PREPARED: see pg_prepared_xacts";
             refuse(
                 source,
-                format!("has prepared transactions on its server, {prepared}: the slot would wait for them"),
+                "has no walsender left".to_owned(),
+                "raise max_wal_senders there",
+            );
+        }
+        if *prepared > 0 {
+            let remedy =
+                "end them with COMMIT PREPARED or ROLLBACK PREPARED: see pg_prepared_xacts";
+            refuse(
+                source,
+                format!(
+                    "has prepared transactions on its server, {prepared}: the slot would wait for \
+                        them"
+                ),
                 remedy,
             );
         }
     }
     if source.cluster != target.cluster {
-        let reason = format!("was bootstrapped as {}, {} as {}", target.cluster, source.name, source.cluster);
-        refuse(target, reason, "the two hosts belong to different clusters: correct the config");
+        let reason = format!(
+            "was bootstrapped as {}, {} as {}",
+            target.cluster, source.name, source.cluster
+        );
+        refuse(
+            target,
+            reason,
+            "the two hosts belong to different clusters: correct the config",
+        );
     }
     if source.encoding != target.encoding {
-        let reason = format!("has encoding {}, {} has {}", target.encoding, source.name, source.encoding);
-        refuse(target, reason, "create the target's database with the source's encoding");
+        let reason = format!(
+            "has encoding {}, {} has {}",
+            target.encoding, source.name, source.encoding
+        );
+        refuse(
+            target,
+            reason,
+            "create the target's database with the source's encoding",
+        );
     }
     if source.collation != target.collation {
-        let reason = format!("has collation {}, {} has {}", target.collation, source.name, source.collation);
-        refuse(target, reason, "create the target's database with the source's LC_COLLATE and LC_CTYPE");
+        let reason = format!(
+            "has collation {}, {} has {}",
+            target.collation, source.name, source.collation
+        );
+        refuse(
+            target,
+            reason,
+            "create the target's database with the source's LC_COLLATE and LC_CTYPE",
+        );
     }
     refusals
 }
 
-/// Clocks that differ by more are mentioned: IDs stay unique, but their order across hosts is wrong.
+/// Clocks that differ by more are mentioned: IDs stay unique, but their order across hosts is
+/// wrong.
 const CLOCKS_S: f64 = 0.5;
 
-/// What an operator should know before shards of these sizes (tables, bytes) go from one host to the other.
-pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes: &[(usize, i64)]) -> Vec<String> {
+/// What an operator should know before shards of these sizes (tables, bytes) go from one host to
+/// the other.
+pub(crate) fn warnings(
+    source: &HostFacts,
+    target: &HostFacts,
+    mode: Mode,
+    sizes: &[(usize, i64)],
+) -> Vec<String> {
     let mut warnings = Vec::new();
     if target.version / 10000 < source.version / 10000 {
         let (from, to) = (source.version / 10000, target.version / 10000);
-        warnings.push(format!("{} has PostgreSQL {to}, older than {} with {from}", target.name, source.name));
+        warnings.push(format!(
+            "{} has PostgreSQL {to}, older than {} with {from}",
+            target.name, source.name
+        ));
     }
     let apart = source.ahead_s - target.ahead_s;
     if apart.abs() > CLOCKS_S {
         let way = if apart > 0.0 { "behind" } else { "ahead of" };
         let apart = apart.abs();
-        warnings
-            .push(format!("the clock of {} is {apart:.1} s {way} that of {}: correct it", target.name, source.name));
+        warnings.push(format!(
+            "the clock of {} is {apart:.1} s {way} that of {}: correct it",
+            target.name, source.name
+        ));
     }
     let versions = (&source.collation_version, &target.collation_version);
     if let (Some(from), Some(to)) = versions
@@ -391,7 +619,8 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
     {
         let name = &target.name;
         warnings.push(format!(
-            "{name} sorts text by version {to} of its collation, {} by {from}: ORDER BY may differ there",
+            "{name} sorts text by version {to} of its collation, {} by {from}: ORDER BY may differ \
+                there",
             source.name
         ));
     }
@@ -403,21 +632,34 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
                 host.name
             ));
         }
-        // The tables of a schema are created in one transaction: each with its key, its TOAST table and their indexes.
-        if let Some(tables) = sizes.iter().map(|(tables, _)| *tables).max().filter(|t| 5 * *t as i64 > host.locks_max) {
+        // The tables of a schema are created in one transaction: each with its key, its TOAST table
+        // and their indexes.
+        if let Some(tables) = sizes
+            .iter()
+            .map(|(tables, _)| *tables)
+            .max()
+            .filter(|t| 5 * *t as i64 > host.locks_max)
+        {
             let name = &host.name;
             warnings.push(format!(
-                "{name} has locks for {} objects, and a shard has {tables} tables: raise max_locks_per_transaction",
+                "{name} has locks for {} objects, and a shard has {tables} tables: raise \
+                    max_locks_per_transaction",
                 host.locks_max
             ));
         }
     }
     if mode == Mode::Online {
-        warnings
-            .extend(source.stream.old.iter().map(|old| format!("{}: {old}; the slot waits for its end", source.name)));
+        warnings.extend(
+            source
+                .stream
+                .old
+                .iter()
+                .map(|old| format!("{}: {old}; the slot waits for its end", source.name)),
+        );
         warnings.extend(source.stream.idle_max.iter().map(|most| {
             format!(
-                "{} has idle_replication_slot_timeout = {most}: a copy that takes longer is lost, since nobody reads \
+                "{} has idle_replication_slot_timeout = {most}: a copy that takes longer is lost, \
+                    since nobody reads \
                  the slot meanwhile; set it to 0 until the move is done",
                 source.name
             )
@@ -425,9 +667,14 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
     }
     let bytes: i64 = sizes.iter().map(|(_, bytes)| bytes).sum();
     if bytes >= ROOM_BYTES {
-        let kept = if mode == Mode::Online { ", and keeps the WAL of what is written there meanwhile" } else { "" };
+        let kept = if mode == Mode::Online {
+            ", and keeps the WAL of what is written there meanwhile"
+        } else {
+            ""
+        };
         warnings.push(format!(
-            "{} needs about {} of disk space and writes as much WAL; {} keeps the old copies until `pgshard moves \
+            "{} needs about {} of disk space and writes as much WAL; {} keeps the old copies until \
+                `pgshard moves \
              complete`{kept}",
             target.name,
             Bytes(bytes),
@@ -482,7 +729,11 @@ mod tests {
         ShardFacts {
             shard: ShardId::new(2).unwrap(),
             schema: "shard_0002".to_owned(),
-            source_row: Some(Row { state: "serving".to_owned(), epoch: ShardEpoch::FIRST, peer: None }),
+            source_row: Some(Row {
+                state: "serving".to_owned(),
+                epoch: ShardEpoch::FIRST,
+                peer: None,
+            }),
             creation: Some(Creation::default()),
             ..ShardFacts::default()
         }
@@ -492,8 +743,14 @@ mod tests {
     fn a_plan() {
         for (mode, steps) in [(Mode::Blocking, 9), (Mode::Online, 13)] {
             let plan = judge(&facts(), &host("db1"), &host("db2"), mode, &options()).unwrap();
-            assert_eq!((plan.epoch, plan.source.as_str()), (ShardEpoch::FIRST, "db1"));
-            assert_eq!(plan.steps(&HostName::new("db2").unwrap(), mode).len(), steps);
+            assert_eq!(
+                (plan.epoch, plan.source.as_str()),
+                (ShardEpoch::FIRST, "db1")
+            );
+            assert_eq!(
+                plan.steps(&HostName::new("db2").unwrap(), mode).len(),
+                steps
+            );
             assert!(judge_hosts(&host("db1"), &host("db2"), mode).is_empty());
         }
     }
@@ -501,28 +758,57 @@ mod tests {
     #[test]
     fn unlogged_tables_close_a_shard() {
         let judged = |mode, bytes, options: Options| {
-            let facts = ShardFacts { bytes, unlogged_tables: 2, unlogged_bytes: bytes, ..facts() };
+            let facts = ShardFacts {
+                bytes,
+                unlogged_tables: 2,
+                unlogged_bytes: bytes,
+                ..facts()
+            };
             judge(&facts, &host("db1"), &host("db2"), mode, &options)
         };
         let to = HostName::new("db2").unwrap();
-        let said = judged(Mode::Online, 40 << 20, options()).unwrap().steps(&to, Mode::Online);
-        let of_unlogged = "copy 2 unlogged tables, 40 MiB: the shard is closed for about 2.0 s meanwhile";
+        let said = judged(Mode::Online, 40 << 20, options())
+            .unwrap()
+            .steps(&to, Mode::Online);
+        let of_unlogged =
+            "copy 2 unlogged tables, 40 MiB: the shard is closed for about 2.0 s meanwhile";
         assert!(said.iter().any(|step| step == of_unlogged), "{said:#?}");
         let refusals = judged(Mode::Online, 4 << 30, options()).unwrap_err();
-        assert!(refusals[0].to_string().contains("its unlogged tables are copied"), "{}", refusals[0]);
-        assert!(judged(Mode::Online, 4 << 30, options().unlogged(UnloggedRows::Left)).is_ok());
+        assert!(
+            refusals[0]
+                .to_string()
+                .contains("its unlogged tables are copied"),
+            "{}",
+            refusals[0]
+        );
+        assert!(
+            judged(
+                Mode::Online,
+                4 << 30,
+                options().unlogged(UnloggedRows::Left)
+            )
+            .is_ok()
+        );
     }
 
     #[test]
     fn every_reason_is_said_at_once() {
         let found = |object: &str| Refusal::new(object, "is odd", "drop it");
         let row = |state: &str, epoch| {
-            Some(Row { state: state.to_owned(), epoch: ShardEpoch::new(epoch).unwrap(), peer: None })
+            Some(Row {
+                state: state.to_owned(),
+                epoch: ShardEpoch::new(epoch).unwrap(),
+                peer: None,
+            })
         };
         let facts = ShardFacts {
             source_row: row("moved", 2),
             target_row: row("serving", 3),
-            active_move: Some(ActiveMove { id: "m1".to_owned(), phase: "fenced".to_owned(), worker: None }),
+            active_move: Some(ActiveMove {
+                id: "m1".to_owned(),
+                phase: "fenced".to_owned(),
+                worker: None,
+            }),
             incoming: Some("m2".to_owned()),
             in_the_way: vec!["shard_0002".to_owned()],
             bytes: 10 << 30,
@@ -530,10 +816,20 @@ mod tests {
             at_target: vec![found("type citext")],
             ..facts()
         };
-        let refusals = judge(&facts, &host("db1"), &host("db2"), Mode::Blocking, &options()).unwrap_err();
+        let refusals = judge(
+            &facts,
+            &host("db1"),
+            &host("db2"),
+            Mode::Blocking,
+            &options(),
+        )
+        .unwrap_err();
         assert_eq!(refusals.len(), 9);
         assert!(refusals.iter().all(|refusal| !refusal.remedy.is_empty()));
-        assert_eq!(refusals[0].to_string(), "shard 2 on host db1: the shard is moved (to nowhere) there");
+        assert_eq!(
+            refusals[0].to_string(),
+            "shard 2 on host db1: the shard is moved (to nowhere) there"
+        );
     }
 
     #[test]
@@ -586,7 +882,10 @@ mod tests {
             old: Vec::new(),
             idle_max: None,
         };
-        let mute = HostFacts { stream, ..host("db1") };
+        let mute = HostFacts {
+            stream,
+            ..host("db1")
+        };
         assert_eq!(judge_hosts(&mute, &host("db2"), Mode::Online).len(), 5);
         assert!(judge_hosts(&mute, &host("db2"), Mode::Blocking).is_empty());
         assert_eq!(suitable([&host("db1"), &mute]), Mode::Blocking);

@@ -29,14 +29,19 @@ pub struct Request {
     pub shards: Vec<ShardId>,
     /// Where they shall go.
     pub target: HostName,
-    /// How the rows are moved. `None`: online if all of the sources have `wal_level = logical`, blocking otherwise.
+    /// How the rows are moved. `None`: online if all of the sources have `wal_level = logical`,
+    /// blocking otherwise.
     pub mode: Option<Mode>,
 }
 
 impl Request {
     /// A request for these shards, to this host, in the mode that the sources allow.
     pub fn new(shards: Vec<ShardId>, target: HostName) -> Request {
-        Request { shards, target, mode: None }
+        Request {
+            shards,
+            target,
+            mode: None,
+        }
     }
 }
 
@@ -52,18 +57,29 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// How many hosts are asked at the same time what they have given away.
 const HOSTS_WIDTH: usize = 16;
 
-pub(in crate::mover) fn plan<'a>(context: &'a Context, request: &'a Request) -> BoxFuture<'a, Result<Plan, Error>> {
+pub(in crate::mover) fn plan<'a>(
+    context: &'a Context,
+    request: &'a Request,
+) -> BoxFuture<'a, Result<Plan, Error>> {
     Box::pin(async move {
         let map = context.store.load().await.map_err(Error::Map)?;
         if !context.hosts.names().any(|host| *host == request.target) {
-            return Err(Error::UnknownHost { host: request.target.clone() });
+            return Err(Error::UnknownHost {
+                host: request.target.clone(),
+            });
         }
         let _kept = context.hosts.keep_sessions();
         let (placed, mut refusals) = locate(context, &map, request).await?;
-        let already_there: Vec<ShardId> =
-            placed.iter().filter(|(_, host)| **host == request.target).map(|(shard, _)| *shard).collect();
-        let moving: Vec<(ShardId, &HostName)> =
-            placed.iter().filter(|(_, host)| **host != request.target).map(|(shard, host)| (*shard, host)).collect();
+        let already_there: Vec<ShardId> = placed
+            .iter()
+            .filter(|(_, host)| **host == request.target)
+            .map(|(shard, _)| *shard)
+            .collect();
+        let moving: Vec<(ShardId, &HostName)> = placed
+            .iter()
+            .filter(|(_, host)| **host != request.target)
+            .map(|(shard, host)| (*shard, host))
+            .collect();
         let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
         hosts.push(&request.target);
         hosts.sort_unstable();
@@ -77,7 +93,11 @@ pub(in crate::mover) fn plan<'a>(context: &'a Context, request: &'a Request) -> 
         let mut fitting: ByHost<&HostFacts> = BTreeMap::new();
         if let Some(target) = facts.get(&request.target) {
             refusals.extend(lost(&survey, &request.target));
-            for source in hosts.iter().filter(|host| ***host != request.target).filter_map(|host| facts.get(*host)) {
+            for source in hosts
+                .iter()
+                .filter(|host| ***host != request.target)
+                .filter_map(|host| facts.get(*host))
+            {
                 let against = plan::judge_hosts(source, target, mode);
                 if against.is_empty() {
                     fitting.insert(source.name.clone(), source);
@@ -86,7 +106,15 @@ pub(in crate::mover) fn plan<'a>(context: &'a Context, request: &'a Request) -> 
             }
             let judging: Vec<_> = moving
                 .iter()
-                .filter_map(|(shard, host)| Some(shard_plan(context, *shard, fitting.get(*host)?, target, mode)))
+                .filter_map(|(shard, host)| {
+                    Some(shard_plan(
+                        context,
+                        *shard,
+                        fitting.get(*host)?,
+                        target,
+                        mode,
+                    ))
+                })
                 .collect();
             let judged: Vec<_> = stream::iter(judging).buffered(WIDTH).collect().await;
             let mut shards = Vec::with_capacity(judged.len());
@@ -98,7 +126,11 @@ pub(in crate::mover) fn plan<'a>(context: &'a Context, request: &'a Request) -> 
             }
             refusals.extend(emptied(context, &moving).await?);
             refusals.extend(shards.iter().filter_map(|shard| went_back(shard, &given)));
-            refusals.extend(shards.iter().filter_map(|shard| served_twice(shard, &survey)));
+            refusals.extend(
+                shards
+                    .iter()
+                    .filter_map(|shard| served_twice(shard, &survey)),
+            );
             if refusals.is_empty() {
                 let mut warnings = Vec::new();
                 for source in fitting.values() {
@@ -106,7 +138,13 @@ pub(in crate::mover) fn plan<'a>(context: &'a Context, request: &'a Request) -> 
                     let sizes: Vec<_> = own.map(|shard| (shard.tables, shard.bytes)).collect();
                     warnings.extend(plan::warnings(source, target, mode, &sizes));
                 }
-                return Ok(Plan { target: request.target.clone(), mode, shards, already_there, warnings });
+                return Ok(Plan {
+                    target: request.target.clone(),
+                    mode,
+                    shards,
+                    already_there,
+                    warnings,
+                });
             }
         }
         refusals.sort();
@@ -125,20 +163,27 @@ async fn locate(
     let mut refusals = Vec::new();
     let mut sessions: ByHost<Session> = BTreeMap::new();
     for &shard in &request.shards {
-        let Some(mut host) = map.host(shard).cloned() else { continue };
+        let Some(mut host) = map.host(shard).cloned() else {
+            continue;
+        };
         let mut owned = false;
-        // A map can be behind by any number of moves, but a chain of signposts is no longer than the number of hosts.
+        // A map can be behind by any number of moves, but a chain of signposts is no longer than
+        // the number of hosts.
         for _ in 0..context.hosts.names().count() {
             if !sessions.contains_key(&host) {
                 sessions.insert(host.clone(), context.hosts.open(&host).await?);
             }
-            let Some(session) = sessions.get(&host) else { break };
+            let Some(session) = sessions.get(&host) else {
+                break;
+            };
             if facts::of_host(session).await?.is_err() {
                 break;
             }
             let row = facts::row_of(session, shard).await?;
             owned = row.as_ref().is_some_and(|row| row.state != "moved");
-            let peer = row.filter(|row| row.state == "moved").and_then(|row| row.peer);
+            let peer = row
+                .filter(|row| row.state == "moved")
+                .and_then(|row| row.peer);
             match peer.and_then(|peer| HostName::new(&peer).ok()) {
                 Some(peer) if context.hosts.names().any(|known| *known == peer) => host = peer,
                 Some(peer) => {
@@ -153,7 +198,8 @@ async fn locate(
         // Whether a shard can come to the target is judged by its facts later.
         if host == request.target && !owned {
             let reason = "is not there, although the map or another host says so";
-            let remedy = "run `pgshard check`; `pgshard moves resume` opens it if it was decided, `pgshard map \
+            let remedy = "run `pgshard check`; `pgshard moves resume` opens it if it was decided, \
+                `pgshard map \
                           rebuild` corrects the map";
             refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &host));
         }
@@ -162,9 +208,12 @@ async fn locate(
     Ok((placed, refusals))
 }
 
-/// Refuses the shards that lack what others on their host have: a move would make them look right, and remove the place
-/// where the rest may still be found.
-async fn emptied(context: &Context, moving: &[(ShardId, &HostName)]) -> Result<Vec<Refusal>, Error> {
+/// Refuses the shards that lack what others on their host have: a move would make them look right,
+/// and remove the place where the rest may still be found.
+async fn emptied(
+    context: &Context,
+    moving: &[(ShardId, &HostName)],
+) -> Result<Vec<Refusal>, Error> {
     let mut refusals = Vec::new();
     let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
     hosts.sort_unstable();
@@ -172,8 +221,13 @@ async fn emptied(context: &Context, moving: &[(ShardId, &HostName)]) -> Result<V
     for host in hosts {
         let session = context.hosts.open(host).await?;
         let facts = schema::host_facts(&session.client).await;
-        let facts = facts.map_err(|source| Error::Facts { host: host.clone(), source })?;
-        let Some(control) = &facts.control else { continue };
+        let facts = facts.map_err(|source| Error::Facts {
+            host: host.clone(),
+            source,
+        })?;
+        let Some(control) = &facts.control else {
+            continue;
+        };
         let mut lacking = schema::lacking_on(host, control);
         for (shard, _) in moving.iter().filter(|(_, on)| on == &host) {
             if let Some(what) = lacking.remove(shard) {
@@ -193,8 +247,8 @@ struct Given {
     by: String,
 }
 
-/// What the map and the hosts that answer say about the owners of these shards. A host that does not answer is ignored:
-/// while it is down, shards of other hosts must still be movable.
+/// What the map and the hosts that answer say about the owners of these shards. A host that does
+/// not answer is ignored: while it is down, shards of other hosts must still be movable.
 async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)]) -> Vec<Given> {
     let shards: Vec<ShardId> = moving.iter().map(|(shard, _)| *shard).collect();
     let ask = |host: &HostName| {
@@ -205,49 +259,88 @@ async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)
             Some((facts::given_away(&session, shards).await.ok()?, host))
         }
     };
-    let answers: Vec<_> = stream::iter(context.hosts.names()).map(ask).buffer_unordered(HOSTS_WIDTH).collect().await;
+    let answers: Vec<_> = stream::iter(context.hosts.names())
+        .map(ask)
+        .buffer_unordered(HOSTS_WIDTH)
+        .collect()
+        .await;
     let by_hosts = answers.into_iter().flatten().flat_map(|(away, from)| {
         let by = format!("host {from}");
-        away.into_iter().map(move |(shard, epoch, owner)| Given { shard, epoch, owner, by: by.clone() })
+        away.into_iter().map(move |(shard, epoch, owner)| Given {
+            shard,
+            epoch,
+            owner,
+            by: by.clone(),
+        })
     });
     let by_map = moving.iter().filter_map(|(shard, _)| {
         let placement = map.placement(*shard)?;
         let owner = placement.host.to_string();
-        Some(Given { shard: *shard, epoch: placement.epoch, owner, by: "the map".to_owned() })
+        Some(Given {
+            shard: *shard,
+            epoch: placement.epoch,
+            owner,
+            by: "the map".to_owned(),
+        })
     });
     by_hosts.chain(by_map).collect()
 }
 
-/// Refuses a shard whose owner does not know of the move that brought it: that host's database is from before the move,
-/// and so are its rows.
+/// Refuses a shard whose owner does not know of the move that brought it: that host's database is
+/// from before the move, and so are its rows.
 fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
-    let later = given.iter().filter(|given| given.shard == plan.shard && given.owner == plan.source.as_str());
-    let latest = later.filter(|given| given.epoch > plan.epoch).max_by_key(|given| given.epoch)?;
-    let reason =
-        format!("is served there since epoch {}, but {} knows of epoch {}", plan.epoch, latest.by, latest.epoch);
-    let remedy = "the host was restored from before a move, or failed over to a standby that lacks it, and has old \
+    let later = given
+        .iter()
+        .filter(|given| given.shard == plan.shard && given.owner == plan.source.as_str());
+    let latest = later
+        .filter(|given| given.epoch > plan.epoch)
+        .max_by_key(|given| given.epoch)?;
+    let reason = format!(
+        "is served there since epoch {}, but {} knows of epoch {}",
+        plan.epoch, latest.by, latest.epoch
+    );
+    let remedy = "the host was restored from before a move, or failed over to a standby that lacks \
+        it, and has old \
                   rows: run `pgshard check`";
     Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 
-/// Refuses a shard that another host serves as well: whichever is right, a move would make that harder to find out.
+/// Refuses a shard that another host serves as well: whichever is right, a move would make that
+/// harder to find out.
 fn served_twice(plan: &ShardPlan, survey: &schema::Survey) -> Option<Refusal> {
     let others = survey.iter().filter(|(host, _)| **host != plan.source);
     let serves = |facts: &schema::HostFacts| {
-        facts.control.as_ref()?.shards.get(&plan.shard).filter(|row| row.state.is_owner()).map(|row| row.epoch)
+        facts
+            .control
+            .as_ref()?
+            .shards
+            .get(&plan.shard)
+            .filter(|row| row.state.is_owner())
+            .map(|row| row.epoch)
     };
-    let (other, epoch) = others.filter_map(|(host, facts)| Some((host, serves(facts.as_ref().ok()?)?))).next()?;
-    let reason = format!("is served there since epoch {}, and on {other} since epoch {epoch}", plan.epoch);
-    let remedy = format!("`pgshard moves repair {} --plan` says what can be done; or try again", plan.shard);
+    let (other, epoch) = others
+        .filter_map(|(host, facts)| Some((host, serves(facts.as_ref().ok()?)?)))
+        .next()?;
+    let reason = format!(
+        "is served there since epoch {}, and on {other} since epoch {epoch}",
+        plan.epoch
+    );
+    let remedy = format!(
+        "`pgshard moves repair {} --plan` says what can be done; or try again",
+        plan.shard
+    );
     Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 
-/// What all hosts say. A host that does not answer is ignored: it must not keep shards where they are. The hosts do not
-/// answer at the same instant, so a shard that came to the target in between seems to be nowhere. So shards seem lost
-/// there only if they are still missing when asked again.
+/// What all hosts say. A host that does not answer is ignored: it must not keep shards where they
+/// are. The hosts do not answer at the same instant, so a shard that came to the target in between
+/// seems to be nowhere. So shards seem lost there only if they are still missing when asked again.
 async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, Error> {
-    let hosts: Result<Vec<_>, Error> =
-        context.hosts.names().map(|host| Ok((host.clone(), context.hosts.options(host)?.clone()))).collect();
+    let hosts: Result<Vec<_>, Error> = context
+        .hosts
+        .names()
+        .map(|host| Ok((host.clone(), context.hosts.options(host)?.clone())))
+        .collect();
     let hosts = hosts?;
     let mut looks = 0;
     loop {
@@ -263,7 +356,10 @@ async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, 
 /// Refuses a host that no longer knows what it had: nothing is built over what has to be restored.
 fn lost(survey: &schema::Survey, host: &HostName) -> Option<Refusal> {
     let schema::Lost { shards, by, .. } = schema::lost_on(survey, host)?;
-    let reason = format!("has lost {}, which {by} knows were there", shards_named(&shards));
+    let reason = format!(
+        "has lost {}, which {by} knows were there",
+        shards_named(&shards)
+    );
     Some(Refusal::new("the database", reason, schema::restore(host)).at(None, host))
 }
 
@@ -290,10 +386,23 @@ async fn shard_plan(
     target: &HostFacts,
     mode: Mode,
 ) -> Result<Result<ShardPlan, Vec<Refusal>>, Error> {
-    let (from, to) = tokio::try_join!(context.hosts.open(&source.name), context.hosts.open(&target.name))?;
+    let (from, to) = tokio::try_join!(
+        context.hosts.open(&source.name),
+        context.hosts.open(&target.name)
+    )?;
     let (from, to) = (from.for_shard(shard), to.for_shard(shard));
-    let facts = match facts::of_shard(&from, &to, shard, &context.prefix, context.options.replica_identity).await {
-        Err(error) if error.is_lock() => return Err(facts::locked(&from, shard, &context.prefix, error).await),
+    let facts = match facts::of_shard(
+        &from,
+        &to,
+        shard,
+        &context.prefix,
+        context.options.replica_identity,
+    )
+    .await
+    {
+        Err(error) if error.is_lock() => {
+            return Err(facts::locked(&from, shard, &context.prefix, error).await);
+        }
         facts => facts?,
     };
     tokio::join!(context.hosts.give_back(from), context.hosts.give_back(to));

@@ -1,5 +1,5 @@
-//! What an operator wants of a move: how it begins, what its mover may do, and what the mover is asked for while it
-//! runs.
+//! What an operator wants of a move: how it begins, what its mover may do, and what the mover is
+//! asked for while it runs.
 
 use jiff::Timestamp;
 
@@ -11,8 +11,8 @@ pub enum DesiredState {
     Go,
     /// Everything but the fence: the source serves, the target follows.
     Hold,
-    /// Nothing more is copied, and nothing is fenced. Chunks under way are finished, and changes are still applied, so
-    /// that the source need not keep them.
+    /// Nothing more is copied, and nothing is fenced. Chunks under way are finished, and changes
+    /// are still applied, so that the source need not keep them.
     Pause,
 }
 
@@ -27,14 +27,17 @@ impl DesiredState {
     }
 
     pub(crate) fn parse(name: &str) -> Option<DesiredState> {
-        [DesiredState::Go, DesiredState::Hold, DesiredState::Pause].into_iter().find(|desired| desired.as_str() == name)
+        [DesiredState::Go, DesiredState::Hold, DesiredState::Pause]
+            .into_iter()
+            .find(|desired| desired.as_str() == name)
     }
 }
 
 /// Whether a move prepares for its shards to be taken back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Back {
-    /// A slot on the target keeps the changes that the old copies lack, if the target can provide one.
+    /// A slot on the target keeps the changes that the old copies lack, if the target can provide
+    /// one.
     #[default]
     Prepared,
     /// The old copies stay as they are at the switch. Nothing is created on the target.
@@ -51,11 +54,14 @@ impl Back {
     }
 
     pub(crate) fn parse(name: &str) -> Option<Back> {
-        [Back::Prepared, Back::Forgone].into_iter().find(|back| back.as_str() == name)
+        [Back::Prepared, Back::Forgone]
+            .into_iter()
+            .find(|back| back.as_str() == name)
     }
 }
 
-/// What an online move does about a table whose rows the stream cannot identify, such as one without a primary key.
+/// What an online move does about a table whose rows the stream cannot identify, such as one
+/// without a primary key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdentityPolicy {
     /// It gets a replica identity until the move is completed or aborted.
@@ -68,7 +74,8 @@ pub enum IdentityPolicy {
 /// What unlogged tables contain at the target. A crash may empty them, and so may a move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnloggedRows {
-    /// Their rows. The stream does not bring changes of such a table, so it is copied while the shard is closed.
+    /// Their rows. The stream does not bring changes of such a table, so it is copied while the
+    /// shard is closed.
     #[default]
     Carried,
     /// No rows.
@@ -81,7 +88,8 @@ pub enum FenceAt {
     /// As soon as each is ready.
     #[default]
     Ready,
-    /// Once somebody releases them: [`Mover::want`](crate::mover::Mover::want) with [`DesiredState::Go`].
+    /// Once somebody releases them: [`Mover::want`](crate::mover::Mover::want) with
+    /// [`DesiredState::Go`].
     Go,
     /// At this time by the source's clock, or once somebody releases them.
     Time(Timestamp),
@@ -117,7 +125,9 @@ impl Asked {
     }
 
     pub(crate) fn parse(name: &str) -> Option<Asked> {
-        [Asked::Stop, Asked::Abort].into_iter().find(|asked| asked.as_str() == name)
+        [Asked::Stop, Asked::Abort]
+            .into_iter()
+            .find(|asked| asked.as_str() == name)
     }
 }
 

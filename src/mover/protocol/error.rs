@@ -21,8 +21,8 @@ use crate::mover::protocol::worker::Worker;
 
 /// Why a move, or a command about moves, did not reach its end.
 ///
-/// All of them leave the same state behind: before decide the source serves (at the latest when the fence's deadline
-/// has passed), after it the target does (at the latest when somebody resumes).
+/// All of them leave the same state behind: before decide the source serves (at the latest when the
+/// fence's deadline has passed), after it the target does (at the latest when somebody resumes).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -62,9 +62,11 @@ pub enum Error {
         /// In what they differ.
         source: Box<control::Refusal>,
     },
-    /// A host's control schema is older than what this pgshard works with. Nothing was changed there.
+    /// A host's control schema is older than what this pgshard works with. Nothing was changed
+    /// there.
     #[error(
-        "host {host} has a control schema of version {version}, and this pgshard works with version {VERSION}: run \
+        "host {host} has a control schema of version {version}, and this pgshard works with \
+            version {VERSION}: run \
          `pgshard bootstrap --host {host}`, which may be done while the application works"
     )]
     ControlOld {
@@ -73,10 +75,11 @@ pub enum Error {
         /// The newest control migration there.
         version: i32,
     },
-    /// A host's control schema is newer than what this pgshard works with: it would leave out what it does not know.
-    /// Nothing was changed there.
+    /// A host's control schema is newer than what this pgshard works with: it would leave out what
+    /// it does not know. Nothing was changed there.
     #[error(
-        "host {host} has a control schema of version {version}, and this pgshard works with version {VERSION}: use the \
+        "host {host} has a control schema of version {version}, and this pgshard works with \
+            version {VERSION}: use the \
          newer pgshard"
     )]
     ControlNewer {
@@ -98,7 +101,10 @@ pub enum Error {
         source: tokio_postgres::Error,
     },
     /// A control table has a value that no release of pgshard writes there.
-    #[error("{what} on host {host}{}: the column {column} has {value}, which pgshard does not write", of_shard(shard))]
+    #[error(
+        "{what} on host {host}{}: the column {column} has {value}, which pgshard does not write",
+        of_shard(shard)
+    )]
     Unreadable {
         /// The host.
         host: HostName,
@@ -112,7 +118,9 @@ pub enum Error {
         value: String,
     },
     /// A table of the shard is locked, so that it cannot be read. The source serves.
-    #[error("shard {shard}: its tables cannot be read, because host {host} waits for a lock: {blockers}")]
+    #[error(
+        "shard {shard}: its tables cannot be read, because host {host} waits for a lock: {blockers}"
+    )]
     Locked {
         /// The shard.
         shard: ShardId,
@@ -121,10 +129,11 @@ pub enum Error {
         /// Who holds the lock.
         blockers: String,
     },
-    /// A table is locked all the time, so that its replica identity can be neither lent nor taken back. The shard is
-    /// served.
+    /// A table is locked all the time, so that its replica identity can be neither lent nor taken
+    /// back. The shard is served.
     #[error(
-        "shard {shard}: the replica identity of table {table} cannot be altered, because somebody on host {host} \
+        "shard {shard}: the replica identity of table {table} cannot be altered, because somebody \
+            on host {host} \
          has the table locked{}",
         by(blockers)
     )]
@@ -139,14 +148,18 @@ pub enum Error {
         blockers: String,
     },
     /// A migration that began before the move does not end. The shard is served.
-    #[error("shard {shard}: a migration, or another transaction, has held its row on host {host} for too long")]
+    #[error(
+        "shard {shard}: a migration, or another transaction, has held its row on host {host} for \
+            too long"
+    )]
     MigrationBlocked {
         /// The shard.
         shard: ShardId,
         /// The host that serves it.
         host: HostName,
     },
-    /// The control schema found the row in another state than this mover expected: somebody else went on with the move.
+    /// The control schema found the row in another state than this mover expected: somebody else
+    /// went on with the move.
     #[error("shard {shard}: host {host} refused: {reason}")]
     Superseded {
         /// The host.
@@ -174,8 +187,8 @@ pub enum Error {
         /// Who works on it.
         worker: Worker,
     },
-    /// An operator asked this mover to stop. The source serves, or the target if the shard was decided; the move can be
-    /// resumed.
+    /// An operator asked this mover to stop. The source serves, or the target if the shard was
+    /// decided; the move can be resumed.
     #[error("shard {shard}: stopped, as {by} asked")]
     Stopped {
         /// The shard.
@@ -183,7 +196,8 @@ pub enum Error {
         /// Host and process from which it was asked.
         by: String,
     },
-    /// An operator asked this mover to abort, and nothing of the shard's move is left. The source serves.
+    /// An operator asked this mover to abort, and nothing of the shard's move is left. The source
+    /// serves.
     #[error("shard {shard}: its move was aborted, as {by} asked; the source serves")]
     Aborted {
         /// The shard.
@@ -191,9 +205,11 @@ pub enum Error {
         /// Host and process from which it was asked.
         by: String,
     },
-    /// This mover's lease ran out, or was taken over by a command that goes on with the move or aborts it.
+    /// This mover's lease ran out, or was taken over by a command that goes on with the move or
+    /// aborts it.
     #[error(
-        "shard {shard}: this mover has lost its lease, and does nothing more: it came too late, or another command \
+        "shard {shard}: this mover has lost its lease, and does nothing more: it came too late, or \
+            another command \
              has taken the shard, to go on or to abort"
     )]
     LeaseLost {
@@ -201,7 +217,10 @@ pub enum Error {
         shard: ShardId,
     },
     /// The fence could not be completed in any of its attempts. The source serves.
-    #[error("shard {shard}: gave up after {attempts} attempts to fence it, the source serves: {blockers}")]
+    #[error(
+        "shard {shard}: gave up after {attempts} attempts to fence it, the source serves: \
+            {blockers}"
+    )]
     GaveUp {
         /// The shard.
         shard: ShardId,
@@ -211,7 +230,8 @@ pub enum Error {
         blockers: String,
     },
     /// The copy took longer than the shard may be closed. The source serves.
-    #[error("shard {shard}: it was not copied within {} s; the source serves again", limit.as_secs())]
+    #[error("shard {shard}: it was not copied within {} s; the source serves \
+        again", limit.as_secs())]
     PauseTooLong {
         /// The shard.
         shard: ShardId,
@@ -219,7 +239,9 @@ pub enum Error {
         limit: Duration,
     },
     /// The copy differs from the source. The source serves.
-    #[error("shard {shard}: {table} differs: {source_side} at the source, {target_side} at the target")]
+    #[error(
+        "shard {shard}: {table} differs: {source_side} at the source, {target_side} at the target"
+    )]
     Differs {
         /// The shard.
         shard: ShardId,
@@ -230,9 +252,11 @@ pub enum Error {
         /// Rows and digest.
         target_side: String,
     },
-    /// Generated columns have other values at the target, in rows that are the same otherwise. The source serves.
+    /// Generated columns have other values at the target, in rows that are the same otherwise. The
+    /// source serves.
     #[error(
-        "shard {shard}: generated columns of {table} have other values at the target: {}. What computes them is not \
+        "shard {shard}: generated columns of {table} have other values at the target: {}. What \
+            computes them is not \
          the same there, or no longer what has computed the source's",
         columns.join(", ")
     )]
@@ -244,7 +268,8 @@ pub enum Error {
         /// The generated columns that differ.
         columns: Vec<String>,
     },
-    /// Rows of an online copy are not what the source has at the same point of its history. The source serves.
+    /// Rows of an online copy are not what the source has at the same point of its history. The
+    /// source serves.
     #[error("shard {shard}: rows of {table} differ ({digests}): {}", told(rows))]
     RowsDiffer {
         /// The shard.
@@ -256,7 +281,8 @@ pub enum Error {
         /// Some of the rows, ten at most.
         rows: Vec<RowDifference>,
     },
-    /// The shard's tables were altered again and again while the move was prepared. The source serves.
+    /// The shard's tables were altered again and again while the move was prepared. The source
+    /// serves.
     #[error("shard {shard}: its tables were altered during the move: {what}")]
     Altered {
         /// The shard.
@@ -264,9 +290,11 @@ pub enum Error {
         /// What is different.
         what: String,
     },
-    /// The slot kept more WAL than it may: the move was aborted before the source's disk was full. The source serves.
+    /// The slot kept more WAL than it may: the move was aborted before the source's disk was full.
+    /// The source serves.
     #[error(
-        "shard {shard}: aborted, because host {host} had to keep {} of WAL for the move, more than the {} that it may",
+        "shard {shard}: aborted, because host {host} had to keep {} of WAL for the move, more than \
+            the {} that it may",
         Bytes(kept.cast_signed()),
         Bytes(limit.cast_signed())
     )]
@@ -312,7 +340,8 @@ pub enum Error {
         /// What the audit found.
         objection: String,
     },
-    /// The host that the move brought the shard to does not know of it any more. Nothing was touched.
+    /// The host that the move brought the shard to does not know of it any more. Nothing was
+    /// touched.
     #[error("shard {shard}: the move {id} brought it to host {host}, which has lost it")]
     Lost {
         /// The shard.
@@ -330,7 +359,8 @@ pub enum Error {
         /// What the hosts say.
         observed: String,
     },
-    /// The map could not be published. The target serves the shard, and routers find it by the signpost.
+    /// The map could not be published. The target serves the shard, and routers find it by the
+    /// signpost.
     #[error("the map cannot be published")]
     Publish(#[source] PublishError),
     /// The map cannot be read.
@@ -382,18 +412,23 @@ pub enum Error {
         /// What is wrong.
         what: &'static str,
     },
-    /// The slot could not be created, because it waits for transactions that do not end. Nothing was left behind.
-    #[error("the slot on host {host} waits for transactions that have written and do not end: {blockers}")]
+    /// The slot could not be created, because it waits for transactions that do not end. Nothing
+    /// was left behind.
+    #[error(
+        "the slot on host {host} waits for transactions that have written and do not end: \
+            {blockers}"
+    )]
     SlotBlocked {
         /// The source.
         host: HostName,
         /// The transactions that it waited for.
         blockers: String,
     },
-    /// Tables were added to a publication whose slot already existed, and transactions that may not know of the
-    /// publication do not end.
+    /// Tables were added to a publication whose slot already existed, and transactions that may not
+    /// know of the publication do not end.
     #[error(
-        "host {host} publishes the tables now, and waits for transactions that have changed them before: {blockers}"
+        "host {host} publishes the tables now, and waits for transactions that have changed them \
+            before: {blockers}"
     )]
     PublicationBlocked {
         /// The source.
@@ -411,8 +446,11 @@ pub enum Error {
         /// The walsender.
         pid: i32,
     },
-    /// The slot is gone, or the source has thrown away WAL that it needs. A resume copies the shards again.
-    #[error("the slot {slot} on host {host} is {state}: what was copied cannot be brought up to date")]
+    /// The slot is gone, or the source has thrown away WAL that it needs. A resume copies the
+    /// shards again.
+    #[error(
+        "the slot {slot} on host {host} is {state}: what was copied cannot be brought up to date"
+    )]
     SlotLost {
         /// The source.
         host: HostName,
@@ -421,10 +459,11 @@ pub enum Error {
         /// `gone`, `lost`, whose it is, or why it was dropped.
         state: &'static str,
     },
-    /// The target has lost changes that it had applied, for example by a fail-over, and the source does not send them
-    /// again. A resume copies the shard again.
+    /// The target has lost changes that it had applied, for example by a fail-over, and the source
+    /// does not send them again. A resume copies the shard again.
     #[error(
-        "shard {shard}: host {host} has lost changes that were applied there, as after a fail-over to a standby that \
+        "shard {shard}: host {host} has lost changes that were applied there, as after a fail-over \
+            to a standby that \
          lacked them"
     )]
     StreamLost {
@@ -444,7 +483,10 @@ pub enum Error {
         what: String,
     },
     /// The task that follows the stream has ended. Its own error says why.
-    #[error("the stream of changes is no longer followed{}: {why}", of_shard(shard))]
+    #[error(
+        "the stream of changes is no longer followed{}: {why}",
+        of_shard(shard)
+    )]
     Unfollowed {
         /// The shard, if the error is about one.
         shard: Option<ShardId>,
@@ -459,8 +501,8 @@ pub enum Error {
         /// How many.
         tries: u32,
     },
-    /// Something that the shards of a group share has failed: connections, publication, slot or stream. The source
-    /// serves.
+    /// Something that the shards of a group share has failed: connections, publication, slot or
+    /// stream. The source serves.
     #[error("shard {shard} is left where it is")]
     Group {
         /// The shard.
@@ -468,7 +510,8 @@ pub enum Error {
         /// What failed.
         source: Arc<Error>,
     },
-    /// The mover failed before it claimed the shard: no journal knows of the move, and nothing waits for a resume.
+    /// The mover failed before it claimed the shard: no journal knows of the move, and nothing
+    /// waits for a resume.
     #[error("shard {shard} was not claimed")]
     NotBegun {
         /// The shard.
@@ -497,12 +540,17 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether `resume` may get further. It may not after a refusal, a contradiction or a wrong request, nor after a
-    /// statement that exceeds a limit of the server (class 54): that will happen again.
+    /// Whether `resume` may get further. It may not after a refusal, a contradiction or a wrong
+    /// request, nor after a statement that exceeds a limit of the server (class 54): that will
+    /// happen again.
     pub fn can_be_resumed(&self) -> bool {
         match self {
             Error::Group { source, .. } => return source.can_be_resumed(),
-            Error::Database { source, .. } => return source.code().is_none_or(|code| !code.code().starts_with("54")),
+            Error::Database { source, .. } => {
+                return source
+                    .code()
+                    .is_none_or(|code| !code.code().starts_with("54"));
+            }
             _ => {}
         }
         !matches!(
@@ -535,7 +583,8 @@ impl Error {
     }
 }
 
-/// How long a copy or a comparison waits for a table that somebody has locked, as TRUNCATE, CLUSTER and VACUUM FULL do.
+/// How long a copy or a comparison waits for a table that somebody has locked, as TRUNCATE, CLUSTER
+/// and VACUUM FULL do.
 pub(crate) const LOCKED_MAX: Duration = Duration::from_secs(60);
 
 /// Another move of a shard.
@@ -550,7 +599,10 @@ pub struct Rival {
 fn told_first(rival: Option<&Rival>) -> String {
     match rival {
         None => ", and has ended meanwhile".to_owned(),
-        Some(Rival { id, worker: Some(worker) }) => format!(": {id}, on which {worker} works"),
+        Some(Rival {
+            id,
+            worker: Some(worker),
+        }) => format!(": {id}, on which {worker} works"),
         Some(Rival { id, worker: None }) => format!(": {id}, on which nobody works"),
     }
 }
@@ -564,19 +616,30 @@ fn count(refusals: &[Refusal]) -> String {
 }
 
 fn told(rows: &[RowDifference]) -> String {
-    rows.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    rows.iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// `: backend 7 …`, or nothing.
 fn by(blockers: &str) -> String {
-    if blockers.is_empty() { String::new() } else { format!(": {blockers}") }
+    if blockers.is_empty() {
+        String::new()
+    } else {
+        format!(": {blockers}")
+    }
 }
 
 fn of_shard(shard: &Option<ShardId>) -> String {
-    shard.map(|shard| format!(" for shard {shard}")).unwrap_or_default()
+    shard
+        .map(|shard| format!(" for shard {shard}"))
+        .unwrap_or_default()
 }
 
 /// The server's words: they tell an operator more than the driver's "db error".
 fn words(source: &tokio_postgres::Error) -> String {
-    source.as_db_error().map_or_else(|| source.to_string(), crate::pg::cause::words)
+    source
+        .as_db_error()
+        .map_or_else(|| source.to_string(), crate::pg::cause::words)
 }

@@ -77,7 +77,8 @@ pub const FAILPOINTS: [&str; 53] = [
     "after discard",
 ];
 
-/// The failpoints of reverse replications: those of any online move, and those that only a rollback passes.
+/// The failpoints of reverse replications: those of any online move, and those that only a rollback
+/// passes.
 pub const BACK_FAILPOINTS: [&str; 8] = [
     "after back publication",
     "after back slot",
@@ -95,15 +96,21 @@ pub const AUDIT_FAILPOINTS: [&str; 1] = ["before audit"];
 /// The failpoints of moves of unlogged tables.
 const UNLOGGED_FAILPOINTS: [&str; 3] = ["in empty unlogged", "in unlogged", "after unlogged"];
 
-/// The failpoints of repairs: a host has stood down, and nothing is committed yet; a shard of a host that is brought
-/// back is repaired, and the next one is not.
+/// The failpoints of repairs: a host has stood down, and nothing is committed yet; a shard of a
+/// host that is brought back is repaired, and the next one is not.
 const REPAIR_FAILPOINTS: [&str; 2] = ["after stand down", "after repair"];
 
 /// The failpoint of `complete`: an old copy is dropped, and the next one is not.
 const COMPLETE_FAILPOINTS: [&str; 1] = ["after old copy"];
 
-const LISTS: [&[&str]; 6] =
-    [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS, &UNLOGGED_FAILPOINTS, &REPAIR_FAILPOINTS, &COMPLETE_FAILPOINTS];
+const LISTS: [&[&str]; 6] = [
+    &FAILPOINTS,
+    &BACK_FAILPOINTS,
+    &AUDIT_FAILPOINTS,
+    &UNLOGGED_FAILPOINTS,
+    &REPAIR_FAILPOINTS,
+    &COMPLETE_FAILPOINTS,
+];
 
 /// What a test does to a change that the stream brings, so that the target differs from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,27 +126,34 @@ pub enum Harm {
 /// The failpoint at which [`Harm`] is done.
 const IN_A_CHANGE: &str = "in a change";
 
-/// Only changes with this value in a row, old or new, are harmed: a test writes it once the shard is verified.
+/// Only changes with this value in a row, old or new, are harmed: a test writes it once the shard
+/// is verified.
 pub(crate) const HARMED: &str = "failpoint";
 
 /// What [`Harm::Alter`] replaces it with.
 pub(crate) const HARM_MADE: &str = "failpoint altered";
 
 impl Failpoint {
-    /// Reads `after swap=kill`. The actions are `kill`, `stop` and `fail`; those of `in a change` are `drop`, `double`
-    /// and `alter`.
+    /// Reads `after swap=kill`. The actions are `kill`, `stop` and `fail`; those of `in a change`
+    /// are `drop`, `double` and `alter`.
     ///
     /// # Errors
     /// A sentence that names the unknown part.
     pub fn parse(text: &str) -> Result<Failpoint, String> {
-        let (name, action) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=ACTION"))?;
+        let (name, action) = text
+            .split_once('=')
+            .ok_or_else(|| format!("{text:?} is not NAME=ACTION"))?;
         let mut known = LISTS.into_iter().flatten().copied().chain([IN_A_CHANGE]);
-        let name = known.find(|known| *known == name).ok_or_else(|| format!("there is no failpoint {name:?}"))?;
+        let name = known
+            .find(|known| *known == name)
+            .ok_or_else(|| format!("there is no failpoint {name:?}"))?;
         let action = match action {
             "drop" if name == IN_A_CHANGE => Action::Harm(Harm::Drop),
             "double" if name == IN_A_CHANGE => Action::Harm(Harm::Double),
             "alter" if name == IN_A_CHANGE => Action::Harm(Harm::Alter),
-            _ if name == IN_A_CHANGE => return Err(format!("{action:?} is none of drop, double, alter")),
+            _ if name == IN_A_CHANGE => {
+                return Err(format!("{action:?} is none of drop, double, alter"));
+            }
             "kill" => Action::Kill,
             "stop" => Action::Stop,
             "fail" => Action::Fail,
@@ -151,14 +165,19 @@ impl Failpoint {
     /// What to do to a change with these values.
     pub(crate) fn harm<'v>(&self, mut values: impl Iterator<Item = &'v [u8]>) -> Option<Harm> {
         match self.action {
-            Action::Harm(harm) => values.any(|value| value == HARMED.as_bytes()).then_some(harm),
+            Action::Harm(harm) => values
+                .any(|value| value == HARMED.as_bytes())
+                .then_some(harm),
             _ => None,
         }
     }
 
     /// Acts if the move is at this failpoint. Returns true if the step must fail.
     pub(crate) fn is_hit(&self, at: &str) -> bool {
-        debug_assert!(LISTS.iter().any(|list| list.contains(&at)), "{at} is in the list");
+        debug_assert!(
+            LISTS.iter().any(|list| list.contains(&at)),
+            "{at} is in the list"
+        );
         if at != self.name {
             return false;
         }
@@ -169,6 +188,7 @@ impl Failpoint {
             Action::Stop => rustix::process::Signal::STOP,
         };
         // A signal to oneself is delivered before the call returns. If it is not, the step fails.
-        rustix::process::kill_process(rustix::process::getpid(), signal).is_err() || self.action == Action::Kill
+        rustix::process::kill_process(rustix::process::getpid(), signal).is_err()
+            || self.action == Action::Kill
     }
 }

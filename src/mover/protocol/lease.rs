@@ -7,7 +7,8 @@ use std::time::Duration;
 pub struct Leases {
     /// How long a lease lasts after its last renewal.
     pub lease: Duration,
-    /// How long a fence stands after its last renewal. Routers and other movers swap it back after that.
+    /// How long a fence stands after its last renewal. Routers and other movers swap it back after
+    /// that.
     pub fence: Duration,
     /// How often both are renewed.
     pub beat: Duration,
@@ -23,7 +24,11 @@ impl Default for Leases {
 impl Leases {
     /// The given duration for each, renewed five times within it.
     pub fn of(duration: Duration) -> Leases {
-        Leases { lease: duration, fence: duration, beat: duration / 5 }
+        Leases {
+            lease: duration,
+            fence: duration,
+            beat: duration / 5,
+        }
     }
 
     pub(crate) fn fence_ms(&self) -> i32 {

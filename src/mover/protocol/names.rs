@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use crate::map::ShardEpoch;
 
-/// The identity of one `pgshard move`, of any number of shards. It is written as a UUID; version 7, so that moves sort
-/// by time.
+/// The identity of one `pgshard move`, of any number of shards. It is written as a UUID; version 7,
+/// so that moves sort by time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(Uuid);
 

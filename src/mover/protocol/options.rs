@@ -17,36 +17,40 @@ use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::{Audit, Unaudited};
 
-/// A table with fewer bytes than this is not worth cutting. To copy or compare as much takes less than a second.
+/// A table with fewer bytes than this is not worth cutting. To copy or compare as much takes less
+/// than a second.
 pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
 
-/// The most bytes of a chunk. It takes some seconds to copy: that much is lost in a crash, and that long a snapshot and
-/// a lock are held.
+/// The most bytes of a chunk. It takes some seconds to copy: that much is lost in a crash, and that
+/// long a snapshot and a lock are held.
 const CHUNK_BYTES_MAX: u64 = 8 * CHUNK_BYTES;
 
 /// How to move. [`Options::default`] is what the command uses.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How many shards are moved at the same time. Keep it small: each fence resets the cached plans of all sessions of
-    /// its host once. Of the shards that come online from one host to another, only one at a time is closed.
+    /// How many shards are moved at the same time. Keep it small: each fence resets the cached
+    /// plans of all sessions of its host once. Of the shards that come online from one host to
+    /// another, only one at a time is closed.
     pub jobs: usize,
-    /// How long the fence may wait for transactions that hold locks on the shard before it is taken back. Everything
-    /// that uses the shard waits that long.
+    /// How long the fence may wait for transactions that hold locks on the shard before it is taken
+    /// back. Everything that uses the shard waits that long.
     pub barrier_budget: Duration,
     /// How often the fence is tried, with growing pauses, before the move gives up.
     pub fence_attempts: u32,
-    /// How long a shard may be closed before the move gives up and the source serves again. A plan is refused if a
-    /// shard is so large that it would take longer.
+    /// How long a shard may be closed before the move gives up and the source serves again. A plan
+    /// is refused if a shard is so large that it would take longer.
     pub pause_max: Duration,
-    /// Online: how long the last changes may take to arrive, once the shard is closed, before the fence is taken back.
+    /// Online: how long the last changes may take to arrive, once the shard is closed, before the
+    /// fence is taken back.
     pub drain_deadline: Duration,
     /// Online: how many chunks are copied at the same time.
     pub copy_jobs: usize,
-    /// Online: about how much of a table, in bytes, is copied in one snapshot at the most. TRUNCATE and ALTER TABLE
-    /// wait for it at the source.
+    /// Online: about how much of a table, in bytes, is copied in one snapshot at the most. TRUNCATE
+    /// and ALTER TABLE wait for it at the source.
     pub chunk_bytes: u64,
-    /// How much WAL, in bytes, a reverse replication may keep at the serving host before it is given up.
+    /// How much WAL, in bytes, a reverse replication may keep at the serving host before it is
+    /// given up.
     pub back_wal_max: u64,
     /// Whether a new move prepares for its shards to be taken back.
     pub back: Back,
@@ -56,20 +60,23 @@ pub struct Options {
     pub unlogged: UnloggedRows,
     /// When the shards of a new move are fenced.
     pub fence_at: FenceAt,
-    /// The highest rate of copying, in bytes a second for all shards together. `None`: as fast as possible.
+    /// The highest rate of copying, in bytes a second for all shards together. `None`: as fast as
+    /// possible.
     pub rate_max: Option<NonZeroU64>,
     /// Online: no shard is fenced while the target is further behind than this.
     pub lag_max: Duration,
-    /// Online: the most WAL, in bytes, that a source may have to keep for a move. Beyond it, the shards that are not
-    /// decided are aborted. Never more than nine tenths of the server's `max_slot_wal_keep_size`.
+    /// Online: the most WAL, in bytes, that a source may have to keep for a move. Beyond it, the
+    /// shards that are not decided are aborted. Never more than nine tenths of the server's
+    /// `max_slot_wal_keep_size`.
     pub wal_max: u64,
-    /// Online: how long the snapshots of an audit may be held, which hold back VACUUM on both hosts. What is not
-    /// compared by then is named. Zero: nothing is audited.
+    /// Online: how long the snapshots of an audit may be held, which hold back VACUUM on both
+    /// hosts. What is not compared by then is named. Zero: nothing is audited.
     pub audit_max: Duration,
-    /// Online: how long the snapshot at the target may take, which the open waits for. A move whose snapshot is not
-    /// taken in time is not audited.
+    /// Online: how long the snapshot at the target may take, which the open waits for. A move whose
+    /// snapshot is not taken in time is not audited.
     pub snapshot_max: Duration,
-    /// What [`complete`](crate::mover::Mover::complete) does with an old copy whose move was not audited, or differs.
+    /// What [`complete`](crate::mover::Mover::complete) does with an old copy whose move was not
+    /// audited, or differs.
     pub unaudited: Unaudited,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,
@@ -81,7 +88,10 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let node = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
         Options {
             jobs: 2,
             barrier_budget: Duration::from_millis(100),
@@ -133,10 +143,10 @@ setters!(
 );
 
 impl Options {
-    /// About how large the chunks of a shard with so many bytes are. To read a table by ranges of its key takes longer
-    /// than to read it whole, the more so where its rows are not stored in the key's order: so tables are cut only as
-    /// far as it takes to have work for all. A copy that is held to a rate has small chunks, or it would hold its locks
-    /// for minutes.
+    /// About how large the chunks of a shard with so many bytes are. To read a table by ranges of
+    /// its key takes longer than to read it whole, the more so where its rows are not stored in the
+    /// key's order: so tables are cut only as far as it takes to have work for all. A copy that is
+    /// held to a rate has small chunks, or it would hold its locks for minutes.
     pub(crate) fn chunk_bytes_of(&self, shard_bytes: u64) -> u64 {
         let share = match self.rate_max {
             Some(_) => CHUNK_BYTES,
@@ -293,10 +303,28 @@ mod tests {
         let (mib, options) = (1 << 20, Options::default());
         assert_eq!(options.copy_jobs, 4);
         for (shard, chunk) in [(0, 32), (100, 32), (600, 150), (100_000, 256)] {
-            assert_eq!(options.chunk_bytes_of(shard * mib), chunk * mib, "{shard} MiB");
+            assert_eq!(
+                options.chunk_bytes_of(shard * mib),
+                chunk * mib,
+                "{shard} MiB"
+            );
         }
-        assert_eq!(options.clone().copy_jobs(1).chunk_bytes_of(200 * mib), 200 * mib);
-        assert_eq!(options.clone().chunk_bytes(4 * mib).chunk_bytes_of(600 * mib), 4 * mib);
-        assert_eq!(options.rate_max(NonZeroU64::new(mib)).chunk_bytes_of(600 * mib), 32 * mib);
+        assert_eq!(
+            options.clone().copy_jobs(1).chunk_bytes_of(200 * mib),
+            200 * mib
+        );
+        assert_eq!(
+            options
+                .clone()
+                .chunk_bytes(4 * mib)
+                .chunk_bytes_of(600 * mib),
+            4 * mib
+        );
+        assert_eq!(
+            options
+                .rate_max(NonZeroU64::new(mib))
+                .chunk_bytes_of(600 * mib),
+            32 * mib
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! How fast rows may be sent: a rate for all workers of a move together, and a pause. Both can be changed while they
-//! work.
+//! How fast rows may be sent: a rate for all workers of a move together, and a pause. Both can be
+//! changed while they work.
 
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,9 +29,13 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
-    /// A gate that obeys this channel. Once its other end is gone, the last rate stays in force, and no pause does.
+    /// A gate that obeys this channel. Once its other end is gone, the last rate stays in force,
+    /// and no pause does.
     pub(crate) fn new(pace: watch::Receiver<Pace>) -> Throttle {
-        Throttle { pace, next: Arc::new(Mutex::new(Instant::now())) }
+        Throttle {
+            pace,
+            next: Arc::new(Mutex::new(Instant::now())),
+        }
     }
 
     /// A gate that is always open.
@@ -41,12 +45,21 @@ impl Throttle {
 
     /// A gate that lets this many bytes a second through.
     pub(crate) fn of(rate: Option<NonZeroU64>) -> Throttle {
-        Throttle::new(watch::channel(Pace { rate, paused: false }).1)
+        Throttle::new(
+            watch::channel(Pace {
+                rate,
+                paused: false,
+            })
+            .1,
+        )
     }
 
     /// A gate that obeys this channel's pauses too, and shares this one's rate with it.
     pub(crate) fn and(&self, pace: watch::Receiver<Pace>) -> Throttle {
-        Throttle { pace, next: Arc::clone(&self.next) }
+        Throttle {
+            pace,
+            next: Arc::clone(&self.next),
+        }
     }
 
     /// The rate at present.
@@ -54,7 +67,8 @@ impl Throttle {
         self.pace.borrow().rate
     }
 
-    /// Waits while there is a pause. Call it before beginning what must not be held open during a pause.
+    /// Waits while there is a pause. Call it before beginning what must not be held open during a
+    /// pause.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -64,7 +78,8 @@ impl Throttle {
         let _ = pace.wait_for(|pace| !pace.paused).await;
     }
 
-    /// Waits until this many bytes may go. It does not wait for the end of a pause: what is under way holds a snapshot.
+    /// Waits until this many bytes may go. It does not wait for the end of a pause: what is under
+    /// way holds a snapshot.
     ///
     /// # Cancel safety
     /// If dropped, the bytes may have been counted; the others then wait a little longer.
@@ -88,7 +103,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn workers_share_the_rate() {
-        let pace = Pace { rate: NonZeroU64::new(1000), paused: false };
+        let pace = Pace {
+            rate: NonZeroU64::new(1000),
+            paused: false,
+        };
         let throttle = Throttle::new(watch::channel(pace).1);
         let began = Instant::now();
         let worker = async || {
@@ -97,21 +115,31 @@ mod tests {
             }
         };
         tokio::join!(worker(), worker());
-        // 2000 bytes at 1000 a second: the last block goes once the time for those before it has passed.
+        // 2000 bytes at 1000 a second: the last block goes once the time for those before it has
+        // passed.
         let took = began.elapsed();
-        assert!((Duration::from_millis(1750)..Duration::from_millis(1950)).contains(&took), "{took:?}");
+        assert!(
+            (Duration::from_millis(1750)..Duration::from_millis(1950)).contains(&took),
+            "{took:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_pause_ends_when_told_or_when_nobody_can() {
-        let (tell, pace) = watch::channel(Pace { rate: None, paused: true });
+        let (tell, pace) = watch::channel(Pace {
+            rate: None,
+            paused: true,
+        });
         let throttle = Throttle::new(pace);
         let gone = tokio::time::timeout(Duration::from_secs(3600), throttle.go()).await;
         assert!(gone.is_err());
         throttle.pass(1).await;
         tell.send_replace(Pace::default());
         throttle.go().await;
-        tell.send_replace(Pace { rate: None, paused: true });
+        tell.send_replace(Pace {
+            rate: None,
+            paused: true,
+        });
         drop(tell);
         throttle.go().await;
     }

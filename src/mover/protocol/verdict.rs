@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 /// The state of an audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AuditState {
-    /// There is nothing to audit yet, since the shard is not kept; or it was kept by a pgshard that had no audits.
+    /// There is nothing to audit yet, since the shard is not kept; or it was kept by a pgshard that
+    /// had no audits.
     #[default]
     None,
     /// A mover is comparing.
@@ -31,15 +32,22 @@ impl AuditState {
 
     /// The state as the journal writes it; `None` where it writes nothing.
     pub fn as_str(self) -> Option<&'static str> {
-        Self::ALL.into_iter().find(|(state, _)| *state == self).map(|(_, name)| name)
+        Self::ALL
+            .into_iter()
+            .find(|(state, _)| *state == self)
+            .map(|(_, name)| name)
     }
 
     pub(crate) fn parse(name: &str) -> Option<AuditState> {
-        Self::ALL.into_iter().find(|(_, known)| *known == name).map(|(state, _)| state)
+        Self::ALL
+            .into_iter()
+            .find(|(_, known)| *known == name)
+            .map(|(state, _)| state)
     }
 }
 
-/// What happens to the old copy of a shard that differs, or was not audited, when its move is completed.
+/// What happens to the old copy of a shard that differs, or was not audited, when its move is
+/// completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Unaudited {
     /// It is kept: it may be the only right one.
@@ -116,41 +124,72 @@ impl Audit {
             (true, false) => AuditState::NotAudited,
             (true, true) => AuditState::Audited,
         };
-        Audit { state, at: None, differences, left_out }
+        Audit {
+            state,
+            at: None,
+            differences,
+            left_out,
+        }
     }
 
     /// The result when nothing was compared.
     pub(crate) fn left_out(why: impl Into<String>) -> Audit {
-        Audit::of(Vec::new(), vec![LeftOut { what: "everything".to_owned(), why: why.into() }])
+        Audit::of(
+            Vec::new(),
+            vec![LeftOut {
+                what: "everything".to_owned(),
+                why: why.into(),
+            }],
+        )
     }
 
     /// The result while an audit is under way.
     pub(crate) fn under_way() -> Audit {
-        Audit { state: AuditState::UnderWay, ..Audit::default() }
+        Audit {
+            state: AuditState::UnderWay,
+            ..Audit::default()
+        }
     }
 
     /// Reads what the journal has: the state's name, when it ended, and what was found.
     pub(crate) fn read(state: Option<&str>, at: Option<Timestamp>, found: Option<&str>) -> Audit {
-        let Found { differences, left_out } =
-            found.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let Found {
+            differences,
+            left_out,
+        } = found
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default();
         let state = state.and_then(AuditState::parse).unwrap_or_default();
-        Audit { state, at, differences, left_out }
+        Audit {
+            state,
+            at,
+            differences,
+            left_out,
+        }
     }
 
     /// The differences and omissions, for the journal.
     pub(crate) fn found(&self) -> serde_json::Value {
-        let found = Found { differences: self.differences.clone(), left_out: self.left_out.clone() };
+        let found = Found {
+            differences: self.differences.clone(),
+            left_out: self.left_out.clone(),
+        };
         serde_json::to_value(found).unwrap_or_default()
     }
 
-    /// Why the old copy must not be dropped, since it may be the only right one; `None` if it may be dropped.
+    /// Why the old copy must not be dropped, since it may be the only right one; `None` if it may
+    /// be dropped.
     pub fn objection(&self) -> Option<String> {
         match self.state {
             AuditState::Audited => None,
-            AuditState::UnderWay => Some("it is being audited: wait until the audit has ended".to_owned()),
+            AuditState::UnderWay => {
+                Some("it is being audited: wait until the audit has ended".to_owned())
+            }
             AuditState::Differs => Some(format!("its audit found that the target differs: {self}")),
             AuditState::NotAudited => Some(format!("it was not audited ({self})")),
-            AuditState::None => Some("it was not audited: it was kept by an older pgshard".to_owned()),
+            AuditState::None => {
+                Some("it was not audited: it was kept by an older pgshard".to_owned())
+            }
         }
     }
 }
@@ -158,8 +197,16 @@ impl Audit {
 impl fmt::Display for Audit {
     /// What differs and what was left out, on one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut told = self.differences.iter().map(ToString::to_string).collect::<Vec<_>>();
-        told.extend(self.left_out.iter().map(|left| format!("not compared: {left}")));
+        let mut told = self
+            .differences
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>();
+        told.extend(
+            self.left_out
+                .iter()
+                .map(|left| format!("not compared: {left}")),
+        );
         f.write_str(&told.join("; "))
     }
 }
@@ -178,7 +225,13 @@ pub struct RowDifference {
 impl fmt::Display for RowDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = |hash: &Option<String>| hash.clone().unwrap_or_else(|| "nothing".to_owned());
-        write!(f, "{}: {} at the source, {} at the target", self.key, side(&self.source), side(&self.target))
+        write!(
+            f,
+            "{}: {} at the source, {} at the target",
+            self.key,
+            side(&self.source),
+            side(&self.target)
+        )
     }
 }
 
@@ -188,9 +241,20 @@ mod tests {
 
     #[test]
     fn the_journal_gives_back_what_it_got() {
-        let row = RowDifference { key: "(1)".to_owned(), source: Some("ab".to_owned()), target: None };
-        let difference = |rows| AuditDifference { what: "table t".to_owned(), how: "rows".to_owned(), rows };
-        let left = LeftOut { what: "table u".to_owned(), why: "truncated".to_owned() };
+        let row = RowDifference {
+            key: "(1)".to_owned(),
+            source: Some("ab".to_owned()),
+            target: None,
+        };
+        let difference = |rows| AuditDifference {
+            what: "table t".to_owned(),
+            how: "rows".to_owned(),
+            rows,
+        };
+        let left = LeftOut {
+            what: "table u".to_owned(),
+            why: "truncated".to_owned(),
+        };
         for (differences, left_out, state) in [
             (vec![], vec![], AuditState::Audited),
             (vec![], vec![left.clone()], AuditState::NotAudited),
@@ -199,7 +263,10 @@ mod tests {
         ] {
             let audit = Audit::of(differences, left_out);
             assert_eq!(audit.state, state);
-            assert_eq!(Audit::read(state.as_str(), None, Some(&audit.found().to_string())), audit);
+            assert_eq!(
+                Audit::read(state.as_str(), None, Some(&audit.found().to_string())),
+                audit
+            );
             assert_eq!(audit.objection().is_none(), state == AuditState::Audited);
         }
         assert_eq!(Audit::read(None, None, Some("{}")), Audit::default());

@@ -29,8 +29,8 @@ pub struct Worker {
     pub work: Work,
     /// Host and process.
     pub holder: String,
-    /// Since when, by the clock of the host that the shards come from; `None` for one that began before this was
-    /// recorded.
+    /// Since when, by the clock of the host that the shards come from; `None` for one that began
+    /// before this was recorded.
     pub since: Option<Timestamp>,
     /// What it was asked for, and has not done yet.
     pub stop_request: Option<StopRequest>,
@@ -46,7 +46,12 @@ impl std::fmt::Display for Worker {
             write!(f, " since {since:.0}")?;
         }
         match &self.stop_request {
-            Some(stop_request) => write!(f, ", asked to {} by {}", stop_request.asked.as_str(), stop_request.by),
+            Some(stop_request) => write!(
+                f,
+                ", asked to {} by {}",
+                stop_request.asked.as_str(),
+                stop_request.by
+            ),
             None => Ok(()),
         }
     }

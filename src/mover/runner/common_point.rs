@@ -1,9 +1,9 @@
 //! Compares a shard with its source at a common point, while both go on.
 //!
-//! The stream is paused for a moment: the source's snapshot is taken, exactly the changes that it sees are applied, the
-//! target's snapshot is taken, and the stream goes on. Both sides are then read without hurry, each in its own
-//! snapshot, and several such comparisons run at the same time. Invariant: a chunk is called verified only if both
-//! snapshots show the same state.
+//! The stream is paused for a moment: the source's snapshot is taken, exactly the changes that it
+//! sees are applied, the target's snapshot is taken, and the stream goes on. Both sides are then
+//! read without hurry, each in its own snapshot, and several such comparisons run at the same time.
+//! Invariant: a chunk is called verified only if both snapshots show the same state.
 
 use std::time::Instant;
 
@@ -26,14 +26,15 @@ use crate::mover::step::ShardMove;
 use crate::mover::stream::follower::{Follower, write_watermark};
 use crate::pg::quote_literal;
 
-/// How many bytes of small chunks are compared under one pair of snapshots, which are held for some seconds at most.
+/// How many bytes of small chunks are compared under one pair of snapshots, which are held for some
+/// seconds at most.
 const BUNCH_BYTES: u64 = 32 << 20;
 
 /// Fewer bytes than this do not justify a pair of snapshots of their own.
 const SMALL: u64 = 4 << 20;
 
-/// How often a common point is sought. It may fail when transactions became visible in another order than they were
-/// committed.
+/// How often a common point is sought. It may fail when transactions became visible in another
+/// order than they were committed.
 const TRIES: u32 = 20;
 
 /// Compares everything that was not compared yet.
@@ -48,12 +49,23 @@ pub(in crate::mover) async fn shard(
 ) -> Result<(), Error> {
     let shard = work.hold.shard;
     let Some(schema) = facts::schema_oid(&work.source, &work.names.schema).await? else {
-        return Err(Error::Altered { shard, what: "its schema is gone".to_owned() });
+        return Err(Error::Altered {
+            shard,
+            what: "its schema is gone".to_owned(),
+        });
     };
     let tables = table::shapes(&work.source, schema).await?;
     let (source_schema, target_schema) = (work.names.schema.clone(), work.names.incoming());
-    let copy = ShardCopy { hold: work.hold, source_schema, target_schema, tables };
-    let hashing = Hashing::of(facts::version(&work.source).await?, facts::version(&work.target).await?);
+    let copy = ShardCopy {
+        hold: work.hold,
+        source_schema,
+        target_schema,
+        tables,
+    };
+    let hashing = Hashing::of(
+        facts::version(&work.source).await?,
+        facts::version(&work.target).await?,
+    );
     let jobs = work.options.copy_jobs.max(1);
     let known = crate::mover::runner::audit::known(&work.target, work.back_of, shard).await?;
     let until = Instant::now() + LOCKED_MAX;
@@ -73,9 +85,11 @@ pub(in crate::mover) async fn shard(
             let _piece = permits.piece().await;
             // The sessions are its own: a comparison that is given up leaves them in a transaction.
             let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
-            let (source, target) = tokio::try_join!(open(&work.source.host), open(&work.target.host))?;
+            let (source, target) =
+                tokio::try_join!(open(&work.source.host), open(&work.target.host))?;
             {
-                // One at a time: the stream is paused for it, and one session writes the watermarks.
+                // One at a time: the stream is paused for it, and one session writes the
+                // watermarks.
                 let _only = one_at_a_time.lock().await;
                 common_point((&source, &target), &work.source, copy, &bunch, follower).await?;
             }
@@ -87,7 +101,10 @@ pub(in crate::mover) async fn shard(
             Ok(())
         }
     });
-    stream::iter(compared).buffer_unordered(jobs).try_collect::<()>().await
+    stream::iter(compared)
+        .buffer_unordered(jobs)
+        .try_collect::<()>()
+        .await
 }
 
 /// Leaves both sessions in transactions whose snapshots show the same state of the bunch's tables.
@@ -100,7 +117,10 @@ async fn common_point(
     bunch: &[Chunk],
     follower: &Follower,
 ) -> Result<(), Error> {
-    let mut tables: Vec<&TableShape> = bunch.iter().filter_map(|chunk| copy.table(&chunk.table)).collect();
+    let mut tables: Vec<&TableShape> = bunch
+        .iter()
+        .filter_map(|chunk| copy.table(&chunk.table))
+        .collect();
     tables.dedup_by_key(|table| table.oid);
     let workers = set_workers(bunch.iter().map(|chunk| chunk.estimate).max().unwrap_or(0));
     let name = quote_literal(&copy.hold.session_name(Signed::Shard));
@@ -122,25 +142,41 @@ async fn common_point(
         match paused.align(snapshot, watermark).await {
             Ok(true) => return read_from_target(target, copy, &tables, workers).await,
             Ok(false) => {}
-            // A TRUNCATE may have waited in vain for another comparison to end. The stream starts again, and so does
-            // this.
+            // A TRUNCATE may have waited in vain for another comparison to end. The stream starts
+            // again, and so does this.
             Err(error) => match follower.failed(copy.shard()) {
                 Some(_) => return Err(error),
-                None => tracing::debug!(shard = %copy.shard(), %error, "the stream broke at a common point"),
+                None => {
+                    tracing::debug!(shard = %copy.shard(), %error, "the stream broke at a common \
+                        point")
+                }
             },
         }
         drop(paused);
-        source.batch("looking for a common point", "ROLLBACK").await?;
+        source
+            .batch("looking for a common point", "ROLLBACK")
+            .await?;
     }
-    Err(Error::NoCommonPoint { shard: copy.shard(), tries: TRIES })
+    Err(Error::NoCommonPoint {
+        shard: copy.shard(),
+        tries: TRIES,
+    })
 }
 
-/// Waits while somebody has one of these tables locked, in a session whose transaction has failed for that.
+/// Waits while somebody has one of these tables locked, in a session whose transaction has failed
+/// for that.
 ///
 /// Locks: ACCESS SHARE on the tables, for a statement.
-async fn until_free(source: &Session, copy: &ShardCopy, tables: &[&TableShape], until: Instant) -> Result<(), Error> {
+async fn until_free(
+    source: &Session,
+    copy: &ShardCopy,
+    tables: &[&TableShape],
+    until: Instant,
+) -> Result<(), Error> {
     loop {
-        source.batch("looking for a common point", "ROLLBACK").await?;
+        source
+            .batch("looking for a common point", "ROLLBACK")
+            .await?;
         match read_from(source, copy, tables, "SELECT").await {
             Ok(_) => return source.batch("looking for a common point", "ROLLBACK").await,
             Err(error) if error.is_lock() && Instant::now() < until => {}

@@ -1,7 +1,8 @@
-//! The cut-over of a shard in an online move, one attempt: fence, drain, examine behind the fence, decide and open.
+//! The cut-over of a shard in an online move, one attempt: fence, drain, examine behind the fence,
+//! decide and open.
 //!
-//! Invariant: behind the fence every wait has a limit, and whatever goes wrong there ends with the source serving
-//! again. Everything that can be done before the swap is done before it.
+//! Invariant: behind the fence every wait has a limit, and whatever goes wrong there ends with the
+//! source serving again. Everything that can be done before the swap is done before it.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,8 @@ pub(in crate::mover) struct Done {
 pub(in crate::mover) enum Outcome {
     /// Everything was at the target, and the source was asked to decide, with this result.
     Decided(Result<(), Error>),
-    /// A host has refused, because its state is not what the mover expected. The next observation shows it.
+    /// A host has refused, because its state is not what the mover expected. The next observation
+    /// shows it.
     Refused(String),
     /// The shard was not fenced. The next attempt may succeed.
     NotFenced(String),
@@ -64,7 +66,14 @@ impl<'d> CutOver<'d> {
         built: &'d Blueprint,
         patience: Patience<'d>,
     ) -> CutOver<'d> {
-        CutOver { work, online, compared_on, built, patience, done: Done::default() }
+        CutOver {
+            work,
+            online,
+            compared_on,
+            built,
+            patience,
+            done: Done::default(),
+        }
     }
 
     /// What was done so far.
@@ -72,21 +81,30 @@ impl<'d> CutOver<'d> {
         self.done
     }
 
-    /// Fences, and does everything that belongs behind the fence. On errors other than those of the outcome, the fence
-    /// stands, and the mover leaves the shard.
+    /// Fences, and does everything that belongs behind the fence. On errors other than those of the
+    /// outcome, the fence stands, and the mover leaves the shard.
     pub(in crate::mover) fn run(&mut self) -> BoxFuture<'_, Result<Outcome, Error>> {
         Box::pin(async move {
             let piece = self.online.permits.piece().await;
-            let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
+            let Some(schema) =
+                facts::schema_oid(&self.work.source, &self.work.names.schema).await?
+            else {
                 return Ok(Outcome::Refused("its schema does not exist".to_owned()));
             };
             let before = self.before_fence(schema).await?;
             self.done.unopened = Some(audit::Target::open(self.patience.context, self.work).await);
             drop(piece);
             self.wait_for_locks(schema).await?;
-            let permit = self.online.permits.acquire(&self.patience.context.hosts, self.work);
+            let permit = self
+                .online
+                .permits
+                .acquire(&self.patience.context.hosts, self.work);
             let permit = self.patience.wait_for(permit).await?;
-            if let Some(blockers) = self.patience.wait_for(self.work.hold_tables(permit.opening())).await? {
+            if let Some(blockers) = self
+                .patience
+                .wait_for(self.work.hold_tables(permit.opening()))
+                .await?
+            {
                 return Ok(Outcome::NotFenced(blockers));
             }
             let token = Uuid::new_v4();
@@ -97,7 +115,8 @@ impl<'d> CutOver<'d> {
                 Ok(Some(swapped)) => swapped,
                 // Nobody waits for us meanwhile.
                 Ok(None) => return Ok(Outcome::NotFenced(HELD.to_owned())),
-                // A table was created after the signpost was built, or the shard is not ours any longer.
+                // A table was created after the signpost was built, or the shard is not ours any
+                // longer.
                 Err(Error::Superseded { reason, .. }) => return Ok(Outcome::Refused(reason)),
                 Err(error) => return Err(error),
             };
@@ -106,8 +125,8 @@ impl<'d> CutOver<'d> {
         })
     }
 
-    /// Runs with the shard fenced. Dropping the permit closes the session in which the target may have been opened:
-    /// nobody can commit that any more.
+    /// Runs with the shard fenced. Dropping the permit closes the session in which the target may
+    /// have been opened: nobody can commit that any more.
     async fn fenced(
         &mut self,
         permit: Permit<'_>,
@@ -134,14 +153,20 @@ impl<'d> CutOver<'d> {
             Err(Error::Superseded { reason, .. }) => return Ok(Outcome::Refused(reason)),
             Err(error) => return Err(error),
             Ok(None) => {
-                let reason = format!("the last changes did not arrive within {} ms", limit.as_millis());
+                let reason = format!(
+                    "the last changes did not arrive within {} ms",
+                    limit.as_millis()
+                );
                 return Ok(Outcome::Held { attempt, reason });
             }
         };
         match behind {
             Behind::Blocked(reason) => return Ok(Outcome::Held { attempt, reason }),
             Behind::Altered(what) => {
-                return Ok(Outcome::Broken { attempt, error: Error::Altered { shard, what } });
+                return Ok(Outcome::Broken {
+                    attempt,
+                    error: Error::Altered { shard, what },
+                });
             }
             Behind::Unopened(error) => {
                 self.done.looked = Some(attempt);
@@ -150,22 +175,31 @@ impl<'d> CutOver<'d> {
             Behind::Ready => self.done.looked = Some(attempt),
         }
         let follower = self.online.follower;
-        if !self.compared_on.is_some_and(|servers| follower.is_on(servers)) {
+        if !self
+            .compared_on
+            .is_some_and(|servers| follower.is_on(servers))
+        {
             let reason = "a server was restarted, or failed over, behind the fence".to_owned();
             return Ok(Outcome::Held { attempt, reason });
         }
         if let Some(observed) = follower.breach(shard) {
-            return Ok(Outcome::Broken { attempt, error: Error::Stuck { shard, observed } });
+            return Ok(Outcome::Broken {
+                attempt,
+                error: Error::Stuck { shard, observed },
+            });
         }
-        let decided = self.work.decide(permit.gate(), permit.opening(), attempt).await;
+        let decided = self
+            .work
+            .decide(permit.gate(), permit.opening(), attempt)
+            .await;
         if decided.is_ok() {
             permit.give_back();
         }
         Ok(Outcome::Decided(decided))
     }
 
-    /// Copies the rows of unlogged tables, which may take as long as the shard may be closed; a stop is obeyed. `Some`:
-    /// there is no point in going on.
+    /// Copies the rows of unlogged tables, which may take as long as the shard may be closed; a
+    /// stop is obeyed. `Some`: there is no point in going on.
     async fn carry(
         &self,
         permit: &Permit<'_>,
@@ -181,17 +215,26 @@ impl<'d> CutOver<'d> {
             return Ok(Some(blocked(&locks)));
         }
         // The examination comes first: tables that were altered could not be copied.
-        if let Err(what) = self.work.unchanged(swapped.left, &known.digest, self.built, presets).await? {
+        if let Err(what) = self
+            .work
+            .unchanged(swapped.left, &known.digest, self.built, presets)
+            .await?
+        {
             return Ok(Some(Behind::Altered(what)));
         }
         let (shard, limit) = (self.work.hold.shard, self.work.options.pause_max);
-        let carried = self.patience.wait_for(self.work.carry_unlogged(&known.unlogged));
+        let carried = self
+            .patience
+            .wait_for(self.work.carry_unlogged(&known.unlogged));
         // This is not tried again: the next attempt would close the shard for as long.
-        tokio::time::timeout(limit, carried).await.unwrap_or(Err(Error::PauseTooLong { shard, limit })).map(|()| None)
+        tokio::time::timeout(limit, carried)
+            .await
+            .unwrap_or(Err(Error::PauseTooLong { shard, limit }))
+            .map(|()| None)
     }
 
-    /// Runs the barrier, the marker, the changes up to the marker, and the open without its commit. Beside the last two
-    /// it examines what may not have changed.
+    /// Runs the barrier, the marker, the changes up to the marker, and the open without its commit.
+    /// Beside the last two it examines what may not have changed.
     async fn behind_fence(
         &self,
         permit: &Permit<'_>,
@@ -208,10 +251,15 @@ impl<'d> CutOver<'d> {
                 return Err(Halt::Blocked(locks));
             }
             // Not before: whoever held a lock until now could still alter the shard.
-            Ok((Instant::now(), self.work.unchanged(swapped.left, digest, self.built, presets).await?))
+            Ok((
+                Instant::now(),
+                self.work
+                    .unchanged(swapped.left, digest, self.built, presets)
+                    .await?,
+            ))
         };
-        // The follower is told before the marker is sent. The transaction of the open was begun when its tables were
-        // locked.
+        // The follower is told before the marker is sent. The transaction of the open was begun
+        // when its tables were locked.
         let hash = token_hash(token);
         let opened = async {
             follower.marker(shard, attempt, &hash).await?;
@@ -222,17 +270,21 @@ impl<'d> CutOver<'d> {
                     unopened.take(attempt).await;
                 }
             };
-            // Whether it succeeded is judged after the examination, which must not be cut short: once the target is
-            // ready, it can be decided.
-            let (prepared, ()) = tokio::join!(self.work.prepare_open(permit.opening(), attempt), snapshot);
+            // Whether it succeeded is judged after the examination, which must not be cut short:
+            // once the target is ready, it can be decided.
+            let (prepared, ()) =
+                tokio::join!(self.work.prepare_open(permit.opening(), attempt), snapshot);
             Ok::<_, Halt>((drained, prepared))
         };
-        let ((drained, prepared), (marked, unchanged)) = match tokio::try_join!(biased; opened, marked) {
+        let ((drained, prepared), (marked, unchanged)) = match tokio::try_join!(biased; opened, marked)
+        {
             Ok(both) => both,
             Err(Halt::Blocked(locks)) => return Ok(blocked(&locks)),
             Err(Halt::Failed(error)) => return Err(error),
         };
-        self.work.timings.took("drain", drained.saturating_duration_since(marked));
+        self.work
+            .timings
+            .took("drain", drained.saturating_duration_since(marked));
         let anew = match (unchanged, prepared) {
             (Err(what), _) => return Ok(Behind::Altered(what)),
             (Ok(_), Err(error)) => return Ok(Behind::Unopened(error)),
@@ -244,19 +296,24 @@ impl<'d> CutOver<'d> {
         Ok(Behind::Ready)
     }
 
-    /// Looks, while the shard is open, for what would make the fence fail: altered tables, and an altered publication.
+    /// Looks, while the shard is open, for what would make the fence fail: altered tables, and an
+    /// altered publication.
     async fn before_fence(&self, schema: u32) -> Result<Known, Error> {
         let digest = self.work.catalog_digest(schema).await?;
         let altered = self.work.altered(schema, self.built).await?;
         if let Some(what) = altered.or(self.work.gap(schema).await?) {
-            return Err(Error::Altered { shard: self.work.hold.shard, what });
+            return Err(Error::Altered {
+                shard: self.work.hold.shard,
+                what,
+            });
         }
         let unlogged = self.work.empty_unlogged(schema).await?;
         Ok(Known { digest, unlogged })
     }
 
-    /// Waits, while the shard is open and for a limited time, for transactions whose locks would make the fence fail. A
-    /// transaction that is older than the barrier's budget will not end within it; a younger one may.
+    /// Waits, while the shard is open and for a limited time, for transactions whose locks would
+    /// make the fence fail. A transaction that is older than the barrier's budget will not end
+    /// within it; a younger one may.
     async fn wait_for_locks(&self, schema: u32) -> Result<(), Error> {
         let until = Instant::now() + Duration::from_secs(5);
         let budget = self.work.options.barrier_budget.as_secs_f64();
@@ -272,7 +329,10 @@ impl<'d> CutOver<'d> {
 }
 
 /// Waits until everything that is committed at the source by now is durable at the target.
-pub(in crate::mover) async fn pass_a_watermark(work: &ShardMove<'_>, follower: &Follower) -> Result<(), Error> {
+pub(in crate::mover) async fn pass_a_watermark(
+    work: &ShardMove<'_>,
+    follower: &Follower,
+) -> Result<(), Error> {
     let watermark = write_watermark(&work.source, work.hold.id).await?;
     follower.caught_up(watermark, work.hold.shard).await
 }
@@ -298,7 +358,13 @@ impl From<Error> for Halt {
 }
 
 fn blocked(locks: &[Lock]) -> Behind {
-    Behind::Blocked(locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    Behind::Blocked(
+        locks
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("; "),
+    )
 }
 
 /// The result of what was done behind the fence.

@@ -8,12 +8,17 @@ use crate::mover::step::identity;
 use crate::mover::stream::slot;
 use crate::pg::cause::chain;
 
-/// Drops publications and slots that no shard needs any longer: those of the move once every shard that came from its
-/// source has ended, and those of reverse replications that nobody can use.
+/// Drops publications and slots that no shard needs any longer: those of the move once every shard
+/// that came from its source has ended, and those of reverse replications that nobody can use.
 ///
 /// Locks: none.
 pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) -> Result<(), Error> {
-    let Shared { id, source, target, back_of } = shared;
+    let Shared {
+        id,
+        source,
+        target,
+        back_of,
+    } = shared;
     let source = context.hosts.open(source).await?;
     let target = context.hosts.open(target).await?;
     reverse::stream::tidy_up(context, &source, &target, *id).await?;
@@ -40,7 +45,8 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
 /// The same where nobody can react to an error: it is logged.
 pub(in crate::mover) async fn drop_shared_or_warn(context: &Context, shared: &Shared) {
     if let Err(error) = drop_shared(context, shared).await {
-        tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the \
+        tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops \
+            what is left of the \
             stream");
     }
 }

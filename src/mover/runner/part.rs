@@ -1,4 +1,5 @@
-//! A shard's part of a move, before anybody works on it, and what the parts of one route have in common.
+//! A shard's part of a move, before anybody works on it, and what the parts of one route have in
+//! common.
 
 use crate::map::{HostName, ShardEpoch};
 use crate::mover::control::journal::Entry;
@@ -37,8 +38,19 @@ pub(in crate::mover) struct Shared {
 
 impl Shared {
     pub(in crate::mover) fn of(part: &Part) -> Shared {
-        let Part { id, source, target, back_of, .. } = part.clone();
-        Shared { id, source, target, back_of }
+        let Part {
+            id,
+            source,
+            target,
+            back_of,
+            ..
+        } = part.clone();
+        Shared {
+            id,
+            source,
+            target,
+            back_of,
+        }
     }
 }
 

@@ -1,13 +1,14 @@
-//! The permit to cut over, of which a group has one. A swap resets the plans of all sessions of its host, and two
-//! shards that are closed at once keep each other closed for longer: so one is closed at a time. The permit comes with
-//! two sessions that have done the same for the shard before this one, or have rehearsed it where that was possible, so
-//! that hardly anything behind a fence is done for the first time.
+//! The permit to cut over, of which a group has one. A swap resets the plans of all sessions of its
+//! host, and two shards that are closed at once keep each other closed for longer: so one is closed
+//! at a time. The permit comes with two sessions that have done the same for the shard before this
+//! one, or have rehearsed it where that was possible, so that hardly anything behind a fence is
+//! done for the first time.
 //!
-//! A fence is short only if the servers have time for it. So while one stands, no other work of the group on rows,
-//! indexes or catalogs begins: it goes in pieces, and each waits at its beginning.
+//! A fence is short only if the servers have time for it. So while one stands, no other work of the
+//! group on rows, indexes or catalogs begins: it goes in pieces, and each waits at its beginning.
 //!
-//! Invariant: a session in which a target may have been opened, and not committed, is used for nothing else. If it is
-//! not given back explicitly, it is closed, which rolls it back.
+//! Invariant: a session in which a target may have been opened, and not committed, is used for
+//! nothing else. If it is not given back explicitly, it is closed, which rolls it back.
 
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
 use crate::pg::cause::chain;
 
-/// How long a fence is put off for pieces that have begun. A piece may be the index of a large table.
+/// How long a fence is put off for pieces that have begun. A piece may be the index of a large
+/// table.
 const PIECES_WITHIN: Duration = Duration::from_millis(100);
 
 /// How long a rehearsal may take.
@@ -37,7 +39,8 @@ pub(in crate::mover) struct CutOverPermits {
 struct Pieces {
     /// How many there are.
     begun: usize,
-    /// How many shards are fenced, or about to be: one, and for a moment the one before it, which is decided.
+    /// How many shards are fenced, or about to be: one, and for a moment the one before it, which
+    /// is decided.
     fences: usize,
 }
 
@@ -53,7 +56,8 @@ struct Sessions {
     opening: Session,
 }
 
-/// The permit while one shard has it. When it is dropped, the next shard gets it, with new sessions.
+/// The permit while one shard has it. When it is dropped, the next shard gets it, with new
+/// sessions.
 pub(in crate::mover) struct Permit<'a> {
     slot: MutexGuard<'a, Option<Sessions>>,
     sessions: Sessions,
@@ -67,10 +71,15 @@ impl CutOverPermits {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(in crate::mover) async fn acquire(&self, hosts: &Hosts, work: &ShardMove<'_>) -> Result<Permit<'_>, Error> {
+    pub(in crate::mover) async fn acquire(
+        &self,
+        hosts: &Hosts,
+        work: &ShardMove<'_>,
+    ) -> Result<Permit<'_>, Error> {
         let mut slot = self.slot.lock().await;
-        let kept =
-            slot.take().filter(|sessions| !sessions.gate.client.is_closed() && !sessions.opening.client.is_closed());
+        let kept = slot.take().filter(|sessions| {
+            !sessions.gate.client.is_closed() && !sessions.opening.client.is_closed()
+        });
         let mut sessions = match kept {
             Some(sessions) => sessions,
             None => Sessions::open(hosts, work).await?,
@@ -81,8 +90,8 @@ impl CutOverPermits {
         Ok(Permit { slot, sessions })
     }
 
-    /// Begins a piece of work: at once, or when no fence stands. Whoever has the permit, or what somebody needs behind
-    /// a fence, must not wait here.
+    /// Begins a piece of work: at once, or when no fence stands. Whoever has the permit, or what
+    /// somebody needs behind a fence, must not wait here.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -96,12 +105,14 @@ impl CutOverPermits {
             if begins {
                 return Piece(self);
             }
-            seen.wait_for(|pieces| pieces.fences == 0).await.expect("the sender is ours");
+            seen.wait_for(|pieces| pieces.fences == 0)
+                .await
+                .expect("the sender is ours");
         }
     }
 
-    /// Keeps pieces from beginning, and waits for those that have begun, though not for long. Who calls it has the
-    /// permit.
+    /// Keeps pieces from beginning, and waits for those that have begun, though not for long. Who
+    /// calls it has the permit.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -133,7 +144,8 @@ impl Sessions {
     /// Sessions that have done once what they are for, if that was possible.
     async fn open(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
         let Sessions { gate, opening } = Sessions::unrehearsed(hosts, work).await?;
-        let rehearsed = async { tokio::try_join!(work.rehearse_fence(&gate), work.rehearse_open(&opening)) };
+        let rehearsed =
+            async { tokio::try_join!(work.rehearse_fence(&gate), work.rehearse_open(&opening)) };
         let why = match tokio::time::timeout(REHEARSED_WITHIN, rehearsed).await {
             Ok(Ok(_)) => return Ok(Sessions { gate, opening }),
             Ok(Err(error)) => chain(&error),
@@ -146,10 +158,14 @@ impl Sessions {
     }
 
     async fn unrehearsed(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
-        let (gate, opening) = tokio::try_join!(hosts.open(&work.source.host), hosts.open(&work.target.host))?;
-        // They belong to no single shard: a mover that takes one over takes the group's stream over, and ends these
-        // too.
-        tokio::try_join!(gate.sign(work.hold, Signed::Group), opening.sign(work.hold, Signed::Group))?;
+        let (gate, opening) =
+            tokio::try_join!(hosts.open(&work.source.host), hosts.open(&work.target.host))?;
+        // They belong to no single shard: a mover that takes one over takes the group's stream
+        // over, and ends these too.
+        tokio::try_join!(
+            gate.sign(work.hold, Signed::Group),
+            opening.sign(work.hold, Signed::Group)
+        )?;
         Ok(Sessions { gate, opening })
     }
 }
@@ -165,7 +181,8 @@ impl Permit<'_> {
         &self.sessions.opening
     }
 
-    /// Gives the permit to the next shard with these sessions, neither of which may be in a transaction.
+    /// Gives the permit to the next shard with these sessions, neither of which may be in a
+    /// transaction.
     pub(in crate::mover) fn give_back(self) {
         let Permit { mut slot, sessions } = self;
         *slot = Some(sessions);
@@ -180,7 +197,10 @@ mod tests {
     use super::*;
 
     fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {
-        matches!(future.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(_))
+        matches!(
+            future.poll(&mut Context::from_waker(Waker::noop())),
+            Poll::Ready(_)
+        )
     }
 
     #[tokio::test]

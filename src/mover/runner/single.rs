@@ -1,6 +1,6 @@
 //! The story of one shard's move: connect, acquire the shard, run step after step as the hosts and
-//! [`state::next`](crate::mover::protocol::state::next) say, leave. Move, resume and abort are this story from
-//! different starts.
+//! [`state::next`](crate::mover::protocol::state::next) say, leave. Move, resume and abort are this
+//! story from different starts.
 
 use std::sync::Arc;
 
@@ -34,7 +34,11 @@ pub(in crate::mover) fn to_end<'a>(
         if context.is_stopped() {
             return Err(Error::Interrupted { shard: part.shard });
         }
-        let hold = Hold { id: part.id, shard: part.shard, lease: heartbeat.lease() };
+        let hold = Hold {
+            id: part.id,
+            shard: part.shard,
+            lease: heartbeat.lease(),
+        };
         let work = match (goal, connect(context, part, hold).await) {
             (Goal::Abort, Err(gone @ (Error::Connect { .. } | Error::UnknownHost { .. })))
                 if context.hosts.open(&part.target).await.is_err() =>
@@ -82,7 +86,12 @@ pub(in crate::mover) fn drive<'d>(
                 Step::LeaseLost => return Err(Error::LeaseLost { shard }),
                 Step::Gone => return Err(driver.gone()),
                 Step::TooLate => return Err(Error::TooLate { shard }),
-                Step::Stuck => return Err(Error::Stuck { shard, observed: now.observed.to_string() }),
+                Step::Stuck => {
+                    return Err(Error::Stuck {
+                        shard,
+                        observed: now.observed.to_string(),
+                    });
+                }
             }
         }
     })
@@ -100,7 +109,9 @@ pub(in crate::mover) async fn connect<'a>(
     target.sign(hold, Signed::Shard).await?;
     Ok(ShardMove {
         hold,
-        names: Names { schema: context.prefix.schema(part.shard) },
+        names: Names {
+            schema: context.prefix.schema(part.shard),
+        },
         prefix: &context.prefix,
         mode: part.mode,
         epoch: part.epoch,
@@ -116,25 +127,37 @@ pub(in crate::mover) async fn connect<'a>(
 /// What a failure to connect means before the shard is acquired: a new move is in no journal then.
 pub(in crate::mover) fn before_claim(part: &Part, error: Error) -> Error {
     match part.start {
-        Start::Claim => Error::NotBegun { shard: part.shard, source: Arc::new(error) },
+        Start::Claim => Error::NotBegun {
+            shard: part.shard,
+            source: Arc::new(error),
+        },
         Start::TakeOver => error,
     }
 }
 
 /// Acquires the shard: claims it, or goes on with what this mover has taken over.
-pub(in crate::mover) async fn acquire(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
+pub(in crate::mover) async fn acquire(
+    work: &ShardMove<'_>,
+    heartbeat: &Heartbeat,
+    part: &Part,
+) -> Result<(), Error> {
     match part.start {
         Start::Claim => claim(work, heartbeat, part).await,
         Start::TakeOver => {
             heartbeat.hold(work.hold).await?;
             let (shard, id) = (work.hold.shard.as_i32(), work.hold.id.uuid());
             let what = "taking the lease over";
-            // Locks: the rows of pgshard.incoming and pgshard.progress, for one statement each; waits for a transaction
-            // of the former mover to end.
+            // Locks: the rows of pgshard.incoming and pgshard.progress, for one statement each;
+            // waits for a transaction of the former mover to end.
             let sql = "UPDATE pgshard.incoming SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
-            work.target.execute(what, sql, &[&shard, id, &work.hold.lease]).await?;
+            work.target
+                .execute(what, sql, &[&shard, id, &work.hold.lease])
+                .await?;
             let sql = "UPDATE pgshard.progress SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
-            work.target.execute(what, sql, &[&shard, id, &work.hold.lease]).await.map(drop)
+            work.target
+                .execute(what, sql, &[&shard, id, &work.hold.lease])
+                .await
+                .map(drop)
         }
     }
 }
@@ -145,7 +168,16 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let holder = options.holder.as_str();
     let (mode, lease_for) = (part.mode, options.leases.lease);
     let (fence_at, back_of, back) = (options.fence_at, part.back_of, part.back);
-    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of, back };
+    let claim = Claim {
+        target: &part.target,
+        mode,
+        epoch: part.epoch,
+        lease_for,
+        holder,
+        fence_at,
+        back_of,
+        back,
+    };
     match work.source.claim(work.hold, &claim).await {
         // This mover slept meanwhile, and somebody has taken its move over.
         Err(Error::Claimed { shard, .. }) if !work.source.is_entered(work.hold.lease).await? => {
@@ -158,9 +190,10 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     work.at("after claim")
 }
 
-/// Aborts the move of a shard whose target cannot be asked. The target may be gone for good, and the shard must be free
-/// to be moved elsewhere, and migrated. Nobody can open the target without the token of a decision, which will now
-/// never be made. If the target comes back, gc drops what the move has built there.
+/// Aborts the move of a shard whose target cannot be asked. The target may be gone for good, and
+/// the shard must be free to be moved elsewhere, and migrated. Nobody can open the target without
+/// the token of a decision, which will now never be made. If the target comes back, gc drops what
+/// the move has built there.
 async fn abort_without_target(
     context: &Context,
     part: &Part,
@@ -168,11 +201,25 @@ async fn abort_without_target(
     gone: Error,
     heartbeat: &Heartbeat,
 ) -> Result<ShardReport, Error> {
-    let source = context.hosts.open(&part.source).await?.for_shard(part.shard);
+    let source = context
+        .hosts
+        .open(&part.source)
+        .await?
+        .for_shard(part.shard);
     source.sign(hold, Signed::Shard).await?;
     heartbeat.hold(hold).await?;
-    undo::undo_at_source(&source, hold, part.epoch, &context.prefix.schema(part.shard)).await?;
-    tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` cleans up at the target");
-    context.observer.tell(Event::Reached { shard: part.shard, phase: Phase::Aborted });
+    undo::undo_at_source(
+        &source,
+        hold,
+        part.epoch,
+        &context.prefix.schema(part.shard),
+    )
+    .await?;
+    tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` cleans \
+        up at the target");
+    context.observer.tell(Event::Reached {
+        shard: part.shard,
+        phase: Phase::Aborted,
+    });
     Ok(ShardReport::of(&source.entry(hold.id, part.shard).await?))
 }

@@ -1,7 +1,8 @@
-//! The watchdog checks every few seconds, while the shards of a group are copied and followed, that nobody alters them
-//! or their publication, and that the slot does not fill the source's disk.
+//! The watchdog checks every few seconds, while the shards of a group are copied and followed, that
+//! nobody alters them or their publication, and that the slot does not fill the source's disk.
 //!
-//! Invariant: it changes nothing by itself. It tells the driver of a shard, which ends in an orderly way.
+//! Invariant: it changes nothing by itself. It tells the driver of a shard, which ends in an
+//! orderly way.
 
 use crate::mover::copy::original::Original;
 use crate::mover::copy::signals::{Altered, altered};
@@ -25,8 +26,9 @@ use crate::pg::cause::chain;
 /// The pause between two checks.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// How long a check goes from shard to shard; the next one continues there. Otherwise hundreds of shards would
-/// constantly cost their source half a core; and each is examined once more before its fence and behind it.
+/// How long a check goes from shard to shard; the next one continues there. Otherwise hundreds of
+/// shards would constantly cost their source half a core; and each is examined once more before its
+/// fence and behind it.
 const AT_MOST: Duration = Duration::from_millis(200);
 
 /// Watches over the shards of a group, and holds what is known about them.
@@ -68,7 +70,13 @@ impl Watchdog {
 
     /// Watches over this shard from now on.
     pub(in crate::mover) fn watch_over(&self, shard: ShardId, schema: u32, built: &Blueprint) {
-        self.watched().insert(shard, Watched { schema, original: built.original.clone() });
+        self.watched().insert(
+            shard,
+            Watched {
+                schema,
+                original: built.original.clone(),
+            },
+        );
     }
 
     fn watched(&self) -> MutexGuard<'_, BTreeMap<ShardId, Watched>> {
@@ -86,7 +94,8 @@ impl Watchdog {
         self.altered.subscribe()
     }
 
-    /// Waits until the shard is found altered, and gives the error. Never returns while it is unchanged.
+    /// Waits until the shard is found altered, and gives the error. Never returns while it is
+    /// unchanged.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -97,11 +106,12 @@ impl Watchdog {
     /// Reports once that this shard was altered.
     fn tell(&self, shard: ShardId, what: String) {
         self.let_go(shard);
-        self.altered.send_modify(|altered| drop(altered.insert(shard, what)));
+        self.altered
+            .send_modify(|altered| drop(altered.insert(shard, what)));
     }
 
-    /// Checks until the slot keeps more than it may. It has a connection of its own, which is opened again when it is
-    /// lost.
+    /// Checks until the slot keeps more than it may. It has a connection of its own, which is
+    /// opened again when it is lost.
     pub(in crate::mover) async fn watch(
         &self,
         hosts: &Hosts,
@@ -111,11 +121,15 @@ impl Watchdog {
     ) -> TooMuch {
         let (mut session, mut next) = (None, None);
         loop {
-            match self.look_once(&mut session, &mut next, hosts, source, slot, wal_max).await {
+            match self
+                .look_once(&mut session, &mut next, hosts, source, slot, wal_max)
+                .await
+            {
                 Ok(Some(too_much)) => return too_much,
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(%source, error = chain(&error), "the watchdog of a move cannot check");
+                    tracing::debug!(%source, error = chain(&error), "the watchdog of a move cannot \
+                        check");
                     session = None;
                 }
             }
@@ -143,16 +157,27 @@ impl Watchdog {
                 return Ok(Some(TooMuch { kept, limit }));
             }
         }
-        // All shards are checked at once: until such a table is no longer published, its UPDATE and DELETE fail.
+        // All shards are checked at once: until such a table is no longer published, its UPDATE and
+        // DELETE fail.
         for (schema, table) in slot::unnamed(session, slot).await? {
-            let shard = self.watched().iter().find(|(_, watched)| watched.schema == schema).map(|(shard, _)| *shard);
+            let shard = self
+                .watched()
+                .iter()
+                .find(|(_, watched)| watched.schema == schema)
+                .map(|(shard, _)| *shard);
             if let Some(shard) = shard {
-                self.tell(shard, format!("{table} has lost the key that identifies its rows"));
+                self.tell(
+                    shard,
+                    format!("{table} has lost the key that identifies its rows"),
+                );
             }
         }
         let watched: Vec<(ShardId, Watched)> = {
             let first = next.take().map_or(Bound::Unbounded, Bound::Included);
-            self.watched().range((first, Bound::Unbounded)).map(|(shard, watched)| (*shard, watched.clone())).collect()
+            self.watched()
+                .range((first, Bound::Unbounded))
+                .map(|(shard, watched)| (*shard, watched.clone()))
+                .collect()
         };
         let began = Instant::now();
         for (shard, was) in watched {
@@ -162,7 +187,9 @@ impl Watchdog {
             }
             if self.published.load(Ordering::Relaxed) {
                 let gap = slot::gap(session.client.client(), slot, was.schema).await;
-                if let Some(gap) = gap.map_err(|error| session.failed("looking at the publication", error))? {
+                if let Some(gap) =
+                    gap.map_err(|error| session.failed("looking at the publication", error))?
+                {
                     self.tell(shard, gap);
                     continue;
                 }
@@ -178,13 +205,15 @@ impl Watchdog {
     }
 }
 
-/// The most WAL that a slot of ours may keep on a server: what was asked for, but at most nine tenths of what the
-/// server keeps before it gives up the slot.
+/// The most WAL that a slot of ours may keep on a server: what was asked for, but at most nine
+/// tenths of what the server keeps before it gives up the slot.
 ///
 /// Locks: none.
 pub(in crate::mover) async fn wal_limit(source: &Session, wal_max: u64) -> Result<u64, Error> {
     let sql = "SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'";
-    let rows = source.rows("reading how much WAL a slot may keep", sql, &[]).await?;
+    let rows = source
+        .rows("reading how much WAL a slot may keep", sql, &[])
+        .await?;
     let setting = rows.first().map(|row| row.get::<_, i64>(0)).transpose()?;
     let mebibytes = setting.and_then(|setting| u64::try_from(setting).ok());
     Ok(mebibytes.map_or(wal_max, |mebibytes| wal_max.min((mebibytes << 20) / 10 * 9)))

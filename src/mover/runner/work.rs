@@ -1,5 +1,6 @@
-//! A move, route by route: one mover works on all shards that go from one host to one other. It shows that it is alive,
-//! takes over what is in the journal, works, and obeys what an operator asks meanwhile.
+//! A move, route by route: one mover works on all shards that go from one host to one other. It
+//! shows that it is alive, takes over what is in the journal, works, and obeys what an operator
+//! asks meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,9 +27,9 @@ use crate::mover::runner::single;
 use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
-/// Works on the parts, which belong to one move, and gives each one's end in the order of the shards. One mover works
-/// on all that go from one host to one other; those that are copied while they are open also share what reads their
-/// source.
+/// Works on the parts, which belong to one move, and gives each one's end in the order of the
+/// shards. One mover works on all that go from one host to one other; those that are copied while
+/// they are open also share what reads their source.
 pub(in crate::mover) async fn work(
     context: &Context,
     parts: Vec<Part>,
@@ -41,13 +42,20 @@ pub(in crate::mover) async fn work(
     for part in parts {
         routes.entry(Shared::of(&part)).or_default().push(part);
     }
-    let routes = routes.into_iter().map(|(shared, parts)| route(context, shared, parts, (goal, scope), &jobs));
-    let mut ends: Vec<End> = futures_util::future::join_all(routes).await.into_iter().flatten().collect();
+    let routes = routes
+        .into_iter()
+        .map(|(shared, parts)| route(context, shared, parts, (goal, scope), &jobs));
+    let mut ends: Vec<End> = futures_util::future::join_all(routes)
+        .await
+        .into_iter()
+        .flatten()
+        .collect();
     ends.sort_by_key(|(shard, _)| *shard);
     ends
 }
 
-/// Works on the shards of a move that go from one host to one other, from the first sign of life to their ends.
+/// Works on the shards of a move that go from one host to one other, from the first sign of life to
+/// their ends.
 fn route<'a>(
     context: &'a Context,
     shared: Shared,
@@ -71,7 +79,10 @@ fn route<'a>(
             Err(error) => return not_begun(context, &all, error),
         };
         // What the mover of one route is asked for does not concern the others.
-        let own = Context { stop: watch::Sender::new(context.is_stopped()), ..context.clone() };
+        let own = Context {
+            stop: watch::Sender::new(context.is_stopped()),
+            ..context.clone()
+        };
         let work = async {
             if goal == Goal::Finish && parts.first().is_some_and(|part| part.mode == Mode::Online) {
                 group::work(&own, parts.clone(), &heartbeat).await
@@ -82,12 +93,14 @@ fn route<'a>(
         let mut work = Box::pin(work);
         let ends = tokio::select! {
             ends = &mut work => ends,
-            () = pass_on_stops(context, &own, &heartbeat) => unreachable!("stops are passed on until the work ends"),
+            () = pass_on_stops(context, &own, &heartbeat) => unreachable!("stops are passed on \
+                until the work ends"),
         };
         drop(work);
         let ends = obey(context, ends, &parts, &heartbeat, jobs).await;
         if goal == Goal::Abort && shared_a_stream(&parts) {
-            // An abort takes back each shard by itself; what they shared is dropped after the last of them.
+            // An abort takes back each shard by itself; what they shared is dropped after the last
+            // of them.
             drop_shared_or_warn(context, &shared).await;
         }
         heartbeat.end().await;
@@ -105,11 +118,18 @@ fn not_begun(context: &Context, parts: &[Part], error: Error) -> Vec<End> {
     let end = |part: &Part| {
         let (shard, source) = (part.shard, error.clone());
         let error = match (&*error, part.start) {
-            (Error::AtWork { id, worker, .. }, _) => Error::AtWork { shard, id: *id, worker: worker.clone() },
+            (Error::AtWork { id, worker, .. }, _) => Error::AtWork {
+                shard,
+                id: *id,
+                worker: worker.clone(),
+            },
             (_, Start::Claim) => Error::NotBegun { shard, source },
             (_, Start::TakeOver) => Error::Group { shard, source },
         };
-        context.observer.tell(Event::Failed { shard, error: chain(&error) });
+        context.observer.tell(Event::Failed {
+            shard,
+            error: chain(&error),
+        });
         (shard, Err(error))
     };
     parts.iter().map(end).collect()
@@ -120,10 +140,21 @@ async fn enter(context: &Context, shared: &Shared, parts: &[Part]) -> Result<Hea
     let claimant = claimant(context, shared, Uuid::new_v4());
     let session = context.hosts.open(&shared.source).await?;
     for part in parts.iter().take(1) {
-        session.sign(Hold { id: part.id, shard: part.shard, lease: claimant.lease }, Signed::Group).await?;
+        session
+            .sign(
+                Hold {
+                    id: part.id,
+                    shard: part.shard,
+                    lease: claimant.lease,
+                },
+                Signed::Group,
+            )
+            .await?;
     }
     // What it writes need not be durable: a crash only makes a lease or a fence end sooner.
-    session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
+    session
+        .batch("the heartbeat's settings", "SET synchronous_commit = off")
+        .await?;
     Heartbeat::start(session, &claimant, context.options.leases).await
 }
 
@@ -145,12 +176,21 @@ async fn take_route(
     parts: Vec<Part>,
     scope: Scope,
 ) -> Result<Vec<Part>, Error> {
-    let Some(first) = parts.iter().find(|part| matches!(part.start, Start::TakeOver)) else { return Ok(parts) };
+    let Some(first) = parts
+        .iter()
+        .find(|part| matches!(part.start, Start::TakeOver))
+    else {
+        return Ok(parts);
+    };
     let source = context.hosts.open(&shared.source).await?;
     let claimant = claimant(context, shared, heartbeat.lease());
     let (entries, former) = heartbeat.take_over(&source, &claimant, first.shard).await?;
     let shards: Vec<ShardId> = entries.iter().map(|entry| entry.shard).collect();
-    let own = Hold { id: shared.id, shard: first.shard, lease: heartbeat.lease() };
+    let own = Hold {
+        id: shared.id,
+        shard: first.shard,
+        lease: heartbeat.lease(),
+    };
     source.end_former(own, &shards, &former).await?;
     // If the target cannot be asked, a shard that needs it reports that.
     if let Ok(target) = context.hosts.open(&shared.target).await {
@@ -159,18 +199,21 @@ async fn take_route(
     let taken = entries.iter().map(Part::of);
     Ok(match scope {
         Scope::Routes => taken.collect(),
-        Scope::Named => taken.filter(|one| parts.iter().any(|part| part.shard == one.shard)).collect(),
+        Scope::Named => taken
+            .filter(|one| parts.iter().any(|part| part.shard == one.shard))
+            .collect(),
     })
 }
 
-/// Passes on what the whole mover is asked for, and what an operator asks this one for through the journal. Never
-/// returns.
+/// Passes on what the whole mover is asked for, and what an operator asks this one for through the
+/// journal. Never returns.
 async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) {
     let mut stop = context.stop.subscribe();
     tokio::select! {
         () = stopped(&mut stop) => {}
         stop_request = heartbeat.asked() => {
-            tracing::warn!(by = stop_request.by, asked = stop_request.asked.as_str(), "asked to stop");
+            tracing::warn!(by = stop_request.by, asked = stop_request.asked.as_str(), "asked to \
+                stop");
             context.observer.tell(Event::Asked(stop_request));
         }
     }
@@ -178,11 +221,23 @@ async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) 
     std::future::pending().await
 }
 
-/// Does what an operator has asked for while the shards were worked on, with those that it interrupted.
-async fn obey(context: &Context, ends: Vec<End>, parts: &[Part], heartbeat: &Heartbeat, jobs: &Semaphore) -> Vec<End> {
-    let Some(stop_request) = heartbeat.stop_request() else { return ends };
+/// Does what an operator has asked for while the shards were worked on, with those that it
+/// interrupted.
+async fn obey(
+    context: &Context,
+    ends: Vec<End>,
+    parts: &[Part],
+    heartbeat: &Heartbeat,
+    jobs: &Semaphore,
+) -> Vec<End> {
+    let Some(stop_request) = heartbeat.stop_request() else {
+        return ends;
+    };
     let obey_one = |(shard, end): End| {
-        let (part, by) = (parts.iter().find(|part| part.shard == shard), stop_request.by.clone());
+        let (part, by) = (
+            parts.iter().find(|part| part.shard == shard),
+            stop_request.by.clone(),
+        );
         async move {
             match (end, part) {
                 (Err(Error::Interrupted { .. }), _) if stop_request.asked == Asked::Stop => {
@@ -219,21 +274,35 @@ async fn abort_one(
     if !known.await? {
         return Err(Error::Aborted { shard, by });
     }
-    let part = Part { start: Start::TakeOver, ..part.clone() };
+    let part = Part {
+        start: Start::TakeOver,
+        ..part.clone()
+    };
     match single::to_end(context, &part, Goal::Abort, heartbeat, jobs).await {
         Ok(_) => Err(Error::Aborted { shard, by }),
-        Err(Error::TooLate { .. }) => single::to_end(context, &part, Goal::Finish, heartbeat, jobs).await,
+        Err(Error::TooLate { .. }) => {
+            single::to_end(context, &part, Goal::Finish, heartbeat, jobs).await
+        }
         Err(error) => Err(error),
     }
 }
 
 /// Works on each shard by itself, a few at a time.
-async fn singles(context: &Context, parts: &[Part], goal: Goal, heartbeat: &Heartbeat, jobs: &Semaphore) -> Vec<End> {
+async fn singles(
+    context: &Context,
+    parts: &[Part],
+    goal: Goal,
+    heartbeat: &Heartbeat,
+    jobs: &Semaphore,
+) -> Vec<End> {
     let each = parts.iter().map(|part| async move {
         let shard = part.shard;
         let outcome = single::to_end(context, part, goal, heartbeat, jobs).await;
         if let Err(error) = &outcome {
-            context.observer.tell(Event::Failed { shard, error: chain(error) });
+            context.observer.tell(Event::Failed {
+                shard,
+                error: chain(error),
+            });
         }
         (shard, outcome)
     });

@@ -1,9 +1,10 @@
 //! Fence: the swap, the barrier and the marker (`docs/decisions/0001` has the reasons).
 //!
-//! Before: prepared, and the source serves. After the swap: no new statement reaches the shard's tables by name. After
-//! the barrier: no old one does either. After the marker: all of this is durable. If the mover dies in between, whoever
-//! comes first after the deadline swaps back, unless a resume goes on before it. A source that crashes before the
-//! marker may have lost the swap, and serves the shard again: without a marker nothing is decided, or copied for good.
+//! Before: prepared, and the source serves. After the swap: no new statement reaches the shard's
+//! tables by name. After the barrier: no old one does either. After the marker: all of this is
+//! durable. If the mover dies in between, whoever comes first after the deadline swaps back, unless
+//! a resume goes on before it. A source that crashes before the marker may have lost the swap, and
+//! serves the shard again: without a marker nothing is decided, or copied for good.
 
 use std::time::Instant;
 
@@ -37,27 +38,45 @@ pub(crate) struct Swapped {
 }
 
 impl ShardMove<'_> {
-    /// The swap, for an open with this token. The pause starts while this waits for its answer. `None` if a migration,
-    /// or another transaction, holds the shard: then nothing is fenced.
+    /// The swap, for an open with this token. The pause starts while this waits for its answer.
+    /// `None` if a migration, or another transaction, holds the shard: then nothing is fenced.
     ///
-    /// Its commit does not wait for the disk, nor for standbys: that of the marker, which is after it in the log, does.
+    /// Its commit does not wait for the disk, nor for standbys: that of the marker, which is after
+    /// it in the log, does.
     ///
-    /// Locks: as pgshard.fence says, none on any table of the shard. Also the lock of the shard's migrations, for which
-    /// it does not wait, and which it does without if a role has it that may do nothing here. All for this one
-    /// transaction.
-    pub(crate) async fn swap(&self, source: &Session, token: Uuid) -> Result<Option<Swapped>, Error> {
+    /// Locks: as pgshard.fence says, none on any table of the shard. Also the lock of the shard's
+    /// migrations, for which it does not wait, and which it does without if a role has it that may
+    /// do nothing here. All for this one transaction.
+    pub(crate) async fn swap(
+        &self,
+        source: &Session,
+        token: Uuid,
+    ) -> Result<Option<Swapped>, Error> {
         self.at("before swap")?;
         let began = Instant::now();
-        // Whether somebody has it who may is asked only if somebody has it: to plan that question takes milliseconds.
+        // Whether somebody has it who may is asked only if somebody has it: to plan that question
+        // takes milliseconds.
         let held = lock::held("$6::integer::oid", "$1::integer::oid");
-        let fenced = match self.fence(source, token, "pg_try_advisory_xact_lock($6, $1)").await {
-            Ok(None) => self.fence(source, token, &format!("pg_try_advisory_xact_lock($6, $1) OR NOT {held}")).await,
+        let fenced = match self
+            .fence(source, token, "pg_try_advisory_xact_lock($6, $1)")
+            .await
+        {
+            Ok(None) => {
+                self.fence(
+                    source,
+                    token,
+                    &format!("pg_try_advisory_xact_lock($6, $1) OR NOT {held}"),
+                )
+                .await
+            }
             fenced => fenced,
         };
         let row = match fenced {
             Ok(Some(row)) => row,
             Ok(None) => return Ok(None),
-            Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+            Err(Error::Database { source, .. })
+                if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) =>
+            {
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -65,17 +84,21 @@ impl ShardMove<'_> {
         self.timings.since("swap", began);
         self.reached(Phase::Fenced);
         self.at("after swap")?;
-        Ok(Some(Swapped { attempt: row.get(0)?, left: row.get(1)? }))
+        Ok(Some(Swapped {
+            attempt: row.get(0)?,
+            left: row.get(1)?,
+        }))
     }
 
-    /// Runs what this session will do for the swap, the marker and decide, in a transaction that is rolled back: a
-    /// session that does it for the first time reads catalogs and compiles functions, which takes longer than all the
-    /// rest, and the shard is closed meanwhile. Nobody else sees what it does, but event triggers run. After an error
-    /// the session may be in a transaction, and must be closed.
+    /// Runs what this session will do for the swap, the marker and decide, in a transaction that is
+    /// rolled back: a session that does it for the first time reads catalogs and compiles
+    /// functions, which takes longer than all the rest, and the shard is closed meanwhile. Nobody
+    /// else sees what it does, but event triggers run. After an error the session may be in a
+    /// transaction, and must be closed.
     ///
     /// Locks: as [`swap`](ShardMove::swap), but not that of the shard's migrations, and as
-    /// [`decide`](ShardMove::decide), until the rollback that is sent with it; it waits for none of them longer than
-    /// [`REHEARSAL_WAITS`].
+    /// [`decide`](ShardMove::decide), until the rollback that is sent with it; it waits for none of
+    /// them longer than [`REHEARSAL_WAITS`].
     pub(crate) async fn rehearse_fence(&self, source: &Session) -> Result<(), Error> {
         let (shard, id, lease) = (self.hold.shard, self.hold.id, self.hold.lease);
         let attempt = format!("(SELECT attempt FROM pgshard.shard WHERE shard_id = {shard})");
@@ -92,11 +115,17 @@ impl ShardMove<'_> {
     /// Fences the shard if a condition is true.
     ///
     /// Locks: as [`swap`](ShardMove::swap).
-    async fn fence(&self, source: &Session, token: Uuid, condition: &str) -> Result<Option<AnsweredRow>, Error> {
+    async fn fence(
+        &self,
+        source: &Session,
+        token: Uuid,
+        condition: &str,
+    ) -> Result<Option<AnsweredRow>, Error> {
         // The fence needs a row of `free`, so without one nothing is fenced.
         let sql = format!(
             "WITH free AS MATERIALIZED (SELECT $1::integer AS shard WHERE {condition})
-            SELECT fence.attempt, fence.left_oid, pg_catalog.set_config('synchronous_commit', 'off', true)
+            SELECT fence.attempt, fence.left_oid, pg_catalog.set_config('synchronous_commit', \
+            'off', true)
             FROM free CROSS JOIN LATERAL pgshard.fence(free.shard, $2, $3, $4, $5) AS fence"
         );
         let (shard, deadline) = (self.hold.shard.as_i32(), self.options.leases.fence_ms());
@@ -108,11 +137,14 @@ impl ShardMove<'_> {
             (&deadline, Type::INT4),
             (&lock::MIGRATION, Type::INT4),
         ];
-        let rows = source.typed_rows("fencing the shard", &sql, &params).await?;
+        let rows = source
+            .typed_rows("fencing the shard", &sql, &params)
+            .await?;
         Ok(rows.into_iter().next())
     }
 
-    /// The barrier. Gives those who still held locks when the budget ran out. Mostly nobody does at the first look.
+    /// The barrier. Gives those who still held locks when the budget ran out. Mostly nobody does at
+    /// the first look.
     ///
     /// Locks: as pgshard.barrier says: none.
     pub(crate) async fn barrier(&self, source: &Session, left: u32) -> Result<Vec<Lock>, Error> {
@@ -129,8 +161,8 @@ impl ShardMove<'_> {
         }
     }
 
-    /// The barrier and the marker, in one round trip if nobody holds a lock. Gives those who still held locks when the
-    /// barrier's budget ran out: then there is no marker.
+    /// The barrier and the marker, in one round trip if nobody holds a lock. Gives those who still
+    /// held locks when the barrier's budget ran out: then there is no marker.
     ///
     /// Locks: as [`barrier`](ShardMove::barrier) and [`mark`](ShardMove::mark).
     pub(crate) async fn mark_when_free(
@@ -139,15 +171,25 @@ impl ShardMove<'_> {
         Swapped { attempt, left }: Swapped,
     ) -> Result<Vec<Lock>, Error> {
         let began = Instant::now();
-        // Whether anybody holds a lock is asked first, since the marker needs the row that this gives.
+        // Whether anybody holds a lock is asked first, since the marker needs the row that this
+        // gives.
         let sql = format!(
-            "WITH free AS MATERIALIZED (SELECT WHERE NOT {held}) SELECT pgshard.mark($1, $2, $3, $4) FROM free",
+            "WITH free AS MATERIALIZED (SELECT WHERE NOT {held}) SELECT pgshard.mark($1, $2, $3, \
+                $4) FROM free",
             held = facts::may_be_locked_sql("$5"),
         );
         let shard = self.hold.shard.as_i32();
         let [id, move_id, attempted, lease] = self.attempt(&shard, &attempt);
-        let params = [id, move_id, attempted, lease, (&left as &(dyn ToSql + Sync), Type::OID)];
-        let marked = source.typed_rows("writing the marker", &sql, &params).await?;
+        let params = [
+            id,
+            move_id,
+            attempted,
+            lease,
+            (&left as &(dyn ToSql + Sync), Type::OID),
+        ];
+        let marked = source
+            .typed_rows("writing the marker", &sql, &params)
+            .await?;
         if !marked.is_empty() {
             self.timings.since("marker", began);
             self.at("after marker")?;
@@ -168,7 +210,9 @@ impl ShardMove<'_> {
     async fn mark(&self, source: &Session, attempt: i32) -> Result<(), Error> {
         let sql = "SELECT pgshard.mark($1, $2, $3, $4)";
         let shard = self.hold.shard.as_i32();
-        source.typed_rows("writing the marker", sql, &self.attempt(&shard, &attempt)).await?;
+        source
+            .typed_rows("writing the marker", sql, &self.attempt(&shard, &attempt))
+            .await?;
         self.at("after marker")
     }
 }

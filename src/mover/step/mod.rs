@@ -1,6 +1,6 @@
-//! The steps of a move, each in a file of its own. Each says what is true before and after it, and what the next start
-//! finds if the mover dies in between. Each may run twice. None decides what comes next: that is
-//! [`state::next`](crate::mover::protocol::state::next).
+//! The steps of a move, each in a file of its own. Each says what is true before and after it, and
+//! what the next start finds if the mover dies in between. Each may run twice. None decides what
+//! comes next: that is [`state::next`](crate::mover::protocol::state::next).
 
 mod copy;
 mod fence;
@@ -69,7 +69,10 @@ impl ShardMove<'_> {
 
     pub(crate) fn reached(&self, phase: Phase) {
         tracing::info!(shard = %self.hold.shard, id = %self.hold.id, %phase, "a move has reached");
-        self.observer.tell(Event::Reached { shard: self.hold.shard, phase });
+        self.observer.tell(Event::Reached {
+            shard: self.hold.shard,
+            phase,
+        });
     }
 
     pub(crate) fn target_name(&self) -> &HostName {
@@ -77,9 +80,18 @@ impl ShardMove<'_> {
     }
 
     /// The parameters that identify an attempt of this mover in the control schema's functions.
-    fn attempt<'p>(&'p self, shard: &'p i32, attempt: &'p i32) -> [(&'p (dyn ToSql + Sync), Type); 4] {
+    fn attempt<'p>(
+        &'p self,
+        shard: &'p i32,
+        attempt: &'p i32,
+    ) -> [(&'p (dyn ToSql + Sync), Type); 4] {
         let (id, lease) = (self.hold.id.uuid(), &self.hold.lease);
-        [(shard, Type::INT4), (id, Type::UUID), (attempt, Type::INT4), (lease, Type::UUID)]
+        [
+            (shard, Type::INT4),
+            (id, Type::UUID),
+            (attempt, Type::INT4),
+            (lease, Type::UUID),
+        ]
     }
 
     /// Gives its sessions to whoever opens one next.
@@ -87,35 +99,69 @@ impl ShardMove<'_> {
         tokio::join!(hosts.give_back(self.source), hosts.give_back(self.target));
     }
 
-    /// Begins the target's transaction of a step and proves, until its end, that this mover holds the lease. A takeover
-    /// waits for the row, and after a takeover this statement finds none.
+    /// Begins the target's transaction of a step and proves, until its end, that this mover holds
+    /// the lease. A takeover waits for the row, and after a takeover this statement finds none.
     ///
     /// Locks: the row of pgshard.incoming, until the end of the transaction.
     async fn begin_on_target(&self, what: &'static str) -> Result<(), Error> {
         self.target.batch(what, "BEGIN").await?;
-        let sql = "SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = $3 FOR NO KEY UPDATE";
-        let rows =
-            self.target.rows(what, sql, &[&self.hold.shard.as_i32(), self.hold.id.uuid(), &self.hold.lease]).await?;
-        if rows.is_empty() { Err(Error::LeaseLost { shard: self.hold.shard }) } else { Ok(()) }
+        let sql = "SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = \
+            $3 FOR NO KEY UPDATE";
+        let rows = self
+            .target
+            .rows(
+                what,
+                sql,
+                &[
+                    &self.hold.shard.as_i32(),
+                    self.hold.id.uuid(),
+                    &self.hold.lease,
+                ],
+            )
+            .await?;
+        if rows.is_empty() {
+            Err(Error::LeaseLost {
+                shard: self.hold.shard,
+            })
+        } else {
+            Ok(())
+        }
     }
 
     /// The statements that build the target, for its version of PostgreSQL.
     async fn creation(&self, facts: &Facts) -> Result<Creation, Error> {
         let incoming = self.names.incoming();
         let version = crate::mover::preflight::facts::version(&self.target).await?;
-        let target = ddl::Target { schema: &incoming, final_schema: &self.names.schema, version };
-        let mut creation = ddl::create(facts, &target)
-            .map_err(|found| Error::Refused { refusals: found.into_iter().map(|one| self.refusal(one)).collect() })?;
+        let target = ddl::Target {
+            schema: &incoming,
+            final_schema: &self.names.schema,
+            version,
+        };
+        let mut creation = ddl::create(facts, &target).map_err(|found| Error::Refused {
+            refusals: found.into_iter().map(|one| self.refusal(one)).collect(),
+        })?;
         if self.mode == Mode::Online {
-            row_index::add(&mut creation, &incoming, &table::shapes(&self.source, facts.oid).await?, version);
+            row_index::add(
+                &mut creation,
+                &incoming,
+                &table::shapes(&self.source, facts.oid).await?,
+                version,
+            );
         }
         Ok(creation)
     }
 
     /// The dependencies that cross a schema's border on one of the hosts.
-    async fn crossings(&self, session: &Session, schema: &Namespace) -> Result<Vec<Crossing>, Error> {
+    async fn crossings(
+        &self,
+        session: &Session,
+        schema: &Namespace,
+    ) -> Result<Vec<Crossing>, Error> {
         let crossings = border::crossings(session.client.client(), schema, self.prefix).await;
-        crossings.map_err(|source| Error::Border { host: session.host.clone(), source })
+        crossings.map_err(|source| Error::Border {
+            host: session.host.clone(),
+            source,
+        })
     }
 
     /// The catalog digest of a schema of the source.
@@ -123,7 +169,9 @@ impl ShardMove<'_> {
     /// Locks: ACCESS SHARE on catalogs, for one read-only transaction.
     pub(crate) async fn catalog_digest(&self, schema: u32) -> Result<CatalogDigest, Error> {
         let what = "reading the catalogs";
-        self.source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+        self.source
+            .batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            .await?;
         let digest = CatalogDigest::take(self.source.client.client(), schema).await;
         self.source.batch(what, "ROLLBACK").await?;
         digest.map_err(|error| self.source.failed(what, error))
@@ -135,8 +183,8 @@ impl ShardMove<'_> {
 
     /// The facts of a schema on the source, all from one state.
     ///
-    /// Locks: ACCESS SHARE on catalogs, for one read-only transaction; and ACCESS SHARE on the schema's tables, which
-    /// pg_get_expr and similar functions take.
+    /// Locks: ACCESS SHARE on catalogs, for one read-only transaction; and ACCESS SHARE on the
+    /// schema's tables, which pg_get_expr and similar functions take.
     async fn facts_at_source(&self, namespace: &Namespace) -> Result<Facts, Error> {
         preflight::facts::of_schema(&self.source, namespace).await
     }

@@ -1,7 +1,7 @@
 //! Publish: writes to the map what the hosts say already.
 //!
-//! Before: the target serves. After: the map says so too, and the journal says that only the old copy is left. If the
-//! mover dies in between, a resume publishes again, which changes nothing.
+//! Before: the target serves. After: the map says so too, and the journal says that only the old
+//! copy is left. If the mover dies in between, a resume publishes again, which changes nothing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,8 +23,8 @@ use crate::schema::catalog::Namespace;
 use crate::store::{self, MapStore};
 
 impl ShardMove<'_> {
-    /// Makes the open durable: from here on others rely on it. The session is the one in which the target was seen to
-    /// be open, so the server has not crashed since.
+    /// Makes the open durable: from here on others rely on it. The session is the one in which the
+    /// target was seen to be open, so the server has not crashed since.
     ///
     /// Locks: none.
     pub(crate) async fn keep_open(&self) -> Result<(), Error> {
@@ -34,16 +34,26 @@ impl ShardMove<'_> {
     /// Publishes the shard's new host to the map.
     pub(crate) async fn publish(&self, store: &dyn MapStore) -> Result<(), Error> {
         self.at("before publish")?;
-        let placement = Placement { host: self.target_name().clone(), epoch: self.epoch.next() };
+        let placement = Placement {
+            host: self.target_name().clone(),
+            epoch: self.epoch.next(),
+        };
         let changes = Changes::from_iter([(self.hold.shard, placement)]);
-        store::publish_merged(store, &changes).await.map_err(Error::Publish)?;
+        store::publish_merged(store, &changes)
+            .await
+            .map_err(Error::Publish)?;
         self.at("after publish")
     }
 
-    /// What follows once the map is published: validation of foreign keys, statistics, and the reverse replication.
+    /// What follows once the map is published: validation of foreign keys, statistics, and the
+    /// reverse replication.
     ///
-    /// Locks: as [`validate`](ShardMove::validate), [`analyze`](ShardMove::analyze) and what they are followed by.
-    pub(crate) fn settle<'a>(&'a self, built: Option<&'a Creation>) -> BoxFuture<'a, Result<(), Error>> {
+    /// Locks: as [`validate`](ShardMove::validate), [`analyze`](ShardMove::analyze) and what they
+    /// are followed by.
+    pub(crate) fn settle<'a>(
+        &'a self,
+        built: Option<&'a Creation>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
             match self.mode {
                 Mode::Blocking => self.analyze(&self.names.schema, &BTreeSet::new()).await,
@@ -69,16 +79,21 @@ impl ShardMove<'_> {
         if let Some(pause) = pause {
             self.timings.took("pause", pause);
         }
-        let note = Note { timings: self.timings.to_json(), audit: Some(audit), ..Note::default() };
+        let note = Note {
+            timings: self.timings.to_json(),
+            audit: Some(audit),
+            ..Note::default()
+        };
         self.source.advance(self.hold, Phase::Kept, &note).await?;
         self.reached(Phase::Kept);
         self.at("after kept")
     }
 
-    /// Gathers statistics for the planner, on all tables but these. Autovacuum would do it within a minute; until then
-    /// plans are bad.
+    /// Gathers statistics for the planner, on all tables but these. Autovacuum would do it within a
+    /// minute; until then plans are bad.
     ///
-    /// Locks: SHARE UPDATE EXCLUSIVE on one table at a time, which neither readers nor writers wait for.
+    /// Locks: SHARE UPDATE EXCLUSIVE on one table at a time, which neither readers nor writers wait
+    /// for.
     pub(super) async fn analyze(&self, schema: &str, but: &BTreeSet<String>) {
         let analyzed = async {
             // The shard may have moved on since: then there is nothing here to analyze.
@@ -86,7 +101,9 @@ impl ShardMove<'_> {
                 let tables = table::all(&self.target, oid).await?;
                 for table in tables.iter().filter(|table| !but.contains(&table.name)) {
                     let (schema, table) = (quote_ident(schema), quote_ident(&table.name));
-                    self.target.batch("analyzing", &format!("ANALYZE {schema}.{table}")).await?;
+                    self.target
+                        .batch("analyzing", &format!("ANALYZE {schema}.{table}"))
+                        .await?;
                 }
                 for statement in analyze_partitioned(&self.target, oid).await? {
                     self.target.batch("analyzing", &statement).await?;
@@ -96,16 +113,20 @@ impl ShardMove<'_> {
         };
         if let Err(error) = analyzed.await {
             let (shard, error) = (self.hold.shard, &error);
-            tracing::warn!(%shard, %error, "the shard's tables were not analyzed; autovacuum will do it");
+            tracing::warn!(%shard, %error, "the shard's tables were not analyzed; autovacuum will \
+                do it");
         }
     }
 
-    /// Validates the foreign keys that the open has added NOT VALID. A mover that did not build the target reads their
-    /// definitions from the old copy.
+    /// Validates the foreign keys that the open has added NOT VALID. A mover that did not build the
+    /// target reads their definitions from the old copy.
     async fn validate_keys(&self, built: Option<&Creation>) -> Result<(), Error> {
         let read = async {
             match facts::schema_oid(&self.source, &self.names.left(self.epoch)).await? {
-                Some(left) => self.creation(&self.facts_at_source(&Namespace::Oid(left)).await?).await.map(Some),
+                Some(left) => self
+                    .creation(&self.facts_at_source(&Namespace::Oid(left)).await?)
+                    .await
+                    .map(Some),
                 None => Ok(None),
             }
         };
@@ -115,7 +136,8 @@ impl ShardMove<'_> {
                 Ok(Some(creation)) => self.validate(&creation).await,
                 Ok(None) => Ok(()),
                 Err(error) => {
-                    tracing::warn!(shard = %self.hold.shard, %error, "foreign keys are enforced, but not validated");
+                    tracing::warn!(shard = %self.hold.shard, %error, "foreign keys are enforced, \
+                        but not validated");
                     Ok(())
                 }
             },
@@ -123,17 +145,24 @@ impl ShardMove<'_> {
     }
 }
 
-/// The statements that give partitioned tables statistics of all their rows, which autovacuum never does. Each is
-/// analyzed by itself where PostgreSQL can do that (18), otherwise from the top, together with the partitions once
-/// more.
+/// The statements that give partitioned tables statistics of all their rows, which autovacuum never
+/// does. Each is analyzed by itself where PostgreSQL can do that (18), otherwise from the top,
+/// together with the partitions once more.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 async fn analyze_partitioned(session: &Session, schema: u32) -> Result<Vec<String>, Error> {
-    let sql = "SELECT format('ANALYZE %s%I.%I', CASE WHEN v.has_only THEN 'ONLY ' END, n.nspname, c.relname)
-        FROM pg_namespace n JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
+    let sql = "SELECT format('ANALYZE %s%I.%I', CASE WHEN v.has_only THEN 'ONLY ' END, n.nspname, \
+        c.relname)
+        FROM pg_namespace n JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND \
+        d.refobjid = n.oid
             AND d.classid = 'pg_class'::regclass
         JOIN pg_class c ON c.oid = d.objid AND c.relkind = 'p',
         LATERAL (SELECT current_setting('server_version_num')::integer >= 180000 AS has_only) AS v
         WHERE n.oid = $1 AND (v.has_only OR NOT c.relispartition) ORDER BY 1";
-    session.rows("looking for partitioned tables", sql, &[&schema]).await?.iter().map(|row| row.get(0)).collect()
+    session
+        .rows("looking for partitioned tables", sql, &[&schema])
+        .await?
+        .iter()
+        .map(|row| row.get(0))
+        .collect()
 }

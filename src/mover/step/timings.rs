@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 pub(crate) struct Timings(Mutex<Map<String, Value>>);
 
 impl Timings {
-    /// Records a phase that began then and has just ended. Gives the present time, for the next phase.
+    /// Records a phase that began then and has just ended. Gives the present time, for the next
+    /// phase.
     pub(crate) fn since(&self, phase: &str, began: Instant) -> Instant {
         let now = Instant::now();
         self.took(phase, now - began);
@@ -27,6 +28,11 @@ impl Timings {
 
     /// All of them, as the journal keeps them.
     pub(crate) fn to_json(&self) -> Value {
-        Value::Object(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        Value::Object(
+            self.0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
+        )
     }
 }

@@ -1,8 +1,8 @@
 //! Unfence and discard: how a move is undone before decide.
 //!
-//! Unfence. Before: fenced by this move. After: the source serves as before. Discard. Before: the source serves. After:
-//! nothing of the move is left but its line in the journal. If the mover dies in between, the next abort, or `moves
-//! gc`, goes on.
+//! Unfence. Before: fenced by this move. After: the source serves as before. Discard. Before: the
+//! source serves. After: nothing of the move is left but its line in the journal. If the mover dies
+//! in between, the next abort, or `moves gc`, goes on.
 
 use uuid::Uuid;
 
@@ -23,34 +23,65 @@ impl ShardMove<'_> {
         self.at("before unfence")?;
         let sql = "SELECT pgshard.unfence($1, $2, $3, $4)";
         let (shard, id) = (self.hold.shard.as_i32(), self.hold.id.uuid());
-        self.source.row("swapping back", sql, &[&shard, id, &attempt, &self.hold.lease]).await?;
+        self.source
+            .row(
+                "swapping back",
+                sql,
+                &[&shard, id, &attempt, &self.hold.lease],
+            )
+            .await?;
         self.at("after unfence")
     }
 
-    /// Locks: on the target ACCESS EXCLUSIVE on tables, on the source on views, that nobody else uses; for one
-    /// transaction each.
+    /// Locks: on the target ACCESS EXCLUSIVE on tables, on the source on views, that nobody else
+    /// uses; for one transaction each.
     pub(crate) async fn discard(&self) -> Result<(), Error> {
         let (shard, id) = (self.hold.shard.as_i32(), self.hold.id.uuid());
         let what = "dropping what the move built";
         // Only what this move has built: the row says whose the schema is.
-        let sql = "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
+        let sql =
+            "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
         self.target.batch(what, "BEGIN").await?;
         if let Some(row) = self.target.rows(what, sql, &[&shard, id]).await?.first() {
-            // A mover that was paused here, and taken over, would drop what the other has built and perhaps decided
-            // for.
+            // A mover that was paused here, and taken over, would drop what the other has built and
+            // perhaps decided for.
             if row.get::<_, Uuid>(0)? != self.hold.lease {
                 self.target.batch(what, "ROLLBACK").await?;
-                return Err(Error::LeaseLost { shard: self.hold.shard });
+                return Err(Error::LeaseLost {
+                    shard: self.hold.shard,
+                });
             }
             // An old copy goes back to the move that kept it.
-            if !copy::give_back(&self.target, &self.names.schema, self.hold.id, self.hold.shard).await? {
+            if !copy::give_back(
+                &self.target,
+                &self.names.schema,
+                self.hold.id,
+                self.hold.shard,
+            )
+            .await?
+            {
                 let incoming = self.names.incoming();
-                self.target.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&incoming))).await?;
                 self.target
-                    .execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'incoming' AND name = $1", &[&incoming])
+                    .batch(
+                        what,
+                        &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&incoming)),
+                    )
+                    .await?;
+                self.target
+                    .execute(
+                        what,
+                        "DELETE FROM pgshard.ledger WHERE kind = 'incoming' AND name = $1",
+                        &[&incoming],
+                    )
                     .await?;
             }
-            self.target.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
+            self.target
+                .execute(
+                    what,
+                    "DELETE FROM pgshard.incoming WHERE shard_id = $1",
+                    &[&shard],
+                )
+                .await?;
             self.target
                 .execute(
                     what,
@@ -69,7 +100,9 @@ impl ShardMove<'_> {
         let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
         self.source.execute(what, sql, &[id, &shard]).await?;
         self.at("after discard")?;
-        self.source.advance(self.hold, Phase::Aborted, &Note::default()).await?;
+        self.source
+            .advance(self.hold, Phase::Aborted, &Note::default())
+            .await?;
         self.reached(Phase::Aborted);
         Ok(())
     }
@@ -78,8 +111,22 @@ impl ShardMove<'_> {
 /// Locks: ACCESS EXCLUSIVE on views that nobody else uses, for one transaction.
 async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
     let (what, signpost) = ("dropping what the move built", names.signpost());
-    source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&signpost))).await?;
-    source.execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'signpost' AND name = $1", &[&signpost]).await?;
+    source
+        .batch(
+            what,
+            &format!(
+                "BEGIN; DROP SCHEMA IF EXISTS {} CASCADE",
+                quote_ident(&signpost)
+            ),
+        )
+        .await?;
+    source
+        .execute(
+            what,
+            "DELETE FROM pgshard.ledger WHERE kind = 'signpost' AND name = $1",
+            &[&signpost],
+        )
+        .await?;
     source.batch(what, "COMMIT").await
 }
 
@@ -89,20 +136,37 @@ async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
 /// [`Error::TooLate`] when the source has decided.
 ///
 /// Locks: as pgshard.unfence says, and as [`drop_signpost`].
-pub(crate) async fn undo_at_source(source: &Session, hold: Hold, epoch: ShardEpoch, schema: &str) -> Result<(), Error> {
+pub(crate) async fn undo_at_source(
+    source: &Session,
+    hold: Hold,
+    epoch: ShardEpoch,
+    schema: &str,
+) -> Result<(), Error> {
     let (what, shard, id) = ("swapping back", hold.shard.as_i32(), hold.id.uuid());
     let sql = "SELECT attempt FROM pgshard.shard
-        WHERE shard_id = $1 AND epoch = $2 AND (state = 'serving' OR state = 'fenced' AND move_id = $3)";
-    let rows = source.rows(what, sql, &[&shard, &epoch.as_i32(), id]).await?;
+        WHERE shard_id = $1 AND epoch = $2 AND (state = 'serving' OR state = 'fenced' AND move_id \
+        = $3)";
+    let rows = source
+        .rows(what, sql, &[&shard, &epoch.as_i32(), id])
+        .await?;
     let row = rows.first().ok_or(Error::TooLate { shard: hold.shard })?;
     if let Some(attempt) = row.get::<_, Option<i32>>(0)? {
         let sql = "SELECT pgshard.unfence($1, $2, $3, $4)";
-        match source.row(what, sql, &[&shard, id, &attempt, &hold.lease]).await {
+        match source
+            .row(what, sql, &[&shard, id, &attempt, &hold.lease])
+            .await
+        {
             // Its deadline has passed and a router was faster.
             Ok(_) | Err(Error::Superseded { .. }) => {}
             Err(error) => return Err(error),
         }
     }
-    drop_signpost(source, &Names { schema: schema.to_owned() }).await?;
+    drop_signpost(
+        source,
+        &Names {
+            schema: schema.to_owned(),
+        },
+    )
+    .await?;
     source.advance(hold, Phase::Aborted, &Note::default()).await
 }

@@ -1,10 +1,11 @@
-//! Runs target transactions, one after the other. Statements are sent without waiting for the answers of earlier ones,
-//! and rows of one table with the same operation are combined. Every answer of a table's statement is checked before
-//! the commit is sent; the mover's own statements, which come last, are checked by the server.
+//! Runs target transactions, one after the other. Statements are sent without waiting for the
+//! answers of earlier ones, and rows of one table with the same operation are combined. Every
+//! answer of a table's statement is checked before the commit is sent; the mover's own statements,
+//! which come last, are checked by the server.
 //!
-//! Invariant: nothing is committed unless each statement hit exactly the rows that it was meant for. (Rows of different
-//! tables may be changed in another order than at the source: foreign keys and triggers do not exist while changes are
-//! applied.)
+//! Invariant: nothing is committed unless each statement hit exactly the rows that it was meant
+//! for. (Rows of different tables may be changed in another order than at the source: foreign keys
+//! and triggers do not exist while changes are applied.)
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
@@ -29,12 +30,12 @@ use crate::mover::stream::fault::{Failure, Fault};
 use crate::mover::stream::layout::{Layout, MOST_AT_ONCE, Texts};
 use crate::mover::stream::wire::Row;
 
-/// The most statements that are prepared on the connection: thousands of shards have more tables than a backend has
-/// memory for.
+/// The most statements that are prepared on the connection: thousands of shards have more tables
+/// than a backend has memory for.
 const STATEMENTS: NonZeroUsize = NonZeroUsize::new(1024).expect("it is not zero");
 
-/// The most statements that are sent and not answered. They hold memory for their parameters, and the server for its
-/// answers.
+/// The most statements that are sent and not answered. They hold memory for their parameters, and
+/// the server for its answers.
 const IN_FLIGHT: usize = 512;
 
 /// The same in bytes of parameters; rows that wait to be inserted may have as many.
@@ -45,7 +46,11 @@ const BYTES_IN_FLIGHT: usize = 4 << 20;
 pub(super) struct Text(pub(super) Option<Bytes>);
 
 impl ToSql for Text {
-    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+    fn to_sql(
+        &self,
+        _: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
         Ok(match &self.0 {
             Some(text) => {
                 out.put_slice(text);
@@ -106,7 +111,8 @@ struct Waiting {
 pub(crate) enum Care {
     /// Many rows of a table in one statement.
     Together,
-    /// One row in each statement: a statement for many has failed, perhaps because it processed them in another order.
+    /// One row in each statement: a statement for many has failed, perhaps because it processed
+    /// them in another order.
     Singly,
 }
 
@@ -126,7 +132,11 @@ impl Purpose {
             Some(text) => format!("{}…", String::from_utf8_lossy(&text[..60])),
             None => "NULL".to_owned(),
         });
-        format!("{} of ({})", self.what, texts.collect::<Vec<_>>().join(", "))
+        format!(
+            "{} of ({})",
+            self.what,
+            texts.collect::<Vec<_>>().join(", ")
+        )
     }
 }
 
@@ -161,22 +171,26 @@ pub(crate) struct Applier {
 #[must_use]
 pub(crate) enum Committed {
     Yes,
-    /// A statement of the mover's own did not hit its rows, so nothing of the transaction was committed.
+    /// A statement of the mover's own did not hit its rows, so nothing of the transaction was
+    /// committed.
     No,
 }
 
 impl Applier {
     /// Prepares a session for applying.
     ///
-    /// Statements are planned once, and always with the indexes, which tables that were just filled might not get
-    /// otherwise. There is no lock timeout: an index that is being built at the target is no reason to give up the
-    /// group.
+    /// Statements are planned once, and always with the indexes, which tables that were just filled
+    /// might not get otherwise. There is no lock timeout: an index that is being built at the
+    /// target is no reason to give up the group.
     pub(crate) async fn new(session: Session, care: Care) -> Result<Applier, Error> {
-        let sql = "SET lock_timeout = 0; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;
+        let sql = "SET lock_timeout = 0; SET plan_cache_mode = force_generic_plan; SET \
+            enable_seqscan = off;
             SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
             SELECT set_config('synchronous_commit', 'on', false)
             WHERE current_setting('synchronous_commit') IN ('off', 'local')";
-        session.batch("setting up the applying session", sql).await?;
+        session
+            .batch("setting up the applying session", sql)
+            .await?;
         Ok(Applier {
             session: Arc::new(session),
             statements: LruCache::new(STATEMENTS),
@@ -192,11 +206,16 @@ impl Applier {
 
     /// Inserts a new row.
     pub(crate) async fn insert(&mut self, layout: &Arc<Layout>, row: &Row) -> Result<(), Failure> {
-        self.wait(layout, Work::Insert, layout.values(row), Texts::new()).await
+        self.wait(layout, Work::Insert, layout.values(row), Texts::new())
+            .await
     }
 
     /// Inserts a row, given all its values as texts.
-    pub(crate) async fn insert_values(&mut self, layout: &Arc<Layout>, values: Texts) -> Result<(), Failure> {
+    pub(crate) async fn insert_values(
+        &mut self,
+        layout: &Arc<Layout>,
+        values: Texts,
+    ) -> Result<(), Failure> {
         self.wait(layout, Work::Insert, values, Texts::new()).await
     }
 
@@ -212,34 +231,64 @@ impl Applier {
             return Ok(());
         }
         let values = layout.values_of(new, &columns);
-        self.wait(layout, Work::Update { columns }, values, naming).await
+        self.wait(layout, Work::Update { columns }, values, naming)
+            .await
     }
 
     /// Deletes the row, which must exist.
-    pub(crate) async fn delete(&mut self, layout: &Arc<Layout>, naming: Texts) -> Result<(), Failure> {
+    pub(crate) async fn delete(
+        &mut self,
+        layout: &Arc<Layout>,
+        naming: Texts,
+    ) -> Result<(), Failure> {
         self.wait(layout, Work::Delete, Texts::new(), naming).await
     }
 
     /// Deletes the row if it exists.
-    pub(crate) async fn delete_if_there(&mut self, layout: &Arc<Layout>, naming: Texts) -> Result<(), Failure> {
+    pub(crate) async fn delete_if_there(
+        &mut self,
+        layout: &Arc<Layout>,
+        naming: Texts,
+    ) -> Result<(), Failure> {
         self.flush(layout.oid).await?;
-        let purpose = Purpose { table: Some(layout.clone()), what: "delete", row: naming.clone() };
-        self.table_statement(purpose, Kind { work: Work::Delete, rows: 1 }, None, naming).await
+        let purpose = Purpose {
+            table: Some(layout.clone()),
+            what: "delete",
+            row: naming.clone(),
+        };
+        self.table_statement(
+            purpose,
+            Kind {
+                work: Work::Delete,
+                rows: 1,
+            },
+            None,
+            naming,
+        )
+        .await
     }
 
     /// Deletes all rows that match a condition.
-    pub(crate) async fn delete_where(&mut self, layout: &Arc<Layout>, condition: &str) -> Result<(), Failure> {
+    pub(crate) async fn delete_where(
+        &mut self,
+        layout: &Arc<Layout>,
+        condition: &str,
+    ) -> Result<(), Failure> {
         self.flush(layout.oid).await?;
         self.begin();
-        let purpose = Purpose { table: Some(layout.clone()), what: "truncate", row: Vec::new() };
+        let purpose = Purpose {
+            table: Some(layout.clone()),
+            what: "truncate",
+            row: Vec::new(),
+        };
         let (session, sql) = (self.session.clone(), layout.delete_where(condition));
         let outcome = async move { session.client.batch_execute(&sql).await.map(|()| 0) };
         self.send(purpose, None, 0, Box::pin(outcome));
         self.thin_out().await
     }
 
-    /// Runs a statement of the mover's own in the transaction. One that must hit certain rows divides by zero if it
-    /// does not: [`commit`](Applier::commit) does not wait for its answer.
+    /// Runs a statement of the mover's own in the transaction. One that must hit certain rows
+    /// divides by zero if it does not: [`commit`](Applier::commit) does not wait for its answer.
     pub(crate) async fn own(
         &mut self,
         what: &'static str,
@@ -247,7 +296,11 @@ impl Applier {
         params: Vec<Box<dyn ToSql + Sync + Send>>,
     ) -> Result<(), Failure> {
         self.begin();
-        let purpose = Purpose { table: None, what, row: Vec::new() };
+        let purpose = Purpose {
+            table: None,
+            what,
+            row: Vec::new(),
+        };
         let statement = match self.own.get(sql) {
             Some(statement) => statement.clone(),
             None => {
@@ -258,7 +311,10 @@ impl Applier {
         };
         let session = self.session.clone();
         let outcome = async move {
-            let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| &**param as &(dyn ToSql + Sync)).collect();
+            let params: Vec<&(dyn ToSql + Sync)> = params
+                .iter()
+                .map(|param| &**param as &(dyn ToSql + Sync))
+                .collect();
             session.client.execute(&statement, &params).await
         };
         self.send(purpose, None, 0, Box::pin(outcome));
@@ -274,16 +330,25 @@ impl Applier {
         Ok(())
     }
 
-    /// Commits, after [`settle`](Applier::settle) and nothing but the mover's own statements since. The commit is sent
-    /// behind those, so that whoever waits behind a fence waits for one answer: if one of them fails, the server makes
-    /// a rollback of it.
+    /// Commits, after [`settle`](Applier::settle) and nothing but the mover's own statements since.
+    /// The commit is sent behind those, so that whoever waits behind a fence waits for one answer:
+    /// if one of them fails, the server makes a rollback of it.
     pub(crate) async fn commit(&mut self) -> Result<Committed, Failure> {
         if !self.open {
             return Ok(Committed::Yes);
         }
         let session = self.session.clone();
         let outcome = async move { session.client.batch_execute("COMMIT").await.map(|()| 0) };
-        self.send(Purpose { table: None, what: "committing changes", row: Vec::new() }, None, 0, Box::pin(outcome));
+        self.send(
+            Purpose {
+                table: None,
+                what: "committing changes",
+                row: Vec::new(),
+            },
+            None,
+            0,
+            Box::pin(outcome),
+        );
         self.open = false;
         let mut committed = Committed::Yes;
         while let Some(mut sent) = self.sent.pop_front() {
@@ -298,7 +363,10 @@ impl Applier {
 
     /// Whether an own statement that is answered has hit its rows.
     fn fits(&self, mut sent: Sent) -> Result<Committed, Failure> {
-        match Pin::new(&mut sent.outcome).take_output().expect("an answer is looked at once") {
+        match Pin::new(&mut sent.outcome)
+            .take_output()
+            .expect("an answer is looked at once")
+        {
             Ok(_) => Ok(Committed::Yes),
             Err(error) if error.code() == Some(&SqlState::DIVISION_BY_ZERO) => Ok(Committed::No),
             Err(error) => Err(self.failure(&sent.purpose, error)),
@@ -310,10 +378,24 @@ impl Applier {
             self.open = true;
             let session = self.session.clone();
             let outcome = async move {
-                // Deferrable constraints are checked at the end of the transaction, as at the source.
-                session.client.batch_execute("BEGIN; SET CONSTRAINTS ALL DEFERRED").await.map(|()| 0)
+                // Deferrable constraints are checked at the end of the transaction, as at the
+                // source.
+                session
+                    .client
+                    .batch_execute("BEGIN; SET CONSTRAINTS ALL DEFERRED")
+                    .await
+                    .map(|()| 0)
             };
-            self.send(Purpose { table: None, what: "beginning", row: Vec::new() }, None, 0, Box::pin(outcome));
+            self.send(
+                Purpose {
+                    table: None,
+                    what: "beginning",
+                    row: Vec::new(),
+                },
+                None,
+                0,
+                Box::pin(outcome),
+            );
         }
     }
 
@@ -325,7 +407,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Takes in what is to be done to a row. If rows of the table wait for another operation, those are sent first.
+    /// Takes in what is to be done to a row. If rows of the table wait for another operation, those
+    /// are sent first.
     async fn wait(
         &mut self,
         layout: &Arc<Layout>,
@@ -339,7 +422,11 @@ impl Applier {
             self.flush(layout.oid).await?;
         }
         values.extend(naming.iter().cloned());
-        self.waiting_bytes += values.iter().flatten().map(|text| text.len()).sum::<usize>();
+        self.waiting_bytes += values
+            .iter()
+            .flatten()
+            .map(|text| text.len())
+            .sum::<usize>();
         let waiting = self.waiting.entry(layout.oid).or_insert_with(|| Waiting {
             layout: layout.clone(),
             work,
@@ -350,7 +437,8 @@ impl Applier {
             waiting.named.insert(naming.clone());
         }
         waiting.rows.push((values, naming));
-        let alone = self.care == Care::Singly || (waiting.work != Work::Insert && !layout.has_key());
+        let alone =
+            self.care == Care::Singly || (waiting.work != Work::Insert && !layout.has_key());
         if alone || waiting.rows.len() >= MOST_AT_ONCE {
             self.flush(layout.oid).await?;
         }
@@ -362,16 +450,34 @@ impl Applier {
 
     /// Sends the rows of a table that wait.
     async fn flush(&mut self, oid: u32) -> Result<(), Failure> {
-        let Some(Waiting { layout, work, mut rows, .. }) = self.waiting.remove(&oid) else { return Ok(()) };
+        let Some(Waiting {
+            layout,
+            work,
+            mut rows,
+            ..
+        }) = self.waiting.remove(&oid)
+        else {
+            return Ok(());
+        };
         while !rows.is_empty() {
             let rest = rows.split_off(layout.at_once(rows.len()));
-            let row = rows.first().map(|(values, naming)| if work == Work::Insert { values } else { naming });
+            let row = rows
+                .first()
+                .map(|(values, naming)| if work == Work::Insert { values } else { naming });
             let row = row.cloned().unwrap_or_default();
-            let purpose = Purpose { table: Some(layout.clone()), what: work.name(), row };
-            let kind = Kind { work: work.clone(), rows: rows.len() };
+            let purpose = Purpose {
+                table: Some(layout.clone()),
+                what: work.name(),
+                row,
+            };
+            let kind = Kind {
+                work: work.clone(),
+                rows: rows.len(),
+            };
             let count = rows.len() as u64;
             let values = rows.into_iter().flat_map(|(values, _)| values).collect();
-            self.table_statement(purpose, kind, Some(count), values).await?;
+            self.table_statement(purpose, kind, Some(count), values)
+                .await?;
             rows = rest;
         }
         Ok(())
@@ -385,26 +491,46 @@ impl Applier {
         values: Texts,
     ) -> Result<(), Failure> {
         self.begin();
-        let layout = purpose.table.clone().expect("a statement of a table has one");
+        let layout = purpose
+            .table
+            .clone()
+            .expect("a statement of a table has one");
         let statement = self.prepared(&layout, kind, &purpose).await?;
         let session = self.session.clone();
         let bytes = values.iter().flatten().map(|text| text.len()).sum();
         let outcome = async move {
-            session.client.execute_raw(&statement, values.into_iter().map(Text).collect::<Vec<_>>()).await
+            session
+                .client
+                .execute_raw(&statement, values.into_iter().map(Text).collect::<Vec<_>>())
+                .await
         };
         self.send(purpose, rows, bytes, Box::pin(outcome));
         self.thin_out().await
     }
 
-    async fn prepared(&mut self, layout: &Layout, kind: Kind, purpose: &Purpose) -> Result<Statement, Failure> {
+    async fn prepared(
+        &mut self,
+        layout: &Layout,
+        kind: Kind,
+        purpose: &Purpose,
+    ) -> Result<Statement, Failure> {
         let key = (layout.oid, kind);
         if let Some(statement) = self.statements.get(&key) {
             return Ok(statement.clone());
         }
         let sql = match &key.1 {
-            Kind { work: Work::Insert, rows } => layout.insert(*rows),
-            Kind { work: Work::Update { columns }, rows } => layout.update(columns, *rows),
-            Kind { work: Work::Delete, rows } => layout.delete(*rows),
+            Kind {
+                work: Work::Insert,
+                rows,
+            } => layout.insert(*rows),
+            Kind {
+                work: Work::Update { columns },
+                rows,
+            } => layout.update(columns, *rows),
+            Kind {
+                work: Work::Delete,
+                rows,
+            } => layout.delete(*rows),
         };
         let statement = self.prepare(&sql, purpose).await?;
         self.statements.put(key, statement.clone());
@@ -425,9 +551,9 @@ impl Applier {
         }
     }
 
-    /// Waits for what is asked behind the statements that are on their way, and takes their answers meanwhile. A
-    /// connection hands answers out in their order: one that comes in several pieces, as a network may cut it, holds up
-    /// all behind it until somebody takes it.
+    /// Waits for what is asked behind the statements that are on their way, and takes their answers
+    /// meanwhile. A connection hands answers out in their order: one that comes in several pieces,
+    /// as a network may cut it, holds up all behind it until somebody takes it.
     async fn behind<T>(&mut self, asked: impl Future<Output = T>) -> T {
         let mut asked = pin!(asked);
         poll_fn(|context| {
@@ -441,18 +567,26 @@ impl Applier {
         .await
     }
 
-    /// Sends a statement: the first poll of an execution sends it, and later ones look for the answer.
+    /// Sends a statement: the first poll of an execution sends it, and later ones look for the
+    /// answer.
     fn send(&mut self, purpose: Purpose, rows: Option<u64>, bytes: usize, outcome: Outcome) {
         let mut outcome = maybe_done(outcome);
         let _ = Pin::new(&mut outcome).poll(&mut Context::from_waker(Waker::noop()));
         self.sent_bytes += bytes;
-        self.sent.push_back(Sent { purpose, rows, bytes, outcome });
+        self.sent.push_back(Sent {
+            purpose,
+            rows,
+            bytes,
+            outcome,
+        });
     }
 
     /// Waits for answers while too many are outstanding.
     async fn thin_out(&mut self) -> Result<(), Failure> {
         while self.sent.len() > IN_FLIGHT || self.sent_bytes > BYTES_IN_FLIGHT {
-            let Some(sent) = self.sent.pop_front() else { break };
+            let Some(sent) = self.sent.pop_front() else {
+                break;
+            };
             self.answer(sent).await?;
         }
         Ok(())
@@ -461,10 +595,16 @@ impl Applier {
     async fn answer(&mut self, mut sent: Sent) -> Result<(), Failure> {
         self.sent_bytes -= sent.bytes;
         (&mut sent.outcome).await;
-        match Pin::new(&mut sent.outcome).take_output().expect("an answer is looked at once") {
+        match Pin::new(&mut sent.outcome)
+            .take_output()
+            .expect("an answer is looked at once")
+        {
             Ok(rows) => match (&sent.purpose.table, sent.rows) {
                 (Some(layout), Some(expected)) if rows != expected => {
-                    let what = format!("{} hit {rows} rows instead of {expected}", sent.purpose.words());
+                    let what = format!(
+                        "{} hit {rows} rows instead of {expected}",
+                        sent.purpose.words()
+                    );
                     Err(diverged(layout.shard, layout, what))
                 }
                 _ => Ok(()),
@@ -473,7 +613,8 @@ impl Applier {
         }
     }
 
-    /// An error of a statement for a table is the shard's if it is about data or names; any other may be temporary.
+    /// An error of a statement for a table is the shard's if it is about data or names; any other
+    /// may be temporary.
     fn failure(&self, purpose: &Purpose, error: tokio_postgres::Error) -> Failure {
         if let (Some(layout), Some(refused)) = (&purpose.table, error.as_db_error())
             && ["22", "23", "42", "3F", "0A", "P0", "54", "44"]
@@ -488,5 +629,11 @@ impl Applier {
 }
 
 fn diverged(shard: ShardId, layout: &Layout, what: String) -> Failure {
-    Failure::Shard(shard, Fault::Diverged { table: layout.name.clone(), what })
+    Failure::Shard(
+        shard,
+        Fault::Diverged {
+            table: layout.name.clone(),
+            what,
+        },
+    )
 }

@@ -1,8 +1,9 @@
 //! Which changes are applied, and how: the rule of the chunks.
 //!
-//! A change of transaction X to the row with key k is applied if, and only if, X is not visible in the snapshot of the
-//! chunk that holds k. Invariant: it is applied strictly. An update or delete that finds no row is an error, not a
-//! reason to insert, because it would mean that the rule was broken before.
+//! A change of transaction X to the row with key k is applied if, and only if, X is not visible in
+//! the snapshot of the chunk that holds k. Invariant: it is applied strictly. An update or delete
+//! that finds no row is an error, not a reason to insert, because it would mean that the rule was
+//! broken before.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -48,7 +49,8 @@ pub(crate) struct TableState {
     chunks: Option<Chunks>,
     /// Transactions with this number or a later one are in no chunk.
     newest: u64,
-    /// Known once the stream has described the table: or why that does not fit what the target was built from.
+    /// Known once the stream has described the table: or why that does not fit what the target was
+    /// built from.
     layout: Option<Result<Arc<Layout>, String>>,
 }
 
@@ -61,24 +63,42 @@ impl TableState {
         chunks: Option<Chunks>,
     ) -> TableState {
         let newest = chunks.as_ref().map_or(0, Chunks::newest_xmax);
-        TableState { shard, shape, schema, columns, chunks, newest, layout: None }
+        TableState {
+            shard,
+            shape,
+            schema,
+            columns,
+            chunks,
+            newest,
+            layout: None,
+        }
     }
 
-    /// Takes in the stream's description of the table, which holds from here on. One that does not fit ends nothing
-    /// yet: it may be of a time before the table was altered and copied again, and then so are the changes behind it.
+    /// Takes in the stream's description of the table, which holds from here on. One that does not
+    /// fit ends nothing yet: it may be of a time before the table was altered and copied again, and
+    /// then so are the changes behind it.
     pub(crate) fn describe(&mut self, relation: &Relation) {
         let columns = |name: &str| self.columns.get(name).cloned();
-        self.layout = Some(Layout::new(self.shard, &self.shape, relation, &self.schema, columns));
+        self.layout = Some(Layout::new(
+            self.shard,
+            &self.shape,
+            relation,
+            &self.schema,
+            columns,
+        ));
     }
 
-    /// The table's layout for a change of this transaction. `None` if there is none that fits, and the copy has all
-    /// that the transaction did.
+    /// The table's layout for a change of this transaction. `None` if there is none that fits, and
+    /// the copy has all that the transaction did.
     fn layout(&self, xid: u64) -> Result<Option<&Arc<Layout>>, Failure> {
         match &self.layout {
             Some(Ok(layout)) => Ok(Some(layout)),
             Some(Err(_)) if matches!(self.unseen(xid), Unseen::None) => Ok(None),
             Some(Err(what)) => {
-                let altered = Fault::Altered { table: self.shape.name.clone(), what: what.clone() };
+                let altered = Fault::Altered {
+                    table: self.shape.name.clone(),
+                    what: what.clone(),
+                };
                 Err(Failure::Shard(self.shard, altered))
             }
             None => Err(self.diverged("a change came before any description".to_owned())),
@@ -87,11 +107,19 @@ impl TableState {
 
     /// What of the table's rows the copy has in a state from before the transaction.
     fn unseen(&self, xid: u64) -> Unseen {
-        self.chunks.as_ref().map_or(Unseen::All, |chunks| chunks.unseen_ranges(xid))
+        self.chunks
+            .as_ref()
+            .map_or(Unseen::All, |chunks| chunks.unseen_ranges(xid))
     }
 
     fn diverged(&self, what: String) -> Failure {
-        Failure::Shard(self.shard, Fault::Diverged { table: self.shape.name.clone(), what })
+        Failure::Shard(
+            self.shard,
+            Fault::Diverged {
+                table: self.shape.name.clone(),
+                what,
+            },
+        )
     }
 
     /// [`TableState::layout`], with which the row must have been sent.
@@ -106,15 +134,27 @@ impl TableState {
 
     /// Whether the copy contains already what the transaction did to the row with this key.
     fn sees(&self, key: &Texts, xid: u64) -> bool {
-        let Some(chunks) = self.chunks.as_ref().filter(|_| xid < self.newest) else { return false };
-        let texts = key.iter().map(|text| text.as_deref().and_then(|text| std::str::from_utf8(text).ok()));
+        let Some(chunks) = self.chunks.as_ref().filter(|_| xid < self.newest) else {
+            return false;
+        };
+        let texts = key.iter().map(|text| {
+            text.as_deref()
+                .and_then(|text| std::str::from_utf8(text).ok())
+        });
         let texts: Vec<Option<&str>> = texts.collect();
         chunks.sees(texts.first().copied().flatten(), &texts, xid)
     }
 
     /// Applies a new row. Returns false if the copy has it already.
-    pub(crate) async fn insert(&self, applier: &mut Applier, xid: u64, new: Row) -> Result<bool, Failure> {
-        let Some(layout) = self.layout_for(&new, xid)? else { return Ok(false) };
+    pub(crate) async fn insert(
+        &self,
+        applier: &mut Applier,
+        xid: u64,
+        new: Row,
+    ) -> Result<bool, Failure> {
+        let Some(layout) = self.layout_for(&new, xid)? else {
+            return Ok(false);
+        };
         if self.sees(&layout.key(&new), xid) {
             return Ok(false);
         }
@@ -123,8 +163,15 @@ impl TableState {
     }
 
     /// Applies a deletion. Returns false if the copy was made after it.
-    pub(crate) async fn delete(&self, applier: &mut Applier, xid: u64, old: &Row) -> Result<bool, Failure> {
-        let Some(layout) = self.layout_for(old, xid)? else { return Ok(false) };
+    pub(crate) async fn delete(
+        &self,
+        applier: &mut Applier,
+        xid: u64,
+        old: &Row,
+    ) -> Result<bool, Failure> {
+        let Some(layout) = self.layout_for(old, xid)? else {
+            return Ok(false);
+        };
         if self.sees(&layout.key(old), xid) {
             return Ok(false);
         }
@@ -141,25 +188,39 @@ impl TableState {
         old: Option<Row>,
         mut new: Row,
     ) -> Result<bool, Failure> {
-        let Some(layout) = self.layout_for(&new, xid)? else { return Ok(false) };
+        let Some(layout) = self.layout_for(&new, xid)? else {
+            return Ok(false);
+        };
         if let Some(old) = &old {
             self.layout_for(old, xid)?;
-            // With REPLICA IDENTITY FULL the old row has the values that the new one leaves out, even a key that is
-            // stored out of line.
-            for (new, old) in new.iter_mut().zip(old).filter(|(new, _)| **new == Value::Unchanged) {
+            // With REPLICA IDENTITY FULL the old row has the values that the new one leaves out,
+            // even a key that is stored out of line.
+            for (new, old) in new
+                .iter_mut()
+                .zip(old)
+                .filter(|(new, _)| **new == Value::Unchanged)
+            {
                 if let Value::Text(_) = old {
                     *new = old.clone();
                 }
             }
         }
-        let from = old.as_ref().map_or_else(|| layout.key(&new), |old| layout.key(old));
+        let from = old
+            .as_ref()
+            .map_or_else(|| layout.key(&new), |old| layout.key(old));
         let to = layout.key(&new);
         let moved = from != to;
         match (self.sees(&from, xid), self.sees(&to, xid)) {
             (true, true) => Ok(false),
             (false, false) => {
-                let naming = if layout.has_key() { from } else { layout.naming(old.as_ref().unwrap_or(&new)) };
-                applier.update(&layout, layout.changed(&new, moved), &new, naming).await?;
+                let naming = if layout.has_key() {
+                    from
+                } else {
+                    layout.naming(old.as_ref().unwrap_or(&new))
+                };
+                applier
+                    .update(&layout, layout.changed(&new, moved), &new, naming)
+                    .await?;
                 Ok(true)
             }
             // The row has moved to a chunk that was copied after the transaction.
@@ -181,14 +242,22 @@ impl TableState {
 
     /// Applies a TRUNCATE. Returns false if no row from before it is at the target.
     pub(crate) async fn truncate(&self, applier: &mut Applier, xid: u64) -> Result<bool, Failure> {
-        let Some(layout) = self.layout(xid)? else { return Ok(false) };
+        let Some(layout) = self.layout(xid)? else {
+            return Ok(false);
+        };
         let condition = match self.unseen(xid) {
             Unseen::None => return Ok(false),
             Unseen::All => "true".to_owned(),
             Unseen::Ranges { ranges, but } => {
                 let column = self.shape.first_key_column();
-                let ranges: Vec<String> = ranges.iter().map(|range| format!("({})", range.condition(column))).collect();
-                let keys: String = but.iter().map(|key| format!(" AND NOT ({})", self.key_condition(key))).collect();
+                let ranges: Vec<String> = ranges
+                    .iter()
+                    .map(|range| format!("({})", range.condition(column)))
+                    .collect();
+                let keys: String = but
+                    .iter()
+                    .map(|key| format!(" AND NOT ({})", self.key_condition(key)))
+                    .collect();
                 format!("({}){keys}", ranges.join(" OR "))
             }
         };
@@ -197,15 +266,20 @@ impl TableState {
     }
 
     fn key_condition(&self, key: &[Option<String>]) -> String {
-        let equal = self.shape.key_columns().zip(key).map(|(column, text)| match text {
-            Some(text) => format!("{} = {}", quote_ident(&column.name), quote_literal(text)),
-            None => "false".to_owned(),
-        });
+        let equal = self
+            .shape
+            .key_columns()
+            .zip(key)
+            .map(|(column, text)| match text {
+                Some(text) => format!("{} = {}", quote_ident(&column.name), quote_literal(text)),
+                None => "false".to_owned(),
+            });
         equal.collect::<Vec<_>>().join(" AND ")
     }
 
-    /// Reads a row again. A change of its key has brought it into another chunk, and the stream does not have all of
-    /// its values: so it is read from the source as a chunk of its own, and judged by that from now on.
+    /// Reads a row again. A change of its key has brought it into another chunk, and the stream
+    /// does not have all of its values: so it is read from the source as a chunk of its own, and
+    /// judged by that from now on.
     async fn read_again(
         &mut self,
         applier: &mut Applier,
@@ -215,18 +289,29 @@ impl TableState {
         key: Texts,
     ) -> Result<(), Failure> {
         let options = &worker.options;
-        let source = options.hosts.open(&options.source).await?.for_shard(self.shard);
+        let source = options
+            .hosts
+            .open(&options.source)
+            .await?
+            .for_shard(self.shard);
         let (snapshot, values) = read_row(&source, layout, &self.shape, xid, &key).await?;
         applier.delete_if_there(layout, key.clone()).await?;
         if let Some(values) = values {
             applier.insert_values(layout, values).await?;
         }
-        let key: Vec<Option<String>> =
-            key.iter().map(|text| text.as_ref().map(|text| String::from_utf8_lossy(text).into_owned())).collect();
+        let key: Vec<Option<String>> = key
+            .iter()
+            .map(|text| {
+                text.as_ref()
+                    .map(|text| String::from_utf8_lossy(text).into_owned())
+            })
+            .collect();
         // Locks: a row of ours.
         let sql =
-            "INSERT INTO pgshard.reread (move_id, shard_id, table_name, key, snapshot) VALUES ($1, $2, $3, $4, $5)
-            ON CONFLICT (move_id, shard_id, table_name, key) DO UPDATE SET snapshot = excluded.snapshot";
+            "INSERT INTO pgshard.reread (move_id, shard_id, table_name, key, snapshot) VALUES ($1, \
+                $2, $3, $4, $5)
+            ON CONFLICT (move_id, shard_id, table_name, key) DO UPDATE SET snapshot = \
+            excluded.snapshot";
         let json = serde_json::to_string(&key).unwrap_or_default();
         let id = *options.id.uuid();
         let shard = self.shard.as_i32();
@@ -251,11 +336,12 @@ impl TableState {
     }
 }
 
-/// How long a commit may be in the WAL without being visible: as long as a synchronous standby is slow.
+/// How long a commit may be in the WAL without being visible: as long as a synchronous standby is
+/// slow.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// Reads one row of the source, with the snapshot it was read under, which must see the transaction. `None` if the row
-/// is gone by then.
+/// Reads one row of the source, with the snapshot it was read under, which must see the
+/// transaction. `None` if the row is gone by then.
 ///
 /// Locks: ACCESS SHARE on the table, for a transaction of one row.
 async fn read_row(
@@ -271,9 +357,17 @@ async fn read_row(
     loop {
         let Some(name) = lock(source, layout.shard, shape.oid).await? else {
             let what = "the source has dropped it".to_owned();
-            return Err(Failure::Shard(layout.shard, Fault::Altered { table: layout.name.clone(), what }));
+            return Err(Failure::Shard(
+                layout.shard,
+                Fault::Altered {
+                    table: layout.name.clone(),
+                    what,
+                },
+            ));
         };
-        let row = source.row(what, "SELECT pg_current_snapshot()::text", &[]).await?;
+        let row = source
+            .row(what, "SELECT pg_current_snapshot()::text", &[])
+            .await?;
         let snapshot = Snapshot::parse(row.get(0)?).ok_or_else(|| Error::Stuck {
             shard: layout.shard,
             observed: "a snapshot that cannot be read".to_owned(),
@@ -281,44 +375,70 @@ async fn read_row(
         if !snapshot.sees(xid) {
             source.batch(what, "ROLLBACK").await?;
             if Instant::now() >= until {
-                let why =
-                    format!("transaction {xid} is in the stream, but not visible after {} s", SEEN_WITHIN.as_secs());
-                return Err(Error::Unfollowed { shard: Some(layout.shard), why }.into());
+                let why = format!(
+                    "transaction {xid} is in the stream, but not visible after {} s",
+                    SEEN_WITHIN.as_secs()
+                );
+                return Err(Error::Unfollowed {
+                    shard: Some(layout.shard),
+                    why,
+                }
+                .into());
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
             continue;
         }
-        let params: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> =
-            texts.iter().map(|text| text as &(dyn tokio_postgres::types::ToSql + Sync)).collect();
+        let params: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> = texts
+            .iter()
+            .map(|text| text as &(dyn tokio_postgres::types::ToSql + Sync))
+            .collect();
         let rows = source.rows(what, &layout.reread(&name), &params).await?;
         source.batch(what, "COMMIT").await?;
         source.flush("making the snapshot durable").await?;
-        let values = rows.first().map(|row| row.get::<_, Vec<Option<String>>>(0)).transpose()?;
+        let values = rows
+            .first()
+            .map(|row| row.get::<_, Vec<Option<String>>>(0))
+            .transpose()?;
         let bytes = |value: Option<String>| value.map(|value| value.into_bytes().into());
         let values = values.map(|values| values.into_iter().map(bytes).collect());
         return Ok((snapshot, values));
     }
 }
 
-/// Begins a transaction and locks the table before the snapshot is taken: a TRUNCATE between the two would hide the
-/// row. Gives the present name of the table (the fence renames its schema); `None` if it is gone.
+/// Begins a transaction and locks the table before the snapshot is taken: a TRUNCATE between the
+/// two would hide the row. Gives the present name of the table (the fence renames its schema);
+/// `None` if it is gone.
 async fn lock(source: &Session, shard: ShardId, oid: u32) -> Result<Option<String>, Failure> {
     let what = "locking a table to read a row again";
     for _ in 0..5 {
         let sql = "SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1";
         let rows = source.rows(what, sql, &[&oid]).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
         let name: String = row.get(0)?;
-        let lock = format!("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; LOCK TABLE {name} IN ACCESS SHARE MODE");
+        let lock = format!(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; LOCK TABLE {name} IN ACCESS SHARE \
+                MODE"
+        );
         if source.client.batch_execute(&lock).await.is_ok() {
-            let same = source.row(what, "SELECT coalesce(to_regclass($1)::oid = $2, false)", &[&name, &oid]).await?;
+            let same = source
+                .row(
+                    what,
+                    "SELECT coalesce(to_regclass($1)::oid = $2, false)",
+                    &[&name, &oid],
+                )
+                .await?;
             if same.get(0)? {
                 return Ok(Some(name));
             }
         }
         source.batch(what, "ROLLBACK").await?;
     }
-    Err(Error::Unfollowed { shard: Some(shard), why: "a table could not be locked to read a row again".to_owned() }
-        .into())
+    Err(Error::Unfollowed {
+        shard: Some(shard),
+        why: "a table could not be locked to read a row again".to_owned(),
+    }
+    .into())
 }

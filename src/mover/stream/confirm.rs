@@ -1,11 +1,13 @@
 //! How a slot is confirmed: by its stream, or by a session between two runs.
 //!
-//! PostgreSQL counts whoever reports a flushed position on a stream as a standby, if `synchronous_standby_names` names
-//! it, and `*` names everybody. Commits would then wait for the mover and for no standby: a primary whose standbys are
-//! gone would acknowledge what no other server has. So there the stream only reports what is written, and the slot is
-//! advanced while nobody reads it.
+//! PostgreSQL counts whoever reports a flushed position on a stream as a standby, if
+//! `synchronous_standby_names` names it, and `*` names everybody. Commits would then wait for the
+//! mover and for no standby: a primary whose standbys are gone would acknowledge what no other
+//! server has. So there the stream only reports what is written, and the slot is advanced while
+//! nobody reads it.
 //!
-//! Invariant: a slot is confirmed up to no position that is not durable for all shards that need it.
+//! Invariant: a slot is confirmed up to no position that is not durable for all shards that need
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +15,8 @@ use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::stream::slot::{advance, may_count_streams};
 
-/// How long a run lasts, at most, whose stream does not confirm the slot. Meanwhile the server keeps the WAL, and what
-/// VACUUM would remove from its catalogs.
+/// How long a run lasts, at most, whose stream does not confirm the slot. Meanwhile the server
+/// keeps the WAL, and what VACUUM would remove from its catalogs.
 const ADVANCE_EVERY: Duration = Duration::from_secs(60);
 
 /// How much WAL is read, at most, before such a run ends.
@@ -42,25 +44,42 @@ pub(super) struct Confirmation {
 }
 
 impl Confirmation {
-    /// Decides who confirms the slot in the run that begins at `from`, where it has confirmed `confirmed`. Nobody reads
-    /// the slot now, and everything below `from` is durable.
+    /// Decides who confirms the slot in the run that begins at `from`, where it has confirmed
+    /// `confirmed`. Nobody reads the slot now, and everything below `from` is durable.
     ///
     /// Locks: as [`advance`].
-    pub(super) async fn begin(source: Session, slot: &str, confirmed: u64, from: u64) -> Result<Confirmation, Error> {
-        let by = if may_count_streams(&source).await? { ConfirmedBy::Session } else { ConfirmedBy::Stream };
+    pub(super) async fn begin(
+        source: Session,
+        slot: &str,
+        confirmed: u64,
+        from: u64,
+    ) -> Result<Confirmation, Error> {
+        let by = if may_count_streams(&source).await? {
+            ConfirmedBy::Session
+        } else {
+            ConfirmedBy::Stream
+        };
         if by == ConfirmedBy::Session && from > confirmed {
             advance(&source, slot, from).await?;
         }
-        Ok(Confirmation { source, by, from, began: Instant::now() })
+        Ok(Confirmation {
+            source,
+            by,
+            from,
+            began: Instant::now(),
+        })
     }
 
-    /// Whether a new run must begin, since the present one has come to this position: the slot is to be advanced, or
-    /// the stream would count as a standby from now on.
+    /// Whether a new run must begin, since the present one has come to this position: the slot is
+    /// to be advanced, or the stream would count as a standby from now on.
     pub(super) async fn is_over(&self, position: u64) -> Result<bool, Error> {
         match self.by {
-            // A source that is too slow to say so is asked again: the applier has other things to do.
+            // A source that is too slow to say so is asked again: the applier has other things to
+            // do.
             ConfirmedBy::Stream => {
-                tokio::time::timeout(ANSWER_WITHIN, may_count_streams(&self.source)).await.unwrap_or(Ok(false))
+                tokio::time::timeout(ANSWER_WITHIN, may_count_streams(&self.source))
+                    .await
+                    .unwrap_or(Ok(false))
             }
             ConfirmedBy::Session => {
                 let read = position.saturating_sub(self.from);

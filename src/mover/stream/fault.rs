@@ -19,16 +19,16 @@ pub(crate) enum Fault {
         /// What was to be done.
         what: String,
     },
-    /// The stream describes the table otherwise than the target was built: somebody altered it, perhaps only for a
-    /// while.
+    /// The stream describes the table otherwise than the target was built: somebody altered it,
+    /// perhaps only for a while.
     Altered {
         /// The table.
         table: String,
         /// What is different.
         what: String,
     },
-    /// The target has less than it has confirmed to the source: it has lost changes, and the source does not send them
-    /// again.
+    /// The target has less than it has confirmed to the source: it has lost changes, and the source
+    /// does not send them again.
     StreamLost {
         /// The target.
         host: HostName,
@@ -44,10 +44,19 @@ impl Fault {
         match self {
             Fault::LeaseLost => Error::LeaseLost { shard },
             Fault::Diverged { table, what } => Error::Diverged { shard, table, what },
-            Fault::Altered { table, what } => Error::Altered { shard, what: format!("table {table}: {what}") },
+            Fault::Altered { table, what } => Error::Altered {
+                shard,
+                what: format!("table {table}: {what}"),
+            },
             Fault::StreamLost { host } => Error::StreamLost { shard, host },
-            Fault::Detached => Error::Unfollowed { shard: Some(shard), why: "it was detached".to_owned() },
-            Fault::Ended(why) => Error::Unfollowed { shard: Some(shard), why },
+            Fault::Detached => Error::Unfollowed {
+                shard: Some(shard),
+                why: "it was detached".to_owned(),
+            },
+            Fault::Ended(why) => Error::Unfollowed {
+                shard: Some(shard),
+                why,
+            },
         }
     }
 }
@@ -78,21 +87,35 @@ impl From<Error> for Failure {
     }
 }
 
-/// Whether the source's server finds a change in its WAL from a time at which the publication did not exist. It would
-/// answer the same for ever: a publication that is made again is younger than that.
+/// Whether the source's server finds a change in its WAL from a time at which the publication did
+/// not exist. It would answer the same for ever: a publication that is made again is younger than
+/// that.
 fn is_unpublished(error: &Error) -> bool {
-    let Error::Replication { source: ReplicationError::Refused { code, .. }, .. } = error else { return false };
+    let Error::Replication {
+        source: ReplicationError::Refused { code, .. },
+        ..
+    } = error
+    else {
+        return false;
+    };
     code == SqlState::UNDEFINED_OBJECT.code()
 }
 
-/// Whether the source's server finds a change in its WAL whose table it no longer knows, for example because the table
-/// was rewritten at the wrong moment: `ReorderBufferProcessTXN` in PostgreSQL's reorderbuffer.c. Before 16 its word for
-/// the file was another.
+/// Whether the source's server finds a change in its WAL whose table it no longer knows, for
+/// example because the table was rewritten at the wrong moment: `ReorderBufferProcessTXN` in
+/// PostgreSQL's reorderbuffer.c. Before 16 its word for the file was another.
 pub(crate) fn is_undecodable(error: &Error) -> bool {
-    let Error::Replication { source: ReplicationError::Refused { code, message, .. }, .. } = error else {
+    let Error::Replication {
+        source: ReplicationError::Refused { code, message, .. },
+        ..
+    } = error
+    else {
         return false;
     };
-    // XX000 only says that it is PostgreSQL's own fault; its messages for that are never translated.
+    // XX000 only says that it is PostgreSQL's own fault; its messages for that are never
+    // translated.
     code == SqlState::INTERNAL_ERROR.code()
-        && ["filenumber \"", "filenode \""].iter().any(|file| message.contains(file))
+        && ["filenumber \"", "filenode \""]
+            .iter()
+            .any(|file| message.contains(file))
 }

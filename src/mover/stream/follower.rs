@@ -1,6 +1,7 @@
 //! The handle of a follower, and what it reports: how far it is, which shards it has lost, and why.
 //!
-//! Invariant: a future here resolves for what is durable at the target, never for what was merely read.
+//! Invariant: a future here resolves for what is durable at the target, never for what was merely
+//! read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,7 +29,8 @@ use crate::mover::stream::worker::Worker;
 pub(crate) enum Basis {
     /// By the chunks in `pgshard.chunk`: a chunk contains already what its snapshot has seen.
     Chunks,
-    /// By the slot's position: the target is a copy as of that position, so every change is applied.
+    /// By the slot's position: the target is a copy as of that position, so every change is
+    /// applied.
     Position,
 }
 
@@ -53,8 +55,8 @@ pub(crate) struct FollowerOptions {
     /// The name of the slot and of the publication.
     pub(crate) stream: String,
     pub(crate) shards: Vec<FollowedShard>,
-    /// The positions of shards that share the slot and are not followed now: the slot keeps the rest for their next
-    /// follower.
+    /// The positions of shards that share the slot and are not followed now: the slot keeps the
+    /// rest for their next follower.
     pub(crate) others: BTreeMap<ShardId, u64>,
     /// For how long broken connections are opened again without any progress in between.
     pub(crate) patience: Duration,
@@ -70,7 +72,8 @@ impl FollowerOptions {
 /// How far behind the source the target is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Lag {
-    /// In bytes of WAL, up to where the source has decoded it. The slot's state tells how much is not even decoded.
+    /// In bytes of WAL, up to where the source has decoded it. The slot's state tells how much is
+    /// not even decoded.
     pub(crate) bytes: u64,
     /// Between the commit of what was applied last and the source's clock; 0 if nothing is left.
     pub(crate) seconds: f64,
@@ -130,7 +133,8 @@ pub(crate) struct Align {
     pub(crate) answer: oneshot::Sender<Result<bool, String>>,
 }
 
-/// A task that follows a group's stream. It ends when this is dropped; what is not durable by then is rolled back.
+/// A task that follows a group's stream. It ends when this is dropped; what is not durable by then
+/// is rolled back.
 pub(crate) struct Follower {
     commands: mpsc::Sender<Command>,
     view: watch::Receiver<View>,
@@ -138,16 +142,29 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Starts to follow. The task opens the connections; if it cannot, the futures below report that.
+    /// Starts to follow. The task opens the connections; if it cannot, the futures below report
+    /// that.
     pub(crate) fn start(options: FollowerOptions) -> Follower {
         let (sender, commands) = mpsc::channel(64);
-        let shards = options.shards.iter().map(|shard| (shard.hold.shard, ShardView::default())).collect();
-        let (view, watched) = watch::channel(View { shards, ..View::default() });
+        let shards = options
+            .shards
+            .iter()
+            .map(|shard| (shard.hold.shard, ShardView::default()))
+            .collect();
+        let (view, watched) = watch::channel(View {
+            shards,
+            ..View::default()
+        });
         let task = tokio::spawn(Worker::new(options, view, commands).run());
-        Follower { commands: sender, view: watched, task }
+        Follower {
+            commands: sender,
+            view: watched,
+            task,
+        }
     }
 
-    /// Waits until everything that was committed before this watermark, for all shards, is durable at the target.
+    /// Waits until everything that was committed before this watermark, for all shards, is durable
+    /// at the target.
     ///
     /// # Errors
     /// When the follower has ended. A shard that is lost on the way does not stop the others: see
@@ -156,25 +173,43 @@ impl Follower {
     /// # Cancel safety
     /// May be dropped and called again.
     pub(crate) async fn caught_up(&self, watermark: i64, shard: ShardId) -> Result<(), Error> {
-        self.wait(shard, |view, _| view.watermarks.contains(&watermark).then_some(Ok(()))).await
+        self.wait(shard, |view, _| {
+            view.watermarks.contains(&watermark).then_some(Ok(()))
+        })
+        .await
     }
 
-    /// Waits until the marker of this attempt, and everything that was committed before it, is durable at the target.
-    /// The shard is then ready there, with this hash of the open token. Best called before the marker is written.
+    /// Waits until the marker of this attempt, and everything that was committed before it, is
+    /// durable at the target. The shard is then ready there, with this hash of the open token. Best
+    /// called before the marker is written.
     ///
     /// # Errors
     /// When the shard is lost, or changed after its marker.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(crate) async fn marker(&self, shard: ShardId, attempt: i32, open_hash: &str) -> Result<(), Error> {
-        let expect = Command::Expect { shard, attempt, open_hash: open_hash.to_owned() };
+    pub(crate) async fn marker(
+        &self,
+        shard: ShardId,
+        attempt: i32,
+        open_hash: &str,
+    ) -> Result<(), Error> {
+        let expect = Command::Expect {
+            shard,
+            attempt,
+            open_hash: open_hash.to_owned(),
+        };
         // If nobody listens any longer, the view says why.
         let _ = self.commands.send(expect).await;
-        self.wait(shard, |_, seen| match (&seen.breach, seen.ready == Some(attempt)) {
-            (_, false) => None,
-            (None, true) => Some(Ok(())),
-            (Some(breach), true) => Some(Err(Error::Stuck { shard, observed: breach.clone() })),
+        self.wait(shard, |_, seen| {
+            match (&seen.breach, seen.ready == Some(attempt)) {
+                (_, false) => None,
+                (None, true) => Some(Ok(())),
+                (Some(breach), true) => Some(Err(Error::Stuck {
+                    shard,
+                    observed: breach.clone(),
+                })),
+            }
         })
         .await
         .inspect(|()| tracing::debug!(%shard, attempt, "the marker has come through"))
@@ -191,7 +226,9 @@ impl Follower {
             let outcome = {
                 let view = view.borrow_and_update();
                 let seen = view.shards.get(&shard);
-                let fault = seen.and_then(|seen| seen.fault.clone()).or_else(|| view.ended.clone().map(Fault::Ended));
+                let fault = seen
+                    .and_then(|seen| seen.fault.clone())
+                    .or_else(|| view.ended.clone().map(Fault::Ended));
                 match (seen.and_then(|seen| found(&view, seen)), fault) {
                     (_, Some(fault)) => Some(Err(fault.into_error(shard))),
                     (outcome, None) => outcome,
@@ -221,12 +258,19 @@ impl Follower {
     pub(crate) fn failed(&self, shard: ShardId) -> Option<Error> {
         let view = self.view.borrow();
         let fault = view.shards.get(&shard).and_then(|seen| seen.fault.clone());
-        fault.or_else(|| view.ended.clone().map(Fault::Ended)).map(|fault| fault.into_error(shard))
+        fault
+            .or_else(|| view.ended.clone().map(Fault::Ended))
+            .map(|fault| fault.into_error(shard))
     }
 
-    /// The change that came after the shard's marker, if one did: it forbids to decide for that attempt.
+    /// The change that came after the shard's marker, if one did: it forbids to decide for that
+    /// attempt.
     pub(crate) fn breach(&self, shard: ShardId) -> Option<String> {
-        self.view.borrow().shards.get(&shard).and_then(|seen| seen.breach.clone())
+        self.view
+            .borrow()
+            .shards
+            .get(&shard)
+            .and_then(|seen| seen.breach.clone())
     }
 
     /// Whether it has been connected to these servers only, since they were asked.
@@ -239,15 +283,15 @@ impl Follower {
         self.view.clone()
     }
 
-    /// No longer follows this shard, because it is open, or given up. What was committed stays. For a shard that
-    /// failed, the slot keeps the shard's missing changes until this is called.
+    /// No longer follows this shard, because it is open, or given up. What was committed stays. For
+    /// a shard that failed, the slot keeps the shard's missing changes until this is called.
     pub(crate) async fn detach(&self, shard: ShardId) {
         let _ = self.commands.send(Command::Detach { shard }).await;
         let _ = self.wait(shard, |_, _| None).await;
     }
 
-    /// Stops between two source transactions, with everything before durable, until the pause is dropped; at most half
-    /// a minute.
+    /// Stops between two source transactions, with everything before durable, until the pause is
+    /// dropped; at most half a minute.
     ///
     /// # Errors
     /// When the follower has ended.
@@ -257,19 +301,32 @@ impl Follower {
     pub(crate) async fn pause(&self) -> Result<Paused, Error> {
         let (steps, receiver) = mpsc::channel(1);
         let (granted, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Pause { granted, steps: receiver }).await;
+        let _ = self
+            .commands
+            .send(Command::Pause {
+                granted,
+                steps: receiver,
+            })
+            .await;
         answer.await.map_err(|_| self.gone())?;
-        Ok(Paused { steps, view: self.view.clone() })
+        Ok(Paused {
+            steps,
+            view: self.view.clone(),
+        })
     }
 
     fn gone(&self) -> Error {
         gone(&self.view.borrow())
     }
 
-    /// Ends the follower; what was read so far is committed or rolled back. When this returns, no work of it goes on.
+    /// Ends the follower; what was read so far is committed or rolled back. When this returns, no
+    /// work of it goes on.
     pub(crate) async fn stop(mut self) {
         let _ = self.commands.send(Command::Stop).await;
-        if tokio::time::timeout(Duration::from_secs(2), &mut self.task).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(2), &mut self.task)
+            .await
+            .is_err()
+        {
             self.task.abort();
             let _ = (&mut self.task).await;
         }
@@ -283,7 +340,13 @@ impl Drop for Follower {
 }
 
 fn gone(view: &View) -> Error {
-    Error::Unfollowed { shard: None, why: view.ended.clone().unwrap_or_else(|| "the pause was over".to_owned()) }
+    Error::Unfollowed {
+        shard: None,
+        why: view
+            .ended
+            .clone()
+            .unwrap_or_else(|| "the pause was over".to_owned()),
+    }
 }
 
 /// A follower that is paused.
@@ -293,19 +356,26 @@ pub(crate) struct Paused {
 }
 
 impl Paused {
-    /// Makes the target exactly what this snapshot of the source sees. It reads on to the watermark, which was written
-    /// after the snapshot was taken, and applies the transactions that the snapshot sees. After that it is paused
-    /// again.
+    /// Makes the target exactly what this snapshot of the source sees. It reads on to the
+    /// watermark, which was written after the snapshot was taken, and applies the transactions that
+    /// the snapshot sees. After that it is paused again.
     ///
-    /// False: the transactions that it sees are not the first ones that were committed since (or were too many to hold
-    /// in memory). Drop the pause and the snapshot, and begin again.
+    /// False: the transactions that it sees are not the first ones that were committed since (or
+    /// were too many to hold in memory). Drop the pause and the snapshot, and begin again.
     ///
     /// # Errors
     /// When the follower has lost its connections, or was paused for too long.
     pub(crate) async fn align(&self, snapshot: Snapshot, watermark: i64) -> Result<bool, Error> {
         let (answer, outcome) = oneshot::channel();
         let over = || gone(&self.view.borrow());
-        self.steps.send(Align { snapshot, watermark, answer }).await.map_err(|_| over())?;
+        self.steps
+            .send(Align {
+                snapshot,
+                watermark,
+                answer,
+            })
+            .await
+            .map_err(|_| over())?;
         match outcome.await {
             Ok(Ok(aligned)) => Ok(aligned),
             Ok(Err(_)) | Err(_) => Err(over()),
@@ -313,8 +383,8 @@ impl Paused {
     }
 }
 
-/// A watermark is deleted by whoever writes one this much later, in microseconds: a minute. Whoever waits for a
-/// watermark reads it from the stream, where it stays.
+/// A watermark is deleted by whoever writes one this much later, in microseconds: a minute. Whoever
+/// waits for a watermark reads it from the stream, where it stays.
 const WATERMARK_KEPT_US: i64 = 60_000_000;
 
 /// Writes a watermark at the source, durably. Gives its number.
@@ -325,9 +395,12 @@ pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64,
     // If two sessions write watermarks within the same microsecond, one of them must try again.
     loop {
         source.batch(what, "BEGIN").await?;
-        source.row(what, "SELECT pgshard.commit_durably()", &[]).await?;
+        source
+            .row(what, "SELECT pgshard.commit_durably()", &[])
+            .await?;
         let sql = "INSERT INTO pgshard.beacon (move_id, number)
-            VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO NOTHING
+            VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO \
+            NOTHING
             RETURNING number";
         let rows = source.rows(what, sql, &[id.uuid()]).await?;
         let number = rows.first().map(|row| row.get::<_, i64>(0)).transpose()?;
@@ -335,7 +408,9 @@ pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64,
             let sql = "DELETE FROM pgshard.beacon WHERE move_id = $1 AND number = ANY (ARRAY(
                 SELECT number FROM pgshard.beacon WHERE move_id = $1 AND number < $2 LIMIT 100 FOR
                 UPDATE SKIP LOCKED))";
-            source.execute(what, sql, &[id.uuid(), &(number - WATERMARK_KEPT_US)]).await?;
+            source
+                .execute(what, sql, &[id.uuid(), &(number - WATERMARK_KEPT_US)])
+                .await?;
         }
         source.batch(what, "COMMIT").await?;
         if let Some(number) = number {

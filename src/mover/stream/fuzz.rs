@@ -8,8 +8,15 @@ use crate::mover::stream::wire::{self, Message, Row};
 
 /// A message of pgoutput is read or refused, and holds no more than came.
 pub(crate) fn pgoutput(data: &[u8]) {
-    let length = |row: &Row| row.iter().filter_map(|value| value.text()).map(<[u8]>::len).sum::<usize>();
-    let Ok(message) = wire::decode(Bytes::copy_from_slice(data)) else { return };
+    let length = |row: &Row| {
+        row.iter()
+            .filter_map(|value| value.text())
+            .map(<[u8]>::len)
+            .sum::<usize>()
+    };
+    let Ok(message) = wire::decode(Bytes::copy_from_slice(data)) else {
+        return;
+    };
     let held = match &message {
         Message::Insert { new, .. } => new.len().max(length(new)),
         Message::Update { old, new, .. } => {

@@ -1,4 +1,5 @@
-//! Changes that are deliberately not applied as they came: with them a test checks that the audit finds the difference.
+//! Changes that are deliberately not applied as they came: with them a test checks that the audit
+//! finds the difference.
 
 use bytes::Bytes;
 
@@ -8,7 +9,10 @@ use crate::mover::stream::run::Change;
 use crate::mover::stream::wire::{Row, Value};
 
 /// What is applied instead of a change. Without a failpoint that is the change itself.
-pub(super) fn harmed(failpoint: Option<&Failpoint>, change: Change) -> impl Iterator<Item = Change> {
+pub(super) fn harmed(
+    failpoint: Option<&Failpoint>,
+    change: Change,
+) -> impl Iterator<Item = Change> {
     let harm = failpoint.and_then(|failpoint| {
         let (old, new) = match &change {
             Change::Insert(new) => (None, Some(new)),
@@ -29,7 +33,9 @@ pub(super) fn harmed(failpoint: Option<&Failpoint>, change: Change) -> impl Iter
 
 fn altered(change: Change) -> Change {
     let value = |value: Value| match value {
-        Value::Text(text) if text == HARMED => Value::Text(Bytes::from_static(HARM_MADE.as_bytes())),
+        Value::Text(text) if text == HARMED => {
+            Value::Text(Bytes::from_static(HARM_MADE.as_bytes()))
+        }
         other => other,
     };
     let row = |row: Row| row.into_iter().map(value).collect();

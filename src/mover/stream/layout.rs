@@ -1,7 +1,7 @@
 //! A table of the stream and its counterpart at the target: the statements that apply its changes.
 //!
-//! Invariant: a row is identified by its whole key, or, if there is none, by all of its values as they are written,
-//! never by an equality that treats 1.0 and 1.00 as the same.
+//! Invariant: a row is identified by its whole key, or, if there is none, by all of its values as
+//! they are written, never by an equality that treats 1.0 and 1.00 as the same.
 
 use std::sync::Arc;
 
@@ -20,8 +20,9 @@ use crate::mover::stream::wire::{Relation, Row, Value};
 pub(crate) struct TargetColumn {
     /// The column's type in the target's SQL.
     pub(crate) type_sql: String,
-    /// Whether it is `GENERATED ALWAYS AS IDENTITY`. The source may have changed its value (by `SET c = DEFAULT` or a
-    /// BEFORE trigger), but an UPDATE at the target cannot set it to that value: such a row is deleted and inserted.
+    /// Whether it is `GENERATED ALWAYS AS IDENTITY`. The source may have changed its value (by
+    /// `SET c = DEFAULT` or a BEFORE trigger), but an UPDATE at the target cannot set it to that
+    /// value: such a row is deleted and inserted.
     pub(crate) always: bool,
     /// Whether its table has a [`row_index`].
     pub(crate) row_index: bool,
@@ -59,8 +60,8 @@ pub(crate) struct Layout {
     /// The table's name with the target's schema, quoted.
     target: String,
     columns: Vec<Column>,
-    /// The positions of the key's values in a row, in the key's order. Empty: rows are identified by all of their
-    /// values.
+    /// The positions of the key's values in a row, in the key's order. Empty: rows are identified
+    /// by all of their values.
     key: Vec<usize>,
     /// The number of values in a row.
     width: usize,
@@ -84,27 +85,57 @@ impl Layout {
             match (known, target(name)) {
                 (Some(column), _) if column.generated => {}
                 (Some(known), Some(target)) => {
-                    let hashed = target.row_index && row_index::hashed(shape).any(|column| column.name == *name);
+                    let hashed = target.row_index
+                        && row_index::hashed(shape).any(|column| column.name == *name);
                     let composite = known.composite;
-                    columns.push(Column { at, quoted: quote_ident(name), composite, hashed, target });
+                    columns.push(Column {
+                        at,
+                        quoted: quote_ident(name),
+                        composite,
+                        hashed,
+                        target,
+                    });
                 }
                 _ => return Err(format!("the source has a new column {name}")),
             }
         }
         let place = |name: &str| relation.columns.iter().position(|column| column == name);
-        if let Some(gone) = shape.columns.iter().find(|column| !column.generated && place(&column.name).is_none()) {
+        if let Some(gone) = shape
+            .columns
+            .iter()
+            .find(|column| !column.generated && place(&column.name).is_none())
+        {
             return Err(format!("the source no longer has a column {}", gone.name));
         }
-        let key: Vec<usize> = shape.key_columns().filter_map(|column| place(&column.name)).collect();
-        // If a replica identity was altered for a while, former rows lack values that identify them.
-        let mut named_by: Vec<usize> = if key.is_empty() { (0..relation.columns.len()).collect() } else { key.clone() };
+        let key: Vec<usize> = shape
+            .key_columns()
+            .filter_map(|column| place(&column.name))
+            .collect();
+        // If a replica identity was altered for a while, former rows lack values that identify
+        // them.
+        let mut named_by: Vec<usize> = if key.is_empty() {
+            (0..relation.columns.len()).collect()
+        } else {
+            key.clone()
+        };
         named_by.retain(|at| relation.in_identity.get(*at) != Some(&true));
         if let Some(at) = named_by.first() {
-            return Err(format!("its REPLICA IDENTITY was altered: it no longer includes {}", relation.columns[*at]));
+            return Err(format!(
+                "its REPLICA IDENTITY was altered: it no longer includes {}",
+                relation.columns[*at]
+            ));
         }
         let target = format!("{}.{}", quote_ident(schema), quote_ident(&shape.name));
         let width = relation.columns.len();
-        Ok(Arc::new(Layout { shard, oid: relation.oid, name: shape.name.clone(), target, columns, key, width }))
+        Ok(Arc::new(Layout {
+            shard,
+            oid: relation.oid,
+            name: shape.name.clone(),
+            target,
+            columns,
+            key,
+            width,
+        }))
     }
 
     /// Whether a row has as many values as the relation has columns.
@@ -121,19 +152,29 @@ impl Layout {
         self.key.iter().map(|at| text(&row[*at])).collect()
     }
 
-    /// The values that identify the row in a condition: its key, or all of its values if there is none.
+    /// The values that identify the row in a condition: its key, or all of its values if there is
+    /// none.
     pub(crate) fn naming(&self, row: &Row) -> Texts {
-        if self.has_key() { self.key(row) } else { self.values(row) }
+        if self.has_key() {
+            self.key(row)
+        } else {
+            self.values(row)
+        }
     }
 
     /// All values of a row.
     pub(crate) fn values(&self, row: &Row) -> Texts {
-        self.columns.iter().map(|column| text(&row[column.at])).collect()
+        self.columns
+            .iter()
+            .map(|column| text(&row[column.at]))
+            .collect()
     }
 
     /// Whether a value of the row was not sent.
     pub(crate) fn lacks_values(&self, row: &Row) -> bool {
-        self.columns.iter().any(|column| row[column.at] == Value::Unchanged)
+        self.columns
+            .iter()
+            .any(|column| row[column.at] == Value::Unchanged)
     }
 
     /// The columns that an update sets: those that were sent, and the key only if it has changed.
@@ -141,22 +182,33 @@ impl Layout {
         let set = |(_, column): &(usize, &Column)| {
             row[column.at] != Value::Unchanged && (key_changed || !self.key.contains(&column.at))
         };
-        self.columns.iter().enumerate().filter(set).map(|(index, _)| index).collect()
+        self.columns
+            .iter()
+            .enumerate()
+            .filter(set)
+            .map(|(index, _)| index)
+            .collect()
     }
 
     /// The values of these columns.
     pub(crate) fn values_of(&self, row: &Row, columns: &[usize]) -> Texts {
-        columns.iter().map(|index| text(&row[self.columns[*index].at])).collect()
+        columns
+            .iter()
+            .map(|index| text(&row[self.columns[*index].at]))
+            .collect()
     }
 
-    /// How many of the waiting rows one statement takes: one of a few numbers, so that there are few different
-    /// statements.
+    /// How many of the waiting rows one statement takes: one of a few numbers, so that there are
+    /// few different statements.
     pub(crate) fn at_once(&self, waiting: usize) -> usize {
         if self.columns.is_empty() {
             return 1;
         }
         let most = 16_000 / (self.columns.len() + self.key.len());
-        [MOST_AT_ONCE, 16, 4].into_iter().find(|rows| *rows <= waiting && *rows <= most).unwrap_or(1)
+        [MOST_AT_ONCE, 16, 4]
+            .into_iter()
+            .find(|rows| *rows <= waiting && *rows <= most)
+            .unwrap_or(1)
     }
 
     /// `OVERRIDING SYSTEM VALUE`, because identities keep the values that they have.
@@ -166,35 +218,64 @@ impl Layout {
         if self.columns.is_empty() {
             return format!("INSERT INTO {} DEFAULT VALUES", self.target);
         }
-        let names: Vec<&str> = self.columns.iter().map(|column| column.quoted.as_str()).collect();
+        let names: Vec<&str> = self
+            .columns
+            .iter()
+            .map(|column| column.quoted.as_str())
+            .collect();
         let row = |row: usize| {
-            let values: Vec<String> = (1..=names.len()).map(|at| format!("${}", row * names.len() + at)).collect();
+            let values: Vec<String> = (1..=names.len())
+                .map(|at| format!("${}", row * names.len() + at))
+                .collect();
             format!("({})", values.join(", "))
         };
         let values: Vec<String> = (0..rows).map(row).collect();
         let (target, names) = (&self.target, names.join(", "));
-        format!("INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE VALUES {}", values.join(", "))
+        format!(
+            "INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE VALUES {}",
+            values.join(", ")
+        )
     }
 
-    /// Sets these columns in this many rows. The parameters of a row are the new values and the values that identify
-    /// it. More than one row is only possible if the table has a key, and the keys differ.
+    /// Sets these columns in this many rows. The parameters of a row are the new values and the
+    /// values that identify it. More than one row is only possible if the table has a key, and the
+    /// keys differ.
     pub(crate) fn update(&self, columns: &[usize], rows: usize) -> String {
-        if columns.iter().any(|index| self.columns[*index].target.always) {
+        if columns
+            .iter()
+            .any(|index| self.columns[*index].target.always)
+        {
             return self.replace(columns, rows);
         }
-        let names = columns.iter().map(|index| &self.columns[*index].quoted).enumerate();
+        let names = columns
+            .iter()
+            .map(|index| &self.columns[*index].quoted)
+            .enumerate();
         if rows == 1 {
-            let set: Vec<String> = names.map(|(at, name)| format!("{name} = ${}", at + 1)).collect();
-            return format!("UPDATE ONLY {} SET {} WHERE {}", self.target, set.join(", "), self.named(columns.len()));
+            let set: Vec<String> = names
+                .map(|(at, name)| format!("{name} = ${}", at + 1))
+                .collect();
+            return format!(
+                "UPDATE ONLY {} SET {} WHERE {}",
+                self.target,
+                set.join(", "),
+                self.named(columns.len())
+            );
         }
-        let set: Vec<String> = names.map(|(at, name)| format!("{name} = v.c{at}")).collect();
+        let set: Vec<String> = names
+            .map(|(at, name)| format!("{name} = v.c{at}"))
+            .collect();
         let values = self.rows_of(columns, rows);
         let equal = self.equal_to(columns.len());
-        format!("UPDATE ONLY {} AS t SET {} FROM {values} WHERE {equal}", self.target, set.join(", "))
+        format!(
+            "UPDATE ONLY {} AS t SET {} FROM {values} WHERE {equal}",
+            self.target,
+            set.join(", ")
+        )
     }
 
-    /// An update by other means: the rows are deleted, and inserted with their new values. An INSERT may set the value
-    /// of an identity that is GENERATED ALWAYS, an UPDATE may not.
+    /// An update by other means: the rows are deleted, and inserted with their new values. An
+    /// INSERT may set the value of an identity that is GENERATED ALWAYS, an UPDATE may not.
     fn replace(&self, columns: &[usize], rows: usize) -> String {
         let (mut names, mut values, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         for (index, Column { quoted, target, .. }) in self.columns.iter().enumerate() {
@@ -209,14 +290,25 @@ impl Layout {
             });
         }
         let delete = if rows == 1 {
-            format!("DELETE FROM ONLY {} AS t WHERE {}", self.target, self.named(columns.len()))
+            format!(
+                "DELETE FROM ONLY {} AS t WHERE {}",
+                self.target,
+                self.named(columns.len())
+            )
         } else {
             kept.extend((0..columns.len()).map(|at| format!("v.c{at}")));
             let (values, equal) = (self.rows_of(columns, rows), self.equal_to(columns.len()));
-            format!("DELETE FROM ONLY {} AS t USING {values} WHERE {equal}", self.target)
+            format!(
+                "DELETE FROM ONLY {} AS t USING {values} WHERE {equal}",
+                self.target
+            )
         };
         // RETURNING needs at least one column.
-        let kept = if kept.is_empty() { "true".to_owned() } else { kept.join(", ") };
+        let kept = if kept.is_empty() {
+            "true".to_owned()
+        } else {
+            kept.join(", ")
+        };
         let (target, names, values) = (&self.target, names.join(", "), values.join(", "));
         format!(
             "WITH former AS ({delete} RETURNING {kept})
@@ -229,15 +321,29 @@ impl Layout {
         if rows == 1 {
             return format!("DELETE FROM ONLY {} WHERE {}", self.target, self.named(0));
         }
-        format!("DELETE FROM ONLY {} AS t USING {} WHERE {}", self.target, self.rows_of(&[], rows), self.equal_to(0))
+        format!(
+            "DELETE FROM ONLY {} AS t USING {} WHERE {}",
+            self.target,
+            self.rows_of(&[], rows),
+            self.equal_to(0)
+        )
     }
 
-    /// `(VALUES …) AS v (c0, c1, …)`: these columns and the key, with their types, for this many rows.
+    /// `(VALUES …) AS v (c0, c1, …)`: these columns and the key, with their types, for this many
+    /// rows.
     fn rows_of(&self, columns: &[usize], rows: usize) -> String {
         let keys = self.key_columns();
-        let types: Vec<&str> = columns.iter().map(|index| &self.columns[*index]).chain(keys).map(Column::sql).collect();
+        let types: Vec<&str> = columns
+            .iter()
+            .map(|index| &self.columns[*index])
+            .chain(keys)
+            .map(Column::sql)
+            .collect();
         let row = |row: usize| {
-            let values = types.iter().enumerate().map(|(at, sql)| format!("${}::{sql}", row * types.len() + at + 1));
+            let values = types
+                .iter()
+                .enumerate()
+                .map(|(at, sql)| format!("${}::{sql}", row * types.len() + at + 1));
             format!("({})", values.collect::<Vec<_>>().join(", "))
         };
         let values: Vec<String> = (0..rows).map(row).collect();
@@ -245,18 +351,23 @@ impl Layout {
         format!("(VALUES {}) AS v ({})", values.join(", "), names.join(", "))
     }
 
-    /// A condition that the key of `t` is the one in `v`, which comes there after this many other columns.
+    /// A condition that the key of `t` is the one in `v`, which comes there after this many other
+    /// columns.
     fn equal_to(&self, before: usize) -> String {
         let keys = self.key_columns().enumerate();
-        keys.map(|(at, column)| format!("t.{} = v.c{}", column.quoted, before + at)).collect::<Vec<_>>().join(" AND ")
+        keys.map(|(at, column)| format!("t.{} = v.c{}", column.quoted, before + at))
+            .collect::<Vec<_>>()
+            .join(" AND ")
     }
 
     fn key_columns(&self) -> impl Iterator<Item = &Column> {
-        self.key.iter().filter_map(|at| self.columns.iter().find(|column| column.at == *at))
+        self.key
+            .iter()
+            .filter_map(|at| self.columns.iter().find(|column| column.at == *at))
     }
 
-    /// Deletes what matches a condition that is given as SQL. TRUNCATE would remove the rows even from sessions that
-    /// read an older snapshot, as verification does.
+    /// Deletes what matches a condition that is given as SQL. TRUNCATE would remove the rows even
+    /// from sessions that read an older snapshot, as verification does.
     pub(crate) fn delete_where(&self, condition: &str) -> String {
         format!("DELETE FROM ONLY {} WHERE {condition}", self.target)
     }
@@ -265,16 +376,26 @@ impl Layout {
     fn named(&self, before: usize) -> String {
         if self.has_key() {
             let equal = |(at, column): (usize, &Column)| {
-                format!("{} = ${}::{}", column.quoted, before + at + 1, column.target.type_sql)
+                format!(
+                    "{} = ${}::{}",
+                    column.quoted,
+                    before + at + 1,
+                    column.target.type_sql
+                )
             };
-            return self.key_columns().enumerate().map(equal).collect::<Vec<_>>().join(" AND ");
+            return self
+                .key_columns()
+                .enumerate()
+                .map(equal)
+                .collect::<Vec<_>>()
+                .join(" AND ");
         }
         if self.columns.is_empty() {
             return format!("ctid = (SELECT ctid FROM ONLY {} LIMIT 1)", self.target);
         }
-        // Not every type has an equality, but every one has an output function, and format uses that. Its text has the
-        // column's collation, which may call different texts equal. IS NULL does not work for a composite value: it is
-        // true for one whose fields are all null.
+        // Not every type has an equality, but every one has an output function, and format uses
+        // that. Its text has the column's collation, which may call different texts equal. IS NULL
+        // does not work for a composite value: it is true for one whose fields are all null.
         let same = |(at, column): (usize, &Column)| {
             let (name, parameter) = (&column.quoted, before + at + 1);
             format!(
@@ -283,35 +404,60 @@ impl Layout {
             )
         };
         let mut all: Vec<String> = self.columns.iter().enumerate().map(same).collect();
-        let hashed = || self.columns.iter().enumerate().filter(|(_, column)| column.hashed);
+        let hashed = || {
+            self.columns
+                .iter()
+                .enumerate()
+                .filter(|(_, column)| column.hashed)
+        };
         if hashed().next().is_some() {
-            let values = |(at, column): (usize, &Column)| format!("${}::text::{}", before + at + 1, column.sql());
-            let row = row_index::of_row(&hashed().map(|(_, column)| column.quoted.clone()).collect::<Vec<_>>());
+            let values = |(at, column): (usize, &Column)| {
+                format!("${}::text::{}", before + at + 1, column.sql())
+            };
+            let row = row_index::of_row(
+                &hashed()
+                    .map(|(_, column)| column.quoted.clone())
+                    .collect::<Vec<_>>(),
+            );
             let wanted = row_index::of_row(&hashed().map(values).collect::<Vec<_>>());
             all.insert(0, format!("{row} = {wanted}"));
         }
-        format!("ctid = (SELECT ctid FROM ONLY {} WHERE {} LIMIT 1)", self.target, all.join(" AND "))
+        format!(
+            "ctid = (SELECT ctid FROM ONLY {} WHERE {} LIMIT 1)",
+            self.target,
+            all.join(" AND ")
+        )
     }
 
-    /// Reads the row with a key from the source's table, which has this name at present: the texts of all values, in
-    /// the order of [`values`](Layout::values). The parameters are the key's texts.
+    /// Reads the row with a key from the source's table, which has this name at present: the texts
+    /// of all values, in the order of [`values`](Layout::values). The parameters are the key's
+    /// texts.
     pub(crate) fn reread(&self, source: &str) -> String {
-        // Null stays null, where format would make an empty text of it. IS NOT NULL is false for a composite value with
-        // a null field.
+        // Null stays null, where format would make an empty text of it. IS NOT NULL is false for a
+        // composite value with a null field.
         let texts: Vec<String> = self
             .columns
             .iter()
-            .map(|column| format!("CASE num_nulls({0}) WHEN 0 THEN format('%s', {0}) END", column.quoted))
+            .map(|column| {
+                format!(
+                    "CASE num_nulls({0}) WHEN 0 THEN format('%s', {0}) END",
+                    column.quoted
+                )
+            })
             .collect();
-        // No type is named, because one of the shard's own is in a schema that the fence renames. A parameter takes the
-        // type of what it is compared with. Only for a composite value that would be any record, and no text can be
-        // read as that.
+        // No type is named, because one of the shard's own is in a schema that the fence renames. A
+        // parameter takes the type of what it is compared with. Only for a composite value that
+        // would be any record, and no text can be read as that.
         let equal = |(at, column): (usize, &Column)| match column.composite {
             true => format!("format('%s', {}) = ${}::text", column.quoted, at + 1),
             false => format!("{} = ${}", column.quoted, at + 1),
         };
         let key: Vec<String> = self.key_columns().enumerate().map(equal).collect();
-        format!("SELECT ARRAY[{}]::text[] FROM ONLY {source} WHERE {}", texts.join(", "), key.join(" AND "))
+        format!(
+            "SELECT ARRAY[{}]::text[] FROM ONLY {source} WHERE {}",
+            texts.join(", "),
+            key.join(" AND ")
+        )
     }
 }
 

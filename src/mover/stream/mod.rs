@@ -1,12 +1,13 @@
-//! The stream of a group: the changes that are committed at the source of its shards while they are copied. They are
-//! applied at the target in the order of the commits.
+//! The stream of a group: the changes that are committed at the source of its shards while they are
+//! copied. They are applied at the target in the order of the commits.
 //!
-//! [`slot`] creates publication and slot, [`transport`] and [`wire`] read the stream, [`changes`] decides by the chunks
-//! of the copy what to apply, [`layout`] and [`apply`] apply it, [`confirm`] decides who confirms the slot, and [`run`]
-//! combines them. [`worker`] is the task, and [`follower`] its handle.
+//! [`slot`] creates publication and slot, [`transport`] and [`wire`] read the stream, [`changes`]
+//! decides by the chunks of the copy what to apply, [`layout`] and [`apply`] apply it, [`confirm`]
+//! decides who confirms the slot, and [`run`] combines them. [`worker`] is the task, and
+//! [`follower`] its handle.
 //!
-//! Invariant: a source transaction is in the target whole or not at all, and once. The source is never told that
-//! something is durable which is not durable at the target.
+//! Invariant: a source transaction is in the target whole or not at all, and once. The source is
+//! never told that something is durable which is not durable at the target.
 
 mod apply;
 mod changes;

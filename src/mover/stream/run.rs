@@ -1,8 +1,10 @@
-//! One run: from the opening of the connections to the first failure. It reads, applies, commits and reports.
+//! One run: from the opening of the connections to the first failure. It reads, applies, commits
+//! and reports.
 //!
-//! Source transactions are combined into one target transaction as long as more have arrived already; one that arrives
-//! alone is committed at once. Invariant: a target transaction ends where a source transaction ends, and contains the
-//! progress of each shard that it touched, by compare-and-swap under its lease.
+//! Source transactions are combined into one target transaction as long as more have arrived
+//! already; one that arrives alone is committed at once. Invariant: a target transaction ends where
+//! a source transaction ends, and contains the progress of each shard that it touched, by
+//! compare-and-swap under its lease.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -126,8 +128,8 @@ impl<'a> Run<'a> {
         if let Err(Failure::Shard(_, Fault::Diverged { .. })) = &ended
             && self.applier.care == Care::Together
         {
-            // Perhaps one statement only processed its rows in the wrong order. If that is not the reason, the error
-            // names the row next time.
+            // Perhaps one statement only processed its rows in the wrong order. If that is not the
+            // reason, the error names the row next time.
             self.worker.caution.begin(self.transport.server().wal_end);
             return Ok(End::Again);
         }
@@ -151,7 +153,9 @@ impl<'a> Run<'a> {
                 if self.raised.elapsed() >= RAISE_EVERY {
                     self.raise().await?;
                     // Whoever waits for a marker waits behind a fence.
-                    if self.worker.expected.is_empty() && self.confirmation.is_over(self.position).await? {
+                    if self.worker.expected.is_empty()
+                        && self.confirmation.is_over(self.position).await?
+                    {
                         return Ok(End::Again);
                     }
                 }
@@ -191,10 +195,18 @@ impl<'a> Run<'a> {
 
     async fn message(&mut self, message: Message, bytes: usize) -> Result<(), Failure> {
         match message {
-            Message::Begin { commit_lsn, xid, committed_at } => {
+            Message::Begin {
+                commit_lsn,
+                xid,
+                committed_at,
+            } => {
                 let xid = widen(xid, self.near);
                 self.near = self.near.max(xid);
-                self.transaction = Some(Transaction { commit_lsn, xid, committed_at });
+                self.transaction = Some(Transaction {
+                    commit_lsn,
+                    xid,
+                    committed_at,
+                });
                 Ok(())
             }
             Message::Commit { end_lsn } => self.end_of_transaction(end_lsn).await,
@@ -206,8 +218,12 @@ impl<'a> Run<'a> {
                 Some(control) => self.own(&control, &new),
                 None => self.change(relation, bytes, Change::Insert(new)).await,
             },
-            Message::Update { relation, old, new } => self.change(relation, bytes, Change::Update(old, new)).await,
-            Message::Delete { relation, old } => self.change(relation, bytes, Change::Delete(old)).await,
+            Message::Update { relation, old, new } => {
+                self.change(relation, bytes, Change::Update(old, new)).await
+            }
+            Message::Delete { relation, old } => {
+                self.change(relation, bytes, Change::Delete(old)).await
+            }
             Message::Truncate { relations } => {
                 for relation in relations {
                     self.change(relation, bytes, Change::Truncate).await?;
@@ -224,15 +240,19 @@ impl<'a> Run<'a> {
         }
         match (relation.schema.as_str(), relation.name.as_str()) {
             ("pgshard", "marker") => self.control.insert(relation.oid, Control::Marker(relation)),
-            ("pgshard", "beacon") => self.control.insert(relation.oid, Control::Watermark(relation)),
+            ("pgshard", "beacon") => self
+                .control
+                .insert(relation.oid, Control::Watermark(relation)),
             // A table of a shard that is no longer followed.
             _ => None,
         };
     }
 
     fn transaction(&self) -> Result<Transaction, Failure> {
-        let outside =
-            || Error::Malformed { host: self.worker.options.source.clone(), what: "a change outside a transaction" };
+        let outside = || Error::Malformed {
+            host: self.worker.options.source.clone(),
+            what: "a change outside a transaction",
+        };
         self.transaction.ok_or_else(|| outside().into())
     }
 
@@ -256,23 +276,34 @@ impl<'a> Run<'a> {
         let transaction = self.transaction()?;
         let value = |relation: &Relation, name: &str| {
             let at = relation.columns.iter().position(|column| column == name)?;
-            std::str::from_utf8(new.get(at)?.text()?).ok().map(str::to_owned)
+            std::str::from_utf8(new.get(at)?.text()?)
+                .ok()
+                .map(str::to_owned)
         };
         let ours = |relation: &Relation| {
-            value(relation, "move_id").and_then(|id| id.parse::<Uuid>().ok()).as_ref()
+            value(relation, "move_id")
+                .and_then(|id| id.parse::<Uuid>().ok())
+                .as_ref()
                 == Some(self.worker.options.id.uuid())
         };
         match control {
             Control::Watermark(relation) if ours(relation) => {
-                if let Some(number) = value(relation, "number").and_then(|number| number.parse().ok()) {
+                if let Some(number) =
+                    value(relation, "number").and_then(|number| number.parse().ok())
+                {
                     self.batch().watermarks.push(number);
                 }
             }
             Control::Marker(relation) if ours(relation) => {
-                let shard = value(relation, "shard_id").and_then(|shard| ShardId::new(shard.parse().ok()?));
-                let attempt = value(relation, "attempt").and_then(|attempt| attempt.parse::<i32>().ok());
+                let shard =
+                    value(relation, "shard_id").and_then(|shard| ShardId::new(shard.parse().ok()?));
+                let attempt =
+                    value(relation, "attempt").and_then(|attempt| attempt.parse::<i32>().ok());
                 if let (Some(shard), Some(attempt)) = (shard, attempt)
-                    && self.shards.get(&shard).is_some_and(|followed| transaction.commit_lsn >= followed.applied)
+                    && self
+                        .shards
+                        .get(&shard)
+                        .is_some_and(|followed| transaction.commit_lsn >= followed.applied)
                 {
                     self.batch().touched.insert(shard);
                     self.batch().markers.push((shard, attempt));
@@ -285,27 +316,38 @@ impl<'a> Run<'a> {
 
     async fn change(&mut self, relation: u32, bytes: usize, change: Change) -> Result<(), Failure> {
         let transaction = self.transaction()?;
-        let Some(table) = self.tables.get_mut(&relation) else { return Ok(()) };
+        let Some(table) = self.tables.get_mut(&relation) else {
+            return Ok(());
+        };
         let shard = table.shard;
         // A new run reads again what some shards already have.
-        let Some(followed) = self.shards.get_mut(&shard).filter(|followed| transaction.commit_lsn >= followed.applied)
+        let Some(followed) = self
+            .shards
+            .get_mut(&shard)
+            .filter(|followed| transaction.commit_lsn >= followed.applied)
         else {
             return Ok(());
         };
         let (applier, xid) = (&mut self.applier, transaction.xid);
-        // A change after the marker is right if the fence was swapped back meanwhile, and then the attempt is over.
-        // Otherwise nobody could have made it. It is reported before it is applied: applying it may have to wait for
-        // the open that it forbids.
+        // A change after the marker is right if the fence was swapped back meanwhile, and then the
+        // attempt is over. Otherwise nobody could have made it. It is reported before it is
+        // applied: applying it may have to wait for the open that it forbids.
         if let (Some(attempt), None) = (followed.marked, &followed.breach) {
-            let breach = format!("a change came after the marker of attempt {attempt}, by transaction {xid}");
-            self.worker.view.send_modify(|view| view.shards.entry(shard).or_default().breach = Some(breach.clone()));
+            let breach = format!(
+                "a change came after the marker of attempt {attempt}, by transaction {xid}"
+            );
+            self.worker.view.send_modify(|view| {
+                view.shards.entry(shard).or_default().breach = Some(breach.clone())
+            });
             followed.breach = Some(breach);
         }
         let mut applied = false;
         for change in harmed(self.worker.options.failpoints.failpoint.as_ref(), change) {
             applied |= match change {
                 Change::Insert(new) => table.insert(applier, xid, new).await?,
-                Change::Update(old, new) => table.update(applier, self.worker, xid, old, new).await?,
+                Change::Update(old, new) => {
+                    table.update(applier, self.worker, xid, old, new).await?
+                }
                 Change::Delete(old) => table.delete(applier, xid, &old).await?,
                 Change::Truncate => table.truncate(applier, xid).await?,
             };
@@ -340,18 +382,36 @@ impl<'a> Run<'a> {
 
     /// Makes the batch durable, if there is one.
     async fn commit(&mut self) -> Result<(), Failure> {
-        let Some(batch) = self.batch.take() else { return Ok(()) };
+        let Some(batch) = self.batch.take() else {
+            return Ok(());
+        };
         let mut ready = Vec::new();
         for (shard, attempt) in &batch.markers {
-            let Some(followed) = self.shards.get_mut(shard) else { continue };
+            let Some(followed) = self.shards.get_mut(shard) else {
+                continue;
+            };
             (followed.marked, followed.breach) = (Some(*attempt), None);
-            if let Some((_, hash)) = self.worker.expected.get(shard).filter(|(expected, _)| expected == attempt) {
+            if let Some((_, hash)) = self
+                .worker
+                .expected
+                .get(shard)
+                .filter(|(expected, _)| expected == attempt)
+            {
                 ready.push((*shard, *attempt, hash.clone()));
             }
         }
         self.applier.settle().await?;
-        let at = |applied, made_ready| if ready.is_empty() { applied } else { made_ready };
-        self.worker.options.failpoints.at(at("before applied", "before ready"))?;
+        let at = |applied, made_ready| {
+            if ready.is_empty() {
+                applied
+            } else {
+                made_ready
+            }
+        };
+        self.worker
+            .options
+            .failpoints
+            .at(at("before applied", "before ready"))?;
         for (shard, attempt, hash) in &ready {
             self.make_ready(*shard, *attempt, hash).await?;
         }
@@ -359,7 +419,10 @@ impl<'a> Run<'a> {
             self.record(&batch.touched, batch.end).await?;
         }
         self.commit_for(&batch.touched).await?;
-        self.worker.options.failpoints.at(at("after applied", "after ready"))?;
+        self.worker
+            .options
+            .failpoints
+            .at(at("after applied", "after ready"))?;
         for shard in &batch.touched {
             if let Some(followed) = self.shards.get_mut(shard) {
                 followed.applied = batch.end;
@@ -372,7 +435,10 @@ impl<'a> Run<'a> {
                 view.shards.entry(*shard).or_default().ready = Some(*attempt);
             }
             for shard in &batch.touched {
-                let breach = self.shards.get(shard).and_then(|followed| followed.breach.clone());
+                let breach = self
+                    .shards
+                    .get(shard)
+                    .and_then(|followed| followed.breach.clone());
                 view.shards.entry(*shard).or_default().breach = breach;
             }
             view.watermarks.extend(&batch.watermarks);
@@ -387,8 +453,15 @@ impl<'a> Run<'a> {
     }
 
     /// Locks: the shard's row of pgshard.incoming, until the end of the target's transaction.
-    async fn make_ready(&mut self, shard: ShardId, attempt: i32, hash: &str) -> Result<(), Failure> {
-        let Some(followed) = self.shards.get(&shard) else { return Ok(()) };
+    async fn make_ready(
+        &mut self,
+        shard: ShardId,
+        attempt: i32,
+        hash: &str,
+    ) -> Result<(), Failure> {
+        let Some(followed) = self.shards.get(&shard) else {
+            return Ok(());
+        };
         let hold = followed.hold;
         let sql = "WITH hit AS (UPDATE pgshard.incoming SET ready_attempt = $4, open_hash = $5
                 WHERE shard_id = $1 AND move_id = $2 AND lease = $3 RETURNING 1)
@@ -410,16 +483,24 @@ impl<'a> Run<'a> {
 
     /// Locks: rows of pgshard.progress that are ours, until the end of the target's transaction.
     async fn record(&mut self, shards: &BTreeSet<ShardId>, position: u64) -> Result<(), Failure> {
-        let followed: Vec<&Followed> = shards.iter().filter_map(|shard| self.shards.get(shard)).collect();
+        let followed: Vec<&Followed> = shards
+            .iter()
+            .filter_map(|shard| self.shards.get(shard))
+            .collect();
         let sql = "WITH hit AS (UPDATE pgshard.progress AS p
                 SET applied_lsn = $2, breach = t.breach, updated_at = clock_timestamp()
-                FROM unnest($3::int4[], $4::uuid[], $5::pg_lsn[], $6::text[]) AS t(shard_id, lease, before, breach)
-                WHERE p.move_id = $1 AND p.shard_id = t.shard_id AND p.lease = t.lease AND p.applied_lsn = t.before
+                FROM unnest($3::int4[], $4::uuid[], $5::pg_lsn[], $6::text[]) AS t(shard_id, \
+                lease, before, breach)
+                WHERE p.move_id = $1 AND p.shard_id = t.shard_id AND p.lease = t.lease AND \
+                p.applied_lsn = t.before
                 RETURNING 1)
             SELECT 1 / (pg_catalog.count(*) = pg_catalog.cardinality($3))::integer FROM hit";
         let numbers: Vec<i32> = followed.iter().map(|one| one.hold.shard.as_i32()).collect();
         let leases: Vec<Uuid> = followed.iter().map(|one| one.hold.lease).collect();
-        let before: Vec<PgLsn> = followed.iter().map(|one| PgLsn::from(one.applied)).collect();
+        let before: Vec<PgLsn> = followed
+            .iter()
+            .map(|one| PgLsn::from(one.applied))
+            .collect();
         let breaches: Vec<Option<String>> = followed.iter().map(|one| one.breach.clone()).collect();
         let id = *self.worker.options.id.uuid();
         self.applier
@@ -438,27 +519,45 @@ impl<'a> Run<'a> {
             .await
     }
 
-    /// Commits, unless the rows of these shards are not what this mover has written; then it finds the shard whose
-    /// lease is gone.
+    /// Commits, unless the rows of these shards are not what this mover has written; then it finds
+    /// the shard whose lease is gone.
     async fn commit_for(&mut self, touched: &BTreeSet<ShardId>) -> Result<(), Failure> {
         if self.applier.commit().await? == Committed::Yes {
             return Ok(());
         }
         let session = &self.applier.session;
-        let sql = "SELECT p.shard_id, p.lease FROM pgshard.progress p WHERE p.move_id = $1 AND NOT EXISTS (
+        let sql =
+            "SELECT p.shard_id, p.lease FROM pgshard.progress p WHERE p.move_id = $1 AND NOT \
+            EXISTS (
             SELECT FROM pgshard.incoming i WHERE i.shard_id = p.shard_id AND i.move_id = p.move_id
             AND i.lease <> p.lease)";
-        let rows = session.rows("looking for whose lease is gone", sql, &[self.worker.options.id.uuid()]).await?;
-        let held: Result<HashSet<(i32, Uuid)>, Error> = rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect();
+        let rows = session
+            .rows(
+                "looking for whose lease is gone",
+                sql,
+                &[self.worker.options.id.uuid()],
+            )
+            .await?;
+        let held: Result<HashSet<(i32, Uuid)>, Error> = rows
+            .iter()
+            .map(|row| Ok((row.get(0)?, row.get(1)?)))
+            .collect();
         let held = held?;
         let lost = touched.iter().find(|shard| {
-            self.shards.get(shard).is_none_or(|followed| !held.contains(&(shard.as_i32(), followed.hold.lease)))
+            self.shards
+                .get(shard)
+                .is_none_or(|followed| !held.contains(&(shard.as_i32(), followed.hold.lease)))
         });
         match lost {
             Some(shard) => Err(Failure::Shard(*shard, Fault::LeaseLost)),
             None => {
-                let why = "its progress at the target is not what this mover has written".to_owned();
-                Err(Error::Unfollowed { shard: touched.first().copied(), why }.into())
+                let why =
+                    "its progress at the target is not what this mover has written".to_owned();
+                Err(Error::Unfollowed {
+                    shard: touched.first().copied(),
+                    why,
+                }
+                .into())
             }
         }
     }
@@ -486,12 +585,15 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Tells the source and the waiting drivers how far everything is durable. The source is told no position that a
-    /// shard's row does not have: a shard whose row is behind the slot has lost changes, and a resume must be able to
-    /// see that.
+    /// Tells the source and the waiting drivers how far everything is durable. The source is told
+    /// no position that a shard's row does not have: a shard whose row is behind the slot has lost
+    /// changes, and a resume must be able to see that.
     fn report(&self, committed_at: Option<i64>) {
         let rows = self.shards.values().map(|followed| followed.applied);
-        let told = rows.chain(self.worker.held.values().copied()).min().unwrap_or(self.position);
+        let told = rows
+            .chain(self.worker.held.values().copied())
+            .min()
+            .unwrap_or(self.position);
         self.transport.durable(self.position.min(told));
         let server = self.transport.server();
         let bytes = server.wal_end.saturating_sub(self.position);
@@ -510,9 +612,15 @@ impl<'a> Run<'a> {
     async fn obey(&mut self, command: Command) -> Result<Option<End>, Failure> {
         match command {
             Command::Stop => return Ok(Some(End::Stopped)),
-            Command::Expect { shard, attempt, open_hash } => {
+            Command::Expect {
+                shard,
+                attempt,
+                open_hash,
+            } => {
                 let marked = self.shards.get(&shard).and_then(|followed| followed.marked);
-                self.worker.expected.insert(shard, (attempt, open_hash.clone()));
+                self.worker
+                    .expected
+                    .insert(shard, (attempt, open_hash.clone()));
                 if marked == Some(attempt) {
                     // The marker had come before the request.
                     self.make_ready(shard, attempt, &open_hash).await?;
@@ -540,9 +648,15 @@ impl<'a> Run<'a> {
             }
             Command::Pause { granted, mut steps } => {
                 if granted.send(()).is_ok() {
-                    // What was read ahead may be lost then; after a new start the stream brings it again.
-                    let over = || Error::Unfollowed { shard: None, why: "a pause was too long".to_owned() };
-                    tokio::time::timeout(PAUSE_LIMIT, self.stand(&mut steps)).await.map_err(|_| over())??;
+                    // What was read ahead may be lost then; after a new start the stream brings it
+                    // again.
+                    let over = || Error::Unfollowed {
+                        shard: None,
+                        why: "a pause was too long".to_owned(),
+                    };
+                    tokio::time::timeout(PAUSE_LIMIT, self.stand(&mut steps))
+                        .await
+                        .map_err(|_| over())??;
                 }
             }
         }
@@ -551,7 +665,12 @@ impl<'a> Run<'a> {
 
     /// Does nothing until the pause is dropped, except what [`Align`] asks for.
     async fn stand(&mut self, steps: &mut mpsc::Receiver<Align>) -> Result<(), Failure> {
-        while let Some(Align { snapshot, watermark, answer }) = steps.recv().await {
+        while let Some(Align {
+            snapshot,
+            watermark,
+            answer,
+        }) = steps.recv().await
+        {
             match self.align(&snapshot, watermark).await {
                 Ok(aligned) => drop(answer.send(Ok(aligned))),
                 Err(failure) => {
@@ -563,12 +682,14 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Reads on to the watermark and applies what the snapshot sees, if those transactions come first.
+    /// Reads on to the watermark and applies what the snapshot sees, if those transactions come
+    /// first.
     async fn align(&mut self, snapshot: &Snapshot, watermark: i64) -> Result<bool, Failure> {
         if !self.worker.recent.iter().all(|xid| snapshot.sees(*xid)) {
             return Ok(false);
         }
-        // The frames of each transaction, in the order of the commits. What is read and not applied is put back.
+        // The frames of each transaction, in the order of the commits. What is read and not applied
+        // is put back.
         let (mut read, mut bytes, mut seen, mut ended) = (Vec::new(), 0, Vec::new(), Vec::new());
         let mut found = false;
         let fitting = loop {
@@ -582,8 +703,12 @@ impl<'a> Run<'a> {
                 bytes += length;
                 match message {
                     Message::Begin { xid, .. } => seen.push(snapshot.sees(widen(*xid, self.near))),
-                    Message::Relation(relation) if relation.schema == "pgshard" => self.relation(relation.clone()),
-                    Message::Insert { relation, new } => found |= self.is_watermark(*relation, new, watermark),
+                    Message::Relation(relation) if relation.schema == "pgshard" => {
+                        self.relation(relation.clone())
+                    }
+                    Message::Insert { relation, new } => {
+                        found |= self.is_watermark(*relation, new, watermark)
+                    }
                     Message::Commit { .. } => {
                         ended.push(read.len() + 1);
                         last = found;
@@ -601,7 +726,11 @@ impl<'a> Run<'a> {
         };
         let prefix = seen.iter().take_while(|seen| **seen).count();
         let aligned = fitting && seen[prefix..].iter().all(|seen| !seen);
-        let split = if !aligned || prefix == 0 { 0 } else { ended[prefix - 1] };
+        let split = if !aligned || prefix == 0 {
+            0
+        } else {
+            ended[prefix - 1]
+        };
         let rest = read.split_off(split);
         for frame in rest.into_iter().rev() {
             self.backlog.push_front(frame);
@@ -614,13 +743,18 @@ impl<'a> Run<'a> {
     }
 
     fn is_watermark(&self, relation: u32, new: &Row, watermark: i64) -> bool {
-        let Some(Control::Watermark(relation)) = self.control.get(&relation) else { return false };
+        let Some(Control::Watermark(relation)) = self.control.get(&relation) else {
+            return false;
+        };
         let value = |name: &str| {
             let at = relation.columns.iter().position(|column| column == name)?;
             std::str::from_utf8(new.get(at)?.text()?).ok()
         };
         value("number") == Some(watermark.to_string().as_str())
-            && value("move_id").and_then(|id| id.parse::<Uuid>().ok()).as_ref() == Some(self.worker.options.id.uuid())
+            && value("move_id")
+                .and_then(|id| id.parse::<Uuid>().ok())
+                .as_ref()
+                == Some(self.worker.options.id.uuid())
     }
 }
 

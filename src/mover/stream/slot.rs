@@ -1,7 +1,8 @@
 //! The publication and the slot of a group, on its source.
 //!
-//! Invariant: the ledger names both before they exist and until they are gone. The publication is complete before the
-//! slot is created: changes from before a table was published would be missing without any sign.
+//! Invariant: the ledger names both before they exist and until they are gone. The publication is
+//! complete before the slot is created: changes from before a table was published would be missing
+//! without any sign.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -24,17 +25,24 @@ pub(crate) fn stream_name(id: MoveId) -> String {
     format!("pgshard_{}", id.uuid().simple())
 }
 
-/// The name of those of its reverse replication, on its target. A move with several sources has one for each.
+/// The name of those of its reverse replication, on its target. A move with several sources has one
+/// for each.
 pub(crate) fn back_name(id: MoveId, source: &HostName) -> String {
-    let of_source: String =
-        Sha256::digest(source.as_str().as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let of_source: String = Sha256::digest(source.as_str().as_bytes())
+        .iter()
+        .take(4)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     format!("{}{BACK}{of_source}", stream_name(id))
 }
 
-/// The name of the publication and slot that a move from this source to this target reads: its own, or, for a rollback,
-/// those of the reverse replication.
+/// The name of the publication and slot that a move from this source to this target reads: its own,
+/// or, for a rollback, those of the reverse replication.
 pub(crate) fn name_of(id: MoveId, back_of: Option<MoveId>, target: &HostName) -> String {
-    back_of.map_or_else(|| stream_name(id), |taken_back| back_name(taken_back, target))
+    back_of.map_or_else(
+        || stream_name(id),
+        |taken_back| back_name(taken_back, target),
+    )
 }
 
 /// The names of reverse replications contain this, and no others do.
@@ -45,7 +53,8 @@ pub(crate) fn is_back(name: &str) -> bool {
     name.contains(BACK)
 }
 
-/// Whose publication and slot they are, for the ledger. A group is listed there under one of its shards.
+/// Whose publication and slot they are, for the ledger. A group is listed there under one of its
+/// shards.
 #[derive(Clone, Copy)]
 pub(crate) struct Owner<'a> {
     pub(crate) name: &'a str,
@@ -69,14 +78,15 @@ pub(crate) struct SlotState {
 /// The state of a slot that has come to this server from the primary that it replaced.
 pub(crate) const OF_A_FORMER_PRIMARY: &str = "a copy of a former primary's";
 
-/// How many tables are published at a time, so that one transaction does not need locks on thousands.
+/// How many tables are published at a time, so that one transaction does not need locks on
+/// thousands.
 const TABLES_AT_ONCE: usize = 64;
 
-/// Publishes these tables, with the tables of markers and watermarks, under the move's name. Tables that are published
-/// already are left alone.
+/// Publishes these tables, with the tables of markers and watermarks, under the move's name. Tables
+/// that are published already are left alone.
 ///
-/// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; readers and writers do not notice, and behind
-/// a DDL it gives up after two seconds.
+/// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; readers and writers do
+/// not notice, and behind a DDL it gives up after two seconds.
 pub(crate) async fn create_publication(
     source: &Session,
     owner: Owner<'_>,
@@ -86,17 +96,26 @@ pub(crate) async fn create_publication(
     register(source, "publication", owner).await?;
     let there = "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = $1)";
     let name = quote_ident(owner.name);
-    if !source.row(what, there, &[&owner.name]).await?.get::<_, bool>(0)? {
-        source.batch(what, &format!("CREATE PUBLICATION {name}")).await?;
+    if !source
+        .row(what, there, &[&owner.name])
+        .await?
+        .get::<_, bool>(0)?
+    {
+        source
+            .batch(what, &format!("CREATE PUBLICATION {name}"))
+            .await?;
     }
     owner.options.at("in publication")?;
     let own = ["marker", "beacon"].map(|table| ("pgshard".to_owned(), table.to_owned()));
     let published = "SELECT n.nspname::text, c.relname::text
-        FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
+        FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON \
+        c.oid = r.prrelid
         JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = $1";
     let published = source.rows(what, published, &[&owner.name]).await?;
-    let published: Result<HashSet<(String, String)>, Error> =
-        published.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect();
+    let published: Result<HashSet<(String, String)>, Error> = published
+        .iter()
+        .map(|row| Ok((row.get(0)?, row.get(1)?)))
+        .collect();
     let published = published?;
     let missing: Vec<String> = own
         .iter()
@@ -105,66 +124,94 @@ pub(crate) async fn create_publication(
         .map(|(schema, table)| format!("{}.{}", quote_ident(schema), quote_ident(table)))
         .collect();
     if computes(source, tables).await? {
-        source.batch(what, &format!("ALTER PUBLICATION {name} SET (publish_generated_columns = stored)")).await?;
+        source
+            .batch(
+                what,
+                &format!("ALTER PUBLICATION {name} SET (publish_generated_columns = stored)"),
+            )
+            .await?;
     }
     for tables in missing.chunks(TABLES_AT_ONCE) {
         // ONLY: the children of a table are treated as tables of their own.
-        let sql = format!("ALTER PUBLICATION {name} ADD TABLE ONLY {}", tables.join(", ONLY "));
+        let sql = format!(
+            "ALTER PUBLICATION {name} ADD TABLE ONLY {}",
+            tables.join(", ONLY ")
+        );
         source.batch(what, &sql).await?;
     }
     Ok(())
 }
 
-/// Whether the replica identity of one of these tables is FULL although it has a generated column. From version 18 on
-/// its UPDATE and DELETE fail unless generated columns are published too; before that they are never published.
+/// Whether the replica identity of one of these tables is FULL although it has a generated column.
+/// From version 18 on its UPDATE and DELETE fail unless generated columns are published too; before
+/// that they are never published.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 async fn computes(source: &Session, tables: &[(String, String)]) -> Result<bool, Error> {
-    let (schemas, names): (Vec<&str>, Vec<&str>) =
-        tables.iter().map(|(schema, name)| (schema.as_str(), name.as_str())).unzip();
+    let (schemas, names): (Vec<&str>, Vec<&str>) = tables
+        .iter()
+        .map(|(schema, name)| (schema.as_str(), name.as_str()))
+        .unzip();
     let sql = "SELECT current_setting('server_version_num')::int4 >= 180000 AND EXISTS (
             SELECT FROM unnest($1::text[], $2::text[]) AS t(schema, name)
-            JOIN pg_namespace n ON n.nspname = t.schema JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.name
-            JOIN pg_attribute a ON a.attrelid = c.oid AND a.attgenerated = 's' WHERE c.relreplident = 'f')";
-    source.row("looking for generated columns", sql, &[&schemas, &names]).await?.get(0)
+            JOIN pg_namespace n ON n.nspname = t.schema JOIN pg_class c ON c.relnamespace = n.oid \
+            AND c.relname = t.name
+            JOIN pg_attribute a ON a.attrelid = c.oid AND a.attgenerated = 's' WHERE \
+            c.relreplident = 'f')";
+    source
+        .row("looking for generated columns", sql, &[&schemas, &names])
+        .await?
+        .get(0)
 }
 
 /// Removes the tables of a schema from a publication, as far as they are in it.
 ///
-/// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; behind a DDL it gives up after two seconds.
+/// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; behind a DDL it gives up
+/// after two seconds.
 pub(crate) async fn withdraw(source: &Session, name: &str, schema: &str) -> Result<(), Error> {
     let what = "taking tables out of the publication";
     let sql = "SELECT format('%I.%I', n.nspname, c.relname)
-        FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
+        FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON \
+        c.oid = r.prrelid
         JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = $1 AND n.nspname = $2";
     let mut tables: Vec<String> = Vec::new();
     for row in source.rows(what, sql, &[&name, &schema]).await? {
         tables.push(row.get(0)?);
     }
     for tables in tables.chunks(TABLES_AT_ONCE) {
-        let sql = format!("ALTER PUBLICATION {} DROP TABLE ONLY {}", quote_ident(name), tables.join(", ONLY "));
+        let sql = format!(
+            "ALTER PUBLICATION {} DROP TABLE ONLY {}",
+            quote_ident(name),
+            tables.join(", ONLY ")
+        );
         source.batch(what, &sql).await?;
     }
     Ok(())
 }
 
-/// A published table whose rows the stream can no longer identify: the OID of its schema, and the table.
+/// A published table whose rows the stream can no longer identify: the OID of its schema, and the
+/// table.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, String)>, Error> {
     let what = "looking for tables that have lost their keys";
     let sql = "SELECT c.relnamespace, c.oid::regclass::text
-        FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
-        WHERE p.pubname = $1 AND c.relnamespace <> 'pgshard'::regnamespace AND c.relreplident <> 'f' AND NOT EXISTS (
+        FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON \
+        c.oid = r.prrelid
+        WHERE p.pubname = $1 AND c.relnamespace <> 'pgshard'::regnamespace AND c.relreplident <> \
+        'f' AND NOT EXISTS (
             SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid
-                AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary ELSE false END)";
+                AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN \
+                i.indisprimary ELSE false END)";
     let rows = source.rows(what, sql, &[&name]).await?;
-    rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+    rows.iter()
+        .map(|row| Ok((row.get(0)?, row.get(1)?)))
+        .collect()
 }
 
-/// What keeps changes of a schema's tables out of a publication of ours, if anything: somebody else has altered it.
-/// PostgreSQL leaves such changes out of the stream without any sign; from version 18 on all of them, if the
-/// publication is gone.
+/// What keeps changes of a schema's tables out of a publication of ours, if anything: somebody else
+/// has altered it. PostgreSQL leaves such changes out of the stream without any sign; from version
+/// 18 on all of them, if the publication is gone.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 pub(crate) async fn gap<C: GenericClient + Sync>(
@@ -178,38 +225,53 @@ pub(crate) async fn gap<C: GenericClient + Sync>(
             FROM pg_catalog.pg_publication WHERE pubname = $1)
         SELECT CASE
             WHEN NOT EXISTS (SELECT FROM ours) THEN 'is gone'
-            WHEN NOT (SELECT whole FROM ours) THEN 'no longer publishes every INSERT, UPDATE, DELETE and TRUNCATE'
+            WHEN NOT (SELECT whole FROM ours) THEN 'no longer publishes every INSERT, UPDATE, \
+            DELETE and TRUNCATE'
             ELSE (
                 SELECT pg_catalog.format('no longer publishes all of the table %s', c.relname)
                 FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_class c ON c.oid = d.objid
-                WHERE d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass AND d.refobjid = $2
+                WHERE d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass AND d.refobjid \
+                = $2
                     AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
                     AND c.relkind = 'r' AND c.relpersistence = 'p' AND NOT EXISTS (
-                        SELECT FROM ours JOIN pg_catalog.pg_publication_rel r ON r.prpubid = ours.oid
+                        SELECT FROM ours JOIN pg_catalog.pg_publication_rel r ON r.prpubid = \
+                        ours.oid
                         WHERE r.prrelid = c.oid AND pg_catalog.to_jsonb(r) ->> 'prqual' IS NULL
                             AND pg_catalog.to_jsonb(r) ->> 'prattrs' IS NULL)
                 LIMIT 1)
         END";
-    let rows = client.query_typed(sql, &[(&name, Type::TEXT), (&schema, Type::OID)]).await?;
+    let rows = client
+        .query_typed(sql, &[(&name, Type::TEXT), (&schema, Type::OID)])
+        .await?;
     let gap: Option<String> = rows.first().map_or(Ok(None), |row| row.try_get(0))?;
-    // What to do with a move is for its command to say; it cannot know that an old copy is of no use any longer.
+    // What to do with a move is for its command to say; it cannot know that an old copy is of no
+    // use any longer.
     let next = match is_back(name) {
-        true => "; abort the rollback, complete the move that it takes back, and move the shard by a new one",
+        true => {
+            "; abort the rollback, complete the move that it takes back, and move the shard by a \
+                new one"
+        }
         false => "",
     };
-    Ok(gap.map(|gap| format!("the publication {name} {gap}, since somebody else has altered it{next}")))
+    Ok(gap.map(|gap| {
+        format!("the publication {name} {gap}, since somebody else has altered it{next}")
+    }))
 }
 
 /// Creates the slot, unless it exists. Gives the position from which it sends changes.
 ///
-/// PostgreSQL waits for all transactions of the whole server that are under way and have written. After two seconds the
-/// statement is started again, until `patience` is over.
+/// PostgreSQL waits for all transactions of the whole server that are under way and have written.
+/// After two seconds the statement is started again, until `patience` is over.
 ///
 /// # Errors
 /// [`Error::SlotBlocked`] names the transactions that it waited for.
 ///
 /// Locks: waits for the ends of transactions; nobody waits for it.
-pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Duration) -> Result<u64, Error> {
+pub(crate) async fn create_slot(
+    source: &Session,
+    owner: Owner<'_>,
+    patience: Duration,
+) -> Result<u64, Error> {
     let what = "creating the slot";
     register(source, "slot", owner).await?;
     owner.options.at("before slot")?;
@@ -221,61 +283,86 @@ pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Du
         let sql = "SELECT lsn FROM pg_create_logical_replication_slot($1, 'pgoutput')";
         let made = source.client.query_one(sql, &[&owner.name]).await;
         let error = match made {
-            Ok(row) => return row.try_get::<_, PgLsn>(0).map(u64::from).map_err(|error| source.failed(what, error)),
+            Ok(row) => {
+                return row
+                    .try_get::<_, PgLsn>(0)
+                    .map(u64::from)
+                    .map_err(|error| source.failed(what, error));
+            }
             Err(error) => error,
         };
         if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
             return Err(source.failed(what, error));
         }
         if Instant::now() >= until {
-            return Err(Error::SlotBlocked { host: source.host.clone(), blockers: blockers(source).await? });
+            return Err(Error::SlotBlocked {
+                host: source.host.clone(),
+                blockers: blockers(source).await?,
+            });
         }
     }
 }
 
-/// Waits for those that [`wait_for_writers`] waits for, and makes the slot's readers look at the publication again: for
-/// tables that were published beside a slot that was there.
+/// Waits for those that [`wait_for_writers`] waits for, and makes the slot's readers look at the
+/// publication again: for tables that were published beside a slot that was there.
 ///
-/// Each change of such a table is decoded by what was published when the change was made. So what a transaction did
-/// before that is in no stream, nor in a snapshot that is taken before it ends. Releases of PostgreSQL before May 2025
-/// also use what was published at such a transaction's first change for everything that they decode later, until the
-/// publication changes once more.
+/// Each change of such a table is decoded by what was published when the change was made. So what a
+/// transaction did before that is in no stream, nor in a snapshot that is taken before it ends.
+/// Releases of PostgreSQL before May 2025 also use what was published at such a transaction's first
+/// change for everything that they decode later, until the publication changes once more.
 ///
 /// # Errors
 /// As [`wait_for_writers`].
 ///
 /// Locks: as [`wait_for_writers`].
-pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patience: Duration) -> Result<(), Error> {
+pub(crate) async fn outwait(
+    source: &Session,
+    name: &str,
+    schemas: &[u32],
+    patience: Duration,
+) -> Result<(), Error> {
     wait_for_writers(source, schemas, patience).await?;
-    let sql = format!("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')", quote_ident(name));
+    let sql = format!(
+        "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')",
+        quote_ident(name)
+    );
     source.batch("publishing the tables", &sql).await
 }
 
-/// Waits until every transaction has ended that has changed tables of these schemas and is under way now. What such a
-/// transaction did may be missing in a slot's stream, and in a snapshot that is taken before it ends.
+/// Waits until every transaction has ended that has changed tables of these schemas and is under
+/// way now. What such a transaction did may be missing in a slot's stream, and in a snapshot that
+/// is taken before it ends.
 ///
-/// The creation of a slot waits for transactions, too, but not for the last of them: one that began while it waited may
-/// have written its commit to the WAL before the position from which the slot sends changes, and wait for a synchronous
-/// standby, invisible, long after that.
+/// The creation of a slot waits for transactions, too, but not for the last of them: one that began
+/// while it waited may have written its commit to the WAL before the position from which the slot
+/// sends changes, and wait for a synchronous standby, invisible, long after that.
 ///
 /// # Errors
 /// [`Error::PublicationBlocked`] names the transactions that it waited for.
 ///
 /// Locks: none on tables; waits for the ends of transactions, and nobody waits for it.
-pub(crate) async fn wait_for_writers(source: &Session, schemas: &[u32], patience: Duration) -> Result<(), Error> {
+pub(crate) async fn wait_for_writers(
+    source: &Session,
+    schemas: &[u32],
+    patience: Duration,
+) -> Result<(), Error> {
     let what = "waiting for transactions that are older than the stream";
     let until = Instant::now() + patience;
-    // A transaction keeps the lock on a table that it has changed to its end; a prepared one has no process. What takes
-    // SHARE UPDATE EXCLUSIVE alone changes no row, and may take hours: VACUUM, ANALYZE, CREATE INDEX CONCURRENTLY.
+    // A transaction keeps the lock on a table that it has changed to its end; a prepared one has no
+    // process. What takes SHARE UPDATE EXCLUSIVE alone changes no row, and may take hours: VACUUM,
+    // ANALYZE, CREATE INDEX CONCURRENTLY.
     let sql = format!(
         "SELECT l.virtualtransaction, min(format('%s on %s: %s', coalesce('backend ' || l.pid,
                 'a prepared transaction'),
                 c.oid::regclass, coalesce({query}, '?')))
-            FROM pg_locks l JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-            WHERE l.locktype = 'relation' AND l.granted AND l.mode NOT IN ('AccessShareLock', 'RowShareLock',
+            FROM pg_locks l JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON \
+            a.pid = l.pid
+            WHERE l.locktype = 'relation' AND l.granted AND l.mode NOT IN ('AccessShareLock', \
+            'RowShareLock',
                 'ShareUpdateExclusiveLock', 'SIReadLock')
                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                AND c.relnamespace = ANY ($1) AND c.relkind = 'r' AND l.pid IS DISTINCT FROM pg_backend_pid()
+                AND c.relnamespace = ANY ($1) AND c.relkind = 'r' AND l.pid IS DISTINCT FROM \
+                pg_backend_pid()
             GROUP BY 1 ORDER BY 1",
         query = shown("a.query"),
     );
@@ -284,7 +371,10 @@ pub(crate) async fn wait_for_writers(source: &Session, schemas: &[u32], patience
         let mut there = Vec::new();
         for row in source.rows(what, &sql, &[&schemas]).await? {
             let (transaction, words): (String, String) = (row.get(0)?, row.get(1)?);
-            if older.as_ref().is_none_or(|older| older.contains(&transaction)) {
+            if older
+                .as_ref()
+                .is_none_or(|older| older.contains(&transaction))
+            {
                 there.push((transaction, words));
             }
         }
@@ -292,10 +382,22 @@ pub(crate) async fn wait_for_writers(source: &Session, schemas: &[u32], patience
             break;
         }
         if Instant::now() >= until {
-            let blockers = there.into_iter().map(|(_, words)| words).collect::<Vec<_>>().join("; ");
-            return Err(Error::PublicationBlocked { host: source.host.clone(), blockers });
+            let blockers = there
+                .into_iter()
+                .map(|(_, words)| words)
+                .collect::<Vec<_>>()
+                .join("; ");
+            return Err(Error::PublicationBlocked {
+                host: source.host.clone(),
+                blockers,
+            });
         }
-        older = Some(there.into_iter().map(|(transaction, _)| transaction).collect());
+        older = Some(
+            there
+                .into_iter()
+                .map(|(transaction, _)| transaction)
+                .collect(),
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Ok(())
@@ -304,23 +406,33 @@ pub(crate) async fn wait_for_writers(source: &Session, schemas: &[u32], patience
 /// The transactions that the creation of a slot waits for: the oldest ones that have written.
 pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
     let sql = format!(
-        "SELECT format('backend %s, whose transaction is %s s old: %s', pid, round(extract(epoch FROM
+        "SELECT format('backend %s, whose transaction is %s s old: %s', pid, round(extract(epoch \
+            FROM
                 clock_timestamp() - xact_start))::text, coalesce({query}, '?')), xact_start
             FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
         UNION ALL SELECT format('the prepared transaction %L', gid), prepared FROM pg_prepared_xacts
         ORDER BY 2 NULLS LAST LIMIT 3",
         query = shown("query"),
     );
-    let rows = source.rows("looking for who holds the slot up", &sql, &[]).await?;
-    let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
-    Ok(if names.is_empty() { "transactions that have ended meanwhile".to_owned() } else { names.join("; ") })
+    let rows = source
+        .rows("looking for who holds the slot up", &sql, &[])
+        .await?;
+    let names: Vec<String> = rows
+        .iter()
+        .map(|row| row.get(0))
+        .collect::<Result<_, _>>()?;
+    Ok(if names.is_empty() {
+        "transactions that have ended meanwhile".to_owned()
+    } else {
+        names.join("; ")
+    })
 }
 
 /// The state of the slot; `None` if there is none.
 ///
-/// One that was synchronized from a former primary, as PostgreSQL does from 17 on for slots with `failover`, is lost,
-/// too: what it has confirmed may be changes that this server lacks, and new ones are at the same positions. A reader
-/// would miss the new ones.
+/// One that was synchronized from a former primary, as PostgreSQL does from 17 on for slots with
+/// `failover`, is lost, too: what it has confirmed may be changes that this server lacks, and new
+/// ones are at the same positions. A reader would miss the new ones.
 ///
 /// Locks: none.
 pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<SlotState>, Error> {
@@ -329,21 +441,33 @@ pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<Sl
             (pg_current_wal_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
         FROM pg_replication_slots s WHERE slot_name = $1";
     let rows = source.rows("looking at the slot", sql, &[&name]).await?;
-    let Some(row) = rows.first() else { return Ok(None) };
+    let Some(row) = rows.first() else {
+        return Ok(None);
+    };
     Ok(Some(SlotState {
-        lost: row.get::<_, Option<String>>(0)?.map(|why| if why == "lost" { "lost" } else { OF_A_FORMER_PRIMARY }),
+        lost: row.get::<_, Option<String>>(0)?.map(|why| {
+            if why == "lost" {
+                "lost"
+            } else {
+                OF_A_FORMER_PRIMARY
+            }
+        }),
         kept_bytes: row.get::<_, Option<i64>>(1)?.unwrap_or(0),
         confirmed: row.get::<_, Option<PgLsn>>(2)?.map(u64::from).unwrap_or(0),
     }))
 }
 
-/// Whether the server may count a stream of ours as a synchronous standby, whatever its name is: `*` is among
-/// `synchronous_standby_names`. A name that only contains an asterisk says so too, which does no harm.
+/// Whether the server may count a stream of ours as a synchronous standby, whatever its name is:
+/// `*` is among `synchronous_standby_names`. A name that only contains an asterisk says so too,
+/// which does no harm.
 ///
 /// Locks: none.
 pub(crate) async fn may_count_streams(source: &Session) -> Result<bool, Error> {
     let sql = "SELECT position('*' IN current_setting('synchronous_standby_names')) > 0";
-    source.row("asking which standbys commits wait for", sql, &[]).await?.get(0)
+    source
+        .row("asking which standbys commits wait for", sql, &[])
+        .await?
+        .get(0)
 }
 
 /// Confirms a slot that nobody reads up to this position, which is beyond what it has confirmed.
@@ -351,14 +475,17 @@ pub(crate) async fn may_count_streams(source: &Session) -> Result<bool, Error> {
 /// Locks: none. The slot is in use meanwhile, and the server reads the WAL that it keeps.
 pub(crate) async fn advance(source: &Session, name: &str, position: u64) -> Result<(), Error> {
     let sql = "SELECT end_lsn FROM pg_replication_slot_advance($1, $2)";
-    source.row("advancing the slot", sql, &[&name, &PgLsn::from(position)]).await.map(drop)
+    source
+        .row("advancing the slot", sql, &[&name, &PgLsn::from(position)])
+        .await
+        .map(drop)
 }
 
 /// How long a walsender may take to end.
 const END_WALSENDER: Duration = Duration::from_secs(5);
 
-/// Ends the reader of the slot: a walsender whose mover is dead, or has lost the move to this one. It must belong to
-/// our own role.
+/// Ends the reader of the slot: a walsender whose mover is dead, or has lost the move to this one.
+/// It must belong to our own role.
 ///
 /// # Errors
 /// When it is not ours, or still exists after five seconds.
@@ -371,9 +498,15 @@ pub(crate) async fn free_slot(source: &Session, name: &str) -> Result<(), Error>
         FROM pg_replication_slots s WHERE s.slot_name = $1 AND s.active_pid IS NOT NULL";
     loop {
         let rows = source.rows(what, sql, &[&name]).await?;
-        let Some(row) = rows.first() else { return Ok(()) };
+        let Some(row) = rows.first() else {
+            return Ok(());
+        };
         if Instant::now() >= until {
-            return Err(Error::SlotBusy { host: source.host.clone(), slot: name.to_owned(), pid: row.get(1)? });
+            return Err(Error::SlotBusy {
+                host: source.host.clone(),
+                slot: name.to_owned(),
+                pid: row.get(1)?,
+            });
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -387,11 +520,13 @@ pub(crate) async fn drop_slot(source: &Session, name: &str) -> Result<(), Error>
     let until = Instant::now() + END_WALSENDER;
     loop {
         free_slot(source, name).await?;
-        let sql = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1";
+        let sql = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE \
+            slot_name = $1";
         match source.client.execute(sql, &[&name]).await {
             Ok(_) => break,
             // Its mover has come back in between.
-            Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) && Instant::now() < until => {}
+            Err(error)
+                if error.code() == Some(&SqlState::OBJECT_IN_USE) && Instant::now() < until => {}
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_OBJECT) => break,
             Err(error) => return Err(source.failed(what, error)),
         }
@@ -410,15 +545,19 @@ pub(crate) async fn drop_publication(source: &Session, name: &str) -> Result<(),
 
 /// Locks: a row that is ours.
 async fn register(source: &Session, kind: &str, owner: Owner<'_>) -> Result<(), Error> {
-    let sql =
-        "INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+    let sql = "INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ($1, $2, $3, $4) \
+        ON CONFLICT DO NOTHING";
     let (id, shard) = (owner.id.uuid(), owner.shard.as_i32());
-    source.execute("writing the ledger", sql, &[&kind, &owner.name, id, &shard]).await?;
+    source
+        .execute("writing the ledger", sql, &[&kind, &owner.name, id, &shard])
+        .await?;
     Ok(())
 }
 
 async fn forget(source: &Session, kind: &str, name: &str) -> Result<(), Error> {
     let sql = "DELETE FROM pgshard.ledger WHERE kind = $1 AND name = $2";
-    source.execute("writing the ledger", sql, &[&kind, &name]).await?;
+    source
+        .execute("writing the ledger", sql, &[&kind, &name])
+        .await?;
     Ok(())
 }

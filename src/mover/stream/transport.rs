@@ -1,7 +1,8 @@
-//! The stream of a slot, as messages: one task reads, and one tells the server how far everything is durable.
+//! The stream of a slot, as messages: one task reads, and one tells the server how far everything
+//! is durable.
 //!
-//! They are two, so that the server hears that we are alive even if the applier is slow, or waits. Invariant: the
-//! server is told no position that the applier has not declared durable.
+//! They are two, so that the server hears that we are alive even if the applier is slow, or waits.
+//! Invariant: the server is told no position that the applier has not declared durable.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,18 +13,20 @@ use tokio::task::JoinHandle;
 
 use crate::map::HostName;
 use crate::mover::protocol::error::Error;
-use crate::pg::{ConnectOptions, Reader, ReplicationError, Reply, Writer, quote_ident, quote_literal};
+use crate::pg::{
+    ConnectOptions, Reader, ReplicationError, Reply, Writer, quote_ident, quote_literal,
+};
 
 use crate::mover::stream::confirm::ConfirmedBy;
 use crate::mover::stream::wire;
 use crate::mover::stream::wire::Message;
 
-/// Messages wait for the applier in packs: what was read at once, about 64 KiB. This is the most packs that may wait.
-/// Beyond that the socket is not read, and the server waits.
+/// Messages wait for the applier in packs: what was read at once, about 64 KiB. This is the most
+/// packs that may wait. Beyond that the socket is not read, and the server waits.
 const PACKS: usize = 32;
 
-/// How often the server is told a position that has not changed. It takes us for dead after `wal_sender_timeout`, a
-/// minute by default.
+/// How often the server is told a position that has not changed. It takes us for dead after
+/// `wal_sender_timeout`, a minute by default.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
 /// The shortest time between two reports of a position that changes.
@@ -75,9 +78,17 @@ impl Transport {
     /// Opens the stream at `from`; transactions whose commit record begins before it are not sent.
     ///
     /// Locks: none. The slot is active for this connection as long as it lives.
-    pub(super) async fn start(source: &Source<'_>, from: u64, by: ConfirmedBy) -> Result<Transport, Error> {
+    pub(super) async fn start(
+        source: &Source<'_>,
+        from: u64,
+        by: ConfirmedBy,
+    ) -> Result<Transport, Error> {
         let failed = |error| failed(source.host, error);
-        let connection = source.options.replicate("pgshard mover").await.map_err(failed)?;
+        let connection = source
+            .options
+            .replicate("pgshard mover")
+            .await
+            .map_err(failed)?;
         let command = format!(
             "START_REPLICATION SLOT {} LOGICAL {:X}/{:X} (proto_version '1', publication_names {})",
             quote_ident(source.slot),
@@ -88,12 +99,30 @@ impl Transport {
         let (reader, writer) = connection.start(&command).await.map_err(failed)?;
         let (sender, packs) = mpsc::channel(PACKS);
         let (durable, told) = watch::channel(from);
-        let (said, server) = watch::channel(Server { wal_end: from, clock: 0 });
+        let (said, server) = watch::channel(Server {
+            wal_end: from,
+            clock: 0,
+        });
         let asked = Arc::new(Notify::new());
-        let reader = tokio::spawn(read(reader, source.host.clone(), sender, said, asked.clone()));
-        let every = source.options.patience().map_or(STATUS_EVERY, |patience| patience.idle / 3);
+        let reader = tokio::spawn(read(
+            reader,
+            source.host.clone(),
+            sender,
+            said,
+            asked.clone(),
+        ));
+        let every = source
+            .options
+            .patience()
+            .map_or(STATUS_EVERY, |patience| patience.idle / 3);
         let writer = tokio::spawn(tell(writer, told, asked, every, by));
-        Ok(Transport { packs, durable, server, reader, writer })
+        Ok(Transport {
+            packs,
+            durable,
+            server,
+            reader,
+            writer,
+        })
     }
 
     /// The next pack, of at least one frame.
@@ -101,7 +130,10 @@ impl Transport {
     /// # Cancel safety
     /// If dropped, nothing is lost.
     pub(crate) async fn next(&mut self) -> Result<Vec<Frame>, Error> {
-        self.packs.recv().await.expect("the reader sends its error before it ends")
+        self.packs
+            .recv()
+            .await
+            .expect("the reader sends its error before it ends")
     }
 
     /// Whether a pack is there already.
@@ -109,7 +141,8 @@ impl Transport {
         !self.packs.is_empty()
     }
 
-    /// Declares that everything below this position is durable at the target. The position never goes back.
+    /// Declares that everything below this position is durable at the target. The position never
+    /// goes back.
     pub(crate) fn durable(&self, position: u64) {
         self.durable.send_if_modified(|told| {
             let higher = position > *told;
@@ -132,7 +165,10 @@ impl Drop for Transport {
 }
 
 fn failed(host: &HostName, source: ReplicationError) -> Error {
-    Error::Replication { host: host.clone(), source }
+    Error::Replication {
+        host: host.clone(),
+        source,
+    }
 }
 
 async fn read(
@@ -145,7 +181,8 @@ async fn read(
     loop {
         let pack = pack(&mut reader, &host, &said, &asked).await;
         let last = pack.is_err();
-        // Waits while the applier has enough. If nobody receives any longer, the stream was dropped.
+        // Waits while the applier has enough. If nobody receives any longer, the stream was
+        // dropped.
         if packs.send(pack).await.is_err() || last {
             return;
         }
@@ -167,7 +204,13 @@ async fn pack(
                 // The server has ended the stream: it shuts down.
                 b'c' | b'C' => {
                     let gone = std::io::ErrorKind::ConnectionAborted.into();
-                    return Err(failed(host, ReplicationError::Socket { to: host.to_string(), source: gone }));
+                    return Err(failed(
+                        host,
+                        ReplicationError::Socket {
+                            to: host.to_string(),
+                            source: gone,
+                        },
+                    ));
                 }
                 _ => {}
             }
@@ -185,17 +228,34 @@ fn frame(
     said: &watch::Sender<Server>,
     asked: &Notify,
 ) -> Result<Option<Frame>, Error> {
-    let malformed = |wire::Malformed { what }| Error::Malformed { host: host.clone(), what };
-    let short = |_| malformed(wire::Malformed { what: "a frame ends early" });
+    let malformed = |wire::Malformed { what }| Error::Malformed {
+        host: host.clone(),
+        what,
+    };
+    let short = |_| {
+        malformed(wire::Malformed {
+            what: "a frame ends early",
+        })
+    };
     match body.try_get_u8().map_err(short)? {
         b'w' => {
             let _start = body.try_get_u64().map_err(short)?;
-            heard(said, body.try_get_u64().map_err(short)?, body.try_get_i64().map_err(short)?);
+            heard(
+                said,
+                body.try_get_u64().map_err(short)?,
+                body.try_get_i64().map_err(short)?,
+            );
             let length = body.len();
-            Ok(Some(Frame::Message(wire::decode(body).map_err(malformed)?, length)))
+            Ok(Some(Frame::Message(
+                wire::decode(body).map_err(malformed)?,
+                length,
+            )))
         }
         b'k' => {
-            let (wal_end, clock) = (body.try_get_u64().map_err(short)?, body.try_get_i64().map_err(short)?);
+            let (wal_end, clock) = (
+                body.try_get_u64().map_err(short)?,
+                body.try_get_i64().map_err(short)?,
+            );
             let reply = body.try_get_u8().map_err(short)?;
             heard(said, wal_end, clock);
             if reply != 0 {
@@ -220,8 +280,9 @@ fn heard(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
     });
 }
 
-/// Ends with the connection; the reader finds out why it ended. An answer is wanted every `reply_every`: a server that
-/// has nothing to send would be silent for half of `wal_sender_timeout`, or for ever where that is 0.
+/// Ends with the connection; the reader finds out why it ended. An answer is wanted every
+/// `reply_every`: a server that has nothing to send would be silent for half of
+/// `wal_sender_timeout`, or for ever where that is 0.
 async fn tell(
     mut writer: Writer,
     mut durable: watch::Receiver<u64>,
@@ -232,7 +293,11 @@ async fn tell(
     let mut last = Instant::now();
     loop {
         let position = *durable.borrow_and_update();
-        let reply = if last.elapsed() >= reply_every { Reply::Wanted } else { Reply::NotNeeded };
+        let reply = if last.elapsed() >= reply_every {
+            Reply::Wanted
+        } else {
+            Reply::NotNeeded
+        };
         let flushed = match by {
             ConfirmedBy::Stream => position,
             ConfirmedBy::Session => NOT_FLUSHED,

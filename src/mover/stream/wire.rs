@@ -22,13 +22,19 @@ pub(crate) enum Message {
         /// Where its commit record ends.
         end_lsn: u64,
     },
-    /// Describes the rows of a table that follow. Sent before the first row and after each change of the table.
+    /// Describes the rows of a table that follow. Sent before the first row and after each change
+    /// of the table.
     Relation(Relation),
     /// A new row.
     Insert { relation: u32, new: Row },
     /// A row was changed. `old` is present if its key changed, or if the replica identity is FULL.
-    Update { relation: u32, old: Option<Row>, new: Row },
-    /// A row was deleted. `old` has all columns if the replica identity is FULL, otherwise those of the key, and nulls.
+    Update {
+        relation: u32,
+        old: Option<Row>,
+        new: Row,
+    },
+    /// A row was deleted. `old` has all columns if the replica identity is FULL, otherwise those of
+    /// the key, and nulls.
     Delete { relation: u32, old: Row },
     /// All rows of these tables were removed.
     Truncate { relations: Vec<u32> },
@@ -44,7 +50,8 @@ pub(crate) struct Relation {
     pub(crate) name: String,
     /// The names of the columns, without generated ones.
     pub(crate) columns: Vec<String>,
-    /// Whether former rows have the column: those of the replica identity do, and all if it is FULL.
+    /// Whether former rows have the column: those of the replica identity do, and all if it is
+    /// FULL.
     pub(crate) in_identity: Vec<bool>,
 }
 
@@ -82,17 +89,29 @@ pub(crate) struct Malformed {
 pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
     let mut rest = Input(message);
     let decoded = match rest.byte()? {
-        b'B' => Message::Begin { commit_lsn: rest.u64()?, committed_at: rest.u64()? as i64, xid: rest.u32()? },
+        b'B' => Message::Begin {
+            commit_lsn: rest.u64()?,
+            committed_at: rest.u64()? as i64,
+            xid: rest.u32()?,
+        },
         b'C' => {
-            let (_flags, _begin, end_lsn, _at) = (rest.byte()?, rest.u64()?, rest.u64()?, rest.u64()?);
+            let (_flags, _begin, end_lsn, _at) =
+                (rest.byte()?, rest.u64()?, rest.u64()?, rest.u64()?);
             Message::Commit { end_lsn }
         }
         b'R' => Message::Relation(rest.relation()?),
         b'I' => {
             let relation = rest.u32()?;
             match rest.byte()? {
-                b'N' => Message::Insert { relation, new: rest.row()? },
-                _ => return Err(Malformed { what: "an insert without a row" }),
+                b'N' => Message::Insert {
+                    relation,
+                    new: rest.row()?,
+                },
+                _ => {
+                    return Err(Malformed {
+                        what: "an insert without a row",
+                    });
+                }
             }
         }
         b'U' => {
@@ -104,29 +123,52 @@ pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
                 kind = rest.byte()?;
             }
             if kind != b'N' {
-                return Err(Malformed { what: "an update without a row" });
+                return Err(Malformed {
+                    what: "an update without a row",
+                });
             }
-            Message::Update { relation, old, new: rest.row()? }
+            Message::Update {
+                relation,
+                old,
+                new: rest.row()?,
+            }
         }
         b'D' => {
             let relation = rest.u32()?;
             match rest.byte()? {
-                b'K' | b'O' => Message::Delete { relation, old: rest.row()? },
-                _ => return Err(Malformed { what: "a delete without a row" }),
+                b'K' | b'O' => Message::Delete {
+                    relation,
+                    old: rest.row()?,
+                },
+                _ => {
+                    return Err(Malformed {
+                        what: "a delete without a row",
+                    });
+                }
             }
         }
         b'T' => {
             let (count, _options) = (rest.u32()?, rest.byte()?);
             if rest.0.len() != count as usize * 4 {
-                return Err(Malformed { what: "a truncate with another number of tables than it says" });
+                return Err(Malformed {
+                    what: "a truncate with another number of tables than it says",
+                });
             }
-            Message::Truncate { relations: (0..count).map(|_| rest.u32()).collect::<Result<_, _>>()? }
+            Message::Truncate {
+                relations: (0..count).map(|_| rest.u32()).collect::<Result<_, _>>()?,
+            }
         }
         b'O' | b'Y' | b'M' => return Ok(Message::Other),
-        _ => return Err(Malformed { what: "a kind of message that is not known" }),
+        _ => {
+            return Err(Malformed {
+                what: "a kind of message that is not known",
+            });
+        }
     };
     if rest.0.has_remaining() {
-        return Err(Malformed { what: "bytes after the end of a message" });
+        return Err(Malformed {
+            what: "bytes after the end of a message",
+        });
     }
     Ok(decoded)
 }
@@ -134,7 +176,9 @@ pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
 /// The part of a message that has not been read yet.
 struct Input(Bytes);
 
-const SHORT: Malformed = Malformed { what: "it ends early" };
+const SHORT: Malformed = Malformed {
+    what: "it ends early",
+};
 
 impl Input {
     fn byte(&mut self) -> Result<u8, Malformed> {
@@ -157,7 +201,9 @@ impl Input {
         let end = self.0.iter().position(|byte| *byte == 0).ok_or(SHORT)?;
         let name = self.0.split_to(end);
         self.0.advance(1);
-        String::from_utf8(name.into()).map_err(|_| Malformed { what: "a name that is not UTF-8" })
+        String::from_utf8(name.into()).map_err(|_| Malformed {
+            what: "a name that is not UTF-8",
+        })
     }
 
     fn relation(&mut self) -> Result<Relation, Malformed> {
@@ -171,8 +217,18 @@ impl Input {
             let (_type, _modifier) = (self.u32()?, self.u32()?);
         }
         // PostgreSQL leaves out the schema's name if it is pg_catalog.
-        let schema = if schema.is_empty() { "pg_catalog".to_owned() } else { schema };
-        Ok(Relation { oid, schema, name, columns, in_identity })
+        let schema = if schema.is_empty() {
+            "pg_catalog".to_owned()
+        } else {
+            schema
+        };
+        Ok(Relation {
+            oid,
+            schema,
+            name,
+            columns,
+            in_identity,
+        })
     }
 
     fn row(&mut self) -> Result<Row, Malformed> {
@@ -190,7 +246,11 @@ impl Input {
                     }
                     Value::Text(self.0.split_to(length))
                 }
-                _ => return Err(Malformed { what: "a value that is neither null nor text" }),
+                _ => {
+                    return Err(Malformed {
+                        what: "a value that is neither null nor text",
+                    });
+                }
             });
         }
         Ok(row)
@@ -215,16 +275,34 @@ mod tests {
 
     #[test]
     fn transactions() {
-        let begin = message(&[b"B", &7u64.to_be_bytes(), &(-5i64).to_be_bytes(), &900u32.to_be_bytes()]);
-        assert_eq!(decode(begin), Ok(Message::Begin { commit_lsn: 7, xid: 900, committed_at: -5 }));
+        let begin = message(&[
+            b"B",
+            &7u64.to_be_bytes(),
+            &(-5i64).to_be_bytes(),
+            &900u32.to_be_bytes(),
+        ]);
+        assert_eq!(
+            decode(begin),
+            Ok(Message::Begin {
+                commit_lsn: 7,
+                xid: 900,
+                committed_at: -5
+            })
+        );
         let commit = message(&[b"C\0", &7u64.to_be_bytes(), &9u64.to_be_bytes(), &[0; 8]]);
         assert_eq!(decode(commit), Ok(Message::Commit { end_lsn: 9 }));
     }
 
     #[test]
     fn a_relation() {
-        let parts: [&[u8]; 6] =
-            [b"R\0\0\0\x05s\0Na\xc3\xafve \"t\"\0f\0\x02", b"\x01id\0", &[0; 8], b"\0b\0", &[0; 8], b""];
+        let parts: [&[u8]; 6] = [
+            b"R\0\0\0\x05s\0Na\xc3\xafve \"t\"\0f\0\x02",
+            b"\x01id\0",
+            &[0; 8],
+            b"\0b\0",
+            &[0; 8],
+            b"",
+        ];
         let relation = Relation {
             oid: 5,
             schema: "s".to_owned(),
@@ -241,14 +319,42 @@ mod tests {
         let values = vec![Value::Null, Value::Unchanged, text("hi")];
         let relation = 3;
         let cases: [(&[&[u8]], Message); 6] = [
-            (&[b"I\0\0\0\x03N", row], Message::Insert { relation, new: values.clone() }),
-            (&[b"U\0\0\0\x03N", row], Message::Update { relation, old: None, new: values.clone() }),
+            (
+                &[b"I\0\0\0\x03N", row],
+                Message::Insert {
+                    relation,
+                    new: values.clone(),
+                },
+            ),
+            (
+                &[b"U\0\0\0\x03N", row],
+                Message::Update {
+                    relation,
+                    old: None,
+                    new: values.clone(),
+                },
+            ),
             (
                 &[b"U\0\0\0\x03K\0\x01t\0\0\0\x011N", row],
-                Message::Update { relation, old: Some(vec![text("1")]), new: values.clone() },
+                Message::Update {
+                    relation,
+                    old: Some(vec![text("1")]),
+                    new: values.clone(),
+                },
             ),
-            (&[b"D\0\0\0\x03O", row], Message::Delete { relation, old: values.clone() }),
-            (&[b"T\0\0\0\x02\x01\0\0\0\x03\0\0\0\x04"], Message::Truncate { relations: vec![3, 4] }),
+            (
+                &[b"D\0\0\0\x03O", row],
+                Message::Delete {
+                    relation,
+                    old: values.clone(),
+                },
+            ),
+            (
+                &[b"T\0\0\0\x02\x01\0\0\0\x03\0\0\0\x04"],
+                Message::Truncate {
+                    relations: vec![3, 4],
+                },
+            ),
             (&[b"O\0\0\0\0\0\0\0\0x\0"], Message::Other),
         ];
         for (parts, expected) in cases {
@@ -263,12 +369,22 @@ mod tests {
             (b"?", "a kind of message that is not known"),
             (b"I\0\0\0\x03K\0\0", "an insert without a row"),
             (b"I\0\0\0\x03N\0\x01t\0\0\0\x09hi", "it ends early"),
-            (b"I\0\0\0\x03N\0\x01b\0\0\0\0", "a value that is neither null nor text"),
+            (
+                b"I\0\0\0\x03N\0\x01b\0\0\0\0",
+                "a value that is neither null nor text",
+            ),
             (b"I\0\0\0\x03N\0\x01nn", "bytes after the end of a message"),
-            (b"T\xff\xff\xff\xff\0\0\0\0\x03", "a truncate with another number of tables than it says"),
+            (
+                b"T\xff\xff\xff\xff\0\0\0\0\x03",
+                "a truncate with another number of tables than it says",
+            ),
         ];
         for (bytes, what) in cases {
-            assert_eq!(decode(Bytes::copy_from_slice(bytes)), Err(Malformed { what }), "{bytes:?}");
+            assert_eq!(
+                decode(Bytes::copy_from_slice(bytes)),
+                Err(Malformed { what }),
+                "{bytes:?}"
+            );
         }
     }
 

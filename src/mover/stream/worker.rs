@@ -1,8 +1,9 @@
-//! The task of a follower: it opens the connections, goes on from the last durable position, and starts again after a
-//! failure.
+//! The task of a follower: it opens the connections, goes on from the last durable position, and
+//! starts again after a failure.
 //!
-//! Invariant: what a run knows about shards, chunks and positions is read from the target when it begins, and is thrown
-//! away with the run. So there is one answer to a failure at any place: start again.
+//! Invariant: what a run knows about shards, chunks and positions is read from the target when it
+//! begins, and is thrown away with the run. So there is one answer to a failure at any place: start
+//! again.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -36,7 +37,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest of these pauses.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long rows are applied one by one after the first failure of a combined statement; doubled each time.
+/// How long rows are applied one by one after the first failure of a combined statement; doubled
+/// each time.
 const FIRST_CAUTION: Duration = Duration::from_secs(1);
 
 /// The longest of these times.
@@ -49,7 +51,8 @@ pub(crate) struct Worker {
     pub(super) commands: mpsc::Receiver<Command>,
     /// The attempts whose markers make a shard ready, with the hashes of their open tokens.
     pub(super) expected: HashMap<ShardId, (i32, String)>,
-    /// Numbers of the transactions applied last: a source may show a commit in its WAL before its snapshots do.
+    /// Numbers of the transactions applied last: a source may show a commit in its WAL before its
+    /// snapshots do.
     pub(super) recent: VecDeque<u64>,
     /// The positions of shards that were lost: the slot must keep the rest for a resume.
     pub(super) held: HashMap<ShardId, u64>,
@@ -58,8 +61,8 @@ pub(crate) struct Worker {
 
 /// How long rows are applied one by one after a combined statement has failed.
 ///
-/// An application that causes such a failure once does so again, and each failure breaks a pause in which a move looks
-/// for a common point. So the time is doubled.
+/// An application that causes such a failure once does so again, and each failure breaks a pause in
+/// which a move looks for a common point. So the time is doubled.
 pub(super) struct Caution {
     /// It lasts at least up to this position and this time.
     until: Option<(u64, Instant)>,
@@ -68,11 +71,18 @@ pub(super) struct Caution {
 
 impl Caution {
     fn new() -> Caution {
-        Caution { until: None, next: FIRST_CAUTION }
+        Caution {
+            until: None,
+            next: FIRST_CAUTION,
+        }
     }
 
     fn care(&self) -> Care {
-        if self.until.is_some() { Care::Singly } else { Care::Together }
+        if self.until.is_some() {
+            Care::Singly
+        } else {
+            Care::Together
+        }
     }
 
     /// A combined statement has failed, before this position.
@@ -83,7 +93,10 @@ impl Caution {
 
     /// Whether rows are combined from this position on.
     pub(super) fn at(&mut self, position: u64) -> Care {
-        if self.until.is_some_and(|(end, time)| position >= end && Instant::now() >= time) {
+        if self
+            .until
+            .is_some_and(|(end, time)| position >= end && Instant::now() >= time)
+        {
             self.until = None;
         }
         self.care()
@@ -108,8 +121,20 @@ impl Worker {
         commands: mpsc::Receiver<Command>,
     ) -> Worker {
         let (expected, recent) = (HashMap::new(), VecDeque::new());
-        let held = options.others.iter().map(|(shard, position)| (*shard, *position)).collect();
-        Worker { options, view, commands, expected, recent, held, caution: Caution::new() }
+        let held = options
+            .others
+            .iter()
+            .map(|(shard, position)| (*shard, *position))
+            .collect();
+        Worker {
+            options,
+            view,
+            commands,
+            expected,
+            recent,
+            held,
+            caution: Caution::new(),
+        }
     }
 
     pub(crate) async fn run(mut self) {
@@ -143,12 +168,17 @@ impl Worker {
                     if self.view.borrow().position > before {
                         (failing_since, pause) = (None, FIRST_PAUSE);
                     }
-                    // It is the second time at the same place: the server would answer the same for ever.
+                    // It is the second time at the same place: the server would answer the same for
+                    // ever.
                     if failing_since.is_some() && is_undecodable(&error) {
                         return Err(self.give_slot_up(&error).await?);
                     }
                     let since = *failing_since.get_or_insert_with(Instant::now);
-                    tracing::warn!(stream = self.options.stream, error = chain(&*error), "the stream is opened again");
+                    tracing::warn!(
+                        stream = self.options.stream,
+                        error = chain(&*error),
+                        "the stream is opened again"
+                    );
                     if since.elapsed() + pause > self.options.patience {
                         return Err(*error);
                     }
@@ -159,7 +189,11 @@ impl Worker {
                     match self.commands.recv().await {
                         Some(Command::Stop) | None => return,
                         // While there are no connections, nobody can pause and no marker comes.
-                        Some(Command::Expect { shard, attempt, open_hash }) => {
+                        Some(Command::Expect {
+                            shard,
+                            attempt,
+                            open_hash,
+                        }) => {
                             self.expected.insert(shard, (attempt, open_hash));
                         }
                         Some(Command::Detach { shard }) => {
@@ -177,9 +211,9 @@ impl Worker {
         }
     }
 
-    /// Drops a slot that its server cannot decode, so that the next mover sees that it is gone: a move copies again,
-    /// and a rollback, which cannot, is refused. The source serves, so nothing is lost with it. Gives the error to end
-    /// with.
+    /// Drops a slot that its server cannot decode, so that the next mover sees that it is gone: a
+    /// move copies again, and a rollback, which cannot, is refused. The source serves, so nothing
+    /// is lost with it. Gives the error to end with.
     ///
     /// Locks: none; the slot is read by nobody else.
     async fn give_slot_up(&mut self, error: &Error) -> Result<Error, Error> {
@@ -189,15 +223,19 @@ impl Worker {
             error = chain(error),
             "the slot is dropped: the server cannot decode it"
         );
-        // A worker that slept, and was taken over meanwhile, must leave the slot to the mover that has the shards: it
-        // may be a new slot.
+        // A worker that slept, and was taken over meanwhile, must leave the slot to the mover that
+        // has the shards: it may be a new slot.
         let target = options.hosts.open_new(&options.target).await?;
         let is_ours = matches!(self.is_taken_over(&target).await, Ok(false))
-            && self.progress(&target).await.is_ok_and(|shards| !shards.is_empty());
+            && self
+                .progress(&target)
+                .await
+                .is_ok_and(|shards| !shards.is_empty());
         let options = &self.options;
         if !is_ours {
             let why = format!(
-                "the server cannot decode the slot {}; it stays, because its shards may no longer be ours",
+                "the server cannot decode the slot {}; it stays, because its shards may no longer \
+                    be ours",
                 options.stream
             );
             return Ok(Error::Unfollowed { shard: None, why });
@@ -205,7 +243,11 @@ impl Worker {
         let source = options.hosts.open_new(&options.source).await?;
         drop_slot(&source, &options.stream).await?;
         let state = "dropped, since the server can no longer decode it";
-        Ok(Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state })
+        Ok(Error::SlotLost {
+            host: options.source.clone(),
+            slot: options.stream.clone(),
+            state,
+        })
     }
 
     pub(super) fn lose(&self, shard: ShardId, fault: Fault) {
@@ -232,17 +274,24 @@ impl Worker {
 
         let options = &self.options;
         let source = options.hosts.open_new(&options.source).await?;
-        let lost = |state| Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state };
-        // The progress rows say that the slot is ours, so a mover that still reads it is dead, or has lost the move. It
-        // is freed before its state is read: the walsender of a broken connection may still receive the position of a
-        // target that has failed over since.
+        let lost = |state| Error::SlotLost {
+            host: options.source.clone(),
+            slot: options.stream.clone(),
+            state,
+        };
+        // The progress rows say that the slot is ours, so a mover that still reads it is dead, or
+        // has lost the move. It is freed before its state is read: the walsender of a broken
+        // connection may still receive the position of a target that has failed over since.
         free_slot(&source, &options.stream).await?;
-        let state = slot_state(&source, &options.stream).await?.ok_or_else(|| lost("gone"))?;
+        let state = slot_state(&source, &options.stream)
+            .await?
+            .ok_or_else(|| lost("gone"))?;
         if let Some(state) = state.lost {
             return Err(lost(state).into());
         }
-        // Read after the slot's state: the slot is only told what is durable here, so a row that is behind it lacks
-        // something. A mover that has taken a shard meanwhile has read on from the shard's row.
+        // Read after the slot's state: the slot is only told what is durable here, so a row that is
+        // behind it lacks something. A mover that has taken a shard meanwhile has read on from the
+        // shard's row.
         let shards = self.progress(&session).await?;
         if shards.is_empty() {
             return Ok(End::Alone);
@@ -250,18 +299,31 @@ impl Worker {
         let tables = self.tables(&session, &shards).await?;
         let options = &self.options;
         let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text";
-        let near: String = source.row("asking for a transaction number", sql, &[]).await?.get(0)?;
+        let near: String = source
+            .row("asking for a transaction number", sql, &[])
+            .await?
+            .get(0)?;
         let near = near.parse().unwrap_or(0);
         let servers = facts::servers(&source, &session).await?;
         self.view.send_modify(|view| view.servers = Some(servers));
-        // Invariant: a shard is followed from the position in its row. The slot was told no more than the rows said, so
-        // a row behind it has lost something since.
-        if let Some(behind) = shards.values().find(|shard| shard.applied < state.confirmed) {
-            let fault = Fault::StreamLost { host: options.target.clone() };
+        // Invariant: a shard is followed from the position in its row. The slot was told no more
+        // than the rows said, so a row behind it has lost something since.
+        if let Some(behind) = shards
+            .values()
+            .find(|shard| shard.applied < state.confirmed)
+        {
+            let fault = Fault::StreamLost {
+                host: options.target.clone(),
+            };
             return Err(Failure::Shard(behind.hold.shard, fault));
         }
-        // If shards that are not followed here lack something, the mover that follows them will find out.
-        let from = shards.values().map(|shard| shard.applied).chain(self.held.values().copied()).min();
+        // If shards that are not followed here lack something, the mover that follows them will
+        // find out.
+        let from = shards
+            .values()
+            .map(|shard| shard.applied)
+            .chain(self.held.values().copied())
+            .min();
         let from = from.unwrap_or(0).max(state.confirmed);
         let slot = Source {
             host: &options.source,
@@ -269,41 +331,65 @@ impl Worker {
             slot: &options.stream,
             publication: &options.stream,
         };
-        let confirmation = Confirmation::begin(source, &options.stream, state.confirmed, from).await?;
+        let confirmation =
+            Confirmation::begin(source, &options.stream, state.confirmed, from).await?;
         let transport = Transport::start(&slot, from, confirmation.by).await?;
-        Run::new(self, applier, transport, shards, tables, near, confirmation).follow().await
+        Run::new(self, applier, transport, shards, tables, near, confirmation)
+            .follow()
+            .await
     }
 
-    /// Whether a rollback has taken one of the shards whose old copies are fed from this stream. While it has, the
-    /// stream belongs to the rollback: two readers of one slot would end each other's connections. The other shards
-    /// lose nothing meanwhile: the slot keeps what the rollback still lacks, and with it what they lack.
+    /// Whether a rollback has taken one of the shards whose old copies are fed from this stream.
+    /// While it has, the stream belongs to the rollback: two readers of one slot would end each
+    /// other's connections. The other shards lose nothing meanwhile: the slot keeps what the
+    /// rollback still lacks, and with it what they lack.
     ///
     /// Locks: ACCESS SHARE on a table of ours.
     async fn is_taken_over(&self, session: &Session) -> Result<bool, Failure> {
-        let sql =
-            "SELECT EXISTS (SELECT FROM pgshard.back WHERE move_id = $1 AND stream = $2 AND taken_by IS NOT NULL)";
+        let sql = "SELECT EXISTS (SELECT FROM pgshard.back WHERE move_id = $1 AND stream = $2 AND \
+            taken_by IS NOT NULL)";
         let what = "looking for a rollback";
-        let row = session.row(what, sql, &[self.options.id.uuid(), &self.options.stream]).await?;
+        let row = session
+            .row(what, sql, &[self.options.id.uuid(), &self.options.stream])
+            .await?;
         Ok(row.get(0)?)
     }
 
-    /// The shards that are ours, and how far they are. A rollback takes a shard's row to its own move, and gives it
-    /// back if it is undone. Under either move, the slot keeps what the row lacks.
+    /// The shards that are ours, and how far they are. A rollback takes a shard's row to its own
+    /// move, and gives it back if it is undone. Under either move, the slot keeps what the row
+    /// lacks.
     ///
     /// Locks: ACCESS SHARE on three tables of ours.
-    async fn progress(&mut self, session: &Session) -> Result<BTreeMap<ShardId, Followed>, Failure> {
+    async fn progress(
+        &mut self,
+        session: &Session,
+    ) -> Result<BTreeMap<ShardId, Followed>, Failure> {
         let sql = "SELECT p.shard_id, p.lease, p.applied_lsn, p.breach, i.ready_attempt
             FROM pgshard.progress p
             LEFT JOIN pgshard.incoming i ON i.shard_id = p.shard_id AND i.move_id = p.move_id
             WHERE p.move_id = $1 OR EXISTS (SELECT FROM pgshard.back b
-                WHERE b.stream = $2 AND b.shard_id = p.shard_id AND p.move_id IN (b.move_id, b.taken_by))";
-        let rows = session.rows("reading the progress", sql, &[self.options.id.uuid(), &self.options.stream]).await?;
-        let rows: Result<HashMap<i32, &AnsweredRow>, Error> = rows.iter().map(|row| Ok((row.get(0)?, row))).collect();
+                WHERE b.stream = $2 AND b.shard_id = p.shard_id AND p.move_id IN (b.move_id, \
+                b.taken_by))";
+        let rows = session
+            .rows(
+                "reading the progress",
+                sql,
+                &[self.options.id.uuid(), &self.options.stream],
+            )
+            .await?;
+        let rows: Result<HashMap<i32, &AnsweredRow>, Error> =
+            rows.iter().map(|row| Ok((row.get(0)?, row))).collect();
         let rows = rows?;
         let mut shards = BTreeMap::new();
         for shard in &self.options.shards {
             let hold = shard.hold;
-            if self.view.borrow().shards.get(&hold.shard).is_none_or(|followed| followed.fault.is_some()) {
+            if self
+                .view
+                .borrow()
+                .shards
+                .get(&hold.shard)
+                .is_none_or(|followed| followed.fault.is_some())
+            {
                 continue;
             }
             let Some(row) = rows.get(&hold.shard.as_i32()) else {
@@ -322,29 +408,62 @@ impl Worker {
                     (followed.ready, followed.breach) = (marked, breach.clone());
                 }
             });
-            shards.insert(hold.shard, Followed { hold, applied, marked, breach });
+            shards.insert(
+                hold.shard,
+                Followed {
+                    hold,
+                    applied,
+                    marked,
+                    breach,
+                },
+            );
         }
         Ok(shards)
     }
 
     /// The tables of these shards, with their chunks.
-    async fn tables(&self, session: &Session, shards: &BTreeMap<ShardId, Followed>) -> Result<Tables, Failure> {
-        let followed = || self.options.shards.iter().filter(|shard| shards.contains_key(&shard.hold.shard));
-        let schemas: Vec<&str> = followed().map(|shard| shard.target_schema.as_str()).collect();
-        // The tables are found by pg_depend, which has an index for it: pg_class has no index on the schema. Locks:
-        // ACCESS SHARE on catalogs.
-        let sql = "SELECT n.nspname::text, c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod),
-                a.attidentity = 'a', EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+    async fn tables(
+        &self,
+        session: &Session,
+        shards: &BTreeMap<ShardId, Followed>,
+    ) -> Result<Tables, Failure> {
+        let followed = || {
+            self.options
+                .shards
+                .iter()
+                .filter(|shard| shards.contains_key(&shard.hold.shard))
+        };
+        let schemas: Vec<&str> = followed()
+            .map(|shard| shard.target_schema.as_str())
+            .collect();
+        // The tables are found by pg_depend, which has an index for it: pg_class has no index on
+        // the schema. Locks: ACCESS SHARE on catalogs.
+        let sql = "SELECT n.nspname::text, c.relname::text, a.attname::text, \
+            format_type(a.atttypid, a.atttypmod),
+                a.attidentity = 'a', EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = \
+                i.indexrelid
                     WHERE i.indrelid = c.oid AND starts_with(x.relname::text, $2))
-            FROM pg_namespace n JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
+            FROM pg_namespace n JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND \
+            d.refobjid = n.oid
                 AND d.classid = 'pg_class'::regclass
             JOIN pg_class c ON c.oid = d.objid AND c.relkind = 'r'
             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
             WHERE n.nspname = ANY ($1)";
         let mut columns: HashMap<(String, String), HashMap<String, TargetColumn>> = HashMap::new();
-        for row in session.rows("reading the target's columns", sql, &[&schemas, &row_index::PREFIX]).await? {
+        for row in session
+            .rows(
+                "reading the target's columns",
+                sql,
+                &[&schemas, &row_index::PREFIX],
+            )
+            .await?
+        {
             let of_table = columns.entry((row.get(0)?, row.get(1)?)).or_default();
-            let column = TargetColumn { type_sql: row.get(3)?, always: row.get(4)?, row_index: row.get(5)? };
+            let column = TargetColumn {
+                type_sql: row.get(3)?,
+                always: row.get(4)?,
+                row_index: row.get(5)?,
+            };
             of_table.insert(row.get(2)?, column);
         }
         let mut tables = HashMap::new();
@@ -354,9 +473,12 @@ impl Worker {
                 Basis::Position => BTreeMap::new(),
             };
             for shape in &shard.tables {
-                let columns = columns.remove(&(shard.target_schema.clone(), shape.name.clone())).unwrap_or_default();
+                let columns = columns
+                    .remove(&(shard.target_schema.clone(), shape.name.clone()))
+                    .unwrap_or_default();
                 let (schema, chunks) = (shard.target_schema.clone(), chunks.remove(&shape.name));
-                let state = TableState::new(shard.hold.shard, shape.clone(), schema, columns, chunks);
+                let state =
+                    TableState::new(shard.hold.shard, shape.clone(), schema, columns, chunks);
                 tables.insert(shape.oid, state);
             }
         }
@@ -367,6 +489,10 @@ impl Worker {
 /// Records a shard's fault. The first one stays.
 pub(super) fn note_fault(view: &watch::Sender<View>, shard: ShardId, fault: Fault) {
     view.send_modify(|view| {
-        view.shards.entry(shard).or_default().fault.get_or_insert(fault);
+        view.shards
+            .entry(shard)
+            .or_default()
+            .fault
+            .get_or_insert(fault);
     });
 }

@@ -16,7 +16,11 @@ pub(in crate::pg) fn dial(_name: &str) -> Option<Ready<io::Result<Stream>>> {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        _: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match *self {}
     }
 }

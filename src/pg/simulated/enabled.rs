@@ -25,5 +25,7 @@ pub(crate) fn listen(
 
 /// Connects, if a server is played under this name.
 pub(in crate::pg) fn dial(name: &str) -> Option<BoxFuture<'static, io::Result<Stream>>> {
-    LISTENERS.with_borrow(|listeners| listeners.get(name).cloned()).map(|listener| listener())
+    LISTENERS
+        .with_borrow(|listeners| listeners.get(name).cloned())
+        .map(|listener| listener())
 }

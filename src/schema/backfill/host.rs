@@ -1,10 +1,10 @@
-//! The work on all hosts: a board with the shards that are still to be done, and for each host a few connections that
-//! take shards from it.
+//! The work on all hosts: a board with the shards that are still to be done, and for each host a
+//! few connections that take shards from it.
 //!
 //! A shard that is being moved returns to the board, to the list of the host that has it then.
 //!
-//! Invariant: the work ends. A shard without progress is tried until the patience is over, and so is a host that does
-//! not answer.
+//! Invariant: the work ends. A shard without progress is tried until the patience is over, and so
+//! is a host that does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -27,7 +27,8 @@ use crate::shard::ShardId;
 /// If this many shards have failed before the first is done, the rest is not tried.
 const FAILURES_MAX: usize = 16;
 
-/// How long a worker without a shard waits before it looks at the board again: a shard may have come to its host.
+/// How long a worker without a shard waits before it looks at the board again: a shard may have
+/// come to its host.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The pause before a busy shard is tried again. It doubles each time, up to `PAUSE_MAX`.
@@ -50,7 +51,8 @@ struct Task {
     due: Instant,
 }
 
-/// Which shards are to be done on which host. A shard that a worker has taken is on no list, and counts as open.
+/// Which shards are to be done on which host. A shard that a worker has taken is on no list, and
+/// counts as open.
 #[derive(Default)]
 struct Board {
     lists: BTreeMap<HostName, Vec<Task>>,
@@ -81,7 +83,8 @@ enum Next {
 /// The result of a worker's work on a shard.
 enum After {
     Done,
-    /// It goes back on this host's list, after a pause. When the patience is over, it is given up for this reason.
+    /// It goes back on this host's list, after a pause. When the patience is over, it is given up
+    /// for this reason.
     Later(BackfillFault),
     /// It goes on the list of the host that it has moved to.
     Gone(HostName),
@@ -97,18 +100,31 @@ impl<'a> Work<'a> {
     ) -> Work<'a> {
         let throttle = || Throttle::new(request.pace.lag_max, request.pace.rows_a_second);
         let due = Instant::now();
-        let task = |shard| Task { shard, size: Size::first(), rows: 0, tries: 0, since: None, due };
+        let task = |shard| Task {
+            shard,
+            size: Size::first(),
+            rows: 0,
+            tries: 0,
+            since: None,
+            due,
+        };
         let mut board = Board::default();
         for (host, shards) in shards {
             board.open += shards.len();
             // Workers take from the end.
-            board.lists.insert(host, shards.into_iter().rev().map(task).collect());
+            board
+                .lists
+                .insert(host, shards.into_iter().rev().map(task).collect());
         }
         Work {
             request,
             observer,
             in_all: Semaphore::new(request.pace.width_in_all.get()),
-            throttles: request.hosts.iter().map(|(host, _)| (host.clone(), throttle())).collect(),
+            throttles: request
+                .hosts
+                .iter()
+                .map(|(host, _)| (host.clone(), throttle()))
+                .collect(),
             hidden: Mutex::default(),
             board: Mutex::new(board),
             report: Mutex::new(report),
@@ -170,7 +186,9 @@ impl<'a> Work<'a> {
         let now = Instant::now();
         let stops = board.failed >= FAILURES_MAX && board.done == 0;
         let failed = board.failed;
-        let Some(list) = board.lists.get_mut(host) else { return Next::Wait(LOOK) };
+        let Some(list) = board.lists.get_mut(host) else {
+            return Next::Wait(LOOK);
+        };
         if stops {
             let left = std::mem::take(list);
             board.open -= left.len();
@@ -183,15 +201,25 @@ impl<'a> Work<'a> {
         match list.iter().rposition(|task| task.due <= now) {
             Some(at) => Next::Now(list.remove(at)),
             None => {
-                let due = list.iter().map(|task| task.due.saturating_duration_since(now)).min();
+                let due = list
+                    .iter()
+                    .map(|task| task.due.saturating_duration_since(now))
+                    .min();
                 Next::Wait(due.unwrap_or(LOOK).min(LOOK))
             }
         }
     }
 
     /// Works on one shard, until it is done or cannot go on here.
-    async fn shard(&self, host: &HostName, client: &Connection, mut task: Task) -> (Result<After, HostFault>, Task) {
-        let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
+    async fn shard(
+        &self,
+        host: &HostName,
+        client: &Connection,
+        mut task: Task,
+    ) -> (Result<After, HostFault>, Task) {
+        let lost = |error: &tokio_postgres::Error| HostFault::Lost {
+            reason: chain(error),
+        };
         task.since.get_or_insert_with(Instant::now);
         let pace = self.request.pace;
         let schema = self.request.cluster.schema_prefix.schema(task.shard);
@@ -210,7 +238,11 @@ impl<'a> Work<'a> {
             if let Err(error) = self.held(host, client).await {
                 return (Err(lost(&error)), task);
             }
-            let turn = self.in_all.acquire().await.expect("nobody closes the semaphore");
+            let turn = self
+                .in_all
+                .acquire()
+                .await
+                .expect("nobody closes the semaphore");
             let began = Instant::now();
             let step = match &key {
                 None => on_shard.start(client).await,
@@ -226,7 +258,8 @@ impl<'a> Work<'a> {
                 }
                 Ok(Step::Ran { rows }) => {
                     task.size = task.size.after(began.elapsed(), pace.range);
-                    (task.rows, task.tries, task.since) = (task.rows + rows, 0, Some(Instant::now()));
+                    (task.rows, task.tries, task.since) =
+                        (task.rows + rows, 0, Some(Instant::now()));
                     self.ran(host, task.shard, rows);
                     continue;
                 }
@@ -250,7 +283,11 @@ impl<'a> Work<'a> {
     }
 
     /// Waits as long as something holds the host's workers back.
-    async fn held(&self, host: &HostName, client: &Connection) -> Result<(), tokio_postgres::Error> {
+    async fn held(
+        &self,
+        host: &HostName,
+        client: &Connection,
+    ) -> Result<(), tokio_postgres::Error> {
         let throttle = &self.throttles[host];
         let mut is_told = false;
         loop {
@@ -279,13 +316,23 @@ impl<'a> Work<'a> {
     }
 
     /// Where a shard is that the host does not serve now. Locks: none.
-    async fn whereabouts(&self, client: &Connection, shard: ShardId) -> Result<After, tokio_postgres::Error> {
+    async fn whereabouts(
+        &self,
+        client: &Connection,
+        shard: ShardId,
+    ) -> Result<After, tokio_postgres::Error> {
         let sql = "SELECT state, peer FROM pgshard.shard WHERE shard_id = $1";
-        let rows = client.query_typed(sql, &[(&shard.as_i32(), Type::INT4)]).await?;
+        let rows = client
+            .query_typed(sql, &[(&shard.as_i32(), Type::INT4)])
+            .await?;
         let waits = || After::Later(BackfillFault::Moving);
-        let Some(row) = rows.first() else { return Ok(waits()) };
+        let Some(row) = rows.first() else {
+            return Ok(waits());
+        };
         let (state, peer): (&str, Option<&str>) = (row.try_get(0)?, row.try_get(1)?);
-        let peer = peer.filter(|_| state == "moved").and_then(|peer| HostName::new(peer).ok());
+        let peer = peer
+            .filter(|_| state == "moved")
+            .and_then(|peer| HostName::new(peer).ok());
         Ok(match peer {
             Some(peer) if self.throttles.contains_key(&peer) => After::Gone(peer),
             Some(host) => After::Left(BackfillFault::Absent { host }),
@@ -300,7 +347,11 @@ impl<'a> Work<'a> {
                 (board.open, board.done) = (board.open - 1, board.done + 1);
                 drop(board);
                 self.report.lock().expect(NO_PANIC).done.insert(task.shard);
-                (self.observer)(Event::ShardDone { host, shard: task.shard, rows: task.rows });
+                (self.observer)(Event::ShardDone {
+                    host,
+                    shard: task.shard,
+                    rows: task.rows,
+                });
             }
             After::Later(fault) | After::Left(fault) if !self.may_wait(&task, &fault) => {
                 let mut board = self.board.lock().expect(NO_PANIC);
@@ -314,7 +365,9 @@ impl<'a> Work<'a> {
             }
             After::Later(_) | After::Left(_) => {
                 task.tries += 1;
-                let pause = PAUSE_MIN.saturating_mul(1 << task.tries.min(8).saturating_sub(1)).min(PAUSE_MAX);
+                let pause = PAUSE_MIN
+                    .saturating_mul(1 << task.tries.min(8).saturating_sub(1))
+                    .min(PAUSE_MAX);
                 self.put_back_at(host, task, pause.mul_f64(0.5 + fastrand::f64()));
             }
         }
@@ -323,7 +376,10 @@ impl<'a> Work<'a> {
     /// Whether the fault may pass and the shard's patience is not over.
     fn may_wait(&self, task: &Task, fault: &BackfillFault) -> bool {
         let passes = matches!(fault, BackfillFault::Busy { .. } | BackfillFault::Moving);
-        passes && task.since.is_none_or(|since| since.elapsed() < self.request.pace.patience)
+        passes
+            && task
+                .since
+                .is_none_or(|since| since.elapsed() < self.request.pace.patience)
     }
 
     fn put_back_at(&self, host: &HostName, mut task: Task, pause: Duration) {
@@ -332,7 +388,13 @@ impl<'a> Work<'a> {
         if let Some(fault) = board.lost.get(host).cloned() {
             board.open -= 1;
             drop(board);
-            self.leave(host, &task, BackfillFault::Host { reason: fault.to_string() });
+            self.leave(
+                host,
+                &task,
+                BackfillFault::Host {
+                    reason: fault.to_string(),
+                },
+            );
         } else {
             board.lists.entry(host.clone()).or_default().insert(0, task);
         }
@@ -341,17 +403,34 @@ impl<'a> Work<'a> {
     /// Gives up all shards on a host's list.
     fn lose(&self, host: &HostName, fault: &HostFault) {
         let mut board = self.board.lock().expect(NO_PANIC);
-        let left = board.lists.insert(host.clone(), Vec::new()).unwrap_or_default();
+        let left = board
+            .lists
+            .insert(host.clone(), Vec::new())
+            .unwrap_or_default();
         board.open -= left.len();
         board.lost.insert(host.clone(), fault.clone());
         drop(board);
         for task in left {
-            self.leave(host, &task, BackfillFault::Host { reason: fault.to_string() });
+            self.leave(
+                host,
+                &task,
+                BackfillFault::Host {
+                    reason: fault.to_string(),
+                },
+            );
         }
     }
 
     fn leave(&self, host: &HostName, task: &Task, fault: BackfillFault) {
-        (self.observer)(Event::ShardFailed { host, shard: task.shard, fault: &fault });
-        self.report.lock().expect(NO_PANIC).left.insert(task.shard, fault);
+        (self.observer)(Event::ShardFailed {
+            host,
+            shard: task.shard,
+            fault: &fault,
+        });
+        self.report
+            .lock()
+            .expect(NO_PANIC)
+            .left
+            .insert(task.shard, fault);
     }
 }

@@ -1,12 +1,13 @@
-//! Backfills: a statement over the rows of a table in every shard, one range of keys after the other, while the
-//! application works.
+//! Backfills: a statement over the rows of a table in every shard, one range of keys after the
+//! other, while the application works.
 //!
-//! Each range is a short transaction, which also writes the record of the progress; it has as many rows as fit in the
-//! time that a range should take. It waits when standbys fall behind, and keeps to a rate. If a shard moves meanwhile,
-//! the work goes on at its new host; if one fails, it is named, and the others go on. A second run does only what is
-//! left.
+//! Each range is a short transaction, which also writes the record of the progress; it has as many
+//! rows as fit in the time that a range should take. It waits when standbys fall behind, and keeps
+//! to a rate. If a shard moves meanwhile, the work goes on at its new host; if one fails, it is
+//! named, and the others go on. A second run does only what is left.
 //!
-//! Invariant: each range is run once. If the statement was edited after its beginning, it is not run.
+//! Invariant: each range is run once. If the statement was edited after its beginning, it is not
+//! run.
 
 mod host;
 mod read;
@@ -51,8 +52,18 @@ pub struct Request {
 
 impl Request {
     /// In all shards, at the default pace.
-    pub fn new(cluster: Cluster, hosts: Vec<(HostName, ConnectOptions)>, backfill: Backfill) -> Request {
-        Request { cluster, hosts, only_shards: None, backfill, pace: Pace::default() }
+    pub fn new(
+        cluster: Cluster,
+        hosts: Vec<(HostName, ConnectOptions)>,
+        backfill: Backfill,
+    ) -> Request {
+        Request {
+            cluster,
+            hosts,
+            only_shards: None,
+            backfill,
+            pace: Pace::default(),
+        }
     }
 }
 
@@ -79,8 +90,8 @@ pub struct Pace {
 }
 
 impl Default for Pace {
-    /// 200 ms for a range, 64 MiB of lag, no rate, two shards per host, 16 in all, 100 ms for a lock, a minute of
-    /// patience.
+    /// 200 ms for a range, 64 MiB of lag, no rate, two shards per host, 16 in all, 100 ms for a
+    /// lock, a minute of patience.
     fn default() -> Pace {
         Pace {
             range: Duration::from_millis(200),
@@ -164,30 +175,43 @@ pub enum BackfillFault {
 
 /// Which hosts could not be asked, where there are some.
 fn asked(silent: &[String]) -> String {
-    if silent.is_empty() { String::new() } else { format!(": {} could not be asked", silent.join(", ")) }
+    if silent.is_empty() {
+        String::new()
+    } else {
+        format!(": {} could not be asked", silent.join(", "))
+    }
 }
 
 impl BackfillFault {
     /// What to do.
     pub fn remedy(&self) -> &'static str {
         match self {
-            BackfillFault::Unserved { .. } => "run `pgshard check`; then run the same command again",
-            BackfillFault::Absent { .. } => "add the host to the config; then run the same command again",
+            BackfillFault::Unserved { .. } => {
+                "run `pgshard check`; then run the same command again"
+            }
+            BackfillFault::Absent { .. } => {
+                "add the host to the config; then run the same command again"
+            }
             BackfillFault::Moving => "see `pgshard moves list`; then run the same command again",
             BackfillFault::Busy { .. } | BackfillFault::Host { .. } => "run the same command again",
-            BackfillFault::Unfit { .. } => "name a table and a column that every shard has, with an index",
+            BackfillFault::Unfit { .. } => {
+                "name a table and a column that every shard has, with an index"
+            }
             BackfillFault::Range { .. } => {
                 "correct those rows and run the same command again, or begin a backfill with \
                                             another statement under another name"
             }
             BackfillFault::Edited => REMEDY_EDITED,
-            BackfillFault::NotTried { .. } => "look at the faults of those shards; then run the same command again",
+            BackfillFault::NotTried { .. } => {
+                "look at the faults of those shards; then run the same command again"
+            }
         }
     }
 }
 
 /// What to do when the statement differs from the one that was begun.
-pub(super) const REMEDY_EDITED: &str = "restore the statement; or give the new one a name of its own: it then \
+pub(super) const REMEDY_EDITED: &str = "restore the statement; or give the new one a name of its \
+    own: it then \
                                         begins at the first key again";
 
 /// Why nothing is run on any host.
@@ -229,7 +253,8 @@ pub enum Event<'a> {
         /// How many are done already.
         unchanged: usize,
     },
-    /// A move can no longer be rolled back, because the table of the progress is created in its shards.
+    /// A move can no longer be rolled back, because the table of the progress is created in its
+    /// shards.
     EndsWayBack {
         /// The move.
         move_id: Uuid,
@@ -288,7 +313,8 @@ pub struct Report {
     pub done: BTreeSet<ShardId>,
     /// How many were finished before.
     pub unchanged: usize,
-    /// The shards in which there is a record of it, finished or not: this run has made it, or an earlier one.
+    /// The shards in which there is a record of it, finished or not: this run has made it, or an
+    /// earlier one.
     pub begun: BTreeSet<ShardId>,
     /// How many rows the statement has touched in this run.
     pub rows: u64,
@@ -311,15 +337,30 @@ impl Report {
 /// When shards have begun it with another statement, table or key. Then nothing was run.
 ///
 /// # Cancel safety
-/// Dropping the future closes the connections. A range that is running takes effect whole or not at all; run it again
-/// for the rest.
-pub fn backfill<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a, Result<Report, BackfillError>> {
+/// Dropping the future closes the connections. A range that is running takes effect whole or not at
+/// all; run it again for the rest.
+pub fn backfill<'a>(
+    request: &'a Request,
+    observer: Observer<'a>,
+) -> BoxFuture<'a, Result<Report, BackfillError>> {
     Box::pin(async move {
-        let is_wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
+        let is_wanted = |shard: &ShardId| {
+            request
+                .only_shards
+                .as_ref()
+                .is_none_or(|only| only.contains(shard))
+        };
         let read = read_settled(request, is_wanted).await;
-        let own = |all: &[Progress]| all.iter().find(|one| one.name == request.backfill.name()).cloned();
-        let (mut to_do, mut edited, mut report) =
-            (BTreeMap::<HostName, Vec<ShardId>>::new(), Vec::new(), Report::default());
+        let own = |all: &[Progress]| {
+            all.iter()
+                .find(|one| one.name == request.backfill.name())
+                .cloned()
+        };
+        let (mut to_do, mut edited, mut report) = (
+            BTreeMap::<HostName, Vec<ShardId>>::new(),
+            Vec::new(),
+            Report::default(),
+        );
         let (mut served, mut unchanged) = (BTreeSet::new(), BTreeMap::<&HostName, usize>::new());
         for (host, read) in &read {
             let read = match read {
@@ -343,22 +384,39 @@ pub fn backfill<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'
         }
         if !edited.is_empty() {
             edited.sort_unstable();
-            return Err(BackfillError::Edited { name: request.backfill.name().to_owned(), shards: edited });
+            return Err(BackfillError::Edited {
+                name: request.backfill.name().to_owned(),
+                shards: edited,
+            });
         }
         let silent: Vec<String> = report.silent.keys().map(ToString::to_string).collect();
-        for shard in request.cluster.shards.iter().filter(|shard| is_wanted(shard) && !served.contains(shard)) {
-            report.left.insert(shard, BackfillFault::Unserved { silent: silent.clone() });
+        for shard in request
+            .cluster
+            .shards
+            .iter()
+            .filter(|shard| is_wanted(shard) && !served.contains(shard))
+        {
+            report.left.insert(
+                shard,
+                BackfillFault::Unserved {
+                    silent: silent.clone(),
+                },
+            );
         }
         report.unchanged = unchanged.values().sum();
         tell(&read, &to_do, &unchanged, observer);
         let work = host::Work::new(request, to_do, report, observer);
-        let of_host = request.hosts.iter().flat_map(|host| std::iter::repeat_n(host, request.pace.width.get()));
+        let of_host = request
+            .hosts
+            .iter()
+            .flat_map(|host| std::iter::repeat_n(host, request.pace.width.get()));
         join_all(of_host.map(|(host, connect)| work.work(host, connect))).await;
         Ok(work.report())
     })
 }
 
-/// The progress everywhere. A shard that no host owns for a moment, between two hosts, is waited for.
+/// The progress everywhere. A shard that no host owns for a moment, between two hosts, is waited
+/// for.
 async fn read_settled(
     request: &Request,
     is_wanted: impl Fn(&ShardId) -> bool,
@@ -366,8 +424,16 @@ async fn read_settled(
     let mut tries = 0;
     loop {
         let read = read::progress_in(&request.cluster, &request.hosts).await;
-        let owned: BTreeSet<ShardId> = read.values().flatten().flat_map(|host| host.shards.keys().copied()).collect();
-        let misses = request.cluster.shards.iter().any(|shard| is_wanted(&shard) && !owned.contains(&shard));
+        let owned: BTreeSet<ShardId> = read
+            .values()
+            .flatten()
+            .flat_map(|host| host.shards.keys().copied())
+            .collect();
+        let misses = request
+            .cluster
+            .shards
+            .iter()
+            .any(|shard| is_wanted(&shard) && !owned.contains(&shard));
         tries += 1;
         if !misses || tries == SETTLES || read.values().any(Result::is_err) {
             return read;
@@ -387,13 +453,25 @@ fn tell(
     unchanged: &BTreeMap<&HostName, usize>,
     observer: Observer<'_>,
 ) {
-    let answered = || read.iter().filter_map(|(host, read)| Some((host, read.as_ref().ok()?)));
+    let answered = || {
+        read.iter()
+            .filter_map(|(host, read)| Some((host, read.as_ref().ok()?)))
+    };
     let without: BTreeSet<ShardId> = answered()
-        .flat_map(|(host, read)| to_do.get(host).into_iter().flatten().filter(|shard| read.without.contains(shard)))
+        .flat_map(|(host, read)| {
+            to_do
+                .get(host)
+                .into_iter()
+                .flatten()
+                .filter(|shard| read.without.contains(shard))
+        })
         .copied()
         .collect();
     let mut ended: BTreeMap<Uuid, Vec<ShardId>> = BTreeMap::new();
-    for (shard, way) in answered().flat_map(|(_, read)| &read.open_ways).filter(|(shard, _)| without.contains(shard)) {
+    for (shard, way) in answered()
+        .flat_map(|(_, read)| &read.open_ways)
+        .filter(|(shard, _)| without.contains(shard))
+    {
         ended.entry(*way).or_default().push(*shard);
     }
     for (move_id, shards) in ended {
@@ -401,6 +479,10 @@ fn tell(
     }
     for (host, _) in answered() {
         let to_do = to_do.get(host).map_or(0, Vec::len);
-        observer(Event::Planned { host, to_do, unchanged: unchanged.get(host).copied().unwrap_or(0) });
+        observer(Event::Planned {
+            host,
+            to_do,
+            unchanged: unchanged.get(host).copied().unwrap_or(0),
+        });
     }
 }

@@ -7,15 +7,19 @@ use crate::schema::script::{forbidden, statements, unclosed};
 use crate::schema::steps::checksum;
 use crate::shard::ShardId;
 
-const PLACES: [(&str, Place); 3] = [("{shard_id}", Place::ShardId), ("{low}", Place::Low), ("{high}", Place::High)];
+const PLACES: [(&str, Place); 3] = [
+    ("{shard_id}", Place::ShardId),
+    ("{low}", Place::Low),
+    ("{high}", Place::High),
+];
 
 /// The longest name.
 const NAME_MAX: usize = 63;
 
 /// A statement that is run in every shard, over a table in ranges of its key.
 ///
-/// `{low}` and `{high}` stand for the first and the last key of a range, both inclusive; `{shard}` for the shard's
-/// schema, `{shard_id}` for its number.
+/// `{low}` and `{high}` stand for the first and the last key of a range, both inclusive; `{shard}`
+/// for the shard's schema, `{shard_id}` for its number.
 ///
 /// ```
 /// use pgshard::schema::backfill::Backfill;
@@ -52,7 +56,9 @@ pub enum BackfillMistake {
         name: String,
     },
     /// The name of the table or of the key is empty, or has a zero byte in it.
-    #[error("{name:?} is no name of a table or a column: give it without its schema and without quotes")]
+    #[error(
+        "{name:?} is no name of a table or a column: give it without its schema and without quotes"
+    )]
     Identifier {
         /// The name.
         name: String,
@@ -65,7 +71,8 @@ pub enum BackfillMistake {
     },
     /// A placeholder is missing.
     #[error(
-        "it never says {place}: the statement must name the shard's tables {{shard}}.photos, and keep to the keys \
+        "it never says {place}: the statement must name the shard's tables {{shard}}.photos, and \
+            keep to the keys \
          BETWEEN {{low}} AND {{high}}"
     )]
     Lacks {
@@ -83,41 +90,72 @@ pub enum BackfillMistake {
 }
 
 impl Backfill {
-    /// A backfill from its name, its statement, the table whose keys make the ranges, and the column of the key;
-    /// without one, the first column of the primary key.
+    /// A backfill from its name, its statement, the table whose keys make the ranges, and the
+    /// column of the key; without one, the first column of the primary key.
     ///
     /// # Errors
     /// When the text is not a single statement over a range of keys in a shard.
-    pub fn new(name: &str, sql: &str, table: &str, key: Option<&str>) -> Result<Backfill, BackfillMistake> {
+    pub fn new(
+        name: &str,
+        sql: &str,
+        table: &str,
+        key: Option<&str>,
+    ) -> Result<Backfill, BackfillMistake> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
         if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(is_plain) {
-            return Err(BackfillMistake::Name { name: name.to_owned() });
+            return Err(BackfillMistake::Name {
+                name: name.to_owned(),
+            });
         }
-        if let Some(wrong) =
-            [Some(table), key].into_iter().flatten().find(|name| name.is_empty() || name.contains('\0'))
+        if let Some(wrong) = [Some(table), key]
+            .into_iter()
+            .flatten()
+            .find(|name| name.is_empty() || name.contains('\0'))
         {
-            return Err(BackfillMistake::Identifier { name: wrong.to_owned() });
+            return Err(BackfillMistake::Identifier {
+                name: wrong.to_owned(),
+            });
         }
         let sql = sql.strip_prefix('\u{feff}').unwrap_or(sql);
         if let Some(found) = unclosed(sql) {
-            return Err(BackfillMistake::Forbidden { line: found.line, why: found.why });
+            return Err(BackfillMistake::Forbidden {
+                line: found.line,
+                why: found.why,
+            });
         }
         let found = statements(sql);
-        let [statement] = found.as_slice() else { return Err(BackfillMistake::Statements { count: found.len() }) };
+        let [statement] = found.as_slice() else {
+            return Err(BackfillMistake::Statements { count: found.len() });
+        };
         if let Some(why) = forbidden(statement) {
-            return Err(BackfillMistake::Forbidden { line: statement.line, why });
+            return Err(BackfillMistake::Forbidden {
+                line: statement.line,
+                why,
+            });
         }
         // Without the comments before and after it, which may contain placeholders too.
         let statement = &sql[statement.at.clone()];
         if !Template::new(statement).names_shard() {
             return Err(BackfillMistake::Lacks { place: "{shard}" });
         }
-        if let Some(place) = ["{low}", "{high}"].into_iter().find(|place| !statement.contains(place)) {
+        if let Some(place) = ["{low}", "{high}"]
+            .into_iter()
+            .find(|place| !statement.contains(place))
+        {
             return Err(BackfillMistake::Lacks { place });
         }
-        let checksum = checksum(&format!("{statement}\0{table}\0{}", key.unwrap_or_default()));
+        let checksum = checksum(&format!(
+            "{statement}\0{table}\0{}",
+            key.unwrap_or_default()
+        ));
         let (name, table, key) = (name.to_owned(), table.to_owned(), key.map(str::to_owned));
-        Ok(Backfill { name, table, key, checksum, pieces: pieces(statement) })
+        Ok(Backfill {
+            name,
+            table,
+            key,
+            checksum,
+            pieces: pieces(statement),
+        })
     }
 
     /// The name under which the shards record its progress.
@@ -141,7 +179,13 @@ impl Backfill {
     }
 
     /// The statement over a range of keys of this type.
-    pub(super) fn render(&self, (schema, shard): (&str, ShardId), kind: &str, low: &str, high: &str) -> String {
+    pub(super) fn render(
+        &self,
+        (schema, shard): (&str, ShardId),
+        kind: &str,
+        low: &str,
+        high: &str,
+    ) -> String {
         let mut sql = String::new();
         for (piece, place) in &self.pieces {
             sql.push_str(&piece.render(schema));
@@ -159,8 +203,10 @@ impl Backfill {
 fn pieces(sql: &str) -> Vec<(Template, Option<Place>)> {
     let mut pieces = Vec::new();
     let mut rest = sql;
-    while let Some((at, word, place)) =
-        PLACES.iter().filter_map(|(word, place)| Some((rest.find(word)?, word, *place))).min_by_key(|(at, ..)| *at)
+    while let Some((at, word, place)) = PLACES
+        .iter()
+        .filter_map(|(word, place)| Some((rest.find(word)?, word, *place)))
+        .min_by_key(|(at, ..)| *at)
     {
         pieces.push((Template::new(&rest[..at]), Some(place)));
         rest = &rest[at + word.len()..];
@@ -173,32 +219,66 @@ fn pieces(sql: &str) -> Vec<(Template, Option<Place>)> {
 mod tests {
     use super::*;
 
-    const SQL: &str = "UPDATE {shard}.p SET a = '{}', s = {shard_id} WHERE id BETWEEN {low} AND {high}";
+    const SQL: &str =
+        "UPDATE {shard}.p SET a = '{}', s = {shard_id} WHERE id BETWEEN {low} AND {high}";
 
     #[test]
     fn places_are_filled() {
-        let backfill = Backfill::new("a", &format!("-- {{low}}\n{SQL};\n-- {{high}}"), "p", None).unwrap();
+        let backfill =
+            Backfill::new("a", &format!("-- {{low}}\n{SQL};\n-- {{high}}"), "p", None).unwrap();
         assert_eq!(
-            backfill.render(("shard_0007", ShardId::new(7).unwrap()), "bigint", "-3", "it's"),
-            "UPDATE shard_0007.p SET a = '{}', s = 7 WHERE id BETWEEN '-3'::bigint AND 'it''s'::bigint"
+            backfill.render(
+                ("shard_0007", ShardId::new(7).unwrap()),
+                "bigint",
+                "-3",
+                "it's"
+            ),
+            "UPDATE shard_0007.p SET a = '{}', s = 7 WHERE id BETWEEN '-3'::bigint AND \
+                'it''s'::bigint"
         );
-        assert_eq!(backfill.checksum(), Backfill::new("b", SQL, "p", None).unwrap().checksum());
-        assert_ne!(backfill.checksum(), Backfill::new("a", SQL, "q", None).unwrap().checksum());
-        assert_ne!(backfill.checksum(), Backfill::new("a", SQL, "p", Some("id")).unwrap().checksum());
+        assert_eq!(
+            backfill.checksum(),
+            Backfill::new("b", SQL, "p", None).unwrap().checksum()
+        );
+        assert_ne!(
+            backfill.checksum(),
+            Backfill::new("a", SQL, "q", None).unwrap().checksum()
+        );
+        assert_ne!(
+            backfill.checksum(),
+            Backfill::new("a", SQL, "p", Some("id")).unwrap().checksum()
+        );
     }
 
     #[test]
     fn what_is_no_backfill() {
-        let said = |name: &str, sql: &str, table: &str| Backfill::new(name, sql, table, None).unwrap_err().to_string();
+        let said = |name: &str, sql: &str, table: &str| {
+            Backfill::new(name, sql, table, None)
+                .unwrap_err()
+                .to_string()
+        };
         assert!(said("a b", SQL, "p").starts_with("\"a b\" is no name for a backfill"));
         assert!(said("a", SQL, "").contains("no name of a table"));
         assert!(said("a", "", "p").starts_with("it has 0 statements"));
         assert!(said("a", &format!("{SQL}; SELECT 1"), "p").starts_with("it has 2 statements"));
         assert!(said("a", &SQL.replace("{shard}", "s"), "p").starts_with("it never says {shard}"));
         assert!(said("a", &SQL.replace("{low}", "1"), "p").starts_with("it never says {low}"));
-        assert!(said("a", "-- {high}\nUPDATE {shard}.p SET a = 1 WHERE id > {low}", "p").contains("{high}"));
-        assert!(said("a", "VACUUM {shard}.p", "p").starts_with("line 1: cannot run inside a transaction"));
-        assert!(said("a", &format!("{SQL}\n/* open"), "p").starts_with("line 2: opens a comment that is never"));
+        assert!(
+            said(
+                "a",
+                "-- {high}\nUPDATE {shard}.p SET a = 1 WHERE id > {low}",
+                "p"
+            )
+            .contains("{high}")
+        );
+        assert!(
+            said("a", "VACUUM {shard}.p", "p")
+                .starts_with("line 1: cannot run inside a transaction")
+        );
+        assert!(
+            said("a", &format!("{SQL}\n/* open"), "p")
+                .starts_with("line 2: opens a comment that is never")
+        );
         assert!(said("a", "COMMIT", "p").contains("controls the transaction"));
     }
 }

@@ -27,8 +27,8 @@ impl Size {
         self.0
     }
 
-    /// The size after a range that took `took`. It at most doubles, because the next rows may not be cached, or less
-    /// dense.
+    /// The size after a range that took `took`. It at most doubles, because the next rows may not
+    /// be cached, or less dense.
     pub(super) fn after(self, took: Duration, wanted: Duration) -> Size {
         let ratio = wanted.as_secs_f64() / took.as_secs_f64().max(0.000_1);
         Size(((self.0 as f64 * ratio.clamp(0.25, 2.0)) as i64).clamp(1, KEYS_MAX))
@@ -72,16 +72,25 @@ pub(super) enum Held {
 
 impl Throttle {
     pub(super) fn new(lag_max: u64, rate: Option<NonZeroU64>) -> Throttle {
-        Throttle { lag_max, rate, next: Mutex::new(Instant::now()), seen: Mutex::default() }
+        Throttle {
+            lag_max,
+            rate,
+            next: Mutex::new(Instant::now()),
+            seen: Mutex::default(),
+        }
     }
 
-    /// What holds the next range back, if anything does; and whether standbys are hidden from the role.
+    /// What holds the next range back, if anything does; and whether standbys are hidden from the
+    /// role.
     ///
     /// Locks: none.
     ///
     /// # Errors
     /// When the connection is lost.
-    pub(super) async fn held(&self, client: &Connection) -> Result<(Option<Held>, bool), tokio_postgres::Error> {
+    pub(super) async fn held(
+        &self,
+        client: &Connection,
+    ) -> Result<(Option<Held>, bool), tokio_postgres::Error> {
         let now = Instant::now();
         let next = *self.next.lock().expect(NO_PANIC);
         if next > now {
@@ -96,25 +105,39 @@ impl Throttle {
                 lag
             }
         };
-        Ok(((lag.bytes > self.lag_max).then_some(Held::Lag(lag.bytes)), lag.is_hidden))
+        Ok((
+            (lag.bytes > self.lag_max).then_some(Held::Lag(lag.bytes)),
+            lag.is_hidden,
+        ))
     }
 
     /// Counts the rows of a range.
     pub(super) fn ran(&self, rows: u64) {
         let Some(rate) = self.rate else { return };
         let mut next = self.next.lock().expect(NO_PANIC);
-        *next = (*next).max(Instant::now()) + Duration::from_secs_f64(rows as f64 / rate.get() as f64);
+        *next =
+            (*next).max(Instant::now()) + Duration::from_secs_f64(rows as f64 / rate.get() as f64);
     }
 }
 
 async fn look(client: &Connection) -> Result<Lag, tokio_postgres::Error> {
-    // A role that may not see other sessions gets their rows without the state. A backup has no position.
-    let sql = "SELECT coalesce(max(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), replay_lsn)), 0)::int8,
+    // A role that may not see other sessions gets their rows without the state. A backup has no
+    // position.
+    let sql = "SELECT coalesce(max(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), \
+        replay_lsn)), 0)::int8,
             coalesce(pg_catalog.bool_or(state IS NULL), false)
         FROM pg_catalog.pg_stat_replication";
     let row = client.query_typed(sql, &[]).await?;
-    let Some(row) = row.first() else { return Ok(Lag { bytes: 0, is_hidden: false }) };
-    Ok(Lag { bytes: u64::try_from(row.try_get::<_, i64>(0)?).unwrap_or(0), is_hidden: row.try_get(1)? })
+    let Some(row) = row.first() else {
+        return Ok(Lag {
+            bytes: 0,
+            is_hidden: false,
+        });
+    };
+    Ok(Lag {
+        bytes: u64::try_from(row.try_get::<_, i64>(0)?).unwrap_or(0),
+        is_hidden: row.try_get(1)?,
+    })
 }
 
 #[cfg(test)]
@@ -133,7 +156,10 @@ mod tests {
         assert_eq!(Size(100).after(Duration::ZERO, wanted), Size(200));
         assert_eq!(Size(100).after(Duration::from_secs(60), wanted), Size(25));
         assert_eq!(Size(2).after(Duration::from_secs(60), wanted), Size(1));
-        assert_eq!((Size(100).smaller(), Size(2).smaller(), Size(1).smaller()), (Some(Size(25)), Some(Size(1)), None));
+        assert_eq!(
+            (Size(100).smaller(), Size(2).smaller(), Size(1).smaller()),
+            (Some(Size(25)), Some(Size(1)), None)
+        );
     }
 
     #[test]
@@ -142,6 +168,9 @@ mod tests {
         throttle.ran(50);
         throttle.ran(50);
         let left = throttle.next.lock().unwrap().duration_since(Instant::now());
-        assert!(left > Duration::from_millis(800) && left <= Duration::from_secs(1), "{left:?}");
+        assert!(
+            left > Duration::from_millis(800) && left <= Duration::from_secs(1),
+            "{left:?}"
+        );
     }
 }

@@ -1,9 +1,11 @@
-//! The facts of one schema as values. Pure; made by [`read`](super::read), read by the fingerprint and by the mover.
+//! The facts of one schema as values. Pure; made by [`read`](super::read), read by the fingerprint
+//! and by the mover.
 //!
-//! All SQL in them (types, expressions, definitions) names the objects of the schema without the schema, and everything
-//! else in such a way that it means the same under every `search_path` that starts with the schema. Invariant: no text
-//! here contains the schema's own name, except function bodies and their settings, which are text in the database too,
-//! and except where others may make objects in it ([`Facts::makers`]): that schema is not carried.
+//! All SQL in them (types, expressions, definitions) names the objects of the schema without the
+//! schema, and everything else in such a way that it means the same under every `search_path` that
+//! starts with the schema. Invariant: no text here contains the schema's own name, except function
+//! bodies and their settings, which are text in the database too, and except where others may make
+//! objects in it ([`Facts::makers`]): that schema is not carried.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +14,8 @@ use serde::{Deserialize, Serialize};
 /// An object's place in the catalogs of its host: the catalog (`pg_class`) and the OID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Address {
-    /// The catalog that has the object's row, without `pg_catalog`: `pg_class`, `pg_type`, `pg_proc` …
+    /// The catalog that has the object's row, without `pg_catalog`: `pg_class`, `pg_type`,
+    /// `pg_proc` …
     pub(crate) class: String,
     /// The OID of the row.
     pub(crate) oid: u32,
@@ -21,7 +24,10 @@ pub(crate) struct Address {
 impl Address {
     /// The address of a row.
     pub(crate) fn new(class: &str, oid: u32) -> Address {
-        Address { class: class.to_owned(), oid }
+        Address {
+            class: class.to_owned(),
+            oid,
+        }
     }
 }
 
@@ -40,10 +46,11 @@ pub(crate) struct Facts {
     pub(crate) reader_bypasses: bool,
     /// `server_version_num` of the host: 150004, 180000.
     pub(crate) version: u32,
-    /// Who but the reader may make objects in the schema, or has made one that is there. If anybody, definitions have
-    /// the schema's name in them.
+    /// Who but the reader may make objects in the schema, or has made one that is there. If
+    /// anybody, definitions have the schema's name in them.
     pub(crate) makers: Vec<String>,
-    /// Tables and views, and relations of other kinds, which are only named because they cannot be carried.
+    /// Tables and views, and relations of other kinds, which are only named because they cannot be
+    /// carried.
     pub(crate) relations: Vec<Relation>,
     /// The index of each of them in that list, by its OID.
     pub(super) places: BTreeMap<u32, usize>,
@@ -79,7 +86,8 @@ pub(crate) struct Facts {
     pub(crate) outside: Vec<Outside>,
     /// Which object of the schema needs which: `(needs, needed)`, whole objects, each pair once.
     pub(crate) edges: Vec<(Address, Address)>,
-    /// The columns that views and bound functions read: `(reader, relation, column number; 0 for the whole)`.
+    /// The columns that views and bound functions read:
+    /// `(reader, relation, column number; 0 for the whole)`.
     pub(crate) reads: Vec<(Address, Address, i32)>,
 }
 
@@ -108,9 +116,11 @@ pub(crate) struct Name {
     pub(crate) plain: String,
     /// For `COMMENT ON`: `TABLE`.
     pub(crate) keyword: &'static str,
-    /// The object's own name, quoted, with a function's arguments. The schema goes before it unless there is an `on`.
+    /// The object's own name, quoted, with a function's arguments. The schema goes before it unless
+    /// there is an `on`.
     pub(crate) quoted: String,
-    /// The quoted relation or type that a constraint or trigger is on, with the keyword `DOMAIN` where it is one.
+    /// The quoted relation or type that a constraint or trigger is on, with the keyword `DOMAIN`
+    /// where it is one.
     pub(crate) on: Option<(&'static str, String)>,
 }
 
@@ -196,7 +206,8 @@ pub(crate) struct Relation {
     pub(crate) owner: String,
     /// `heap`; `None` for views.
     pub(crate) access_method: Option<String>,
-    /// Where it is stored if not in the database's default tablespace. A fact of the host, not of the schema.
+    /// Where it is stored if not in the database's default tablespace. A fact of the host, not of
+    /// the schema.
     pub(crate) tablespace: Option<String>,
     /// Storage parameters or view options, `name=value`.
     pub(crate) options: Vec<String>,
@@ -266,7 +277,8 @@ pub(crate) struct Column {
     pub(crate) not_null: bool,
     /// The NOT NULL's name (PostgreSQL 18).
     pub(crate) not_null_name: Option<String>,
-    /// Whether it comes from the partitioned table, or from an inherited one, and PostgreSQL chose its name.
+    /// Whether it comes from the partitioned table, or from an inherited one, and PostgreSQL chose
+    /// its name.
     pub(crate) not_null_inherited: bool,
     /// Whether it is the table's own as well (PostgreSQL 18).
     pub(crate) not_null_is_local: bool,
@@ -450,7 +462,8 @@ pub(crate) struct Function {
     pub(crate) bound: bool,
     /// SET clauses, `name=value`.
     pub(crate) settings: Vec<String>,
-    /// What follows `CREATE FUNCTION name`: `(a integer) RETURNS …`. Empty for aggregates and window functions.
+    /// What follows `CREATE FUNCTION name`: `(a integer) RETURNS …`. Empty for aggregates and
+    /// window functions.
     #[serde(default, deserialize_with = "null_as_empty")]
     pub(crate) definition: String,
     /// For an aggregate.
@@ -673,8 +686,8 @@ pub(crate) struct SimpleObject {
     pub(crate) kind: SimpleKind,
     /// Name, not quoted; an operator's symbol; empty for a cast.
     pub(crate) name: String,
-    /// What tells it from others of its name: `(integer, NONE)` for an operator, `(a AS b)` for a cast; otherwise
-    /// empty.
+    /// What tells it from others of its name: `(integer, NONE)` for an operator, `(a AS b)` for a
+    /// cast; otherwise empty.
     pub(crate) signature: String,
     /// Owner; a cast has none.
     pub(crate) owner: Option<String>,
@@ -731,7 +744,8 @@ pub(crate) struct Comment {
     pub(crate) text: String,
 }
 
-/// Who has a grant. The owner has a variant of its own, because it may have another name on another host.
+/// Who has a grant. The owner has a variant of its own, because it may have another name on another
+/// host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub(crate) enum Grantee {
@@ -746,7 +760,8 @@ pub(crate) enum Grantee {
     },
 }
 
-/// An entry that an access list has in addition to its default, or one of the default that it lacks.
+/// An entry that an access list has in addition to its default, or one of the default that it
+/// lacks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Grant {
     /// What it is on.

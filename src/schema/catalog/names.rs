@@ -15,7 +15,15 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
     schema.plain = "schema".to_owned();
     put("pg_namespace", facts.oid, schema);
     for relation in &facts.relations {
-        put("pg_class", relation.oid, plain(relation.kind.plain(), relation.kind.keyword(), &relation.name));
+        put(
+            "pg_class",
+            relation.oid,
+            plain(
+                relation.kind.plain(),
+                relation.kind.keyword(),
+                &relation.name,
+            ),
+        );
         for column in &relation.columns {
             if let Some(oid) = column.default_oid {
                 let mut name = plain("default of", "", &column.name);
@@ -25,13 +33,21 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
         }
     }
     for sequence in &facts.sequences {
-        put("pg_class", sequence.oid, plain("sequence", "SEQUENCE", &sequence.name));
+        put(
+            "pg_class",
+            sequence.oid,
+            plain("sequence", "SEQUENCE", &sequence.name),
+        );
     }
     for index in &facts.indexes {
         put("pg_class", index.oid, plain("index", "INDEX", &index.name));
     }
     for type_ in &facts.types {
-        let keyword = if type_.kind == super::TypeKind::Domain { "DOMAIN" } else { "TYPE" };
+        let keyword = if type_.kind == super::TypeKind::Domain {
+            "DOMAIN"
+        } else {
+            "TYPE"
+        };
         put("pg_type", type_.oid, plain("type", keyword, &type_.name));
     }
     for function in &facts.functions {
@@ -61,24 +77,50 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
             Some(domain) => ("DOMAIN ", domain.name.as_str()),
             None => ("", facts.relation_name(constraint.relation)),
         };
-        put("pg_constraint", constraint.oid, attached("constraint", "CONSTRAINT", &constraint.name, word, on));
+        put(
+            "pg_constraint",
+            constraint.oid,
+            attached("constraint", "CONSTRAINT", &constraint.name, word, on),
+        );
     }
     for trigger in &facts.triggers {
         let on = facts.relation_name(trigger.relation);
-        put("pg_trigger", trigger.oid, attached("trigger", "TRIGGER", &trigger.name, "", on));
+        put(
+            "pg_trigger",
+            trigger.oid,
+            attached("trigger", "TRIGGER", &trigger.name, "", on),
+        );
     }
     for policy in &facts.policies {
         let on = facts.relation_name(policy.relation);
-        put("pg_policy", policy.oid, attached("policy", "POLICY", &policy.name, "", on));
+        put(
+            "pg_policy",
+            policy.oid,
+            attached("policy", "POLICY", &policy.name, "", on),
+        );
     }
     for rule in &facts.rules {
-        put("pg_rewrite", rule.oid, attached("rule", "RULE", &rule.name, "", facts.relation_name(rule.relation)));
+        put(
+            "pg_rewrite",
+            rule.oid,
+            attached(
+                "rule",
+                "RULE",
+                &rule.name,
+                "",
+                facts.relation_name(rule.relation),
+            ),
+        );
     }
     for one in &facts.simple {
         put(one.kind.class(), one.oid, simple(one));
     }
     for statistics in &facts.statistics {
-        put("pg_statistic_ext", statistics.oid, plain("statistics", "STATISTICS", &statistics.name));
+        put(
+            "pg_statistic_ext",
+            statistics.oid,
+            plain("statistics", "STATISTICS", &statistics.name),
+        );
     }
     names
 }
@@ -94,10 +136,21 @@ fn simple(one: &SimpleObject) -> Name {
 }
 
 fn plain(word: &str, keyword: &'static str, name: &str) -> Name {
-    Name { plain: format!("{word} {name}"), keyword, quoted: quote_ident(name), on: None }
+    Name {
+        plain: format!("{word} {name}"),
+        keyword,
+        quoted: quote_ident(name),
+        on: None,
+    }
 }
 
-fn attached(word: &str, keyword: &'static str, name: &str, on_keyword: &'static str, on: &str) -> Name {
+fn attached(
+    word: &str,
+    keyword: &'static str,
+    name: &str,
+    on_keyword: &'static str,
+    on: &str,
+) -> Name {
     Name {
         plain: format!("{word} {name} on {on}"),
         keyword,

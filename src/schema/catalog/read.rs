@@ -1,6 +1,6 @@
-//! The queries and their order on the wire: two round trips for a whole schema. Its objects are searched once, in one
-//! statement with everything that is asked about them, because planning that search costs more than each of the
-//! questions.
+//! The queries and their order on the wire: two round trips for a whole schema. Its objects are
+//! searched once, in one statement with everything that is asked about them, because planning that
+//! search costs more than each of the questions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -175,27 +175,39 @@ sections! {
 
 /// Reads the facts of a schema, in the transaction that the connection is in.
 ///
-/// Where another role than the reader may make objects in the schema, the definitions are read with PostgreSQL's own
-/// schema first, and name the schema: they are not for execution.
+/// Where another role than the reader may make objects in the schema, the definitions are read with
+/// PostgreSQL's own schema first, and name the schema: they are not for execution.
 ///
-/// A `REPEATABLE READ` transaction gives one state. Under `READ COMMITTED`, DDL that commits meanwhile may be seen in
-/// part, which a later fingerprint shows. The session's settings are restored before it returns.
+/// A `REPEATABLE READ` transaction gives one state. Under `READ COMMITTED`, DDL that commits
+/// meanwhile may be seen in part, which a later fingerprint shows. The session's settings are
+/// restored before it returns.
 ///
 /// # Errors
-/// When the schema does not exist, the connection is in no transaction, or the server refuses; in the last case the
-/// transaction is aborted.
+/// When the schema does not exist, the connection is in no transaction, or the server refuses; in
+/// the last case the transaction is aborted.
 ///
 /// # Cancel safety
 /// Only reads. If dropped, the transaction may still have the settings of the reading: end it.
-pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) -> Result<Facts, Error> {
+pub(crate) async fn read<C: GenericClient + Sync>(
+    client: &C,
+    namespace: &Namespace,
+) -> Result<Facts, Error> {
     let reader = Reader { client, namespace };
-    let names: Vec<&str> = std::iter::once("search_path").chain(PINNED.map(|(name, _)| name)).collect();
+    let names: Vec<&str> = std::iter::once("search_path")
+        .chain(PINNED.map(|(name, _)| name))
+        .collect();
     let (head, before) = tokio::try_join!(reader.head(), reader.settings(&names))?;
-    // What stands first in the path is run by PostgreSQL itself: pg_get_viewdef() compares by the operator `=` that it
-    // finds. Where somebody else may have made that, the definitions have the schema's name in them, and nobody carries
-    // it.
-    let path = if head.makers.is_empty() { search_path(&head.name) } else { CLOSED.to_owned() };
-    let pinned: Vec<&str> = std::iter::once(path.as_str()).chain(PINNED.map(|(_, value)| value)).collect();
+    // What stands first in the path is run by PostgreSQL itself: pg_get_viewdef() compares by the
+    // operator `=` that it finds. Where somebody else may have made that, the definitions have the
+    // schema's name in them, and nobody carries it.
+    let path = if head.makers.is_empty() {
+        search_path(&head.name)
+    } else {
+        CLOSED.to_owned()
+    };
+    let pinned: Vec<&str> = std::iter::once(path.as_str())
+        .chain(PINNED.map(|(_, value)| value))
+        .collect();
     let before: Vec<&str> = before.iter().map(String::as_str).collect();
     let oid = head.oid;
     // All of these are sent before the first answer; the server runs them in this order.
@@ -207,10 +219,22 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
         reader.set(&names, &before),
     )?;
     let relations: Vec<Relation> = reader.facts("tables and views", sections.relations)?;
-    let places = relations.iter().enumerate().map(|(at, relation)| (relation.oid, at)).collect();
+    let places = relations
+        .iter()
+        .enumerate()
+        .map(|(at, relation)| (relation.oid, at))
+        .collect();
     let parts = reader.facts("parts", sections.parts)?;
     let (edges, reads) = whole_objects(parts, reader.facts("dependencies", sections.edges)?);
-    let Head { oid, name, owner, reader: role, reader_bypasses, version, makers } = head;
+    let Head {
+        oid,
+        name,
+        owner,
+        reader: role,
+        reader_bypasses,
+        version,
+        makers,
+    } = head;
     Ok(Facts {
         schema: name,
         oid,
@@ -230,7 +254,10 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
         policies: reader.facts("policies", sections.policies)?,
         rules: reader.facts("rules", sections.rules)?,
         statistics: reader.facts("extended statistics", sections.statistics)?,
-        simple: reader.facts("collations, text search objects, operators, conversions and casts", sections.simple)?,
+        simple: reader.facts(
+            "collations, text search objects, operators, conversions and casts",
+            sections.simple,
+        )?,
         default_privileges: reader.facts("default privileges", sections.default_privileges)?,
         comments: reader.facts("comments", sections.comments)?,
         grants: reader.facts("grants", sections.grants)?,
@@ -243,12 +270,28 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
 
 type Parameters<'a> = [(&'a (dyn tokio_postgres::types::ToSql + Sync), Type)];
 
-/// Turns dependencies between rows of the catalogs into dependencies between whole objects: a view's rule stands for
-/// the view, a row type for its table.
-#[expect(clippy::type_complexity, reason = "two lists, named where they are kept")]
-fn whole_objects(parts: Vec<Component>, edges: Vec<Edge>) -> (Vec<(Address, Address)>, Vec<(Address, Address, i32)>) {
-    let homes: BTreeMap<Address, Address> =
-        parts.into_iter().map(|part| (part.address, Address { class: part.home_class, oid: part.home })).collect();
+/// Turns dependencies between rows of the catalogs into dependencies between whole objects: a
+/// view's rule stands for the view, a row type for its table.
+#[expect(
+    clippy::type_complexity,
+    reason = "two lists, named where they are kept"
+)]
+fn whole_objects(
+    parts: Vec<Component>,
+    edges: Vec<Edge>,
+) -> (Vec<(Address, Address)>, Vec<(Address, Address, i32)>) {
+    let homes: BTreeMap<Address, Address> = parts
+        .into_iter()
+        .map(|part| {
+            (
+                part.address,
+                Address {
+                    class: part.home_class,
+                    oid: part.home,
+                },
+            )
+        })
+        .collect();
     let home = |address: &Address| -> Option<Address> {
         let mut at = homes.get(address)?;
         // Array of a multirange, multirange, range: no chain is longer than that.
@@ -263,8 +306,13 @@ fn whole_objects(parts: Vec<Component>, edges: Vec<Edge>) -> (Vec<(Address, Addr
     let mut whole = BTreeSet::new();
     let mut reads = BTreeSet::new();
     for edge in edges {
-        let referenced = Address { class: edge.of_class, oid: edge.referenced };
-        let (Some(from), Some(to)) = (home(&edge.address), home(&referenced)) else { continue };
+        let referenced = Address {
+            class: edge.of_class,
+            oid: edge.referenced,
+        };
+        let (Some(from), Some(to)) = (home(&edge.address), home(&referenced)) else {
+            continue;
+        };
         if from == to {
             continue;
         }
@@ -283,11 +331,19 @@ struct Reader<'a, C> {
 
 impl<C: GenericClient + Sync> Reader<'_, C> {
     fn failed(&self, what: &'static str, source: tokio_postgres::Error) -> Error {
-        Error::Postgres { what, namespace: self.namespace.clone(), source }
+        Error::Postgres {
+            what,
+            namespace: self.namespace.clone(),
+            source,
+        }
     }
 
     /// The facts in the values of a section.
-    fn facts<T: DeserializeOwned>(&self, what: &'static str, values: Vec<serde_json::Value>) -> Result<Vec<T>, Error> {
+    fn facts<T: DeserializeOwned>(
+        &self,
+        what: &'static str,
+        values: Vec<serde_json::Value>,
+    ) -> Result<Vec<T>, Error> {
         let fact = |value: serde_json::Value| {
             T::deserialize(&value).map_err(|source| Error::Unexpected {
                 what,
@@ -304,9 +360,16 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         let what = "definition";
         let failed = |source| self.failed(what, source);
         let mut sections = Sections::default();
-        for row in self.client.query_typed(SECTIONS, &[(&oid, Type::OID)]).await.map_err(failed)? {
-            let (name, Json(value)): (&str, Json<serde_json::Value>) =
-                (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+        for row in self
+            .client
+            .query_typed(SECTIONS, &[(&oid, Type::OID)])
+            .await
+            .map_err(failed)?
+        {
+            let (name, Json(value)): (&str, Json<serde_json::Value>) = (
+                row.try_get(0).map_err(failed)?,
+                row.try_get(1).map_err(failed)?,
+            );
             // The statement is ours, and names no other section.
             if let Some(section) = sections.named(name) {
                 section.push(value);
@@ -320,10 +383,22 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         let (oid, name) = self.namespace.parameters();
         let which: &Parameters<'_> = &[(&oid, Type::OID), (&name, Type::NAME)];
         let failed = |source| self.failed("name", source);
-        let rows = self.client.query_typed(include_str!("sql/namespace.sql"), which).await.map_err(failed)?;
-        let Some(row) = rows.first() else { return Err(Error::NoSchema { namespace: self.namespace.clone() }) };
+        let rows = self
+            .client
+            .query_typed(include_str!("sql/namespace.sql"), which)
+            .await
+            .map_err(failed)?;
+        let Some(row) = rows.first() else {
+            return Err(Error::NoSchema {
+                namespace: self.namespace.clone(),
+            });
+        };
         let Json(value): Json<serde_json::Value> = row.try_get(0).map_err(failed)?;
-        self.facts("name", vec![value])?.pop().ok_or_else(|| Error::NoSchema { namespace: self.namespace.clone() })
+        self.facts("name", vec![value])?
+            .pop()
+            .ok_or_else(|| Error::NoSchema {
+                namespace: self.namespace.clone(),
+            })
     }
 
     /// The present values of these settings.
@@ -331,28 +406,48 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         let sql = "SELECT pg_catalog.array_agg(pg_catalog.current_setting(name) ORDER BY n)
             FROM pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY AS s(name, n)";
         let failed = |source| self.failed("settings", source);
-        let rows = self.client.query_typed(sql, &[(&names, Type::TEXT_ARRAY)]).await.map_err(failed)?;
-        Ok(rows.first().map(|row| row.try_get(0)).transpose().map_err(failed)?.unwrap_or_default())
+        let rows = self
+            .client
+            .query_typed(sql, &[(&names, Type::TEXT_ARRAY)])
+            .await
+            .map_err(failed)?;
+        Ok(rows
+            .first()
+            .map(|row| row.try_get(0))
+            .transpose()
+            .map_err(failed)?
+            .unwrap_or_default())
     }
 
     async fn set(&self, names: &[&str], values: &[&str]) -> Result<(), Error> {
         let sql = "SELECT pg_catalog.set_config(name, value, true)
-            FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS
+            FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+            pg_catalog.unnest($2::pg_catalog.text[])) AS
             s(name, value)";
-        let parameters: &Parameters<'_> = &[(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
-        self.client.query_typed(sql, parameters).await.map_err(|source| self.failed("settings", source))?;
+        let parameters: &Parameters<'_> =
+            &[(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
+        self.client
+            .query_typed(sql, parameters)
+            .await
+            .map_err(|source| self.failed("settings", source))?;
         Ok(())
     }
 
-    /// Checks that settings hold. Settings made outside a transaction end with their statement, and what is read then
-    /// would not mean the same elsewhere.
+    /// Checks that settings hold. Settings made outside a transaction end with their statement, and
+    /// what is read then would not mean the same elsewhere.
     async fn check(&self, path: &str) -> Result<(), Error> {
         let sql = "SELECT pg_catalog.current_setting('search_path')";
-        let rows = self.client.query_typed(sql, &[]).await.map_err(|source| self.failed("settings", source))?;
+        let rows = self
+            .client
+            .query_typed(sql, &[])
+            .await
+            .map_err(|source| self.failed("settings", source))?;
         match rows.first().map(|row| row.try_get::<_, &str>(0)) {
             Some(Ok(now)) if now == path => Ok(()),
             Some(Err(source)) => Err(self.failed("settings", source)),
-            _ => Err(Error::NoTransaction { namespace: self.namespace.clone() }),
+            _ => Err(Error::NoTransaction {
+                namespace: self.namespace.clone(),
+            }),
         }
     }
 }

@@ -1,17 +1,18 @@
-//! A cheap sign that a schema's definition was not changed. Reading and deparsing everything takes tens of
-//! milliseconds, which is too long for a fence; this takes a few.
+//! A cheap sign that a schema's definition was not changed. Reading and deparsing everything takes
+//! tens of milliseconds, which is too long for a fence; this takes a few.
 
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
 
 use super::read::{Error, Namespace};
 
-/// Shows which transactions last wrote the catalog rows of a schema, condensed. It is valid on the same server only.
+/// Shows which transactions last wrote the catalog rows of a schema, condensed. It is valid on the
+/// same server only.
 ///
-/// As long as two stamps of a schema are equal, so are its facts: keep one beside the facts, and read the facts again
-/// only when the stamps differ. They may differ without a change of the definition (TRUNCATE and REINDEX write catalog
-/// rows, too); the fingerprint then says which it was. A rename of the schema, VACUUM, ANALYZE and publications do not
-/// change it.
+/// As long as two stamps of a schema are equal, so are its facts: keep one beside the facts, and
+/// read the facts again only when the stamps differ. They may differ without a change of the
+/// definition (TRUNCATE and REINDEX write catalog rows, too); the fingerprint then says which it
+/// was. A rename of the schema, VACUUM, ANALYZE and publications do not change it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Stamp(String);
@@ -28,8 +29,19 @@ const SQL: &str = concat!(super::objects_sql!(), include_str!("sql/stamp.sql"));
 /// # Cancel safety
 /// Only reads.
 pub(crate) async fn stamp<C: GenericClient + Sync>(client: &C, oid: u32) -> Result<Stamp, Error> {
-    let failed = |source| Error::Postgres { what: "stamp", namespace: Namespace::Oid(oid), source };
-    let row = client.query_typed(SQL, &[(&oid, Type::OID)]).await.map_err(failed)?;
-    let stamp = row.first().map(|row| row.try_get(0)).transpose().map_err(failed)?;
+    let failed = |source| Error::Postgres {
+        what: "stamp",
+        namespace: Namespace::Oid(oid),
+        source,
+    };
+    let row = client
+        .query_typed(SQL, &[(&oid, Type::OID)])
+        .await
+        .map_err(failed)?;
+    let stamp = row
+        .first()
+        .map(|row| row.try_get(0))
+        .transpose()
+        .map_err(failed)?;
     Ok(Stamp(stamp.unwrap_or_default()))
 }

@@ -1,4 +1,5 @@
-//! Each host by itself: whether it can be read, is what the config says, and has a control schema that is whole.
+//! Each host by itself: whether it can be read, is what the config says, and has a control schema
+//! that is whole.
 
 use super::view::Hosts;
 use crate::map::HostName;
@@ -18,26 +19,41 @@ use crate::shard::ShardId;
 /// A host that did not say how it is.
 pub(super) fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
     let (code, remedy) = match error {
-        FactsError::Unreachable { source } if source.is_login_refused() => {
-            ("login_refused", format!("{}; the server runs, and may serve its shards to others", source.remedy()))
-        }
-        FactsError::Unreachable { source } => {
-            ("host_unreachable", format!("{}; its shards are not served", source.remedy()))
-        }
+        FactsError::Unreachable { source } if source.is_login_refused() => (
+            "login_refused",
+            format!(
+                "{}; the server runs, and may serve its shards to others",
+                source.remedy()
+            ),
+        ),
+        FactsError::Unreachable { source } => (
+            "host_unreachable",
+            format!("{}; its shards are not served", source.remedy()),
+        ),
         FactsError::NotOwner { owner, role } => ("not_owner", not_owner(owner, role)),
         FactsError::Lacking { gone } => {
             for Gone { what, remedy } in gone {
                 let message = format!("of its control schema: {what}");
-                findings.add(Severity::Error, "control_damaged", Some(host), message, remedy.as_str());
+                findings.add(
+                    Severity::Error,
+                    "control_damaged",
+                    Some(host),
+                    message,
+                    remedy.as_str(),
+                );
             }
             return;
         }
         FactsError::Unreadable { .. } => {
-            let remedy = "somebody has written there: correct that row; `DELETE FROM pgshard.known_host`, then \
+            let remedy = "somebody has written there: correct that row; `DELETE FROM \
+                pgshard.known_host`, then \
                           `pgshard bootstrap`, where it is what the host knows of others";
             ("host_unreadable", remedy.to_owned())
         }
-        _ => ("host_unreadable", "see what the server's log says".to_owned()),
+        _ => (
+            "host_unreadable",
+            "see what the server's log says".to_owned(),
+        ),
     };
     findings.add(Severity::Error, code, Some(host), chain(error), remedy);
 }
@@ -45,18 +61,30 @@ pub(super) fn unread(findings: &mut Findings, host: &HostName, error: &FactsErro
 /// What to do where a role neither owns the control schema nor may watch it.
 fn not_owner(owner: &str, role: &str) -> String {
     format!(
-        "connect as {owner}, or as a member of it; or, for {role} to watch only, run what `pgshard rights --for \
+        "connect as {owner}, or as a member of it; or, for {role} to watch only, run what `pgshard \
+            rights --for \
          monitor --role {}` prints",
         shell_word(role)
     )
 }
 
 /// A host that was read.
-pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName, facts: &HostFacts) {
+pub(super) fn check(
+    findings: &mut Findings,
+    hosts: &Hosts<'_>,
+    host: &HostName,
+    facts: &HostFacts,
+) {
     match (pending(facts, hosts.cluster, host), &facts.control) {
         (Err(refusals), _) => {
             for refusal in refusals {
-                findings.add(Severity::Error, refusal.code(), Some(host), refusal.to_string(), refusal.remedy());
+                findings.add(
+                    Severity::Error,
+                    refusal.code(),
+                    Some(host),
+                    refusal.to_string(),
+                    refusal.remedy(),
+                );
             }
         }
         (Ok(versions), Some(control)) if versions.is_empty() => {
@@ -74,24 +102,48 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName,
 
 /// A control schema that lacks these migrations, or only their records.
 fn behind(findings: &mut Findings, host: &HostName, control: &ControlFacts, versions: &[i32]) {
-    let is_made = |version: &&i32| control.shape.as_ref().is_some_and(|shape| shape::is_made(**version, shape));
+    let is_made = |version: &&i32| {
+        control
+            .shape
+            .as_ref()
+            .is_some_and(|shape| shape::is_made(**version, shape))
+    };
     let mut unrecorded = versions.iter().filter(is_made).peekable();
     if unrecorded.peek().is_none() {
         let message = "its control schema is of an older version";
-        findings.add(Severity::Warning, "control_old", Some(host), message, BOOTSTRAP);
+        findings.add(
+            Severity::Warning,
+            "control_old",
+            Some(host),
+            message,
+            BOOTSTRAP,
+        );
     }
     for version in unrecorded {
-        let message = format!("its control migration {version} was run, and the record of that is gone");
-        findings.add(Severity::Error, "control_unrecorded", Some(host), message, record_of(*version));
+        let message =
+            format!("its control migration {version} was run, and the record of that is gone");
+        findings.add(
+            Severity::Error,
+            "control_unrecorded",
+            Some(host),
+            message,
+            record_of(*version),
+        );
     }
 }
 
 /// What is gone or altered in a control schema.
 fn damaged(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
-    let damages = control.installed.iter().flat_map(damages).chain(control.shape.iter().flat_map(shape::damages));
+    let damages = control
+        .installed
+        .iter()
+        .flat_map(damages)
+        .chain(control.shape.iter().flat_map(shape::damages));
     for damage in damages {
         let what = format!("of its control schema: {}", damage.what);
-        let remedy = damage.by_hand.unwrap_or_else(|| format!("{BOOTSTRAP}, which restores it"));
+        let remedy = damage
+            .by_hand
+            .unwrap_or_else(|| format!("{BOOTSTRAP}, which restores it"));
         findings.add(Severity::Error, "control_damaged", Some(host), what, remedy);
     }
 }
@@ -100,10 +152,14 @@ fn damaged(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
 fn without_rights(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
     for role in &control.routers.lacking {
         let what = format!(
-            "the role {role} may use shards here, and may not ask where they are: its statements fail while a shard \
+            "the role {role} may use shards here, and may not ask where they are: its statements \
+                fail while a shard \
              moves"
         );
-        let prints = format!("what `pgshard rights --for router --role {}` prints", shell_word(role));
+        let prints = format!(
+            "what `pgshard rights --for router --role {}` prints",
+            shell_word(role)
+        );
         let remedy = format!("{BOOTSTRAP}, or {prints}");
         findings.add(Severity::Error, "rights_missing", Some(host), what, remedy);
     }
@@ -113,14 +169,20 @@ fn without_rights(findings: &mut Findings, host: &HostName, control: &ControlFac
 fn beyond(findings: &mut Findings, cluster: &Cluster, host: &HostName, facts: &HostFacts) {
     let (prefix, shards) = (&cluster.schema_prefix, cluster.shards);
     let is_beyond = |schema: &&String| {
-        let number = schema.strip_prefix(prefix.as_str()).and_then(|number| number.parse().ok());
+        let number = schema
+            .strip_prefix(prefix.as_str())
+            .and_then(|number| number.parse().ok());
         let shard = number.and_then(ShardId::new);
         shard.is_some_and(|shard| !shards.contains(shard) && prefix.schema(shard) == **schema)
     };
     for schema in facts.schemas.iter().filter(is_beyond) {
-        let what = format!("the schema {schema} is named like a shard, but the cluster has {shards}");
+        let what =
+            format!("the schema {schema} is named like a shard, but the cluster has {shards}");
         let name = quote_ident(schema);
-        let remedy = format!("see whether somebody needs what is in it, then DROP SCHEMA {name} CASCADE, or rename it");
+        let remedy = format!(
+            "see whether somebody needs what is in it, then DROP SCHEMA {name} CASCADE, or rename \
+                it"
+        );
         findings.add(Severity::Warning, "schema_beyond", Some(host), what, remedy);
     }
 }
@@ -129,11 +191,25 @@ fn beyond(findings: &mut Findings, cluster: &Cluster, host: &HostName, facts: &H
 fn empty(findings: &mut Findings, hosts: &Hosts<'_>, host: &HostName) {
     let Some((shards, by)) = hosts.known.lost_on(host) else {
         let message = "it has not been bootstrapped";
-        findings.add(Severity::Error, "not_bootstrapped", Some(host), message, BOOTSTRAP);
+        findings.add(
+            Severity::Error,
+            "not_bootstrapped",
+            Some(host),
+            message,
+            BOOTSTRAP,
+        );
         return;
     };
     for shard in shards {
-        let what = format!("the database of {host} is empty, and {by} knows that the shard was there");
-        findings.add_shard(Severity::Alarm, "host_emptied", Some(host), shard, what, restore(host));
+        let what =
+            format!("the database of {host} is empty, and {by} knows that the shard was there");
+        findings.add_shard(
+            Severity::Alarm,
+            "host_emptied",
+            Some(host),
+            shard,
+            what,
+            restore(host),
+        );
     }
 }

@@ -24,9 +24,14 @@ mod view;
 pub(super) use contradiction::{jumped, went_back};
 pub(super) use view::Given;
 
-/// Everything in which the hosts differ from the map and the config, the worst first. `migrations` are those of the
-/// folder, if there is one; without them the shards are compared with each other.
-pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Option<&Migrations>) -> Vec<Finding> {
+/// Everything in which the hosts differ from the map and the config, the worst first. `migrations`
+/// are those of the folder, if there is one; without them the shards are compared with each other.
+pub fn check(
+    map: &ShardMap,
+    survey: &Survey,
+    cluster: &Cluster,
+    migrations: Option<&Migrations>,
+) -> Vec<Finding> {
     let mut findings = Findings::default();
     let hosts = Hosts::new(survey, cluster);
     for (host, facts) in survey {

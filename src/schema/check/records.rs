@@ -17,40 +17,75 @@ pub(super) fn absent(findings: &mut Findings, hosts: &Hosts<'_>) {
         match hosts.known.lost_on(host) {
             Some((shards, by)) => {
                 for shard in shards {
-                    let what = format!("{by} knows that it was on {host}, which the config does not name");
-                    findings.add_shard(Severity::Alarm, "host_absent", Some(host), shard, what, add_again(host));
+                    let what =
+                        format!("{by} knows that it was on {host}, which the config does not name");
+                    findings.add_shard(
+                        Severity::Alarm,
+                        "host_absent",
+                        Some(host),
+                        shard,
+                        what,
+                        add_again(host),
+                    );
                 }
             }
             None => {
                 let message = format!("{by} knows it as a host, and the config does not name it");
                 let remedy = format!(
-                    "name it in the config again, or, if it is gone, have the hosts forget it: `pgshard bootstrap \
+                    "name it in the config again, or, if it is gone, have the hosts forget it: \
+                        `pgshard bootstrap \
                      --lost {host}`"
                 );
-                findings.add(Severity::Warning, "host_absent", Some(host), message, remedy);
+                findings.add(
+                    Severity::Warning,
+                    "host_absent",
+                    Some(host),
+                    message,
+                    remedy,
+                );
             }
         }
     }
 }
 
-/// Hosts that could not say what the others had. Hosts that are older, or somebody else's, have findings of their own.
+/// Hosts that could not say what the others had. Hosts that are older, or somebody else's, have
+/// findings of their own.
 pub(super) fn behind(findings: &mut Findings, hosts: &Hosts<'_>) {
     let is_current = |host: &HostName| {
-        let versions = hosts.facts(host).map(|facts| pending(facts, hosts.cluster, host));
+        let versions = hosts
+            .facts(host)
+            .map(|facts| pending(facts, hosts.cluster, host));
         versions.is_some_and(|versions| versions.is_ok_and(|versions| versions.is_empty()))
     };
-    let controls = hosts.controls.iter().map(|(host, control)| (*host, *control));
-    let current: Vec<(&HostName, &ControlFacts)> = controls.filter(|(host, _)| is_current(host)).collect();
+    let controls = hosts
+        .controls
+        .iter()
+        .map(|(host, control)| (*host, *control));
+    let current: Vec<(&HostName, &ControlFacts)> =
+        controls.filter(|(host, _)| is_current(host)).collect();
     let record = known::record(current.iter().copied(), &BTreeSet::new());
     for (host, control) in current {
         let (unknown, shards) = known::lacks(&control.known, &record);
         for other in unknown {
             let message = format!("it has not recorded that {other} is a host");
-            findings.add(Severity::Warning, "record_behind", Some(host), message, BOOTSTRAP);
+            findings.add(
+                Severity::Warning,
+                "record_behind",
+                Some(host),
+                message,
+                BOOTSTRAP,
+            );
         }
         for shard in shards {
             let what = "it has not recorded on which host the shard is";
-            findings.add_shard(Severity::Warning, "record_behind", Some(host), shard, what, BOOTSTRAP);
+            findings.add_shard(
+                Severity::Warning,
+                "record_behind",
+                Some(host),
+                shard,
+                what,
+                BOOTSTRAP,
+            );
         }
     }
 }

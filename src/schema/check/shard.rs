@@ -17,10 +17,18 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_
     let shard = in_map.shard;
     if let Some((claimed, from)) = hosts.jump(in_map) {
         let (what, remedy) = jumped(from, claimed, in_map.epoch);
-        findings.add_shard(Severity::Alarm, "epoch_jump", Some(from), shard, what, remedy);
+        findings.add_shard(
+            Severity::Alarm,
+            "epoch_jump",
+            Some(from),
+            shard,
+            what,
+            remedy,
+        );
     }
     let owners = hosts.rows(shard).filter(|(_, row)| row.state.is_owner());
-    let mut owners: Vec<(ShardEpoch, &HostName)> = owners.map(|(host, row)| (row.epoch, host)).collect();
+    let mut owners: Vec<(ShardEpoch, &HostName)> =
+        owners.map(|(host, row)| (row.epoch, host)).collect();
     owners.sort_by_key(|(epoch, host)| (Reverse(*epoch), *host));
     match owners[..] {
         [] => unserved::check(findings, hosts, in_map),
@@ -32,7 +40,14 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_
             }
             if let Some(given) = hosts.given(shard).filter(|given| given.epoch > served) {
                 let (what, remedy) = went_back(owner, served, given);
-                findings.add_shard(Severity::Alarm, "went_back", Some(owner), shard, what, remedy);
+                findings.add_shard(
+                    Severity::Alarm,
+                    "went_back",
+                    Some(owner),
+                    shard,
+                    what,
+                    remedy,
+                );
             } else {
                 elsewhere(findings, in_map, owner, served);
             }
@@ -42,30 +57,63 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_
 }
 
 /// The map has another host for the shard than the owner, or another epoch.
-fn elsewhere(findings: &mut Findings, InMap { shard, host, epoch }: InMap<'_>, owner: &HostName, served: ShardEpoch) {
+fn elsewhere(
+    findings: &mut Findings,
+    InMap { shard, host, epoch }: InMap<'_>,
+    owner: &HostName,
+    served: ShardEpoch,
+) {
     if owner != host {
         let what = format!("the map puts it on {host}, but {owner} serves it (epoch {served})");
-        findings.add_shard(Severity::Warning, "shard_elsewhere", Some(owner), shard, what, REBUILD);
+        findings.add_shard(
+            Severity::Warning,
+            "shard_elsewhere",
+            Some(owner),
+            shard,
+            what,
+            REBUILD,
+        );
     } else if served != epoch {
         let what = format!("the map has it at epoch {epoch}, the host at {served}");
-        findings.add_shard(Severity::Warning, "shard_epoch_differs", Some(owner), shard, what, REBUILD);
+        findings.add_shard(
+            Severity::Warning,
+            "shard_epoch_differs",
+            Some(owner),
+            shard,
+            what,
+            REBUILD,
+        );
     }
 }
 
 /// Two hosts serve the shard. The first has the later epoch.
-fn twice(findings: &mut Findings, in_map: InMap<'_>, first: (ShardEpoch, &HostName), second: (ShardEpoch, &HostName)) {
+fn twice(
+    findings: &mut Findings,
+    in_map: InMap<'_>,
+    first: (ShardEpoch, &HostName),
+    second: (ShardEpoch, &HostName),
+) {
     let ((served, right), (other_epoch, other)) = (first, second);
     let what = format!("{right} (epoch {served}) and {other} (epoch {other_epoch}) both serve it");
     let remedy = if (right, served) == (in_map.host, in_map.epoch) && served > other_epoch {
         format!(
-            "{right} is right, by its epoch and by the map; {other} does not know of the move, and what it takes is \
-             missing on {right}: {REPAIR}, which has {other} stand down and keeps what it took; docs/trouble.md, \
+            "{right} is right, by its epoch and by the map; {other} does not know of the move, and \
+                what it takes is \
+             missing on {right}: {REPAIR}, which has {other} stand down and keeps what it took; \
+             docs/trouble.md, \
              \"Hosts contradict each other\""
         )
     } else {
         format!("stop its writers, find out by its rows which is right, then {REPAIR}")
     };
-    findings.add_shard(Severity::Alarm, "served_twice", None, in_map.shard, what, remedy);
+    findings.add_shard(
+        Severity::Alarm,
+        "served_twice",
+        None,
+        in_map.shard,
+        what,
+        remedy,
+    );
 }
 
 /// A shard on a host that serves it.
@@ -80,28 +128,57 @@ struct Served<'a> {
 impl<'a> Served<'a> {
     fn by(hosts: &Hosts<'a>, host: &'a HostName, shard: ShardId) -> Option<Served<'a>> {
         let (facts, control) = (hosts.facts(host)?, *hosts.controls.get(host)?);
-        Some(Served { shard, host, facts, control, row: control.shards.get(&shard)? })
+        Some(Served {
+            shard,
+            host,
+            facts,
+            control,
+            row: control.shards.get(&shard)?,
+        })
     }
 
     /// Whether its schema is there, and has the name that it should.
     fn schema(&self, findings: &mut Findings, cluster: &Cluster) {
-        // With another prefix in the config no schema has the name that is looked for: that has a finding of its own.
+        // With another prefix in the config no schema has the name that is looked for: that has a
+        // finding of its own.
         let prefix = &cluster.schema_prefix;
-        if self.control.cluster.as_ref().is_some_and(|said| said.schema_prefix != prefix.as_str()) {
+        if self
+            .control
+            .cluster
+            .as_ref()
+            .is_some_and(|said| said.schema_prefix != prefix.as_str())
+        {
             return;
         }
         let schema = prefix.schema(self.shard);
         if !self.facts.schemas.contains(&schema) {
             let what = "the host serves it, but its schema is not there";
             let remedy = "restore the schema from a backup";
-            findings.add_shard(Severity::Error, "schema_missing", Some(self.host), self.shard, what, remedy);
+            findings.add_shard(
+                Severity::Error,
+                "schema_missing",
+                Some(self.host),
+                self.shard,
+                what,
+                remedy,
+            );
         }
         if self.row.schema != schema {
             let what = format!("the host says that its schema is {}", self.row.schema);
             // For a person to run: no SQL of ours changes the table.
             let (table, name) = ("pgshard.shard", quote_literal(&schema));
-            let remedy = format!("UPDATE {table} SET schema_name = {name} WHERE shard_id = {}", self.shard);
-            findings.add_shard(Severity::Error, "schema_misnamed", Some(self.host), self.shard, what, remedy);
+            let remedy = format!(
+                "UPDATE {table} SET schema_name = {name} WHERE shard_id = {}",
+                self.shard
+            );
+            findings.add_shard(
+                Severity::Error,
+                "schema_misnamed",
+                Some(self.host),
+                self.shard,
+                what,
+                remedy,
+            );
         }
     }
 
@@ -130,8 +207,18 @@ impl<'a> Served<'a> {
         }
         for (target, there) in &hosts.controls {
             if let Some(incoming) = there.incoming.get(&self.shard) {
-                let what = format!("a move from {} that has ended left it half made", incoming.source);
-                findings.add_shard(Severity::Warning, "leftover", Some(target), self.shard, what, GC);
+                let what = format!(
+                    "a move from {} that has ended left it half made",
+                    incoming.source
+                );
+                findings.add_shard(
+                    Severity::Warning,
+                    "leftover",
+                    Some(target),
+                    self.shard,
+                    what,
+                    GC,
+                );
             }
         }
     }

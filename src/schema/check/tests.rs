@@ -10,7 +10,8 @@ use crate::schema::refusal::tests::cluster;
 use crate::schema::remedy::BOOTSTRAP;
 use crate::schema::tables::{host, map_of, shard, survey_of};
 
-/// What is found for one shard on one to three hosts, without the remedies; another test is about migrations.
+/// What is found for one shard on one to three hosts, without the remedies; another test is about
+/// migrations.
 fn found(placement: &str, hosts: &[(&str, &str)]) -> Vec<String> {
     let findings = check(&map_of(&[placement]), &survey_of(hosts), &cluster(), None);
     let said = findings.iter().map(|f| {
@@ -29,50 +30,80 @@ fn are_found(cases: impl IntoIterator<Item = Case<'static>>) {
     }
 }
 
-const DOWN: &str = "error host_unreachable db2 it cannot be reached: app@there/app did not answer within 5 ms";
+const DOWN: &str =
+    "error host_unreachable db2 it cannot be reached: app@there/app did not answer within 5 ms";
 
 #[test]
 fn every_difference_is_found() {
     let quiet = ("db2", "");
     are_found([
         ("db1", vec![("db1", "0 serving 1"), quiet], vec![]),
-        ("db1@2", vec![("db1", "0 serving 2"), ("db2", "0 moved 2 db1")], vec![]),
-        ("db1", vec![("db1", "0 serving 1"), ("db2", "down")], vec![DOWN]),
+        (
+            "db1@2",
+            vec![("db1", "0 serving 2"), ("db2", "0 moved 2 db1")],
+            vec![],
+        ),
+        (
+            "db1",
+            vec![("db1", "0 serving 1"), ("db2", "down")],
+            vec![DOWN],
+        ),
         ("db2", vec![("db1", ""), ("db2", "down")], vec![DOWN]),
-        ("db1", vec![("db1", "empty")], vec!["error not_bootstrapped db1 it has not been bootstrapped"]),
-        ("db1", vec![("db1", ""), quiet], vec!["error shard_missing db1 shard 0: it is not there"]),
+        (
+            "db1",
+            vec![("db1", "empty")],
+            vec!["error not_bootstrapped db1 it has not been bootstrapped"],
+        ),
+        (
+            "db1",
+            vec![("db1", ""), quiet],
+            vec!["error shard_missing db1 shard 0: it is not there"],
+        ),
         (
             "db1@4",
             vec![("db1", ""), quiet],
             vec![
-                "alarm served_nowhere db1 shard 0: the map says that it has moved before (epoch 4), but no host \
+                "alarm served_nowhere db1 shard 0: the map says that it has moved before (epoch \
+                    4), but no host \
                  knows it",
             ],
         ),
         (
             "db1",
             vec![("db1", "0 moved 2 db2"), ("db2", "0 serving 2")],
-            vec!["warning shard_elsewhere db2 shard 0: the map puts it on db1, but db2 serves it (epoch 2)"],
+            vec![
+                "warning shard_elsewhere db2 shard 0: the map puts it on db1, but db2 serves it \
+                    (epoch 2)",
+            ],
         ),
         (
             "db1",
             vec![("db1", "0 serving 3")],
-            vec!["warning shard_epoch_differs db1 shard 0: the map has it at epoch 1, the host at 3"],
+            vec![
+                "warning shard_epoch_differs db1 shard 0: the map has it at epoch 1, the host at 3",
+            ],
         ),
-        // The shard was on db1, went to db2 and came back; db1 is from before all that, whatever the map says.
+        // The shard was on db1, went to db2 and came back; db1 is from before all that, whatever
+        // the map says.
         (
             "db1@3",
             vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")],
             vec![
-                "alarm went_back db1 shard 0: db2 gave it to db1 at epoch 3, but db1 serves it at epoch 1, from \
+                "alarm went_back db1 shard 0: db2 gave it to db1 at epoch 3, but db1 serves it at \
+                    epoch 1, from \
                  before that",
             ],
         ),
         (
             "db2",
-            vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1"), ("db3", "0 moved 5 db1")],
             vec![
-                "alarm went_back db1 shard 0: db3 gave it to db1 at epoch 5, but db1 serves it at epoch 1, from \
+                ("db1", "0 serving 1"),
+                ("db2", "0 moved 3 db1"),
+                ("db3", "0 moved 5 db1"),
+            ],
+            vec![
+                "alarm went_back db1 shard 0: db3 gave it to db1 at epoch 5, but db1 serves it at \
+                    epoch 1, from \
                  before that",
             ],
         ),
@@ -83,9 +114,14 @@ fn every_difference_is_found() {
         ),
         (
             "db1",
-            vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db3"), ("db3", "")],
             vec![
-                "alarm went_back db1 shard 0: db2 gave it to db3 at epoch 3, but db1 serves it at epoch 1, from \
+                ("db1", "0 serving 1"),
+                ("db2", "0 moved 3 db3"),
+                ("db3", ""),
+            ],
+            vec![
+                "alarm went_back db1 shard 0: db2 gave it to db3 at epoch 3, but db1 serves it at \
+                    epoch 1, from \
                  before that",
             ],
         ),
@@ -93,8 +129,10 @@ fn every_difference_is_found() {
             "db1@2",
             vec![("db1", "0 serving 2"), ("db2", "0 serving 2147483647")],
             vec![
-                "alarm served_twice - shard 0: db2 (epoch 2147483647) and db1 (epoch 2) both serve it",
-                "alarm epoch_jump db2 shard 0: db2 says that it is in epoch 2147483647; the map has epoch 2, and \
+                "alarm served_twice - shard 0: db2 (epoch 2147483647) and db1 (epoch 2) both serve \
+                    it",
+                "alarm epoch_jump db2 shard 0: db2 says that it is in epoch 2147483647; the map \
+                    has epoch 2, and \
                  no host comes near",
             ],
         ),
@@ -107,14 +145,21 @@ fn every_move_that_is_half_done_is_found() {
     are_found([
         (
             "db1",
-            vec![("db1", "0 moved 2 db2, 0 moving"), ("db2", "0 incoming 2 db1")],
-            vec!["error not_opened db2 shard 0: it has moved from db1 to db2 (epoch 2), which has not opened it yet"],
+            vec![
+                ("db1", "0 moved 2 db2, 0 moving"),
+                ("db2", "0 incoming 2 db1"),
+            ],
+            vec![
+                "error not_opened db2 shard 0: it has moved from db1 to db2 (epoch 2), which has \
+                    not opened it yet",
+            ],
         ),
         (
             "db1",
             vec![("db1", "0 moved 2 db2"), quiet],
             vec![
-                "alarm served_nowhere db2 shard 0: db1 says that it has moved to db2 (epoch 2), which does not \
+                "alarm served_nowhere db2 shard 0: db1 says that it has moved to db2 (epoch 2), \
+                    which does not \
                  serve it",
             ],
         ),
@@ -123,24 +168,40 @@ fn every_move_that_is_half_done_is_found() {
             vec![("db1", "0 moved 2 db2"), ("db2", "down")],
             vec![
                 DOWN,
-                "warning shard_elsewhere db2 shard 0: the map puts it on db1, but db1 says that it has moved to \
+                "warning shard_elsewhere db2 shard 0: the map puts it on db1, but db1 says that it \
+                    has moved to \
                  db2 (epoch 2)",
             ],
         ),
         (
             "db1",
-            vec![("db1", "0 fenced 1 db2, 0 moving"), ("db2", "0 incoming 2 db1")],
+            vec![
+                ("db1", "0 fenced 1 db2, 0 moving"),
+                ("db2", "0 incoming 2 db1"),
+            ],
             vec!["notice fenced db1 shard 0: a move to db2 has closed it for a moment"],
         ),
         (
             "db1",
-            vec![("db1", "0 fenced 1 db2 late, 0 moving"), ("db2", "0 incoming 2 db1")],
-            vec!["error fence_overdue db1 shard 0: a move to db2 has closed it, and its mover is late"],
+            vec![
+                ("db1", "0 fenced 1 db2 late, 0 moving"),
+                ("db2", "0 incoming 2 db1"),
+            ],
+            vec![
+                "error fence_overdue db1 shard 0: a move to db2 has closed it, and its mover is \
+                    late",
+            ],
         ),
         (
             "db1",
-            vec![("db1", "0 serving 1, 0 moving"), ("db2", "0 incoming 2 db1")],
-            vec!["notice moving db1 shard 0: a move away is at work, or waits for `pgshard moves resume`"],
+            vec![
+                ("db1", "0 serving 1, 0 moving"),
+                ("db2", "0 incoming 2 db1"),
+            ],
+            vec![
+                "notice moving db1 shard 0: a move away is at work, or waits for `pgshard moves \
+                    resume`",
+            ],
         ),
         (
             "db1",
@@ -157,27 +218,36 @@ fn every_host_that_has_forgotten_is_found() {
             "db1",
             vec![("db1", "empty"), ("db2", "0 knows db1 1")],
             vec![
-                "alarm host_emptied db1 shard 0: the database of db1 is empty, and db2 knows that the shard was \
+                "alarm host_emptied db1 shard 0: the database of db1 is empty, and db2 knows that \
+                    the shard was \
                  there",
             ],
         ),
         (
             "db1",
             vec![("db1", ""), ("db2", "0 knows db1 1")],
-            vec!["alarm shard_lost db1 shard 0: db2 knows that it was on db1, which no longer knows it"],
+            vec![
+                "alarm shard_lost db1 shard 0: db2 knows that it was on db1, which no longer knows \
+                    it",
+            ],
         ),
         (
             "db1",
             vec![("db1", ""), ("db2", "0 knows db9 1")],
-            vec!["alarm host_absent db9 shard 0: db1 knows that it was on db9, which the config does not name"],
+            vec![
+                "alarm host_absent db9 shard 0: db1 knows that it was on db9, which the config \
+                    does not name",
+            ],
         ),
         // No record knows the host, but a shard has gone there.
         (
             "db1",
             vec![("db1", "0 moved 2 db9"), ("db2", "")],
             vec![
-                "alarm host_absent db9 shard 0: db1 knows that it was on db9, which the config does not name",
-                "warning shard_elsewhere db9 shard 0: the map puts it on db1, but db1 says that it has moved to \
+                "alarm host_absent db9 shard 0: db1 knows that it was on db9, which the config \
+                    does not name",
+                "warning shard_elsewhere db9 shard 0: the map puts it on db1, but db1 says that it \
+                    has moved to \
                  db9 (epoch 2)",
             ],
         ),
@@ -196,7 +266,10 @@ fn shards_with_the_same_trouble_are_one_finding() {
     let findings = check(&map, &survey, &cluster(), None);
     assert_eq!(findings.len(), 1);
     assert_eq!(findings[0].message, "2 shards (0, 3): it is not there");
-    assert_eq!((findings[0].shards.clone(), findings[0].shard()), (vec![shard(0), shard(3)], None));
+    assert_eq!(
+        (findings[0].shards.clone(), findings[0].shard()),
+        (vec![shard(0), shard(3)], None)
+    );
 }
 
 #[test]
@@ -204,7 +277,14 @@ fn hosts_of_another_cluster_and_lost_schemas() {
     let mut survey = survey_of(&[("db1", "0 serving 1")]);
     let facts = survey.get_mut("db1").unwrap().as_mut().unwrap();
     facts.schemas.clear();
-    facts.control.as_mut().unwrap().cluster.as_mut().unwrap().shards = 5;
+    facts
+        .control
+        .as_mut()
+        .unwrap()
+        .cluster
+        .as_mut()
+        .unwrap()
+        .shards = 5;
     let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
     let codes: Vec<_> = findings.iter().map(|finding| finding.code).collect();
     assert_eq!(codes, ["schema_missing", "shards_differ"]);
@@ -218,35 +298,86 @@ fn a_schema_with_the_name_of_a_shard_that_is_missing() {
     facts.schemas.insert("shard_0000".to_owned());
     let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
     assert_eq!((findings.len(), findings[0].code), (1, "shard_missing"));
-    assert!(findings[0].message.contains("its schema (shard_ and the number) is one that"), "{findings:?}");
-    assert!(findings[0].remedy.starts_with("rename or drop the schema"), "{}", findings[0].remedy);
+    assert!(
+        findings[0]
+            .message
+            .contains("its schema (shard_ and the number) is one that"),
+        "{findings:?}"
+    );
+    assert!(
+        findings[0].remedy.starts_with("rename or drop the schema"),
+        "{}",
+        findings[0].remedy
+    );
     // What a bootstrap that was killed has left, the next one makes anew.
-    let unfinished = RecordedMigration { name: UNFINISHED.to_owned(), checksum: String::new() };
-    let left = AppliedSet { migrations: vec![unfinished], shards: vec![shard(0)] };
-    survey.get_mut("db1").unwrap().as_mut().unwrap().control.as_mut().unwrap().applied.push(left);
-    assert_eq!(check(&map_of(&["db1"]), &survey, &cluster(), None)[0].remedy, BOOTSTRAP);
+    let unfinished = RecordedMigration {
+        name: UNFINISHED.to_owned(),
+        checksum: String::new(),
+    };
+    let left = AppliedSet {
+        migrations: vec![unfinished],
+        shards: vec![shard(0)],
+    };
+    survey
+        .get_mut("db1")
+        .unwrap()
+        .as_mut()
+        .unwrap()
+        .control
+        .as_mut()
+        .unwrap()
+        .applied
+        .push(left);
+    assert_eq!(
+        check(&map_of(&["db1"]), &survey, &cluster(), None)[0].remedy,
+        BOOTSTRAP
+    );
 }
 
 #[test]
 fn migrations_are_compared_with_the_folder_or_with_each_other() {
-    let folder = migrations(&[("0001_a.sql", "select {shard}.a()"), ("0002_b.sql", "select {shard}.b()")]).unwrap();
+    let folder = migrations(&[
+        ("0001_a.sql", "select {shard}.a()"),
+        ("0002_b.sql", "select {shard}.b()"),
+    ])
+    .unwrap();
     let own = OWN.iter().map(Own::recorded);
     let all: Vec<RecordedMigration> = own.chain(folder.iter().map(|one| one.recorded())).collect();
-    let mut survey =
-        survey_of(&[("db1", "0 serving 1, 1 serving 1, 2 serving 1, 3 moved 2 db2"), ("db2", "3 serving 2")]);
+    let mut survey = survey_of(&[
+        (
+            "db1",
+            "0 serving 1, 1 serving 1, 2 serving 1, 3 moved 2 db2",
+        ),
+        ("db2", "3 serving 2"),
+    ]);
     let set = |migrations: &[RecordedMigration], shards: &[u16]| AppliedSet {
         migrations: migrations.to_vec(),
         shards: shards.iter().map(|number| shard(*number)).collect(),
     };
-    let mut control =
-        |name: &str, sets| survey.get_mut(name).unwrap().as_mut().unwrap().control.as_mut().unwrap().applied = sets;
-    control("db1", vec![set(&all, &[0, 1]), set(&all[..=OWN.len()], &[2, 3])]);
+    let mut control = |name: &str, sets| {
+        survey
+            .get_mut(name)
+            .unwrap()
+            .as_mut()
+            .unwrap()
+            .control
+            .as_mut()
+            .unwrap()
+            .applied = sets
+    };
+    control(
+        "db1",
+        vec![set(&all, &[0, 1]), set(&all[..=OWN.len()], &[2, 3])],
+    );
     let mut other = all.clone();
     other[OWN.len()].checksum = "other".to_owned();
     control("db2", vec![set(&other, &[3])]);
     let map = map_of(&["db1", "db1", "db1", "db2@2"]);
     let said = |folder| -> Vec<String> {
-        check(&map, &survey, &cluster(), folder).iter().map(|f| format!("{} {}", f.code, f.message)).collect()
+        check(&map, &survey, &cluster(), folder)
+            .iter()
+            .map(|f| format!("{} {}", f.code, f.message))
+            .collect()
     };
     assert_eq!(
         said(Some(&folder)),
@@ -267,7 +398,14 @@ fn migrations_are_compared_with_the_folder_or_with_each_other() {
 #[test]
 fn what_moves_have_left() {
     let mut survey = survey_of(&[("db1", "0 serving 1")]);
-    let control = survey.get_mut("db1").unwrap().as_mut().unwrap().control.as_mut().unwrap();
+    let control = survey
+        .get_mut("db1")
+        .unwrap()
+        .as_mut()
+        .unwrap()
+        .control
+        .as_mut()
+        .unwrap();
     let row = |kind: &str, phase: Option<&str>| LedgerRow {
         kind: kind.to_owned(),
         name: kind.to_owned(),
@@ -282,9 +420,14 @@ fn what_moves_have_left() {
         row("incoming", None),
         row("old signpost", None),
     ];
-    control.lost_ways.insert(shard(0), "its slot is gone".to_owned());
+    control
+        .lost_ways
+        .insert(shard(0), "its slot is gone".to_owned());
     let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
-    let codes: Vec<_> = findings.iter().map(|finding| (finding.severity, finding.code)).collect();
+    let codes: Vec<_> = findings
+        .iter()
+        .map(|finding| (finding.severity, finding.code))
+        .collect();
     assert_eq!(
         codes,
         [
@@ -300,7 +443,14 @@ fn what_moves_have_left() {
 #[test]
 fn why_a_move_was_not_audited() {
     let mut survey = survey_of(&[("db1", "0 serving 1")]);
-    let control = survey.get_mut("db1").unwrap().as_mut().unwrap().control.as_mut().unwrap();
+    let control = survey
+        .get_mut("db1")
+        .unwrap()
+        .as_mut()
+        .unwrap()
+        .control
+        .as_mut()
+        .unwrap();
     let audit = |number: u16, differences: &[&str], left_out: &[&str]| KeptAudit {
         shard: shard(number),
         move_id: uuid::Uuid::nil(),
@@ -315,16 +465,23 @@ fn why_a_move_was_not_audited() {
     ];
     let id = uuid::Uuid::nil();
     let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
-    let said: Vec<_> = findings.iter().map(|finding| format!("{} {}", finding.code, finding.message)).collect();
+    let said: Vec<_> = findings
+        .iter()
+        .map(|finding| format!("{} {}", finding.code, finding.message))
+        .collect();
     assert_eq!(
         said,
         [
             format!(
-                "audit_differs shard 3: db2 did not have what it had here when the move {id} opened it there: table \
+                "audit_differs shard 3: db2 did not have what it had here when the move {id} \
+                    opened it there: table \
                  photos (7)"
             ),
             format!("not_audited shard 1: the move {id} to db2 was not audited: it was broken off"),
-            format!("not_audited shard 2: the move {id} to db2 was not audited: it was kept before there were audits"),
+            format!(
+                "not_audited shard 2: the move {id} to db2 was not audited: it was kept before \
+                    there were audits"
+            ),
         ]
     );
 }

@@ -16,8 +16,18 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_
     if let Some(last) = hosts.known.lost(shard) {
         // A host that is empty, or that the config does not name, has a finding of its own.
         if hosts.controls.contains_key(last.host) {
-            let what = format!("{} knows that it was on {}, which no longer knows it", last.by, last.host);
-            findings.add_shard(Severity::Alarm, "shard_lost", Some(last.host), shard, what, restore(last.host));
+            let what = format!(
+                "{} knows that it was on {}, which no longer knows it",
+                last.by, last.host
+            );
+            findings.add_shard(
+                Severity::Alarm,
+                "shard_lost",
+                Some(last.host),
+                shard,
+                what,
+                restore(last.host),
+            );
         }
         return;
     }
@@ -26,62 +36,118 @@ pub(super) fn check(findings: &mut Findings, hosts: &Hosts<'_>, in_map: InMap<'_
         return;
     }
     if epoch > ShardEpoch::FIRST {
-        let what = format!("the map says that it has moved before (epoch {epoch}), but no host knows it");
+        let what =
+            format!("the map says that it has moved before (epoch {epoch}), but no host knows it");
         let remedy = "the host that had it may have been replaced: restore its database";
-        findings.add_shard(Severity::Alarm, "served_nowhere", Some(host), shard, what, remedy);
+        findings.add_shard(
+            Severity::Alarm,
+            "served_nowhere",
+            Some(host),
+            shard,
+            what,
+            remedy,
+        );
     } else {
         let (what, remedy) = missing(hosts, in_map);
-        findings.add_shard(Severity::Error, "shard_missing", Some(host), shard, what, remedy);
+        findings.add_shard(
+            Severity::Error,
+            "shard_missing",
+            Some(host),
+            shard,
+            what,
+            remedy,
+        );
     }
 }
 
 /// A shard that has left a host, and is not served where it went.
-fn given_away(findings: &mut Findings, hosts: &Hosts<'_>, InMap { shard, host, .. }: InMap<'_>, given: Given<'_>) {
+fn given_away(
+    findings: &mut Findings,
+    hosts: &Hosts<'_>,
+    InMap { shard, host, .. }: InMap<'_>,
+    given: Given<'_>,
+) {
     let Given { epoch, from, to } = given;
     // A host that was not read may serve it, and has a finding of its own.
     if hosts.facts(to).is_none() {
         if to != host {
-            let what = format!("the map puts it on {host}, but {from} says that it has moved to {to} (epoch {epoch})");
-            findings.add_shard(Severity::Warning, "shard_elsewhere", Some(to), shard, what, REBUILD);
+            let what = format!(
+                "the map puts it on {host}, but {from} says that it has moved to {to} (epoch \
+                    {epoch})"
+            );
+            findings.add_shard(
+                Severity::Warning,
+                "shard_elsewhere",
+                Some(to),
+                shard,
+                what,
+                REBUILD,
+            );
         }
         return;
     }
     let Some(brought) = hosts.brought(shard, given) else {
-        let what = format!("{from} says that it has moved to {to} (epoch {epoch}), which does not serve it");
-        let remedy = format!(
-            "was {to} restored, emptied, or failed over to a standby that lacked the shard? Restore it to where it \
-             was; else {REPAIR} with the old copy on {from}, and `pgshard recover {to} --plan` with all shards of {to}"
+        let what = format!(
+            "{from} says that it has moved to {to} (epoch {epoch}), which does not serve it"
         );
-        findings.add_shard(Severity::Alarm, "served_nowhere", Some(to), shard, what, remedy);
+        let remedy = format!(
+            "was {to} restored, emptied, or failed over to a standby that lacked the shard? \
+                Restore it to where it \
+             was; else {REPAIR} with the old copy on {from}, and `pgshard recover {to} --plan` \
+             with all shards of {to}"
+        );
+        findings.add_shard(
+            Severity::Alarm,
+            "served_nowhere",
+            Some(to),
+            shard,
+            what,
+            remedy,
+        );
         return;
     };
-    let what = format!("it has moved from {from} to {to} (epoch {epoch}), which has not opened it yet");
+    let what =
+        format!("it has moved from {from} to {to} (epoch {epoch}), which has not opened it yet");
     let remedy = match brought {
         Brought::Less => format!("{to} has lost a part of it, as by a fail-over: {REPAIR}"),
         Brought::Everything if hosts.is_moving(from, shard) => RESUME.to_owned(),
-        // The journal says that the move has ended: the target had opened the shard, and has lost that.
+        // The journal says that the move has ended: the target had opened the shard, and has lost
+        // that.
         Brought::Everything => {
-            format!("{to} had opened it, and has lost that: {REPAIR}, or the next statement opens it")
+            format!(
+                "{to} had opened it, and has lost that: {REPAIR}, or the next statement opens it"
+            )
         }
     };
     findings.add_shard(Severity::Error, "not_opened", Some(to), shard, what, remedy);
 }
 
-/// What is said of a shard that no host knows. Bootstrap makes it, but not over what somebody else has made.
+/// What is said of a shard that no host knows. Bootstrap makes it, but not over what somebody else
+/// has made.
 ///
 /// The schema is named by its prefix, so that many such shards are one finding.
 fn missing(hosts: &Hosts<'_>, InMap { shard, host, .. }: InMap<'_>) -> (String, String) {
     let prefix = &hosts.cluster.schema_prefix;
-    let is_there = hosts.facts(host).is_some_and(|facts| facts.schemas.contains(&prefix.schema(shard)));
+    let is_there = hosts
+        .facts(host)
+        .is_some_and(|facts| facts.schemas.contains(&prefix.schema(shard)));
     // What a bootstrap that was killed has left is the next one's own.
-    let is_left = |control: &&ControlFacts| control.applied.iter().any(|set| set.shards.contains(&shard));
+    let is_left = |control: &&ControlFacts| {
+        control
+            .applied
+            .iter()
+            .any(|set| set.shards.contains(&shard))
+    };
     if !is_there || hosts.controls.get(host).is_some_and(is_left) {
         return ("it is not there".to_owned(), BOOTSTRAP.to_owned());
     }
     (
         format!(
-            "it is not there, and its schema ({prefix} and the number) is one that the host does not know as a shard"
+            "it is not there, and its schema ({prefix} and the number) is one that the host does \
+                not know as a shard"
         ),
-        format!("rename or drop the schema, or give the cluster another schema_prefix; then {BOOTSTRAP}"),
+        format!(
+            "rename or drop the schema, or give the cluster another schema_prefix; then {BOOTSTRAP}"
+        ),
     )
 }

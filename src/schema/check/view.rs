@@ -44,8 +44,15 @@ pub(super) enum Brought {
 
 impl<'a> Hosts<'a> {
     pub(super) fn new(survey: &'a Survey, cluster: &'a Cluster) -> Hosts<'a> {
-        let controls = survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.control.as_ref()?)));
-        Hosts { cluster, survey, controls: controls.collect(), known: Known::of_survey(survey) }
+        let controls = survey
+            .iter()
+            .filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?.control.as_ref()?)));
+        Hosts {
+            cluster,
+            survey,
+            controls: controls.collect(),
+            known: Known::of_survey(survey),
+        }
     }
 
     /// What a host says; nothing if it could not be read.
@@ -54,37 +61,72 @@ impl<'a> Hosts<'a> {
     }
 
     /// What the hosts say that know a shard.
-    pub(super) fn rows(&self, shard: ShardId) -> impl Iterator<Item = (&'a HostName, &'a ShardRow)> {
-        self.controls.iter().filter_map(move |(host, control)| Some((*host, control.shards.get(&shard)?)))
+    pub(super) fn rows(
+        &self,
+        shard: ShardId,
+    ) -> impl Iterator<Item = (&'a HostName, &'a ShardRow)> {
+        self.controls
+            .iter()
+            .filter_map(move |(host, control)| Some((*host, control.shards.get(&shard)?)))
     }
 
     /// Who says last that it has given the shard away.
     pub(super) fn given(&self, shard: ShardId) -> Option<Given<'a>> {
-        let moved = self.rows(shard).filter(|(_, row)| row.state == ShardState::Moved);
-        moved.filter_map(|(from, row)| Some(Given { epoch: row.epoch, from, to: row.peer.as_ref()? })).max()
+        let moved = self
+            .rows(shard)
+            .filter(|(_, row)| row.state == ShardState::Moved);
+        moved
+            .filter_map(|(from, row)| {
+                Some(Given {
+                    epoch: row.epoch,
+                    from,
+                    to: row.peer.as_ref()?,
+                })
+            })
+            .max()
     }
 
-    /// Who says that the shard is at an epoch to which no move can have led, by what the map and the others say.
-    pub(super) fn jump(&self, InMap { shard, epoch: in_map, .. }: InMap<'_>) -> Option<(ShardEpoch, &'a HostName)> {
-        let mut epochs: Vec<(ShardEpoch, &'a HostName)> =
-            self.rows(shard).map(|(host, row)| (row.epoch, host)).collect();
+    /// Who says that the shard is at an epoch to which no move can have led, by what the map and
+    /// the others say.
+    pub(super) fn jump(
+        &self,
+        InMap {
+            shard,
+            epoch: in_map,
+            ..
+        }: InMap<'_>,
+    ) -> Option<(ShardEpoch, &'a HostName)> {
+        let mut epochs: Vec<(ShardEpoch, &'a HostName)> = self
+            .rows(shard)
+            .map(|(host, row)| (row.epoch, host))
+            .collect();
         epochs.sort_unstable();
         let (claimed, from) = epochs.pop()?;
-        let others = epochs.last().map_or(in_map, |(epoch, _)| in_map.max(*epoch));
+        let others = epochs
+            .last()
+            .map_or(in_map, |(epoch, _)| in_map.max(*epoch));
         claimed.jumps(others).then_some((claimed, from))
     }
 
-    /// What a move has brought of a shard to the host that it was given to; nothing if none is bringing it there.
+    /// What a move has brought of a shard to the host that it was given to; nothing if none is
+    /// bringing it there.
     pub(super) fn brought(&self, shard: ShardId, given: Given<'_>) -> Option<Brought> {
         let incoming = self.controls.get(given.to)?.incoming.get(&shard)?;
         let row = self.controls.get(given.from)?.shards.get(&shard)?;
         // If the giver no longer knows the move, it is unknown what the move has brought.
         let is_whole = incoming.ready && row.move_id.is_none_or(|id| id == incoming.move_id);
-        Some(if is_whole { Brought::Everything } else { Brought::Less })
+        Some(if is_whole {
+            Brought::Everything
+        } else {
+            Brought::Less
+        })
     }
 
-    /// Whether a host's journal has a move of the shard away from there that is at work or has stopped halfway.
+    /// Whether a host's journal has a move of the shard away from there that is at work or has
+    /// stopped halfway.
     pub(super) fn is_moving(&self, host: &HostName, shard: ShardId) -> bool {
-        self.controls.get(host).is_some_and(|control| control.moving.contains(&shard))
+        self.controls
+            .get(host)
+            .is_some_and(|control| control.moving.contains(&shard))
     }
 }

@@ -1,8 +1,8 @@
 //! Which shards have the same value of a property. Pure.
 //!
-//! A shard's own number in a value may be what the others have theirs for (`SELECT 7 << 10`), or a number that all
-//! have (`DEFAULT 7`). So a value counts in two ways, as it is and without the number, and what most shards agree in
-//! decides.
+//! A shard's own number in a value may be what the others have theirs for (`SELECT 7 << 10`), or a
+//! number that all have (`DEFAULT 7`). So a value counts in two ways, as it is and without the
+//! number, and what most shards agree in decides.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,14 +24,21 @@ pub(super) struct Value<'a> {
 impl Value<'_> {
     /// The value in one of the shards; empty if it was not read.
     pub(super) fn text(&self) -> &str {
-        self.samples.iter().find_map(|(.., text)| *text).unwrap_or_default()
+        self.samples
+            .iter()
+            .find_map(|(.., text)| *text)
+            .unwrap_or_default()
     }
 
-    /// Whether the values are equal, but that each of the shards has its own number where the other has its own. Two
-    /// samples tell a number that the shards have in common from one that each has for itself.
+    /// Whether the values are equal, but that each of the shards has its own number where the other
+    /// has its own. Two samples tell a number that the shards have in common from one that each has
+    /// for itself.
     fn is_alike(&self, other: &Value<'_>) -> bool {
         self.samples.iter().all(|(of_a, _, a)| {
-            other.samples.iter().all(|(of_b, _, b)| a.zip(*b).is_some_and(|(a, b)| number::alike(a, *of_a, b, *of_b)))
+            other.samples.iter().all(|(of_b, _, b)| {
+                a.zip(*b)
+                    .is_some_and(|(a, b)| number::alike(a, *of_a, b, *of_b))
+            })
         })
     }
 }
@@ -49,13 +56,19 @@ struct Member<'a> {
 
 impl<'a> Member<'a> {
     fn alone(self) -> Value<'a> {
-        Value { shards: vec![self.shard], samples: vec![(self.shard, self.subject, self.text)] }
+        Value {
+            shards: vec![self.shard],
+            samples: vec![(self.shard, self.subject, self.text)],
+        }
     }
 }
 
 /// The values of every property, of all hosts.
 pub(super) fn classes<'a>(hosts: &[&'a Definitions]) -> Vec<Values<'a>> {
-    by_object(hosts).into_iter().map(|(key, properties)| (key, joined(values(&properties)))).collect()
+    by_object(hosts)
+        .into_iter()
+        .map(|(key, properties)| (key, joined(values(&properties))))
+        .collect()
 }
 
 /// The values that must be read to be sure, of properties in which shards seem to differ.
@@ -63,7 +76,11 @@ pub(super) fn unsure(hosts: &[&Definitions]) -> Wanted {
     let mut wanted = Wanted::new();
     for properties in by_object(hosts).into_values() {
         let values = values(&properties);
-        for (shard, subject, _) in values.iter().filter(|_| values.len() > 1).flat_map(|value| &value.samples) {
+        for (shard, subject, _) in values
+            .iter()
+            .filter(|_| values.len() > 1)
+            .flat_map(|value| &value.samples)
+        {
             wanted.entry(*shard).or_default().insert((*subject).clone());
         }
     }
@@ -73,21 +90,33 @@ pub(super) fn unsure(hosts: &[&Definitions]) -> Wanted {
 /// A property on one host.
 type OnHost<'a> = (&'a Definitions, &'a Property);
 
-/// The properties by their subject; objects that have their shard's number in their name count as one.
+/// The properties by their subject; objects that have their shard's number in their name count as
+/// one.
 fn by_object<'a>(hosts: &[&'a Definitions]) -> BTreeMap<Subject, Vec<OnHost<'a>>> {
-    let all = || hosts.iter().flat_map(|one| one.properties.iter().map(move |property| (*one, property)));
+    let all = || {
+        hosts
+            .iter()
+            .flat_map(|one| one.properties.iter().map(move |property| (*one, property)))
+    };
     let mut counts: HashMap<&Subject, usize> = HashMap::new();
     for (_, property) in all() {
         *counts.entry(&property.subject).or_default() += property.shards.len();
     }
     let mut by_subject: BTreeMap<Subject, Vec<OnHost<'a>>> = BTreeMap::new();
     for (definitions, property) in all() {
-        // An object that only one shard has may have that shard's number in its name, where the others have theirs.
+        // An object that only one shard has may have that shard's number in its name, where the
+        // others have theirs.
         let key = match (counts[&property.subject], property.shards.first()) {
-            (1, Some(shard)) => (number::out_of(&property.subject.0, *shard), property.subject.1.clone()),
+            (1, Some(shard)) => (
+                number::out_of(&property.subject.0, *shard),
+                property.subject.1.clone(),
+            ),
             _ => property.subject.clone(),
         };
-        by_subject.entry(key).or_default().push((definitions, property));
+        by_subject
+            .entry(key)
+            .or_default()
+            .push((definitions, property));
     }
     by_subject
 }
@@ -109,16 +138,21 @@ fn members<'a>((definitions, property): OnHost<'a>) -> impl Iterator<Item = Memb
 /// The shards by what most of them agree in, then by what most of the others agree in, and so on.
 fn values<'a>(properties: &[OnHost<'a>]) -> Vec<Value<'a>> {
     let mut values = Vec::new();
-    let mut left: Vec<Member<'a>> = properties.iter().flat_map(|property| members(*property)).collect();
+    let mut left: Vec<Member<'a>> = properties
+        .iter()
+        .flat_map(|property| members(*property))
+        .collect();
     while !left.is_empty() {
-        let (mut plain, mut own): (BTreeMap<&str, usize>, BTreeMap<&str, usize>) = Default::default();
+        let (mut plain, mut own): (BTreeMap<&str, usize>, BTreeMap<&str, usize>) =
+            Default::default();
         for member in &left {
             *plain.entry(member.plain).or_default() += 1;
             if let Some(digest) = member.own {
                 *own.entry(digest).or_default() += 1;
             }
         }
-        let most = |counts: BTreeMap<&'a str, usize>| counts.into_iter().max_by_key(|(_, count)| *count);
+        let most =
+            |counts: BTreeMap<&'a str, usize>| counts.into_iter().max_by_key(|(_, count)| *count);
         let (plain, own) = (most(plain), most(own));
         if plain.into_iter().chain(own).all(|(_, count)| count == 1) {
             // No two agree: what is left is not counted over and over.
@@ -127,23 +161,34 @@ fn values<'a>(properties: &[OnHost<'a>]) -> Vec<Value<'a>> {
         }
         // If as many agree in either, it is not the number that makes the difference.
         let by_number = own.map(|(_, count)| count) > plain.map(|(_, count)| count);
-        let (mut same, others): (Vec<Member<'a>>, Vec<Member<'a>>) = left.into_iter().partition(|member| {
-            if by_number {
-                member.own == own.map(|(digest, _)| digest)
-            } else {
-                Some(member.plain) == plain.map(|(digest, _)| digest)
-            }
-        });
+        let (mut same, others): (Vec<Member<'a>>, Vec<Member<'a>>) =
+            left.into_iter().partition(|member| {
+                if by_number {
+                    member.own == own.map(|(digest, _)| digest)
+                } else {
+                    Some(member.plain) == plain.map(|(digest, _)| digest)
+                }
+            });
         left = others;
-        // A shard whose own number is in a value that only a few agree in may have what most have. It is not
-        // judged by the others.
+        // A shard whose own number is in a value that only a few agree in may have what most have.
+        // It is not judged by the others.
         let mut apart = Vec::new();
         if !by_number && !values.is_empty() {
             (apart, same) = same.into_iter().partition(|member| member.own.is_some());
         }
         // A shard whose own number is not in the value shows best what all have.
-        same.sort_by_key(|member| (!by_number && member.own.is_some(), member.text.is_none(), member.shard));
-        let samples = same.iter().take(2).map(|member| (member.shard, member.subject, member.text)).collect();
+        same.sort_by_key(|member| {
+            (
+                !by_number && member.own.is_some(),
+                member.text.is_none(),
+                member.shard,
+            )
+        });
+        let samples = same
+            .iter()
+            .take(2)
+            .map(|member| (member.shard, member.subject, member.text))
+            .collect();
         let mut shards: Vec<ShardId> = same.iter().map(|member| member.shard).collect();
         shards.sort_unstable();
         values.extend((!shards.is_empty()).then_some(Value { shards, samples }));
@@ -152,7 +197,8 @@ fn values<'a>(properties: &[OnHost<'a>]) -> Vec<Value<'a>> {
     values
 }
 
-/// The values, where those that are alike as texts count as one: a shard's number may also be in a value by chance.
+/// The values, where those that are alike as texts count as one: a shard's number may also be in a
+/// value by chance.
 fn joined(values: Vec<Value<'_>>) -> Vec<Value<'_>> {
     let mut joined: Vec<Value<'_>> = Vec::new();
     for value in values {

@@ -1,11 +1,11 @@
-//! Compares the shards' definitions with each other: one query on each host that digests all of them, however many
-//! shards there are, and one for the texts of what differs.
+//! Compares the shards' definitions with each other: one query on each host that digests all of
+//! them, however many shards there are, and one for the texts of what differs.
 //!
-//! Shards with the same definition form a group. For each group but the largest, the findings say how it differs from
-//! that one.
+//! Shards with the same definition form a group. For each group but the largest, the findings say
+//! how it differs from that one.
 //!
-//! Invariant: what belongs to one shard alone is no difference: its schema's name, and its number where the others have
-//! theirs.
+//! Invariant: what belongs to one shard alone is no difference: its schema's name, and its number
+//! where the others have theirs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -35,8 +35,8 @@ struct Property {
     /// A digest that is equal where the value is equal, apart from the shard's number.
     digest: String,
     shards: Vec<ShardId>,
-    /// The digests of the values as they are, in the order of the shards. Empty if their numbers are not in them: then
-    /// [`digest`](Property::digest) is that of all.
+    /// The digests of the values as they are, in the order of the shards. Empty if their numbers
+    /// are not in them: then [`digest`](Property::digest) is that of all.
     plain: Vec<String>,
 }
 
@@ -58,10 +58,19 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
     for (host, definitions) in survey {
         if let Err(reason) = definitions {
             let remedy = "see what the server's log says";
-            findings.add(Severity::Error, "definitions_unread", Some(host), reason.as_str(), remedy);
+            findings.add(
+                Severity::Error,
+                "definitions_unread",
+                Some(host),
+                reason.as_str(),
+                remedy,
+            );
         }
     }
-    let read: Vec<&Definitions> = survey.values().filter_map(|definitions| definitions.as_ref().ok()).collect();
+    let read: Vec<&Definitions> = survey
+        .values()
+        .filter_map(|definitions| definitions.as_ref().ok())
+        .collect();
     let classes = classes(&read);
     let mut groups: HashMap<Signature, Vec<ShardId>> = HashMap::new();
     for (shard, signature) in signatures(&classes) {
@@ -69,28 +78,50 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
     }
     let mut groups: Vec<_> = groups.into_iter().collect();
     groups.sort_by(|a, b| (b.1.len(), &a.1).cmp(&(a.1.len(), &b.1)));
-    let Some(((usual, most), others)) = groups.split_first() else { return findings.sorted() };
+    let Some(((usual, most), others)) = groups.split_first() else {
+        return findings.sorted();
+    };
     for (signature, shards) in others {
-        let (mut here, mut there): (BTreeMap<usize, usize>, BTreeMap<usize, usize>) =
-            (signature.iter().copied().collect(), usual.iter().copied().collect());
+        let (mut here, mut there): (BTreeMap<usize, usize>, BTreeMap<usize, usize>) = (
+            signature.iter().copied().collect(),
+            usual.iter().copied().collect(),
+        );
         here.retain(|at, class| there.get(at) != Some(class) || there.remove(at).is_none());
         let mut keys: Vec<usize> = here.keys().chain(there.keys()).copied().collect();
         keys.sort_unstable();
         keys.dedup();
-        let text = |at: usize, class: Option<&usize>| class.map(|class| classes[at].1[*class].text());
+        let text =
+            |at: usize, class: Option<&usize>| class.map(|class| classes[at].1[*class].text());
         let mut said: Vec<String> = keys
             .iter()
             .take(SAID_MAX)
-            .map(|at| difference(&classes[*at].0, text(*at, here.get(at)), text(*at, there.get(at))))
+            .map(|at| {
+                difference(
+                    &classes[*at].0,
+                    text(*at, here.get(at)),
+                    text(*at, there.get(at)),
+                )
+            })
             .collect();
         if keys.len() > SAID_MAX {
             said.push(format!("and {} more", keys.len() - SAID_MAX));
         }
-        let what = format!("defined differently from {} others: {}", most.len(), said.join("; "));
-        let remedy =
-            "run `pgshard migrate up` if it lacks a migration; otherwise alter it by hand, and find out who changed it";
+        let what = format!(
+            "defined differently from {} others: {}",
+            most.len(),
+            said.join("; ")
+        );
+        let remedy = "run `pgshard migrate up` if it lacks a migration; otherwise alter it by \
+            hand, and find out who changed it";
         for shard in shards {
-            findings.add_shard(Severity::Warning, "ddl_differs", None, *shard, what.as_str(), remedy);
+            findings.add_shard(
+                Severity::Warning,
+                "ddl_differs",
+                None,
+                *shard,
+                what.as_str(),
+                remedy,
+            );
         }
     }
     findings.sorted()
@@ -98,21 +129,33 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
 
 /// The shards of each host with the same definition, together.
 pub(crate) fn made_alike(survey: &DefinitionSurvey) -> Vec<(HostName, Vec<ShardId>)> {
-    let read = || survey.iter().filter_map(|(host, definitions)| Some((host, definitions.as_ref().ok()?)));
+    let read = || {
+        survey
+            .iter()
+            .filter_map(|(host, definitions)| Some((host, definitions.as_ref().ok()?)))
+    };
     let all: Vec<&Definitions> = read().map(|(_, definitions)| definitions).collect();
     let signatures = signatures(&classes(&all));
     let mut groups: BTreeMap<(&HostName, &Signature), BTreeSet<ShardId>> = BTreeMap::new();
     for (host, definitions) in read() {
-        for shard in definitions.properties.iter().flat_map(|property| &property.shards) {
+        for shard in definitions
+            .properties
+            .iter()
+            .flat_map(|property| &property.shards)
+        {
             if let Some(signature) = signatures.get(shard) {
                 groups.entry((host, signature)).or_default().insert(*shard);
             }
         }
     }
-    groups.into_iter().map(|((host, _), shards)| (host.clone(), shards.into_iter().collect())).collect()
+    groups
+        .into_iter()
+        .map(|((host, _), shards)| (host.clone(), shards.into_iter().collect()))
+        .collect()
 }
 
-/// Which value a shard has of each of its properties: indexes into a list of [`Values`], and into each of those.
+/// Which value a shard has of each of its properties: indexes into a list of [`Values`], and into
+/// each of those.
 type Signature = Vec<(usize, usize)>;
 
 fn signatures(classes: &[Values<'_>]) -> BTreeMap<ShardId, Signature> {
@@ -129,7 +172,11 @@ fn signatures(classes: &[Values<'_>]) -> BTreeMap<ShardId, Signature> {
 
 /// `table photos: column caption: missing`, or what it is and what it should be.
 fn difference(subject: &Subject, here: Option<&str>, there: Option<&str>) -> String {
-    let name = if subject.1.is_empty() { subject.0.clone() } else { format!("{}: {}", subject.0, subject.1) };
+    let name = if subject.1.is_empty() {
+        subject.0.clone()
+    } else {
+        format!("{}: {}", subject.0, subject.1)
+    };
     let short = |text: &str| {
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         (!text.is_empty() && text.chars().count() <= 80).then_some(text)
@@ -149,16 +196,29 @@ mod tests {
     use super::super::tables::{host, shard};
     use super::*;
 
-    /// Values of properties of shards, and what is said of them. Digests and texts are made as the queries make them.
+    /// Values of properties of shards, and what is said of them. Digests and texts are made as the
+    /// queries make them.
     pub(super) fn definitions(properties: &[(&str, &str, &str, &[u16])]) -> Definitions {
         let mut made = Definitions::default();
         for (object, name, value, shards) in properties {
             let subject = ((*object).to_owned(), (*name).to_owned());
             for shard in shards.iter().map(|number| shard(*number)) {
                 let digest = number::out_of(value, shard);
-                let plain = if digest == *value { Vec::new() } else { vec![(*value).to_owned()] };
-                made.properties.push(Property { subject: subject.clone(), digest, shards: vec![shard], plain });
-                made.texts.entry(subject.clone()).or_default().insert(shard, (*value).to_owned());
+                let plain = if digest == *value {
+                    Vec::new()
+                } else {
+                    vec![(*value).to_owned()]
+                };
+                made.properties.push(Property {
+                    subject: subject.clone(),
+                    digest,
+                    shards: vec![shard],
+                    plain,
+                });
+                made.texts
+                    .entry(subject.clone())
+                    .or_default()
+                    .insert(shard, (*value).to_owned());
             }
         }
         made
@@ -166,7 +226,10 @@ mod tests {
 
     fn found(properties: &[(&str, &str, &str, &[u16])]) -> Vec<String> {
         let survey = DefinitionSurvey::from([(host("db1"), Ok(definitions(properties)))]);
-        compare(&survey).into_iter().map(|finding| finding.message).collect()
+        compare(&survey)
+            .into_iter()
+            .map(|finding| finding.message)
+            .collect()
     }
 
     #[test]
@@ -183,8 +246,10 @@ mod tests {
                 ("index t_x", "", "CREATE INDEX …", &[7]),
             ]),
             [
-                "shard 3: defined differently from 2 others: table t: column b: integer, elsewhere bigint",
-                "shard 7: defined differently from 2 others: index t_x: only here; table t: column a: missing; \
+                "shard 3: defined differently from 2 others: table t: column b: integer, elsewhere \
+                    bigint",
+                "shard 7: defined differently from 2 others: index t_x: only here; table t: column \
+                    a: missing; \
                  table t: column b: integer, elsewhere bigint",
             ]
         );
@@ -202,32 +267,56 @@ mod tests {
             [""; 0]
         );
         assert_eq!(
-            found(&[("function f()", "", "SELECT 7", &[7]), ("function f()", "", "SELECT 8", &[9, 10])]),
-            ["shard 7: defined differently from 2 others: function f(): SELECT 7, elsewhere SELECT 8"]
+            found(&[
+                ("function f()", "", "SELECT 7", &[7]),
+                ("function f()", "", "SELECT 8", &[9, 10])
+            ]),
+            [
+                "shard 7: defined differently from 2 others: function f(): SELECT 7, elsewhere \
+                    SELECT 8"
+            ]
         );
     }
 
-    /// All shards have one number, or each has its own, and one shard has another: that one is named, and no other, for
-    /// all numbers there can be.
+    /// All shards have one number, or each has its own, and one shard has another: that one is
+    /// named, and no other, for all numbers there can be.
     #[test]
     fn the_odd_one_is_named_whatever_its_number_is() {
         for shards in [5_u16, 12] {
-            for (odd, wrong) in (0..shards).flat_map(|odd| (0..=shards).map(move |wrong| (odd, wrong))) {
-                let own = (0..shards).map(|shard| (shard, if shard == odd { wrong } else { shard }));
+            for (odd, wrong) in
+                (0..shards).flat_map(|odd| (0..=shards).map(move |wrong| (odd, wrong)))
+            {
+                let own =
+                    (0..shards).map(|shard| (shard, if shard == odd { wrong } else { shard }));
                 let of_all = |all| move |shard| (shard, if shard == odd { wrong } else { all });
                 let mut worlds: Vec<(bool, Vec<(u16, u16)>)> = vec![(wrong != odd, own.collect())];
-                worlds.extend((0..=shards).map(|all| (wrong != all, (0..shards).map(of_all(all)).collect())));
+                worlds.extend(
+                    (0..=shards).map(|all| (wrong != all, (0..shards).map(of_all(all)).collect())),
+                );
                 for (is_odd, world) in worlds {
-                    let values: Vec<String> =
-                        world.iter().map(|(_, number)| format!("numeric(12,1) DEFAULT {number}")).collect();
+                    let values: Vec<String> = world
+                        .iter()
+                        .map(|(_, number)| format!("numeric(12,1) DEFAULT {number}"))
+                        .collect();
                     let numbers: Vec<u16> = (0..shards).collect();
-                    let one = |at: usize| ("table t", "column a", values[at].as_str(), &numbers[at..=at]);
+                    let one = |at: usize| {
+                        (
+                            "table t",
+                            "column a",
+                            values[at].as_str(),
+                            &numbers[at..=at],
+                        )
+                    };
                     let properties: Vec<_> = (0..values.len()).map(one).collect();
                     let named: Vec<String> = found(&properties)
                         .iter()
                         .map(|said| said.split(": ").next().unwrap_or_default().to_owned())
                         .collect();
-                    let expected = if is_odd { vec![format!("shard {odd}")] } else { Vec::new() };
+                    let expected = if is_odd {
+                        vec![format!("shard {odd}")]
+                    } else {
+                        Vec::new()
+                    };
                     assert_eq!(named, expected, "{world:?}");
                 }
             }

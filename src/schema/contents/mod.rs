@@ -1,9 +1,9 @@
-//! Checks the rows of the shards: IDs of another shard, IDs that `next_id()` has not reached yet, and sequences that
-//! are behind their tables. Every row is read once, so it takes its time: some blocks at a time, with a rest after
-//! each.
+//! Checks the rows of the shards: IDs of another shard, IDs that `next_id()` has not reached yet,
+//! and sequences that are behind their tables. Every row is read once, so it takes its time: some
+//! blocks at a time, with a rest after each.
 //!
-//! Invariant: it only reads, and holds no lock and no snapshot for longer than a few blocks need. **Invariant:** its
-//! memory does not grow with the number of rows.
+//! Invariant: it only reads, and holds no lock and no snapshot for longer than a few blocks need.
+//! **Invariant:** its memory does not grow with the number of rows.
 
 mod read;
 
@@ -48,7 +48,8 @@ enum FilledBy {
         /// Whether the shard has not given out that ID yet.
         is_ahead: bool,
     },
-    /// A sequence by its quoted name, and the value that it will reach although a row has it already.
+    /// A sequence by its quoted name, and the value that it will reach although a row has it
+    /// already.
     Sequence { name: String, behind: Option<i64> },
     /// Its table was not read.
     Unread(Unread),
@@ -75,19 +76,28 @@ pub struct Contents {
     pub largest: BTreeMap<ShardId, i64>,
 }
 
-/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, on all hosts at the same time.
+/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, on all hosts at the
+/// same time.
 ///
 /// # Cancel safety
 /// Only reads.
 pub async fn contents(shelves: &[Shelf], epoch: Epoch) -> Contents {
-    let read = join_all(shelves.iter().map(async |shelf| (shelf, read::read(shelf).await))).await;
+    let read = join_all(
+        shelves
+            .iter()
+            .map(async |shelf| (shelf, read::read(shelf).await)),
+    )
+    .await;
     let (mut findings, mut largest) = (Findings::default(), BTreeMap::<ShardId, i64>::new());
     for (shelf, columns) in read {
         match columns {
             Ok(columns) => {
                 for column in &columns {
                     said(&mut findings, shelf, column, epoch);
-                    if let FilledBy::Shard { largest: Some(id), .. } = column.filled_by {
+                    if let FilledBy::Shard {
+                        largest: Some(id), ..
+                    } = column.filled_by
+                    {
                         let last = largest.entry(column.shard).or_insert(id);
                         // IDs past 2^40 ms are negative.
                         *last = last.cast_unsigned().max(id.cast_unsigned()).cast_signed();
@@ -97,63 +107,126 @@ pub async fn contents(shelves: &[Shelf], epoch: Epoch) -> Contents {
             Err(reason) => {
                 let message = format!("its rows cannot be read: {reason}");
                 let remedy = "see what the server's log says";
-                findings.add(Severity::Error, "rows_unread", Some(&shelf.host), message, remedy);
+                findings.add(
+                    Severity::Error,
+                    "rows_unread",
+                    Some(&shelf.host),
+                    message,
+                    remedy,
+                );
             }
         }
     }
-    Contents { findings: findings.sorted(), largest }
+    Contents {
+        findings: findings.sorted(),
+        largest,
+    }
 }
 
 fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
-    let Column { shard, table, name, filled_by } = column;
+    let Column {
+        shard,
+        table,
+        name,
+        filled_by,
+    } = column;
     let schema = quote_ident(&shelf.schemas[shard]);
     match filled_by {
-        FilledBy::Shard { foreign, largest, is_ahead } => {
+        FilledBy::Shard {
+            foreign,
+            largest,
+            is_ahead,
+        } => {
             if let Some((count, id)) = foreign {
-                let (other, rows) =
-                    (Id::decode(*id).shard(), if *count == 1 { "row has an ID" } else { "rows have IDs" });
-                let what = format!("{count} {rows} of another shard in {table}.{name}, such as {id} of shard {other}");
+                let (other, rows) = (
+                    Id::decode(*id).shard(),
+                    if *count == 1 {
+                        "row has an ID"
+                    } else {
+                        "rows have IDs"
+                    },
+                );
+                let what = format!(
+                    "{count} {rows} of another shard in {table}.{name}, such as {id} of shard \
+                        {other}"
+                );
                 let remedy = format!(
-                    "a query by such an ID goes to the other shard: move the rows to where `pgshard locate --id {id}` \
+                    "a query by such an ID goes to the other shard: move the rows to where \
+                        `pgshard locate --id {id}` \
                      says, or give them IDs by {schema}.next_id()"
                 );
-                findings.add_shard(Severity::Error, "ids_of_another_shard", Some(&shelf.host), *shard, what, remedy);
+                findings.add_shard(
+                    Severity::Error,
+                    "ids_of_another_shard",
+                    Some(&shelf.host),
+                    *shard,
+                    what,
+                    remedy,
+                );
             }
             if let Some(id) = largest.filter(|_| *is_ahead) {
                 let time = epoch.time(Id::decode(id).ms());
                 let what = format!(
-                    "{table}.{name} has {id}, of {time}, which its next_id() has not reached yet: it would \
+                    "{table}.{name} has {id}, of {time}, which its next_id() has not reached yet: \
+                        it would \
                      be given out twice"
                 );
                 let remedy = format!(
                     "SELECT {schema}.resume_after({id}); \
                      refused for an ID of more than a day ahead: give such a row another one"
                 );
-                findings.add_shard(Severity::Error, "ids_past_clock", Some(&shelf.host), *shard, what, remedy);
+                findings.add_shard(
+                    Severity::Error,
+                    "ids_past_clock",
+                    Some(&shelf.host),
+                    *shard,
+                    what,
+                    remedy,
+                );
             }
         }
         FilledBy::Unread(why) => {
             let (why, remedy) = match why {
-                Unread::OfAnother(owner) => {
-                    (format!("it belongs to {owner}, or its sequence does"), "let the shard's owner own it")
-                }
+                Unread::OfAnother(owner) => (
+                    format!("it belongs to {owner}, or its sequence does"),
+                    "let the shard's owner own it",
+                ),
                 Unread::Hidden => (
                     "its policies hide rows from the config's role".to_owned(),
-                    "ALTER ROLE … BYPASSRLS, as a move needs it too; or read it as a role that sees all rows",
+                    "ALTER ROLE … BYPASSRLS, as a move needs it too; or read it as a role that \
+                        sees all rows",
                 ),
                 Unread::Refused(reason) => (reason.clone(), "see what the reason says, then again"),
             };
             let what = format!("{table} is not read: {why}");
-            findings.add_shard(Severity::Error, "rows_unread", Some(&shelf.host), *shard, what, remedy);
+            findings.add_shard(
+                Severity::Error,
+                "rows_unread",
+                Some(&shelf.host),
+                *shard,
+                what,
+                remedy,
+            );
         }
-        FilledBy::Sequence { name: sequence, behind: Some(value) } => {
+        FilledBy::Sequence {
+            name: sequence,
+            behind: Some(value),
+        } => {
             let what = format!(
-                "{table}.{name} has {value}, which its sequence will reach: an insert then fails, or makes \
+                "{table}.{name} has {value}, which its sequence will reach: an insert then fails, \
+                    or makes \
                  it a duplicate"
             );
             let literal = sequence.replace('\'', "''");
             let remedy = format!("SELECT setval('{literal}', {value})");
-            findings.add_shard(Severity::Error, "sequence_behind", Some(&shelf.host), *shard, what, remedy);
+            findings.add_shard(
+                Severity::Error,
+                "sequence_behind",
+                Some(&shelf.host),
+                *shard,
+                what,
+                remedy,
+            );
         }
         FilledBy::Sequence { behind: None, .. } => {}
     }

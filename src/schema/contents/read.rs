@@ -17,7 +17,8 @@ use crate::shard::ShardId;
 
 const COLUMNS: &str = include_str!("columns.sql");
 
-/// Shards whose columns are asked for at once: each partition takes a lock until the end of the query.
+/// Shards whose columns are asked for at once: each partition takes a lock until the end of the
+/// query.
 const SHARDS_AT_ONCE: usize = 16;
 
 /// Stands in the place of a table's name where the names of a shard's tables could not be read.
@@ -29,7 +30,8 @@ const BLOCKS_AT_ONCE: i64 = 1024;
 /// The version since which a range of `ctid` reads only those blocks.
 const RANGES_SINCE: u32 = 14;
 
-/// Flips the sign, which turns the order of signed numbers into that of unsigned ones: IDs past 2^40 ms are negative.
+/// Flips the sign, which turns the order of signed numbers into that of unsigned ones: IDs past
+/// 2^40 ms are negative.
 const SIGN: &str = "'-9223372036854775808'::int8";
 
 /// A column that is to be read, in the table that has it.
@@ -59,23 +61,43 @@ struct Seen {
 impl Column {
     fn of_unread_shard(shard: ShardId, reason: String) -> Column {
         let filled_by = FilledBy::Unread(Unread::Refused(reason));
-        Column { shard, table: TABLES.to_owned(), name: String::new(), filled_by }
+        Column {
+            shard,
+            table: TABLES.to_owned(),
+            name: String::new(),
+            filled_by,
+        }
     }
 }
 
 pub(super) fn read(shelf: &Shelf) -> BoxFuture<'_, Result<Vec<Column>, String>> {
     Box::pin(async move {
-        let client = session::open(&shelf.connect, "pgshard rows").await.map_err(|fault| fault.to_string())?;
+        let client = session::open(&shelf.connect, "pgshard rows")
+            .await
+            .map_err(|fault| fault.to_string())?;
         // If somebody locks a table for longer, that is reported, not waited for.
-        client.batch_execute("SET lock_timeout = '10s'; SET row_security = off").await.map_err(failed)?;
+        client
+            .batch_execute("SET lock_timeout = '10s'; SET row_security = off")
+            .await
+            .map_err(failed)?;
         let version: i32 = client
-            .query_one("SELECT pg_catalog.current_setting('server_version_num')::int4 / 10000", &[])
+            .query_one(
+                "SELECT pg_catalog.current_setting('server_version_num')::int4 / 10000",
+                &[],
+            )
             .await
             .and_then(|row| row.try_get(0))
             .map_err(failed)?;
-        let step = if version.unsigned_abs() < RANGES_SINCE { i64::from(i32::MAX) } else { BLOCKS_AT_ONCE };
-        let shards: Vec<(i32, &str)> =
-            shelf.schemas.iter().map(|(shard, schema)| (shard.as_i32(), schema.as_str())).collect();
+        let step = if version.unsigned_abs() < RANGES_SINCE {
+            i64::from(i32::MAX)
+        } else {
+            BLOCKS_AT_ONCE
+        };
+        let shards: Vec<(i32, &str)> = shelf
+            .schemas
+            .iter()
+            .map(|(shard, schema)| (shard.as_i32(), schema.as_str()))
+            .collect();
         let mut columns = Vec::new();
         let mut left: VecDeque<&[(i32, &str)]> = shards.chunks(SHARDS_AT_ONCE).collect();
         while let Some(some) = left.pop_front() {
@@ -83,7 +105,10 @@ pub(super) fn read(shelf: &Shelf) -> BoxFuture<'_, Result<Vec<Column>, String>> 
                 (Ok(wanted), _) => wanted,
                 (Err(reason), _) if client.is_closed() => return Err(reason),
                 (Err(reason), [(shard, _)]) => {
-                    columns.extend(ShardId::try_from(*shard).map(|shard| Column::of_unread_shard(shard, reason)));
+                    columns.extend(
+                        ShardId::try_from(*shard)
+                            .map(|shard| Column::of_unread_shard(shard, reason)),
+                    );
                     continue;
                 }
                 // Somebody has locked a partition, say. Only its shard is not read.
@@ -92,7 +117,8 @@ pub(super) fn read(shelf: &Shelf) -> BoxFuture<'_, Result<Vec<Column>, String>> 
                     continue;
                 }
             };
-            for of_a_table in wanted.chunk_by(|a, b| (&a.schema, &a.table) == (&b.schema, &b.table)) {
+            for of_a_table in wanted.chunk_by(|a, b| (&a.schema, &a.table) == (&b.schema, &b.table))
+            {
                 columns.extend(of_table(&client, of_a_table, step).await?);
             }
         }
@@ -103,21 +129,43 @@ pub(super) fn read(shelf: &Shelf) -> BoxFuture<'_, Result<Vec<Column>, String>> 
 /// The columns that are to be read in these shards.
 async fn all_wanted(client: &Connection, shards: &[(i32, &str)]) -> Result<Vec<Wanted>, String> {
     let (numbers, schemas): (Vec<i32>, Vec<&str>) = shards.iter().copied().unzip();
-    let rows = client.query_typed(COLUMNS, &[(&schemas, Type::TEXT_ARRAY), (&numbers, Type::INT4_ARRAY)]).await;
+    let rows = client
+        .query_typed(
+            COLUMNS,
+            &[(&schemas, Type::TEXT_ARRAY), (&numbers, Type::INT4_ARRAY)],
+        )
+        .await;
     let wanted: Result<Vec<Option<Wanted>>, _> = rows.map_err(failed)?.iter().map(wanted).collect();
     Ok(wanted.map_err(failed)?.into_iter().flatten().collect())
 }
 
-/// The columns of a table, or one that says why it is not read. Only an error of the connection ends more than this
-/// table.
-async fn of_table(client: &Connection, wanted: &[Wanted], step: i64) -> Result<Vec<Column>, String> {
-    let unread = |Wanted { shard, table, name, .. }: &Wanted, why: Unread| {
-        vec![Column { shard: *shard, table: table.clone(), name: name.clone(), filled_by: FilledBy::Unread(why) }]
+/// The columns of a table, or one that says why it is not read. Only an error of the connection
+/// ends more than this table.
+async fn of_table(
+    client: &Connection,
+    wanted: &[Wanted],
+    step: i64,
+) -> Result<Vec<Column>, String> {
+    let unread = |Wanted {
+                      shard, table, name, ..
+                  }: &Wanted,
+                  why: Unread| {
+        vec![Column {
+            shard: *shard,
+            table: table.clone(),
+            name: name.clone(),
+            filled_by: FilledBy::Unread(why),
+        }]
     };
-    if let Some((wanted, why)) = wanted.iter().find_map(|wanted| Some((wanted, wanted.unread.clone()?))) {
+    if let Some((wanted, why)) = wanted
+        .iter()
+        .find_map(|wanted| Some((wanted, wanted.unread.clone()?)))
+    {
         return Ok(unread(wanted, why));
     }
-    let Some(first) = wanted.first() else { return Ok(Vec::new()) };
+    let Some(first) = wanted.first() else {
+        return Ok(Vec::new());
+    };
     match seen(client, wanted, step).await {
         Err(reason) if !client.is_closed() => Ok(unread(first, Unread::Refused(reason))),
         seen => seen,
@@ -134,22 +182,35 @@ async fn seen(client: &Connection, wanted: &[Wanted], step: i64) -> Result<Vec<C
 }
 
 fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
-    let sequence = match row.try_get::<_, Option<&str>>(4)?.zip(row.try_get::<_, Option<&str>>(5)?) {
-        Some((schema, name)) => {
-            Some(Sequence { name: format!("{}.{}", quote_ident(schema), quote_ident(name)), grows: row.try_get(6)? })
-        }
+    let sequence = match row
+        .try_get::<_, Option<&str>>(4)?
+        .zip(row.try_get::<_, Option<&str>>(5)?)
+    {
+        Some((schema, name)) => Some(Sequence {
+            name: format!("{}.{}", quote_ident(schema), quote_ident(name)),
+            grows: row.try_get(6)?,
+        }),
         None => None,
     };
-    let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else { return Ok(None) };
+    let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else {
+        return Ok(None);
+    };
     let unread = match row.try_get::<_, Option<String>>(7)? {
         Some(owner) => Some(Unread::OfAnother(owner)),
         None => row.try_get::<_, bool>(8)?.then_some(Unread::Hidden),
     };
-    Ok(Some(Wanted { shard, schema: row.try_get(1)?, table: row.try_get(2)?, name: row.try_get(3)?, sequence, unread }))
+    Ok(Some(Wanted {
+        shard,
+        schema: row.try_get(1)?,
+        table: row.try_get(2)?,
+        name: row.try_get(3)?,
+        sequence,
+        unread,
+    }))
 }
 
-/// Reads all rows of a table, this many blocks at a time. Rows that are added behind the last block meanwhile are not
-/// read.
+/// Reads all rows of a table, this many blocks at a time. Rows that are added behind the last block
+/// meanwhile are not read.
 async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec<Seen>, String> {
     let mut seen = vec![Seen::default(); columns.len()];
     let mut selected = String::new();
@@ -161,25 +222,38 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
             None => {
                 _ = write!(
                     selected,
-                    "{separator}count(*) FILTER (WHERE NOT {own}), min({name}::int8) FILTER (WHERE NOT {own}), \
+                    "{separator}count(*) FILTER (WHERE NOT {own}), min({name}::int8) FILTER (WHERE \
+                        NOT {own}), \
                  max({name}::int8 # {SIGN}) FILTER (WHERE {own}) # {SIGN}"
                 )
             }
             Some(Sequence { grows, .. }) => {
                 let last = if *grows { "max" } else { "min" };
-                // With max() alone the planner would walk through the column's index, past all rows of other blocks.
-                _ = write!(selected, "{separator}count(*) FILTER (WHERE false), NULL::int8, {last}({name})::int8");
+                // With max() alone the planner would walk through the column's index, past all rows
+                // of other blocks.
+                _ = write!(
+                    selected,
+                    "{separator}count(*) FILTER (WHERE false), NULL::int8, {last}({name})::int8"
+                );
             }
         }
     }
-    let Some(first) = columns.first() else { return Ok(seen) };
-    let from = format!("{}.{}", quote_ident(&first.schema), quote_ident(&first.table));
+    let Some(first) = columns.first() else {
+        return Ok(seen);
+    };
+    let from = format!(
+        "{}.{}",
+        quote_ident(&first.schema),
+        quote_ident(&first.table)
+    );
     let blocks = blocks(client, &from).await?;
     let mut block = 0;
     while block < blocks {
         let begun = Instant::now();
         let end = block.saturating_add(step);
-        let text = format!("SELECT {selected} FROM ONLY {from} WHERE ctid >= '({block},0)' AND ctid < '({end},0)'");
+        let text = format!(
+            "SELECT {selected} FROM ONLY {from} WHERE ctid >= '({block},0)' AND ctid < '({end},0)'"
+        );
         let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
         let row = rows.first().ok_or("an aggregate gave no row")?;
         for (at, (seen, column)) in seen.iter_mut().zip(columns).enumerate() {
@@ -191,13 +265,17 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
                 Some(sequence) if sequence.grows => one.max(other),
                 Some(_) => one.min(other),
             };
-            seen.last = match (seen.last, row.try_get::<_, Option<i64>>(last).map_err(failed)?) {
+            seen.last = match (
+                seen.last,
+                row.try_get::<_, Option<i64>>(last).map_err(failed)?,
+            ) {
                 (Some(one), Some(other)) => Some(later(one, other)),
                 (one, other) => one.or(other),
             };
         }
         block = end;
-        // It rests for as long as the read took, which leaves half of the server's I/O to readers and writers.
+        // It rests for as long as the read took, which leaves half of the server's I/O to readers
+        // and writers.
         tokio::time::sleep(begun.elapsed()).await;
     }
     Ok(seen)
@@ -207,39 +285,67 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
 async fn blocks(client: &Connection, table: &str) -> Result<i64, String> {
     const BLOCKS: &str = "SELECT pg_catalog.pg_relation_size($1::text::pg_catalog.regclass)
         / pg_catalog.current_setting('block_size')::int8";
-    let rows = client.query_typed(BLOCKS, &[(&table, Type::TEXT)]).await.map_err(failed)?;
-    rows.first().ok_or("the size of a table has no row")?.try_get(0).map_err(failed)
+    let rows = client
+        .query_typed(BLOCKS, &[(&table, Type::TEXT)])
+        .await
+        .map_err(failed)?;
+    rows.first()
+        .ok_or("the size of a table has no row")?
+        .try_get(0)
+        .map_err(failed)
 }
 
-/// Compares what was seen with what the generator says. The generator is asked afterwards, so whatever it gave out
-/// meanwhile is below its answer.
+/// Compares what was seen with what the generator says. The generator is asked afterwards, so
+/// whatever it gave out meanwhile is below its answer.
 async fn judged(client: &Connection, wanted: &Wanted, seen: Seen) -> Result<Column, String> {
     let filled_by = match &wanted.sequence {
         None => {
             let text = format!("SELECT {}.id_high_water()", quote_ident(&wanted.schema));
             let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
-            let high: Option<Option<i64>> = rows.first().map(|row| row.try_get(0)).transpose().map_err(failed)?;
+            let high: Option<Option<i64>> = rows
+                .first()
+                .map(|row| row.try_get(0))
+                .transpose()
+                .map_err(failed)?;
             let high = high.flatten();
             let past = |id: i64| high.is_some_and(|high| id.cast_unsigned() > high.cast_unsigned());
             let foreign = seen.example.map(|example| (seen.foreign, example));
-            FilledBy::Shard { foreign, largest: seen.last, is_ahead: seen.last.is_some_and(past) }
+            FilledBy::Shard {
+                foreign,
+                largest: seen.last,
+                is_ahead: seen.last.is_some_and(past),
+            }
         }
         Some(sequence) => {
             let text = format!("SELECT last_value, is_called FROM {}", sequence.name);
             let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
             let row = rows.first().ok_or("a sequence has no row")?;
-            let (last, called): (i64, bool) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+            let (last, called): (i64, bool) = (
+                row.try_get(0).map_err(failed)?,
+                row.try_get(1).map_err(failed)?,
+            );
             let past = |value: &i64| match sequence.grows {
                 true => *value > last || (*value == last && !called),
                 false => *value < last || (*value == last && !called),
             };
-            FilledBy::Sequence { name: sequence.name.clone(), behind: seen.last.filter(past) }
+            FilledBy::Sequence {
+                name: sequence.name.clone(),
+                behind: seen.last.filter(past),
+            }
         }
     };
     let (shard, table, name) = (wanted.shard, wanted.table.clone(), wanted.name.clone());
-    Ok(Column { shard, table, name, filled_by })
+    Ok(Column {
+        shard,
+        table,
+        name,
+        filled_by,
+    })
 }
 
 fn failed(source: tokio_postgres::Error) -> String {
-    chain(&FactsError::Query { what: "rows", source })
+    chain(&FactsError::Query {
+        what: "rows",
+        source,
+    })
 }

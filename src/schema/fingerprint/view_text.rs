@@ -1,8 +1,9 @@
 //! The text of a view's query in a form that does not depend on the major version.
 //!
-//! PostgreSQL 16 stopped qualifying the columns of a query that reads one thing: 15 says `SELECT photos.id FROM photos`
-//! where 16 says `SELECT id FROM photos`. Only the outermost query changed, so only its qualifiers are removed. The
-//! fingerprint also contains the columns that the view reads, so nothing that matters is lost.
+//! PostgreSQL 16 stopped qualifying the columns of a query that reads one thing: 15 says
+//! `SELECT photos.id FROM photos` where 16 says `SELECT id FROM photos`. Only the outermost query
+//! changed, so only its qualifiers are removed. The fingerprint also contains the columns that the
+//! view reads, so nothing that matters is lost.
 
 /// Tokens with one space between them, and without the qualifiers that only some versions write.
 pub(super) fn canonical(query: &str) -> String {
@@ -14,7 +15,11 @@ pub(super) fn canonical(query: &str) -> String {
     let mut at = 0;
     while let Some(token) = tokens.get(at) {
         match token.as_str() {
-            "(" => open.push(tokens.get(at + 1).is_some_and(|t| ["SELECT", "WITH", "VALUES"].contains(&t.as_str()))),
+            "(" => open.push(
+                tokens
+                    .get(at + 1)
+                    .is_some_and(|t| ["SELECT", "WITH", "VALUES"].contains(&t.as_str())),
+            ),
             ")" => {
                 open.pop();
             }
@@ -26,7 +31,9 @@ pub(super) fn canonical(query: &str) -> String {
             && tokens.get(at + 1).is_some_and(|t| t == ".")
             && tokens.get(at + 2).is_some_and(|t| is_name(t))
             && tokens.get(at + 3).is_none_or(|t| t != "(" && t != ".")
-            && !out.last().is_some_and(|before| [".", ":", "COLLATE"].contains(before));
+            && !out
+                .last()
+                .is_some_and(|before| [".", ":", "COLLATE"].contains(before));
         if strip {
             at += 2;
             continue;
@@ -61,7 +68,11 @@ fn single_source(tokens: &[String]) -> Option<std::ops::Range<usize>> {
             "(" => depth += 1,
             ")" => depth -= 1,
             // `a IS DISTINCT FROM b` contains no FROM clause.
-            "FROM" if depth == 0 && start.is_none() && !(at > 0 && tokens[at - 1] == "DISTINCT") => start = Some(at),
+            "FROM"
+                if depth == 0 && start.is_none() && !(at > 0 && tokens[at - 1] == "DISTINCT") =>
+            {
+                start = Some(at)
+            }
             "," | "JOIN" if depth == 0 && start.is_some() => return None,
             word if depth == 0 && start.is_some() && END.contains(&word) => {
                 end = at;
@@ -102,8 +113,8 @@ fn is_word(c: char) -> bool {
     c == '_' || c == '$' || c.is_alphanumeric() || !c.is_ascii()
 }
 
-/// The length of a quoted run with its marks. A doubled mark ends one run and begins another, which gives the same
-/// result.
+/// The length of a quoted run with its marks. A doubled mark ends one run and begins another, which
+/// gives the same result.
 fn quoted_length(text: &str, mark: char, escaped: bool) -> usize {
     let mut skip = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -128,9 +139,18 @@ mod tests {
                 "SELECT photos.id,\n    photos.\"T\"\n   FROM photos\n  WHERE (photos.id > 0);",
                 "SELECT id,\n \"T\" FROM photos WHERE (id > 0);",
             ),
-            ("SELECT p.id FROM public.photos p", "SELECT id FROM public.photos p"),
-            ("SELECT lower(p.a) AS a FROM p ORDER BY p.a", "SELECT lower(a) AS a FROM p ORDER BY a"),
-            ("SELECT (t.a IS DISTINCT FROM t.b) AS x FROM t", "SELECT (a IS DISTINCT FROM b) AS x FROM t"),
+            (
+                "SELECT p.id FROM public.photos p",
+                "SELECT id FROM public.photos p",
+            ),
+            (
+                "SELECT lower(p.a) AS a FROM p ORDER BY p.a",
+                "SELECT lower(a) AS a FROM p ORDER BY a",
+            ),
+            (
+                "SELECT (t.a IS DISTINCT FROM t.b) AS x FROM t",
+                "SELECT (a IS DISTINCT FROM b) AS x FROM t",
+            ),
             (
                 "SELECT t.a FROM t WHERE (EXISTS ( SELECT u.b FROM u WHERE (u.b = t.a)))",
                 "SELECT a FROM t WHERE (EXISTS ( SELECT u.b FROM u WHERE (u.b = t.a)))",
@@ -143,7 +163,10 @@ mod tests {
     #[test]
     fn what_differs_stays_different() {
         for (left, right) in [
-            ("SELECT a.id FROM a JOIN b ON a.id = b.id", "SELECT b.id FROM a JOIN b ON a.id = b.id"),
+            (
+                "SELECT a.id FROM a JOIN b ON a.id = b.id",
+                "SELECT b.id FROM a JOIN b ON a.id = b.id",
+            ),
             ("SELECT public.f(t.a) FROM t", "SELECT other.f(t.a) FROM t"),
             ("SELECT t.a::public.x FROM t", "SELECT t.a::other.x FROM t"),
             ("SELECT 'a.b' FROM t", "SELECT 'c.b' FROM t"),

@@ -1,9 +1,10 @@
 //! The work on one host: a queue of shards, and a few connections that take from it.
 //!
-//! A shard that is busy goes back into the queue with a growing pause, so that others come first, and nobody queues up
-//! behind us again at once.
+//! A shard that is busy goes back into the queue with a growing pause, so that others come first,
+//! and nobody queues up behind us again at once.
 //!
-//! Invariant: it ends. Each shard is tried for as long as the patience lasts, and each try is bounded.
+//! Invariant: it ends. Each shard is tried for as long as the patience lasts, and each try is
+//! bounded.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,12 +30,13 @@ use crate::schema::session;
 use crate::schema::survey::open_move;
 use crate::shard::ShardId;
 
-/// How many shards of a host may fail before the first is done; after that the rest is not tried. It helps nobody if
-/// thousands fail for the same reason.
+/// How many shards of a host may fail before the first is done; after that the rest is not tried.
+/// It helps nobody if thousands fail for the same reason.
 const FAILURES_MAX: usize = 32;
 
-/// The pause before a busy shard is tried again: the minimum, doubled each time, up to the maximum. Each is multiplied
-/// by a random factor between 0.5 and 1.5, so that several do not come back together.
+/// The pause before a busy shard is tried again: the minimum, doubled each time, up to the maximum.
+/// Each is multiplied by a random factor between 0.5 and 1.5, so that several do not come back
+/// together.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -57,8 +59,8 @@ pub(in crate::schema) struct OnHost<'a> {
 struct Task {
     shard: ShardId,
     pending: Pending,
-    /// How many of its steps are done. Their SQL is composed when its turn comes: that of all shards may not fit into
-    /// memory.
+    /// How many of its steps are done. Their SQL is composed when its turn comes: that of all
+    /// shards may not fit into memory.
     done: usize,
     tries: u32,
     /// When it was first tried.
@@ -74,7 +76,8 @@ enum Next {
     Nothing,
 }
 
-/// A connection, and the one that holds the shard while something runs on the first without a transaction.
+/// A connection, and the one that holds the shard while something runs on the first without a
+/// transaction.
 struct Worker {
     client: Connection,
     guard: Option<Connection>,
@@ -128,18 +131,32 @@ impl<'a> OnHost<'a> {
         }
         let width = self.pace.width.get().min(shards.len());
         let due = Instant::now();
-        let task = |(shard, pending)| Task { shard, pending, done: 0, tries: 0, since: None, due };
+        let task = |(shard, pending)| Task {
+            shard,
+            pending,
+            done: 0,
+            tries: 0,
+            since: None,
+            due,
+        };
         // The queue is taken from the end.
         *self.queue.lock().expect(NO_PANIC) = shards.into_iter().rev().map(task).collect();
         let workers = (0..width).map(|_| async {
             let client = session::open(self.connect, "pgshard migrate").await?;
-            let mut worker = Worker { client, guard: None };
+            let mut worker = Worker {
+                client,
+                guard: None,
+            };
             self.work(&mut worker).await
         });
         let outcomes = join_all(workers).await;
-        // With fewer connections than wanted it is slower, not wrong, as long as the queue was emptied.
+        // With fewer connections than wanted it is slower, not wrong, as long as the queue was
+        // emptied.
         let left = !self.queue.lock().expect(NO_PANIC).is_empty();
-        let fault = outcomes.into_iter().filter_map(Result::err).find(|fault| left || is_lost(fault));
+        let fault = outcomes
+            .into_iter()
+            .filter_map(Result::err)
+            .find(|fault| left || is_lost(fault));
         self.lose(fault);
     }
 
@@ -160,8 +177,16 @@ impl<'a> OnHost<'a> {
     }
 
     pub(super) fn failed(&self, shard: ShardId, fault: ShardFault) {
-        (self.observer)(Event::ShardFailed { host: self.host, shard, fault: &fault });
-        self.report.lock().expect(NO_PANIC).failed.insert(shard, fault);
+        (self.observer)(Event::ShardFailed {
+            host: self.host,
+            shard,
+            fault: &fault,
+        });
+        self.report
+            .lock()
+            .expect(NO_PANIC)
+            .failed
+            .insert(shard, fault);
     }
 
     /// The work of one connection: shards from the queue until there are none.
@@ -171,7 +196,11 @@ impl<'a> OnHost<'a> {
                 Next::Nothing => return Ok(()),
                 Next::At(due) => tokio::time::sleep_until(due.into()).await,
                 Next::Now(task) => {
-                    let _turn = self.in_all.acquire().await.expect("nobody closes the semaphore");
+                    let _turn = self
+                        .in_all
+                        .acquire()
+                        .await
+                        .expect("nobody closes the semaphore");
                     self.try_one(worker, task).await?;
                 }
             }
@@ -183,7 +212,11 @@ impl<'a> OnHost<'a> {
         let now = Instant::now();
         match queue.iter().rposition(|task| task.due <= now) {
             Some(at) => Next::Now(queue.remove(at)),
-            None => queue.iter().map(|task| task.due).min().map_or(Next::Nothing, Next::At),
+            None => queue
+                .iter()
+                .map(|task| task.due)
+                .min()
+                .map_or(Next::Nothing, Next::At),
         }
     }
 
@@ -193,10 +226,18 @@ impl<'a> OnHost<'a> {
             self.failed(task.shard, ShardFault::NotTried { failed });
             return Ok(());
         }
-        let lost = |error: tokio_postgres::Error| HostFault::Lost { reason: chain(&error) };
+        let lost = |error: tokio_postgres::Error| HostFault::Lost {
+            reason: chain(&error),
+        };
         let since = *task.since.get_or_insert_with(Instant::now);
         let guard = transaction::guard(self.pace.lock_timeout);
-        let steps = steps(self.cluster, self.migrations, task.pending, task.shard, &guard);
+        let steps = steps(
+            self.cluster,
+            self.migrations,
+            task.pending,
+            task.shard,
+            &guard,
+        );
         match self.steps_of(worker, &mut task, &steps).await? {
             Outcome::Done => {
                 self.done.fetch_add(1, Ordering::Relaxed);
@@ -204,18 +245,31 @@ impl<'a> OnHost<'a> {
                 report.begun.remove(&task.shard);
                 report.migrated.push(task.shard);
                 drop(report);
-                (self.observer)(Event::ShardDone { host: self.host, shard: task.shard });
+                (self.observer)(Event::ShardDone {
+                    host: self.host,
+                    shard: task.shard,
+                });
             }
             Outcome::Again(_) if since.elapsed() < self.pace.patience => {
                 task.tries += 1;
-                let pause = PAUSE_MIN.saturating_mul(1 << task.tries.min(8).saturating_sub(1)).min(PAUSE_MAX);
+                let pause = PAUSE_MIN
+                    .saturating_mul(1 << task.tries.min(8).saturating_sub(1))
+                    .min(PAUSE_MAX);
                 task.due = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
                 self.queue.lock().expect(NO_PANIC).insert(0, task);
             }
             Outcome::Again(fault) => {
-                let holder = self.holder(&worker.client, task.shard).await.map_err(lost)?;
+                let holder = self
+                    .holder(&worker.client, task.shard)
+                    .await
+                    .map_err(lost)?;
                 let (words, seconds) = (fault.to_string(), since.elapsed().as_secs());
-                let fault = ShardFault::Busy { words, tries: task.tries + 1, seconds, holder };
+                let fault = ShardFault::Busy {
+                    words,
+                    tries: task.tries + 1,
+                    seconds,
+                    holder,
+                };
                 self.give_up(worker, &task, &steps, fault).await?;
             }
             // It has not been touched, and its turn comes when the move has ended.
@@ -223,22 +277,41 @@ impl<'a> OnHost<'a> {
                 let open = open_move(&worker.client, task.shard).await;
                 self.failed(task.shard, ShardFault::Moving(open));
             }
-            Outcome::Failed(fault) | Outcome::Apart(fault) => self.give_up(worker, &task, &steps, fault).await?,
+            Outcome::Failed(fault) | Outcome::Apart(fault) => {
+                self.give_up(worker, &task, &steps, fault).await?
+            }
         }
         Ok(())
     }
 
     /// Runs as many steps as succeed. What is done stays done.
-    async fn steps_of(&self, worker: &mut Worker, task: &mut Task, steps: &[Step]) -> Result<Outcome, HostFault> {
-        let lost = |error: tokio_postgres::Error| HostFault::Lost { reason: chain(&error) };
+    async fn steps_of(
+        &self,
+        worker: &mut Worker,
+        task: &mut Task,
+        steps: &[Step],
+    ) -> Result<Outcome, HostFault> {
+        let lost = |error: tokio_postgres::Error| HostFault::Lost {
+            reason: chain(&error),
+        };
         let lock_timeout = self.pace.lock_timeout;
         let mut is_apart = false;
         while task.done < steps.len() {
-            let next = if is_apart { &steps[task.done..=task.done] } else { together(&steps[task.done..]) };
+            let next = if is_apart {
+                &steps[task.done..=task.done]
+            } else {
+                together(&steps[task.done..])
+            };
             let outcome = if next[0].outside.is_none() {
-                transaction::run(&worker.client, task.shard, next, &record(task.shard, next), lock_timeout)
-                    .await
-                    .map_err(lost)?
+                transaction::run(
+                    &worker.client,
+                    task.shard,
+                    next,
+                    &record(task.shard, next),
+                    lock_timeout,
+                )
+                .await
+                .map_err(lost)?
             } else {
                 let guard = match worker.guard.take() {
                     Some(guard) => guard,
@@ -246,7 +319,13 @@ impl<'a> OnHost<'a> {
                 };
                 let schema = self.cluster.schema_prefix.schema(task.shard);
                 let (shard, patience) = (task.shard, self.pace.patience);
-                let alone = Alone { shard, schema: &schema, step: &next[0], lock_timeout, patience };
+                let alone = Alone {
+                    shard,
+                    schema: &schema,
+                    step: &next[0],
+                    lock_timeout,
+                    patience,
+                };
                 let outcome = alone.run(&worker.client, &guard).await.map_err(lost)?;
                 worker.guard = Some(guard);
                 outcome
@@ -264,18 +343,28 @@ impl<'a> OnHost<'a> {
     }
 
     /// Records that the shard has failed, for `retry` and `status`.
-    async fn give_up(&self, worker: &Worker, task: &Task, steps: &[Step], fault: ShardFault) -> Result<(), HostFault> {
+    async fn give_up(
+        &self,
+        worker: &Worker,
+        task: &Task,
+        steps: &[Step],
+        fault: ShardFault,
+    ) -> Result<(), HostFault> {
         self.failed.fetch_add(1, Ordering::Relaxed);
         let step = match &fault {
-            ShardFault::Migration { migration, .. } => steps.iter().find(|step| step.recorded.name == *migration),
+            ShardFault::Migration { migration, .. } => {
+                steps.iter().find(|step| step.recorded.name == *migration)
+            }
             _ => None,
         };
         if let Some(step) = step.or(steps.get(task.done)) {
             let recorded = &step.recorded;
             let sql = format!(
-                "INSERT INTO pgshard.migration_attempt AS a (shard_id, name, checksum, begun, message)
+                "INSERT INTO pgshard.migration_attempt AS a (shard_id, name, checksum, begun, \
+                    message)
                  VALUES ({}, {}, {}, false, {message})
-                 ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,
+                 ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = \
+                 excluded.checksum,
                      begun = a.begun AND a.name = excluded.name, message = excluded.message,
                      tried_at = pg_catalog.clock_timestamp()",
                 task.shard,
@@ -284,21 +373,30 @@ impl<'a> OnHost<'a> {
                 message = quote_literal(&fault.to_string()),
             );
             let noted = worker.client.batch_execute(&sql).await;
-            noted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;
+            noted.map_err(|error| HostFault::Lost {
+                reason: chain(&error),
+            })?;
         }
         self.failed(task.shard, fault);
         Ok(())
     }
 
     /// Who is in the way: the oldest transaction that holds a lock on one of the shard's relations.
-    async fn holder(&self, client: &Client, shard: ShardId) -> Result<Option<String>, tokio_postgres::Error> {
+    async fn holder(
+        &self,
+        client: &Client,
+        shard: ShardId,
+    ) -> Result<Option<String>, tokio_postgres::Error> {
         let sql = format!(
-            "SELECT pg_catalog.format('process %s (%s) has been in a transaction for %s s: %s', a.pid,
-                coalesce(nullif(a.application_name, ''), a.usename::text, '?'), pg_catalog.date_part('epoch',
+            "SELECT pg_catalog.format('process %s (%s) has been in a transaction for %s s: %s', \
+                a.pid,
+                coalesce(nullif(a.application_name, ''), a.usename::text, '?'), \
+                pg_catalog.date_part('epoch',
                     pg_catalog.clock_timestamp() - a.xact_start)::int8,
                 {})
             FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
-            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN \
+            pg_catalog.pg_stat_activity a ON a.pid = l.pid
             WHERE n.nspname = $1 AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
             ORDER BY a.xact_start LIMIT 1",
             shown("a.query")

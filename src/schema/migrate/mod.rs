@@ -1,13 +1,13 @@
 //! Runs the application's migrations in all existing shards, while the application works.
 //!
-//! It reads all hosts, plans ([`plan`], pure), then works on the hosts at the same time: their once-per-host
-//! migrations, the shards of the canary, the rest. Each shard has transactions of its own and waits for a lock only
-//! briefly; if it does not get it, others come first. A shard that fails is named and the others go on. A second run
-//! does only what is left.
+//! It reads all hosts, plans ([`plan`], pure), then works on the hosts at the same time: their
+//! once-per-host migrations, the shards of the canary, the rest. Each shard has transactions of its
+//! own and waits for a lock only briefly; if it does not get it, others come first. A shard that
+//! fails is named and the others go on. A second run does only what is left.
 //!
-//! Invariant: nothing is run if a file was edited, removed or inserted before one that has run; a shard that a move has
-//! claimed is left alone until the move has ended; and a migration is recorded together with what it did, or not at
-//! all.
+//! Invariant: nothing is run if a file was edited, removed or inserted before one that has run; a
+//! shard that a move has claimed is left alone until the move has ended; and a migration is
+//! recorded together with what it did, or not at all.
 
 mod host;
 mod once;
@@ -66,7 +66,11 @@ pub struct Request {
 
 impl Request {
     /// All shards of all hosts that lack something, without a canary, at the default pace.
-    pub fn new(cluster: Cluster, hosts: Vec<(HostName, ConnectOptions)>, migrations: Migrations) -> Request {
+    pub fn new(
+        cluster: Cluster,
+        hosts: Vec<(HostName, ConnectOptions)>,
+        migrations: Migrations,
+    ) -> Request {
         Request {
             cluster,
             hosts,
@@ -125,8 +129,8 @@ impl Canary {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pace {
-    /// How many shards of one host are migrated at the same time. Each takes a connection, and a second one while
-    /// something runs without a transaction.
+    /// How many shards of one host are migrated at the same time. Each takes a connection, and a
+    /// second one while something runs without a transaction.
     pub width: NonZeroUsize,
     /// How many shards of all hosts are migrated at the same time.
     pub width_in_all: NonZeroUsize,
@@ -150,25 +154,38 @@ impl Default for Pace {
 
 setters!(Pace: width: NonZeroUsize, width_in_all: NonZeroUsize, lock_timeout: Duration, patience: Duration);
 
-/// Runs the migrations that the shards lack. A host or shard that fails is in the report, and the others go on. The
-/// report also has every shard of the cluster that no host says it serves.
+/// Runs the migrations that the shards lack. A host or shard that fails is in the report, and the
+/// others go on. The report also has every shard of the cluster that no host says it serves.
 ///
 /// # Cancel safety
-/// Dropping the future closes the connections. A transaction that is under way is committed as a whole or not at all;
-/// what runs without one is finished or cleaned up by the next run.
+/// Dropping the future closes the connections. A transaction that is under way is committed as a
+/// whole or not at all; what runs without one is finished or cleaned up by the next run.
 pub fn migrate<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a, Report> {
     Box::pin(async move {
         let started = Instant::now();
-        let Held { sessions, survey, mut faults } = hold(request).await;
+        let Held {
+            sessions,
+            survey,
+            mut faults,
+        } = hold(request).await;
         let plan = plan(request, &survey);
         let in_all = Semaphore::new(request.pace.width_in_all.get());
         let mut works: Vec<OnHost<'_>> = Vec::new();
         let mut report = Report::default();
-        for (name, connect) in by_name(request).into_iter().filter(|(name, _)| request.chooses(name)) {
-            let fault = faults.remove(name).or_else(|| plan.hosts.get(name).and_then(|host| host.fault.clone()));
+        for (name, connect) in by_name(request)
+            .into_iter()
+            .filter(|(name, _)| request.chooses(name))
+        {
+            let fault = faults
+                .remove(name)
+                .or_else(|| plan.hosts.get(name).and_then(|host| host.fault.clone()));
             match (plan.hosts.get(name), fault) {
                 (Some(of_host), None) => {
-                    observer(Event::HostPlanned { host: name, to_do: of_host.to_do(), unchanged: of_host.unchanged });
+                    observer(Event::HostPlanned {
+                        host: name,
+                        to_do: of_host.to_do(),
+                        unchanged: of_host.unchanged,
+                    });
                     let work = OnHost::new(
                         name,
                         connect,
@@ -185,7 +202,9 @@ pub fn migrate<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a
                     works.push(work);
                 }
                 (_, fault) => {
-                    let fault = fault.unwrap_or_else(|| HostFault::Unread { reason: "it was not asked".to_owned() });
+                    let fault = fault.unwrap_or_else(|| HostFault::Unread {
+                        reason: "it was not asked".to_owned(),
+                    });
                     report.hosts.insert(name.clone(), HostReport::left(fault));
                 }
             }
@@ -197,7 +216,9 @@ pub fn migrate<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a
             let again = survey_again(&sessions).await;
             let (plan, still) = (self::plan(request, &again), unserved(request, &again));
             let lacks = |shard: &ShardId| plan.hosts.values().any(|host| host.lacks(*shard));
-            report.unserved.retain(|shard, _| still.contains_key(shard) || lacks(shard));
+            report
+                .unserved
+                .retain(|shard, _| still.contains_key(shard) || lacks(shard));
         }
         for work in works {
             let mut of_host = work.report.into_inner().expect(NO_PANIC);
@@ -212,22 +233,31 @@ pub fn migrate<'a>(request: &'a Request, observer: Observer<'a>) -> BoxFuture<'a
             if let Some(fault) = &of_host.fault {
                 observer(Event::HostFailed { host: name, fault });
             }
-            observer(Event::HostDone { host: name, report: of_host });
+            observer(Event::HostDone {
+                host: name,
+                report: of_host,
+            });
         }
         report
     })
 }
 
-/// Lets the roles ask that a file has let use a shard, and those watch that lack something of it, and makes what was
-/// done last.
+/// Lets the roles ask that a file has let use a shard, and those watch that lack something of it,
+/// and makes what was done last.
 async fn finish(session: &Connection, of_host: &mut HostReport) -> Result<(), HostFault> {
     let admitted = rights::admit_all(session, &Roles::default()).await;
-    of_host.admitted = admitted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;
-    if of_host.changed() { flush(session).await } else { Ok(()) }
+    of_host.admitted = admitted.map_err(|error| HostFault::Lost {
+        reason: chain(&error),
+    })?;
+    if of_host.changed() {
+        flush(session).await
+    } else {
+        Ok(())
+    }
 }
 
-/// The hosts' sessions, what each host says, and why others say nothing. Hosts that are written to are locked by their
-/// sessions.
+/// The hosts' sessions, what each host says, and why others say nothing. Hosts that are written to
+/// are locked by their sessions.
 struct Held {
     sessions: BTreeMap<HostName, Connection>,
     survey: Survey,
@@ -240,12 +270,21 @@ fn by_name(request: &Request) -> Vec<&(HostName, ConnectOptions)> {
     hosts
 }
 
-/// Opens, locks and reads the hosts. One host after the other, by name: so two runs cannot wait for each other in a
-/// circle. Hosts that are only read are not locked.
+/// Opens, locks and reads the hosts. One host after the other, by name: so two runs cannot wait for
+/// each other in a circle. Hosts that are only read are not locked.
 async fn hold(request: &Request) -> Held {
     let hosts = by_name(request);
-    let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard migrate"))).await;
-    let mut held = Held { sessions: BTreeMap::new(), survey: Survey::new(), faults: BTreeMap::new() };
+    let opened = join_all(
+        hosts
+            .iter()
+            .map(|(_, connect)| session::open(connect, "pgshard migrate")),
+    )
+    .await;
+    let mut held = Held {
+        sessions: BTreeMap::new(),
+        survey: Survey::new(),
+        faults: BTreeMap::new(),
+    };
     for ((name, _), session) in hosts.iter().zip(opened) {
         let locked = match session {
             Ok(session) if request.chooses(name) => lock(session).await,
@@ -267,19 +306,30 @@ async fn hold(request: &Request) -> Held {
 
 /// What the hosts say now.
 async fn survey_again(sessions: &BTreeMap<HostName, Connection>) -> Survey {
-    join_all(sessions.iter().map(|(name, session)| async { (name.clone(), read(session).await) }))
-        .await
-        .into_iter()
-        .collect()
+    join_all(
+        sessions
+            .iter()
+            .map(|(name, session)| async { (name.clone(), read(session).await) }),
+    )
+    .await
+    .into_iter()
+    .collect()
 }
 
 /// The once-per-host migrations, then the canary's shards, then the others.
 async fn run(works: &[OnHost<'_>], plan: &Plan, canary: Option<Canary>) {
-    join_all(works.iter().map(|work| work.once(plan.hosts[work.host].host_from))).await;
+    join_all(
+        works
+            .iter()
+            .map(|work| work.once(plan.hosts[work.host].host_from)),
+    )
+    .await;
     let canary = canary.map(|canary| plan.canary(canary)).unwrap_or_default();
     let shards = |work: &OnHost<'_>, first: bool| {
         let all = plan.hosts[work.host].shards.iter();
-        all.filter(|(shard, _)| canary.contains(shard) == first).map(|(shard, pending)| (*shard, *pending)).collect()
+        all.filter(|(shard, _)| canary.contains(shard) == first)
+            .map(|(shard, pending)| (*shard, *pending))
+            .collect()
     };
     if !canary.is_empty() {
         join_all(works.iter().map(|work| work.run(shards(work, true)))).await;

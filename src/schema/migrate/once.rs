@@ -12,8 +12,8 @@ use crate::schema::session::{RESET, settle};
 /// How long a statement of these migrations may wait for a lock.
 const GUARD: &str = "SET LOCAL lock_timeout = '10s'; ";
 
-/// Runs them from this one on, each in a transaction with its record, and gives the names of those that it ran. The
-/// caller holds the host's lock.
+/// Runs them from this one on, each in a transaction with its record, and gives the names of those
+/// that it ran. The caller holds the host's lock.
 ///
 /// Locks: those of the files, each waited for ten seconds at most.
 pub(in crate::schema) async fn run_once(
@@ -38,10 +38,23 @@ pub(in crate::schema) async fn run_once(
         };
         if let Err(error) = run.await {
             if client.is_closed() || client.batch_execute("ROLLBACK").await.is_err() {
-                return (done, Err(HostFault::Lost { reason: words(&error) }));
+                return (
+                    done,
+                    Err(HostFault::Lost {
+                        reason: words(&error),
+                    }),
+                );
             }
-            let (migration, line, words) = (one.name().to_owned(), line(&error, &text), words(&error));
-            return (done, Err(HostFault::Migration { migration, line, words }));
+            let (migration, line, words) =
+                (one.name().to_owned(), line(&error, &text), words(&error));
+            return (
+                done,
+                Err(HostFault::Migration {
+                    migration,
+                    line,
+                    words,
+                }),
+            );
         }
         done.push(one.name().to_owned());
     }

@@ -1,15 +1,16 @@
 //! A migration of one shard that runs outside transactions: CREATE INDEX CONCURRENTLY and the like.
 //!
-//! A second connection holds the shard meanwhile, and commits the record. Before the statement the attempt is recorded,
-//! so that the next run after a crash knows that an index of the name, valid or not, is ours.
+//! A second connection holds the shard meanwhile, and commits the record. Before the statement the
+//! attempt is recorded, so that the next run after a crash knows that an index of the name, valid
+//! or not, is ours.
 //!
-//! The connection that holds the shard has neither a snapshot nor a transaction number. CREATE INDEX CONCURRENTLY would
-//! wait for the snapshot. The slot of an online move, for any shard of the host, would wait for the transaction number,
-//! while the index waits for the slot.
+//! The connection that holds the shard has neither a snapshot nor a transaction number. CREATE
+//! INDEX CONCURRENTLY would wait for the snapshot. The slot of an online move, for any shard of the
+//! host, would wait for the transaction number, while the index waits for the slot.
 //!
-//! Invariant: an index that is not ours is neither dropped nor taken as done, and neither is one taken as done that
-//! another text of the file has begun. No invalid index stays if we can help it. While a server still works for a
-//! client that is gone, nobody starts again.
+//! Invariant: an index that is not ours is neither dropped nor taken as done, and neither is one
+//! taken as done that another text of the file has begun. No invalid index stays if we can help it.
+//! While a server still works for a client that is gone, nobody starts again.
 
 use std::time::Duration;
 
@@ -42,20 +43,25 @@ enum Begun {
     No,
     /// It was begun with the present text.
     ThisText,
-    /// It was begun with another text: the file was edited since. What that has left is ours, but is not what is
-    /// wanted.
+    /// It was begun with another text: the file was edited since. What that has left is ours, but
+    /// is not what is wanted.
     OtherText,
 }
 
 impl Alone<'_> {
     /// Runs the step on `client`, while `guard` holds the shard.
     ///
-    /// Locks: the guard holds [`MIGRATION`] of the shard, shared, to the end, and a fence tries again meanwhile;
-    /// SHARE UPDATE EXCLUSIVE on the table, behind which no reader or writer waits.
+    /// Locks: the guard holds [`MIGRATION`] of the shard, shared, to the end, and a fence tries
+    /// again meanwhile; SHARE UPDATE EXCLUSIVE on the table, behind which no reader or writer
+    /// waits.
     ///
     /// # Errors
     /// When a connection is lost. The next run finds the attempt.
-    pub(super) async fn run(&self, client: &Client, guard: &Client) -> Result<Outcome, tokio_postgres::Error> {
+    pub(super) async fn run(
+        &self,
+        client: &Client,
+        guard: &Client,
+    ) -> Result<Outcome, tokio_postgres::Error> {
         match self.hold(guard).await {
             Ok(true) => {}
             Ok(false) => {
@@ -68,16 +74,21 @@ impl Alone<'_> {
             }
         }
         settle(client).await?;
-        // The server's process holds this lock for as long as it runs the statement, even if nobody waits for its end
-        // any longer. It is tried, not waited for: none of ours has it alone, and a stranger who does must not hold
-        // up the work.
+        // The server's process holds this lock for as long as it runs the statement, even if nobody
+        // waits for its end any longer. It is tried, not waited for: none of ours has it alone, and
+        // a stranger who does must not hold up the work.
         let work = format!(
-            "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_try_advisory_lock_shared({SPACE}, {WORK})",
+            "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_try_advisory_lock_shared({SPACE}, \
+                {WORK})",
             self.patience.as_millis().max(1)
         );
         client.batch_execute(&work).await?;
         let outcome = self.attempt(client).await;
-        client.batch_execute(&format!("SELECT pg_catalog.pg_advisory_unlock_shared({SPACE}, {WORK})")).await?;
+        client
+            .batch_execute(&format!(
+                "SELECT pg_catalog.pg_advisory_unlock_shared({SPACE}, {WORK})"
+            ))
+            .await?;
         let outcome = outcome?;
         if !matches!(outcome, Outcome::Done) {
             guard.batch_execute("ROLLBACK").await?;
@@ -86,13 +97,18 @@ impl Alone<'_> {
         self.record(guard).await
     }
 
-    /// Writes the record, if the shard is still served here, and ends the guard's transaction. The lock keeps the shard
-    /// from being fenced, but not from being taken away by `pgshard moves repair`.
+    /// Writes the record, if the shard is still served here, and ends the guard's transaction. The
+    /// lock keeps the shard from being fenced, but not from being taken away by
+    /// `pgshard moves repair`.
     ///
-    /// Locks: the shard's row FOR SHARE, until the commit right after; waits for it no longer than the lock timeout.
+    /// Locks: the shard's row FOR SHARE, until the commit right after; waits for it no longer than
+    /// the lock timeout.
     async fn record(&self, guard: &Client) -> Result<Outcome, tokio_postgres::Error> {
         let shard = self.shard;
-        let served = format!("SELECT true FROM pgshard.shard WHERE shard_id = {shard} AND state = 'serving' FOR SHARE");
+        let served = format!(
+            "SELECT true FROM pgshard.shard WHERE shard_id = {shard} AND state = 'serving' FOR \
+                SHARE"
+        );
         let (doing, error) = match guard.simple_query(&served).await {
             Ok(answer) if is_true(&answer) => {
                 let record = format!("{}; COMMIT", record(shard, std::slice::from_ref(self.step)));
@@ -111,20 +127,26 @@ impl Alone<'_> {
         Ok(judge(&error, None, doing))
     }
 
-    /// Holds the shard until the guard's transaction ends. Returns false if it is not served here, or a move has
-    /// claimed it.
+    /// Holds the shard until the guard's transaction ends. Returns false if it is not served here,
+    /// or a move has claimed it.
     ///
-    /// Locks: as [`Alone::run`]; waits for a fence that is being set, no longer than the lock timeout.
+    /// Locks: as [`Alone::run`]; waits for a fence that is being set, no longer than the lock
+    /// timeout.
     async fn hold(&self, guard: &Client) -> Result<bool, tokio_postgres::Error> {
         let shard = self.shard.as_i32();
         let lock = format!("SELECT pg_catalog.pg_advisory_xact_lock_shared({MIGRATION}, {shard})");
-        guard.batch_execute(&format!("{}; {lock}", begin(self.lock_timeout))).await?;
-        // A statement of its own sees a fence that committed while the lock was waited for. A simple query is used,
-        // since an extended one leaves a portal in the transaction, which has a snapshot.
+        guard
+            .batch_execute(&format!("{}; {lock}", begin(self.lock_timeout)))
+            .await?;
+        // A statement of its own sees a fence that committed while the lock was waited for. A
+        // simple query is used, since an extended one leaves a portal in the transaction, which has
+        // a snapshot.
         let sql = format!(
-            "SELECT EXISTS (SELECT FROM pgshard.shard WHERE shard_id = {shard} AND state = 'serving')
+            "SELECT EXISTS (SELECT FROM pgshard.shard WHERE shard_id = {shard} AND state = \
+                'serving')
                 AND NOT EXISTS (SELECT FROM pgshard.move
-                                WHERE shard_id = {shard} AND phase NOT IN ('kept', 'completed', 'aborted'))"
+                                WHERE shard_id = {shard} AND phase NOT IN ('kept', 'completed', \
+                                'aborted'))"
         );
         Ok(is_true(&guard.simple_query(&sql).await?))
     }
@@ -133,7 +155,8 @@ impl Alone<'_> {
         if let Some(Repeatable::Index(index)) = &self.step.outside {
             match self.look(client, index).await? {
                 (Some(_), Begun::No) => {
-                    let words = format!("there is already an index {index}, which no migration has begun");
+                    let words =
+                        format!("there is already an index {index}, which no migration has begun");
                     return Ok(Outcome::Failed(self.fault(words)));
                 }
                 (Some(true), Begun::ThisText) => return Ok(Outcome::Done),
@@ -146,7 +169,9 @@ impl Alone<'_> {
             }
         }
         self.note_begun(client, true).await?;
-        let Err(error) = client.batch_execute(&self.step.sql).await else { return Ok(Outcome::Done) };
+        let Err(error) = client.batch_execute(&self.step.sql).await else {
+            return Ok(Outcome::Done);
+        };
         let outcome = self.told(error)?;
         if let Some(Repeatable::Index(index)) = &self.step.outside
             && self.look(client, index).await?.0 == Some(false)
@@ -161,28 +186,50 @@ impl Alone<'_> {
 
     /// The meaning of the server's refusal; an error without one is a lost connection.
     fn told(&self, error: tokio_postgres::Error) -> Result<Outcome, tokio_postgres::Error> {
-        if error.as_db_error().is_none() { Err(error) } else { Ok(judge(&error, Some(self.step), "run it")) }
+        if error.as_db_error().is_none() {
+            Err(error)
+        } else {
+            Ok(judge(&error, Some(self.step), "run it"))
+        }
     }
 
     fn fault(&self, words: String) -> ShardFault {
-        ShardFault::Migration { migration: self.step.recorded.name.clone(), line: None, words }
+        ShardFault::Migration {
+            migration: self.step.recorded.name.clone(),
+            line: None,
+            words,
+        }
     }
 
-    /// Whether there is an index of the name, and whether it is valid; and whether an attempt at this migration was
-    /// begun.
-    async fn look(&self, client: &Client, index: &str) -> Result<(Option<bool>, Begun), tokio_postgres::Error> {
+    /// Whether there is an index of the name, and whether it is valid; and whether an attempt at
+    /// this migration was begun.
+    async fn look(
+        &self,
+        client: &Client,
+        index: &str,
+    ) -> Result<(Option<bool>, Begun), tokio_postgres::Error> {
         let sql =
-            "SELECT (SELECT i.indisvalid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid
-                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2),
-            (SELECT checksum FROM pgshard.migration_attempt WHERE shard_id = $3 AND name = $4 AND begun)";
+            "SELECT (SELECT i.indisvalid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_index i ON \
+                i.indexrelid = c.oid
+                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND \
+                c.relname = $2),
+            (SELECT checksum FROM pgshard.migration_attempt WHERE shard_id = $3 AND name = $4 AND \
+            begun)";
         let (shard, name) = (self.shard.as_i32(), &self.step.recorded.name);
         let rows = client
             .query_typed(
                 sql,
-                &[(&self.schema, Type::TEXT), (&index, Type::TEXT), (&shard, Type::INT4), (name, Type::TEXT)],
+                &[
+                    (&self.schema, Type::TEXT),
+                    (&index, Type::TEXT),
+                    (&shard, Type::INT4),
+                    (name, Type::TEXT),
+                ],
             )
             .await?;
-        let Some(row) = rows.first() else { return Ok((None, Begun::No)) };
+        let Some(row) = rows.first() else {
+            return Ok((None, Begun::No));
+        };
         let begun = match row.try_get::<_, Option<String>>(1)? {
             None => Begun::No,
             Some(checksum) if checksum == self.step.recorded.checksum => Begun::ThisText,
@@ -194,16 +241,23 @@ impl Alone<'_> {
     /// Locks: SHARE UPDATE EXCLUSIVE on the table; waits for the transactions that use it.
     async fn drop_index(&self, client: &Client, index: &str) -> Result<(), tokio_postgres::Error> {
         let name = format!("{}.{}", quote_ident(self.schema), quote_ident(index));
-        client.batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {name}")).await
+        client
+            .batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {name}"))
+            .await
     }
 
     async fn note_begun(&self, client: &Client, begun: bool) -> Result<(), tokio_postgres::Error> {
         let recorded = &self.step.recorded;
-        let (name, checksum) = (quote_literal(&recorded.name), quote_literal(&recorded.checksum));
+        let (name, checksum) = (
+            quote_literal(&recorded.name),
+            quote_literal(&recorded.checksum),
+        );
         let sql = format!(
-            "INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun) VALUES ({}, {name}, {checksum},
+            "INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun) VALUES ({}, \
+                {name}, {checksum},
              {begun})
-             ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,
+             ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = \
+             excluded.checksum,
                  begun = excluded.begun, message = NULL, tried_at = clock_timestamp()",
             self.shard
         );

@@ -1,7 +1,7 @@
 //! Decides what to run where, from what all hosts say. Pure.
 //!
-//! Invariant: if any of the requested shards or hosts has run what the folder does not have, nothing is run anywhere.
-//! The hosts, not the map, say which shards there are.
+//! Invariant: if any of the requested shards or hosts has run what the folder does not have,
+//! nothing is run anywhere. The hosts, not the map, say which shards there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,16 +41,27 @@ pub struct HostPlan {
 impl Plan {
     /// Whether nothing is run because a file was edited, removed or inserted.
     pub fn is_refused(&self) -> bool {
-        self.hosts.values().any(|host| matches!(host.fault, Some(HostFault::Drift(_) | HostFault::Refused(_))))
+        self.hosts.values().any(|host| {
+            matches!(
+                host.fault,
+                Some(HostFault::Drift(_) | HostFault::Refused(_))
+            )
+        })
     }
 
-    /// The moves that can be rolled back now and no longer once this has run, each with its shards: a migrated shard is
-    /// not what its old copy was made from.
+    /// The moves that can be rolled back now and no longer once this has run, each with its shards:
+    /// a migrated shard is not what its old copy was made from.
     pub fn ends_rollbacks(&self, survey: &Survey) -> BTreeMap<Uuid, Vec<ShardId>> {
-        let controls = survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
+        let controls = survey
+            .values()
+            .filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
         let mut ended: BTreeMap<Uuid, Vec<ShardId>> = BTreeMap::new();
         for (shard, way) in controls.flat_map(|control| &control.open_ways) {
-            if self.hosts.get(&way.target).is_some_and(|host| host.fault.is_none() && host.shards.contains_key(shard)) {
+            if self
+                .hosts
+                .get(&way.target)
+                .is_some_and(|host| host.fault.is_none() && host.shards.contains_key(shard))
+            {
                 ended.entry(way.id).or_default().push(*shard);
             }
         }
@@ -59,7 +70,11 @@ impl Plan {
 
     /// The shards of the canary: spread evenly over all that are to be migrated, host by host.
     pub(super) fn canary(&self, canary: Canary) -> BTreeSet<ShardId> {
-        let all: Vec<ShardId> = self.hosts.values().flat_map(|host| host.shards.keys().copied()).collect();
+        let all: Vec<ShardId> = self
+            .hosts
+            .values()
+            .flat_map(|host| host.shards.keys().copied())
+            .collect();
         let count = canary.of(all.len()).min(all.len());
         (0..count).map(|at| all[at * all.len() / count]).collect()
     }
@@ -88,7 +103,11 @@ impl HostPlan {
 
     /// The once-per-host migrations to run, in order.
     pub fn once<'a>(&self, migrations: &'a Migrations) -> Vec<&'a str> {
-        migrations.of_hosts().skip(self.host_from).map(|one| one.name()).collect()
+        migrations
+            .of_hosts()
+            .skip(self.host_from)
+            .map(|one| one.name())
+            .collect()
     }
 
     /// The shards to migrate; those that lack the same are together.
@@ -99,32 +118,60 @@ impl HostPlan {
         }
         let names = |pending: Pending| {
             let own = OWN[pending.own_from..].iter().map(|own| own.name);
-            own.chain(migrations.iter().skip(pending.from).map(|one| one.name())).collect()
+            own.chain(migrations.iter().skip(pending.from).map(|one| one.name()))
+                .collect()
         };
-        groups.into_iter().map(|(pending, shards)| Group { lacking: names(pending), shards }).collect()
+        groups
+            .into_iter()
+            .map(|(pending, shards)| Group {
+                lacking: names(pending),
+                shards,
+            })
+            .collect()
     }
 }
 
 /// What is to be run where, by what the hosts say.
 pub fn plan(request: &Request, survey: &Survey) -> Plan {
     let mut plan = Plan::default();
-    let known = Known::of(request.hosts.iter().map(|(name, _)| (name, facts_of(survey, name))));
+    let known = Known::of(
+        request
+            .hosts
+            .iter()
+            .map(|(name, _)| (name, facts_of(survey, name))),
+    );
     for (name, facts) in survey.iter().filter(|(name, _)| request.chooses(name)) {
         let Ok(facts) = facts else { continue };
         let of_host = match (pending(facts, &request.cluster, name), &facts.control) {
-            (Err(refusals), _) => HostPlan { fault: Some(HostFault::Refused(refusals)), ..HostPlan::default() },
-            (Ok(versions), Some(control)) if versions.is_empty() => host_plan(request, survey, name, control),
+            (Err(refusals), _) => HostPlan {
+                fault: Some(HostFault::Refused(refusals)),
+                ..HostPlan::default()
+            },
+            (Ok(versions), Some(control)) if versions.is_empty() => {
+                host_plan(request, survey, name, control)
+            }
             (Ok(_), control) => {
                 let emptied = known.lost_on(name).filter(|_| control.is_none());
                 let fault = emptied.map_or(HostFault::NotBootstrapped, |(shards, by)| {
-                    HostFault::Refused(vec![Refusal::Emptied { host: name.clone(), by: by.clone(), shards }])
+                    HostFault::Refused(vec![Refusal::Emptied {
+                        host: name.clone(),
+                        by: by.clone(),
+                        shards,
+                    }])
                 });
-                HostPlan { fault: Some(fault), ..HostPlan::default() }
+                HostPlan {
+                    fault: Some(fault),
+                    ..HostPlan::default()
+                }
             }
         };
         plan.hosts.insert(name.clone(), of_host);
     }
-    if plan.hosts.values().any(|host| matches!(host.fault, Some(HostFault::Drift(_)))) {
+    if plan
+        .hosts
+        .values()
+        .any(|host| matches!(host.fault, Some(HostFault::Drift(_))))
+    {
         for host in plan.hosts.values_mut() {
             host.fault.get_or_insert(HostFault::Withheld);
         }
@@ -132,13 +179,22 @@ pub fn plan(request: &Request, survey: &Survey) -> Plan {
     plan
 }
 
-fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &ControlFacts) -> HostPlan {
+fn host_plan(
+    request: &Request,
+    survey: &Survey,
+    name: &HostName,
+    control: &ControlFacts,
+) -> HostPlan {
     let migrations = &request.migrations;
     let mut plan = HostPlan::default();
     let mut drifts: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
     match migrations.pending_on_host(&control.host_migrations) {
         Ok(from) => plan.host_from = from,
-        Err(found) => drifts.extend(found.iter().map(|drift| (format!("{drift} ({})", drift.remedy()), Vec::new()))),
+        Err(found) => drifts.extend(
+            found
+                .iter()
+                .map(|drift| (format!("{drift} ({})", drift.remedy()), Vec::new())),
+        ),
     }
     let mut lacks = BTreeMap::new();
     for set in &control.applied {
@@ -146,14 +202,29 @@ fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &Cont
         lacks.extend(set.shards.iter().map(|shard| (*shard, verdict.clone())));
     }
     let nothing = migrations.pending(&[]);
-    let everything = Pending { own_from: OWN.len(), from: migrations.iter().len() };
-    let wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
-    for (shard, row) in control.shards.iter().filter(|(shard, row)| row.state.is_owner() && wanted(shard)) {
+    let everything = Pending {
+        own_from: OWN.len(),
+        from: migrations.iter().len(),
+    };
+    let wanted = |shard: &ShardId| {
+        request
+            .only_shards
+            .as_ref()
+            .is_none_or(|only| only.contains(shard))
+    };
+    for (shard, row) in control
+        .shards
+        .iter()
+        .filter(|(shard, row)| row.state.is_owner() && wanted(shard))
+    {
         let pending = match lacks.get(shard).unwrap_or(&nothing) {
             Ok(pending) => *pending,
             Err(found) => {
                 for drift in found {
-                    drifts.entry(format!("{drift} ({})", drift.remedy())).or_default().push(*shard);
+                    drifts
+                        .entry(format!("{drift} ({})", drift.remedy()))
+                        .or_default()
+                        .push(*shard);
                 }
                 continue;
             }
@@ -170,11 +241,13 @@ fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &Cont
         }
     }
     if !drifts.is_empty() {
-        let said = drifts.into_iter().map(|(drift, shards)| match shards.len() {
-            0 => format!("the host: {drift}"),
-            1 => format!("shard {}: {drift}", shards[0]),
-            _ => format!("shards {}: {drift}", print_shards(shards)),
-        });
+        let said = drifts
+            .into_iter()
+            .map(|(drift, shards)| match shards.len() {
+                0 => format!("the host: {drift}"),
+                1 => format!("shard {}: {drift}", shards[0]),
+                _ => format!("shards {}: {drift}", print_shards(shards)),
+            });
         plan.fault = Some(HostFault::Drift(said.collect()));
     }
     plan
@@ -195,16 +268,31 @@ pub(super) fn standing_back(
     later.map(|(host, epoch)| ShardFault::ServedElsewhere { host, epoch })
 }
 
-/// The requested shards that no host says it serves, so that nothing is run in them. If only some hosts, or only failed
-/// shards, were requested, there are none.
+/// The requested shards that no host says it serves, so that nothing is run in them. If only some
+/// hosts, or only failed shards, were requested, there are none.
 pub(super) fn unserved(request: &Request, survey: &Survey) -> BTreeMap<ShardId, ShardFault> {
     if !request.only_hosts.is_empty() || request.which == Which::Failed {
         return BTreeMap::new();
     }
-    let known = Known::of(request.hosts.iter().map(|(name, _)| (name, facts_of(survey, name))));
-    let controls = || survey.iter().filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?.control.as_ref()?)));
+    let known = Known::of(
+        request
+            .hosts
+            .iter()
+            .map(|(name, _)| (name, facts_of(survey, name))),
+    );
+    let controls = || {
+        survey
+            .iter()
+            .filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?.control.as_ref()?)))
+    };
     let served: BTreeSet<ShardId> = controls()
-        .flat_map(|(_, control)| control.shards.iter().filter(|(_, row)| row.state.is_owner()).map(|(shard, _)| *shard))
+        .flat_map(|(_, control)| {
+            control
+                .shards
+                .iter()
+                .filter(|(_, row)| row.state.is_owner())
+                .map(|(shard, _)| *shard)
+        })
         .collect();
     let silent: Vec<&str> = request
         .hosts
@@ -213,24 +301,44 @@ pub(super) fn unserved(request: &Request, survey: &Survey) -> BTreeMap<ShardId, 
         .map(|(name, _)| name.as_str())
         .collect();
     let reason = |shard: ShardId| {
-        let incoming = controls().find_map(|(name, control)| Some((name, control.incoming.get(&shard)?)));
+        let incoming =
+            controls().find_map(|(name, control)| Some((name, control.incoming.get(&shard)?)));
         match (incoming, known.lost(shard)) {
-            (Some((host, incoming)), _) => {
-                Some(format!("{} has given it to {host}, which has not opened it yet", incoming.source))
-            }
-            (None, Some(Last { host, by, .. })) if known.names(host) => {
-                Some(format!("{by} knows that it was on {host}, which no longer knows it"))
-            }
-            (None, Some(Last { host, by, .. })) => {
-                Some(format!("{by} knows that it was on {host}, which the config does not name"))
-            }
+            (Some((host, incoming)), _) => Some(format!(
+                "{} has given it to {host}, which has not opened it yet",
+                incoming.source
+            )),
+            (None, Some(Last { host, by, .. })) if known.names(host) => Some(format!(
+                "{by} knows that it was on {host}, which no longer knows it"
+            )),
+            (None, Some(Last { host, by, .. })) => Some(format!(
+                "{by} knows that it was on {host}, which the config does not name"
+            )),
             (None, None) if silent.is_empty() => None,
             (None, None) => Some(format!("{} could not be asked", silent.join(", "))),
         }
     };
-    let wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
-    let missed = request.cluster.shards.iter().filter(|shard| wanted(shard) && !served.contains(shard));
-    missed.map(|shard| (shard, ShardFault::Unserved { reason: reason(shard) })).collect()
+    let wanted = |shard: &ShardId| {
+        request
+            .only_shards
+            .as_ref()
+            .is_none_or(|only| only.contains(shard))
+    };
+    let missed = request
+        .cluster
+        .shards
+        .iter()
+        .filter(|shard| wanted(shard) && !served.contains(shard));
+    missed
+        .map(|shard| {
+            (
+                shard,
+                ShardFault::Unserved {
+                    reason: reason(shard),
+                },
+            )
+        })
+        .collect()
 }
 
 fn facts_of<'a>(survey: &'a Survey, name: &HostName) -> Option<&'a HostFacts> {
@@ -238,9 +346,17 @@ fn facts_of<'a>(survey: &'a Survey, name: &HostName) -> Option<&'a HostFacts> {
 }
 
 /// Another host that owns the shard, and rightly.
-fn later_owner(survey: &Survey, here: &HostName, shard: ShardId, since: ShardEpoch) -> Option<(HostName, ShardEpoch)> {
-    survey.iter().filter(|(name, _)| *name != here).find_map(|(name, facts)| {
-        let row = facts.as_ref().ok()?.control.as_ref()?.shards.get(&shard)?;
-        (row.state.is_owner() && row.epoch >= since).then(|| (name.clone(), row.epoch))
-    })
+fn later_owner(
+    survey: &Survey,
+    here: &HostName,
+    shard: ShardId,
+    since: ShardEpoch,
+) -> Option<(HostName, ShardEpoch)> {
+    survey
+        .iter()
+        .filter(|(name, _)| *name != here)
+        .find_map(|(name, facts)| {
+            let row = facts.as_ref().ok()?.control.as_ref()?.shards.get(&shard)?;
+            (row.state.is_owner() && row.epoch >= since).then(|| (name.clone(), row.epoch))
+        })
 }

@@ -1,9 +1,9 @@
-//! An operator's word about a migration whose record does not match its file: that it was done by hand, that what ran
-//! is as good as the text of the edited file, or that what it had done is gone.
+//! An operator's word about a migration whose record does not match its file: that it was done by
+//! hand, that what ran is as good as the text of the edited file, or that what it had done is gone.
 //!
-//! Invariant: only records are written, and none where the operator cannot be right: where a shard lacks an earlier
-//! migration, has run another text, or has run a later one, or where the index that it makes is not valid. If that is
-//! so for any requested shard, nothing is written anywhere.
+//! Invariant: only records are written, and none where the operator cannot be right: where a shard
+//! lacks an earlier migration, has run another text, or has run a later one, or where the index
+//! that it makes is not valid. If that is so for any requested shard, nothing is written anywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -31,9 +31,11 @@ use crate::shard::ShardId;
 pub enum Resolution {
     /// Somebody has done by hand what it does: it counts as run, and does not run.
     Applied,
-    /// It ran with another text than its file has now, and the result is as good: it counts as run with this text.
+    /// It ran with another text than its file has now, and the result is as good: it counts as run
+    /// with this text.
     AcceptEdit,
-    /// What it had done is gone, as after a restore from an older dump: it counts as not run, and runs again.
+    /// What it had done is gone, as after a restore from an older dump: it counts as not run, and
+    /// runs again.
     NotApplied,
 }
 
@@ -68,7 +70,8 @@ pub struct HostResolving {
     pub once: bool,
     /// The shards whose record is written.
     pub shards: BTreeSet<ShardId>,
-    /// How many shards have the record already, or have not run the migration and will run its file as it is now.
+    /// How many shards have the record already, or have not run the migration and will run its file
+    /// as it is now.
     pub unchanged: usize,
     /// The shards that are left alone, each with the reason.
     pub left: BTreeMap<ShardId, ShardFault>,
@@ -94,23 +97,35 @@ pub fn plan_resolving(
     resolution: Resolution,
     survey: &Survey,
 ) -> Result<Resolving, ResolveError> {
-    let no_file = || ResolveError::NoSuchFile { name: name.to_owned() };
+    let no_file = || ResolveError::NoSuchFile {
+        name: name.to_owned(),
+    };
     let file = find(request, name).ok_or_else(no_file)?;
     let (mut resolving, mut wrong) = (Resolving::default(), Vec::new());
     for (host, facts) in survey.iter().filter(|(name, _)| request.chooses(name)) {
         let Ok(facts) = facts else { continue };
         let of_host = match (pending(facts, &request.cluster, host), &facts.control) {
-            (Err(refusals), _) => HostResolving { fault: Some(HostFault::Refused(refusals)), ..Default::default() },
+            (Err(refusals), _) => HostResolving {
+                fault: Some(HostFault::Refused(refusals)),
+                ..Default::default()
+            },
             (Ok(versions), Some(control)) if versions.is_empty() => {
                 let (of_host, found) = on_host(request, file, resolution, survey, host, control);
                 wrong.extend(found.into_iter().map(|found| format!("{host}: {found}")));
                 of_host
             }
-            (Ok(_), _) => HostResolving { fault: Some(HostFault::NotBootstrapped), ..Default::default() },
+            (Ok(_), _) => HostResolving {
+                fault: Some(HostFault::NotBootstrapped),
+                ..Default::default()
+            },
         };
         resolving.hosts.insert(host.clone(), of_host);
     }
-    if wrong.is_empty() { Ok(resolving) } else { Err(ResolveError::Refused(wrong)) }
+    if wrong.is_empty() {
+        Ok(resolving)
+    } else {
+        Err(ResolveError::Refused(wrong))
+    }
 }
 
 /// Records it. A host or shard that fails is in the report; the others go on.
@@ -119,7 +134,8 @@ pub fn plan_resolving(
 /// As [`plan_resolving`]; nothing is written then.
 ///
 /// # Cancel safety
-/// Dropping the future closes the connections. Each shard's record is written or not; doing it again writes the rest.
+/// Dropping the future closes the connections. Each shard's record is written or not; doing it
+/// again writes the rest.
 pub fn resolve<'a>(
     request: &'a Request,
     name: &'a str,
@@ -127,7 +143,11 @@ pub fn resolve<'a>(
 ) -> BoxFuture<'a, Result<Report, ResolveError>> {
     Box::pin(async move {
         let started = Instant::now();
-        let Held { sessions, survey, mut faults } = hold(request).await;
+        let Held {
+            sessions,
+            survey,
+            mut faults,
+        } = hold(request).await;
         let mut resolving = plan_resolving(request, name, resolution, &survey)?;
         let file = find(request, name).expect("the plan has found it");
         let mut report = Report::default();
@@ -137,19 +157,33 @@ pub fn resolve<'a>(
             (!faults.contains_key(host)).then_some((host, connect, session, of_host))
         });
         let works: Vec<_> = works.collect();
-        let done = join_all(works.into_iter().map(async |(host, connect, session, of_host)| {
-            let mut of_host = write(request, file, resolution, (connect, session), of_host).await;
-            if of_host.fault.is_none() && of_host.changed() {
-                of_host.fault = flush(session).await.err();
-            }
-            of_host.elapsed = started.elapsed();
-            (host.clone(), of_host)
-        }));
+        let done = join_all(
+            works
+                .into_iter()
+                .map(async |(host, connect, session, of_host)| {
+                    let mut of_host =
+                        write(request, file, resolution, (connect, session), of_host).await;
+                    if of_host.fault.is_none() && of_host.changed() {
+                        of_host.fault = flush(session).await.err();
+                    }
+                    of_host.elapsed = started.elapsed();
+                    (host.clone(), of_host)
+                }),
+        );
         report.hosts.extend(done.await);
-        for (host, _) in request.hosts.iter().filter(|(name, _)| request.chooses(name)) {
+        for (host, _) in request
+            .hosts
+            .iter()
+            .filter(|(name, _)| request.chooses(name))
+        {
             if !report.hosts.contains_key(host) {
-                let unread = || HostFault::Unread { reason: "it was not asked".to_owned() };
-                report.hosts.insert(host.clone(), HostReport::left(faults.remove(host).unwrap_or_else(unread)));
+                let unread = || HostFault::Unread {
+                    reason: "it was not asked".to_owned(),
+                };
+                report.hosts.insert(
+                    host.clone(),
+                    HostReport::left(faults.remove(host).unwrap_or_else(unread)),
+                );
             }
         }
         Ok(report)
@@ -157,7 +191,11 @@ pub fn resolve<'a>(
 }
 
 fn find<'a>(request: &'a Request, name: &str) -> Option<&'a Migration> {
-    request.migrations.of_hosts().chain(request.migrations.iter()).find(|one| one.name() == name)
+    request
+        .migrations
+        .of_hosts()
+        .chain(request.migrations.iter())
+        .find(|one| one.name() == name)
 }
 
 fn on_host(
@@ -169,25 +207,64 @@ fn on_host(
     control: &ControlFacts,
 ) -> (HostResolving, Vec<String>) {
     let mut resolving = HostResolving::default();
-    if let Some(at) = request.migrations.of_hosts().position(|one| one.name() == file.name()) {
+    if let Some(at) = request
+        .migrations
+        .of_hosts()
+        .position(|one| one.name() == file.name())
+    {
         let all: Vec<&str> = request.migrations.of_hosts().map(Migration::name).collect();
-        return match verdict(file, resolution, (&all[..at], &all[at + 1..]), &control.host_migrations) {
-            Verdict::Write => (HostResolving { once: true, ..resolving }, Vec::new()),
-            Verdict::Unchanged => (HostResolving { unchanged: 1, ..resolving }, Vec::new()),
+        return match verdict(
+            file,
+            resolution,
+            (&all[..at], &all[at + 1..]),
+            &control.host_migrations,
+        ) {
+            Verdict::Write => (
+                HostResolving {
+                    once: true,
+                    ..resolving
+                },
+                Vec::new(),
+            ),
+            Verdict::Unchanged => (
+                HostResolving {
+                    unchanged: 1,
+                    ..resolving
+                },
+                Vec::new(),
+            ),
             Verdict::Wrong(why) => (resolving, vec![format!("it {why}")]),
         };
     }
     let all: Vec<&str> = request.migrations.iter().map(Migration::name).collect();
-    let at = all.iter().position(|name| *name == file.name()).unwrap_or(all.len());
+    let at = all
+        .iter()
+        .position(|name| *name == file.name())
+        .unwrap_or(all.len());
     let around = (&all[..at], all.get(at + 1..).unwrap_or_default());
     let has = control.migrations_by_shard();
-    let wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
+    let wanted = |shard: &ShardId| {
+        request
+            .only_shards
+            .as_ref()
+            .is_none_or(|only| only.contains(shard))
+    };
     let mut wrong: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
-    for (shard, row) in control.shards.iter().filter(|(shard, row)| row.state.is_owner() && wanted(shard)) {
+    for (shard, row) in control
+        .shards
+        .iter()
+        .filter(|(shard, row)| row.state.is_owner() && wanted(shard))
+    {
         let records = has.get(shard).copied().unwrap_or_default();
         let verdict = match (verdict(file, resolution, around, records), &file.kind) {
-            (Verdict::Write, Kind::NoTransaction { repeatable: Repeatable::Index(index), .. })
-                if resolution == Resolution::Applied && control.invalid_indexes.contains(&(*shard, index.clone())) =>
+            (
+                Verdict::Write,
+                Kind::NoTransaction {
+                    repeatable: Repeatable::Index(index),
+                    ..
+                },
+            ) if resolution == Resolution::Applied
+                && control.invalid_indexes.contains(&(*shard, index.clone())) =>
             {
                 Verdict::Wrong(format!("has the index {index}, which is not valid: {ANEW}"))
             }
@@ -224,15 +301,21 @@ fn verdict(
         (Resolution::NotApplied, None) => Verdict::Unchanged,
         (Resolution::NotApplied, Some(_)) => {
             let later = after.iter().find(has);
-            later.map_or(Verdict::Write, |name| Verdict::Wrong(format!("has run {name}, which comes after")))
+            later.map_or(Verdict::Write, |name| {
+                Verdict::Wrong(format!("has run {name}, which comes after"))
+            })
         }
         (_, Some(record)) if record.checksum == file.checksum() => Verdict::Unchanged,
         (Resolution::AcceptEdit, Some(_)) => Verdict::Write,
         (Resolution::AcceptEdit, None) => Verdict::Unchanged,
-        (Resolution::Applied, Some(_)) => Verdict::Wrong(format!("ran {} with another text", file.name())),
+        (Resolution::Applied, Some(_)) => {
+            Verdict::Wrong(format!("ran {} with another text", file.name()))
+        }
         (Resolution::Applied, None) => {
             let lacks = before.iter().find(|name| !has(name));
-            lacks.map_or(Verdict::Write, |name| Verdict::Wrong(format!("lacks {name}, which comes before")))
+            lacks.map_or(Verdict::Write, |name| {
+                Verdict::Wrong(format!("lacks {name}, which comes before"))
+            })
         }
     }
 }
@@ -247,12 +330,25 @@ async fn write(
     (connect, session): (&ConnectOptions, &Connection),
     resolving: HostResolving,
 ) -> HostReport {
-    let HostResolving { once, shards, unchanged, left, fault } = resolving;
-    let mut report = HostReport { unchanged, failed: left, fault, ..HostReport::default() };
+    let HostResolving {
+        once,
+        shards,
+        unchanged,
+        left,
+        fault,
+    } = resolving;
+    let mut report = HostReport {
+        unchanged,
+        failed: left,
+        fault,
+        ..HostReport::default()
+    };
     if report.fault.is_some() {
         return report;
     }
-    let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
+    let lost = |error: &tokio_postgres::Error| HostFault::Lost {
+        reason: chain(error),
+    };
     if once {
         match session.batch_execute(&host_record(file, resolution)).await {
             Ok(()) => report.once.push(file.name().to_owned()),
@@ -296,9 +392,17 @@ async fn write(
 
 fn shard_record(file: &Migration, resolution: Resolution, shard: ShardId) -> String {
     match resolution {
-        Resolution::Applied => record(shard, &[Step { recorded: file.recorded(), sql: String::new(), outside: None }]),
+        Resolution::Applied => record(
+            shard,
+            &[Step {
+                recorded: file.recorded(),
+                sql: String::new(),
+                outside: None,
+            }],
+        ),
         Resolution::AcceptEdit => format!(
-            "UPDATE pgshard.shard_migration SET checksum = {} WHERE shard_id = {shard} AND name = {name};
+            "UPDATE pgshard.shard_migration SET checksum = {} WHERE shard_id = {shard} AND name = \
+                {name};
              DELETE FROM pgshard.migration_attempt WHERE shard_id = {shard} AND name = {name}",
             quote_literal(file.checksum()),
             name = quote_literal(file.name()),
@@ -315,7 +419,9 @@ fn host_record(file: &Migration, resolution: Resolution) -> String {
     let (name, checksum) = (quote_literal(file.name()), quote_literal(file.checksum()));
     match resolution {
         Resolution::Applied => {
-            format!("INSERT INTO pgshard.host_migration (name, checksum) VALUES ({name}, {checksum})")
+            format!(
+                "INSERT INTO pgshard.host_migration (name, checksum) VALUES ({name}, {checksum})"
+            )
         }
         Resolution::AcceptEdit => {
             format!("UPDATE pgshard.host_migration SET checksum = {checksum} WHERE name = {name}")

@@ -17,7 +17,8 @@ pub(in crate::schema) struct Step {
     pub(super) outside: Option<Repeatable>,
 }
 
-/// What a shard still lacks, pgshard's own migrations first. No file can remove the guard by its own settings.
+/// What a shard still lacks, pgshard's own migrations first. No file can remove the guard by its
+/// own settings.
 pub(super) fn steps(
     cluster: &Cluster,
     migrations: &Migrations,
@@ -55,7 +56,11 @@ pub(super) fn together(steps: &[Step]) -> &[Step] {
 /// The SQL that records that a shard has these now.
 pub(super) fn record(shard: ShardId, steps: &[Step]) -> String {
     let rows = steps.iter().map(|Step { recorded, .. }| {
-        format!("({shard}, {}, {})", quote_literal(&recorded.name), quote_literal(&recorded.checksum))
+        format!(
+            "({shard}, {}, {})",
+            quote_literal(&recorded.name),
+            quote_literal(&recorded.checksum)
+        )
     });
     format!(
         "INSERT INTO pgshard.shard_migration (shard_id, name, checksum) VALUES {}; \

@@ -1,4 +1,5 @@
-//! How an answer about the control schema is read: whatever is wrong with it is an error, and no panic.
+//! How an answer about the control schema is read: whatever is wrong with it is an error, and no
+//! panic.
 
 use std::fmt::Display;
 
@@ -9,12 +10,17 @@ use crate::schema::facts::FactsError;
 
 /// The error where a question about the control schema failed.
 pub(super) fn failed(source: tokio_postgres::Error) -> FactsError {
-    FactsError::Query { what: "control schema", source }
+    FactsError::Query {
+        what: "control schema",
+        source,
+    }
 }
 
 /// The error where an answer is none that a pgshard makes.
 pub(super) fn unreadable(what: impl Display) -> FactsError {
-    FactsError::Unreadable { what: what.to_string() }
+    FactsError::Unreadable {
+        what: what.to_string(),
+    }
 }
 
 /// The answer to a question that gives one JSON text.

@@ -1,8 +1,8 @@
-//! What control schemas have since a later version than the first: what a host has recorded of others, who works on its
-//! moves, and which replica identities are lent.
+//! What control schemas have since a later version than the first: what a host has recorded of
+//! others, who works on its moves, and which replica identities are lent.
 //!
-//! These are questions of their own, so that an older control schema can be read without them. Their answers may be of
-//! another moment than the snapshot, and are not compared between hosts.
+//! These are questions of their own, so that an older control schema can be read without them.
+//! Their answers may be of another moment than the snapshot, and are not compared between hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,9 +20,10 @@ use crate::shard::{ShardCount, ShardId};
 /// Where the leases of movers are.
 const MOVERS: &str = "pgshard.mover";
 
-/// In the place of [`MOVERS`] where that table is gone: `bootstrap` makes it anew, so the rest must be readable
-/// without it.
-const NO_MOVERS: &str = "(SELECT NULL::uuid AS lease, NULL::timestamptz AS lease_until, NULL::timestamptz AS since)";
+/// In the place of [`MOVERS`] where that table is gone: `bootstrap` makes it anew, so the rest must
+/// be readable without it.
+const NO_MOVERS: &str =
+    "(SELECT NULL::uuid AS lease, NULL::timestamptz AS lease_until, NULL::timestamptz AS since)";
 
 /// What control schemas have since version 6.
 ///
@@ -35,12 +36,16 @@ SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_
                    CASE WHEN coalesce(w.lease_until, m.lease_until) > clock_timestamp()
                              AND (w.lease IS NULL OR EXISTS (
                                  SELECT FROM pg_locks l
-                                 WHERE l.locktype = 'advisory' AND l.granted AND l.classid = $1 AND l.objsubid = 2
-                                   AND l.objid::bigint = ('x' || left(w.lease::text, 8))::bit(32)::bigint
-                                   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())))
+                                 WHERE l.locktype = 'advisory' AND l.granted AND l.classid = $1 \
+                                 AND l.objsubid = 2
+                                   AND l.objid::bigint = ('x' || left(w.lease::text, \
+                                   8))::bit(32)::bigint
+                                   AND l.database = (SELECT oid FROM pg_database WHERE datname = \
+                                   current_database())))
                         THEN coalesce(w.since, m.created_at) END))
         FROM pgshard.move m LEFT JOIN {movers} w USING (lease)
-        WHERE m.phase NOT IN ('kept', 'completed', 'aborted') AND ($2::integer IS NULL OR m.shard_id = $2))::text"
+        WHERE m.phase NOT IN ('kept', 'completed', 'aborted') AND ($2::integer IS NULL OR \
+        m.shard_id = $2))::text"
     )
 }
 
@@ -56,9 +61,20 @@ WHERE NOT EXISTS (SELECT FROM pgshard.move m WHERE m.shard_id = l.shard_id
                   WHERE n.nspname = s.schema_name AND c.relname = l.table_name AND p.pubname LIKE 'pgshard\_%')";
 
 /// Reads what there is since version 6.
-pub(super) async fn read_since_6(client: &Client, shape: &Shape, control: &mut ControlFacts) -> Result<(), FactsError> {
-    let sql = since_6(if shape.has_table("mover") { MOVERS } else { NO_MOVERS });
-    let row = client.query_one(&sql, &[&lock::MOVERS.cast_unsigned(), &None::<i32>]).await.map_err(failed)?;
+pub(super) async fn read_since_6(
+    client: &Client,
+    shape: &Shape,
+    control: &mut ControlFacts,
+) -> Result<(), FactsError> {
+    let sql = since_6(if shape.has_table("mover") {
+        MOVERS
+    } else {
+        NO_MOVERS
+    });
+    let row = client
+        .query_one(&sql, &[&lock::MOVERS.cast_unsigned(), &None::<i32>])
+        .await
+        .map_err(failed)?;
     control.known = record(&row)?;
     control.open_moves = open_moves(&row)?;
     Ok(())
@@ -66,20 +82,36 @@ pub(super) async fn read_since_6(client: &Client, shape: &Shape, control: &mut C
 
 /// The move of a shard that is at work or has stopped halfway, if it still is and can be read.
 pub(in crate::schema) async fn open_move(client: &Client, shard: ShardId) -> Option<OpenMove> {
-    let row = client.query_one(&since_6(MOVERS), &[&lock::MOVERS.cast_unsigned(), &Some(shard.as_i32())]).await.ok()?;
+    let row = client
+        .query_one(
+            &since_6(MOVERS),
+            &[&lock::MOVERS.cast_unsigned(), &Some(shard.as_i32())],
+        )
+        .await
+        .ok()?;
     open_moves(&row).ok()?.remove(&shard)
 }
 
 /// The record of other hosts in an answer to [`since_6`].
 fn record(row: &Row) -> Result<Record, FactsError> {
-    let Some(json) = row.try_get::<_, Option<&str>>(0).map_err(failed)? else { return Ok(Record::new()) };
+    let Some(json) = row.try_get::<_, Option<&str>>(0).map_err(failed)? else {
+        return Ok(Record::new());
+    };
     let hosts: Vec<(String, String)> = serde_json::from_str(json).map_err(unreadable)?;
     let mut record = Record::new();
     for (host, text) in hosts {
         let host = HostName::new(&host).map_err(unreadable)?;
         let shards = parse_ranges(&text, ShardCount::MAX);
-        let shards = shards.map_err(|_| unreadable(format!("the shards {text:?} of {host} in pgshard.known_host")))?;
-        let placed = |item: &RangeItem| item.shards().map(|shard| (shard, item.epoch)).collect::<Vec<_>>();
+        let shards = shards.map_err(|_| {
+            unreadable(format!(
+                "the shards {text:?} of {host} in pgshard.known_host"
+            ))
+        })?;
+        let placed = |item: &RangeItem| {
+            item.shards()
+                .map(|shard| (shard, item.epoch))
+                .collect::<Vec<_>>()
+        };
         record.insert(host, shards.iter().flat_map(placed).collect());
     }
     Ok(record)
@@ -87,22 +119,40 @@ fn record(row: &Row) -> Result<Record, FactsError> {
 
 /// The moves in an answer to [`since_6`].
 fn open_moves(row: &Row) -> Result<BTreeMap<ShardId, OpenMove>, FactsError> {
-    let Some(json) = row.try_get::<_, Option<&str>>(1).map_err(failed)? else { return Ok(BTreeMap::new()) };
-    let moves: Vec<(ShardId, Uuid, String, String, Option<String>)> = serde_json::from_str(json).map_err(unreadable)?;
+    let Some(json) = row.try_get::<_, Option<&str>>(1).map_err(failed)? else {
+        return Ok(BTreeMap::new());
+    };
+    let moves: Vec<(ShardId, Uuid, String, String, Option<String>)> =
+        serde_json::from_str(json).map_err(unreadable)?;
     let mut open = BTreeMap::new();
     for (shard, id, target, holder, since) in moves {
         let target = HostName::new(&target).map_err(unreadable)?;
-        let since = since.map(|since| since.parse()).transpose().map_err(|error: jiff::Error| unreadable(error))?;
-        open.insert(shard, OpenMove { id, target, holder, since });
+        let since = since
+            .map(|since| since.parse())
+            .transpose()
+            .map_err(|error: jiff::Error| unreadable(error))?;
+        open.insert(
+            shard,
+            OpenMove {
+                id,
+                target,
+                holder,
+                since,
+            },
+        );
     }
     Ok(open)
 }
 
-/// Reads what there is since version 8: tables that still have the replica identity that a move lent them.
+/// Reads what there is since version 8: tables that still have the replica identity that a move
+/// lent them.
 pub(super) async fn still_lent(client: &Client) -> Result<BTreeSet<(ShardId, String)>, FactsError> {
     let mut lent = BTreeSet::new();
     for row in client.query(SINCE_8, &[]).await.map_err(failed)? {
-        let (number, table): (i32, String) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+        let (number, table): (i32, String) = (
+            row.try_get(0).map_err(failed)?,
+            row.try_get(1).map_err(failed)?,
+        );
         lent.extend(ShardId::try_from(number).map(|shard| (shard, table)));
     }
     Ok(lent)

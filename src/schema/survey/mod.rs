@@ -1,8 +1,9 @@
 //! Asks hosts what they say about themselves and their shards.
 //!
-//! A host is asked for its server first ([`server`]), which every role may see. If there is a control schema, who asks
-//! must act for its owner, or watch; then it is read ([`control`]): one statement has everything about the shards
-//! ([`snapshot`]), and others have what came with later versions ([`later`]).
+//! A host is asked for its server first ([`server`]), which every role may see. If there is a
+//! control schema, who asks must act for its owner, or watch; then it is read ([`control`]): one
+//! statement has everything about the shards ([`snapshot`]), and others have what came with later
+//! versions ([`later`]).
 //!
 //! Invariant: nothing is written.
 
@@ -23,12 +24,12 @@ mod snapshot;
 pub(super) use control::{installed, shape};
 pub(super) use later::open_move;
 
-/// What the host behind a connection says. Works on a host that was never bootstrapped, and needs no rights there. If
-/// there is a control schema, the role must own it.
+/// What the host behind a connection says. Works on a host that was never bootstrapped, and needs
+/// no rights there. If there is a control schema, the role must own it.
 ///
 /// # Errors
-/// When the control schema belongs to another role, when a query fails, or when the control schema contains something
-/// impossible.
+/// When the control schema belongs to another role, when a query fails, or when the control schema
+/// contains something impossible.
 ///
 /// # Cancel safety
 /// Nothing is written and no transaction is left open.
@@ -36,11 +37,14 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
     facts_for(client, Who::Owner).await
 }
 
-/// Asks many hosts at the same time, each over a connection of its own. The role may be one that only watches.
+/// Asks many hosts at the same time, each over a connection of its own. The role may be one that
+/// only watches.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections.
-pub fn survey(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> BoxFuture<'static, Survey> {
+pub fn survey(
+    hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>,
+) -> BoxFuture<'static, Survey> {
     survey_of(hosts.into_iter().collect(), Clocks::Unasked)
 }
 
@@ -48,7 +52,9 @@ pub fn survey(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Bo
 ///
 /// # Cancel safety
 /// As [`survey`](fn@survey).
-pub fn survey_with_clocks(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> BoxFuture<'static, Survey> {
+pub fn survey_with_clocks(
+    hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>,
+) -> BoxFuture<'static, Survey> {
     survey_of(hosts.into_iter().collect(), Clocks::Asked)
 }
 
@@ -61,15 +67,25 @@ enum Clocks {
 
 fn survey_of(hosts: Vec<(HostName, ConnectOptions)>, clocks: Clocks) -> BoxFuture<'static, Survey> {
     Box::pin(async move {
-        let answer = |(name, connect): (HostName, ConnectOptions)| async move { (name, ask(connect, clocks).await) };
-        join_all(hosts.into_iter().map(answer)).await.into_iter().collect()
+        let answer = |(name, connect): (HostName, ConnectOptions)| async move {
+            (name, ask(connect, clocks).await)
+        };
+        join_all(hosts.into_iter().map(answer))
+            .await
+            .into_iter()
+            .collect()
     })
 }
 
-fn ask(connect: ConnectOptions, clocks: Clocks) -> BoxFuture<'static, Result<HostFacts, FactsError>> {
+fn ask(
+    connect: ConnectOptions,
+    clocks: Clocks,
+) -> BoxFuture<'static, Result<HostFacts, FactsError>> {
     Box::pin(async move {
-        let connection =
-            connect.connect("pgshard survey").await.map_err(|source| FactsError::Unreachable { source })?;
+        let connection = connect
+            .connect("pgshard survey")
+            .await
+            .map_err(|source| FactsError::Unreachable { source })?;
         let mut facts = facts_for(&connection, Who::Monitor).await?;
         if clocks == Clocks::Asked {
             facts.clock = Some(clock::read(&connection, &facts).await?);
@@ -89,12 +105,23 @@ enum Who {
 
 fn facts_for(client: &Client, who: Who) -> BoxFuture<'_, Result<HostFacts, FactsError>> {
     Box::pin(async move {
-        let server::Answer { mut server, schemas, of_moves, settings, control } = server::read(client).await?;
+        let server::Answer {
+            mut server,
+            schemas,
+            of_moves,
+            settings,
+            control,
+        } = server::read(client).await?;
         let control = match control {
             None => None,
-            Some(server::Control { foreign, has_record }) => {
+            Some(server::Control {
+                foreign,
+                has_record,
+            }) => {
                 if let Some(server::Foreign { owner, role }) = foreign {
-                    if who == Who::Owner || !monitors::watches(client).await.map_err(server::failed)? {
+                    if who == Who::Owner
+                        || !monitors::watches(client).await.map_err(server::failed)?
+                    {
                         return Err(FactsError::NotOwner { owner, role });
                     }
                     server.watcher = Some(role);
@@ -102,6 +129,13 @@ fn facts_for(client: &Client, who: Who) -> BoxFuture<'_, Result<HostFacts, Facts
                 Some(control::read(client, has_record).await?)
             }
         };
-        Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
+        Ok(HostFacts {
+            server,
+            schemas,
+            of_moves,
+            settings,
+            control,
+            clock: None,
+        })
     })
 }

@@ -1,5 +1,5 @@
-//! What a server says of itself, of the role that asks, and of the schemas that are there. It needs no rights, and no
-//! control schema.
+//! What a server says of itself, of the role that asks, and of the schemas that are there. It needs
+//! no rights, and no control schema.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,8 +33,8 @@ pub(super) struct Foreign {
     pub(super) role: String,
 }
 
-/// Rights are those of the control schema's owner, where who asks may not act for that one: `about` is the role that
-/// they are said of.
+/// Rights are those of the control schema's owner, where who asks may not act for that one: `about`
+/// is the role that they are said of.
 const SERVER: &str = r"
 WITH owner AS (
     SELECT r.* FROM pg_roles r JOIN pg_namespace n ON n.nspowner = r.oid
@@ -103,7 +103,8 @@ pub(super) async fn read(client: &Client) -> Result<Answer, FactsError> {
     };
     let mut settings = BTreeMap::new();
     for column in ["settings", "of_database"] {
-        let read: BTreeMap<String, String> = serde_json::from_str(get(&row, column)?).map_err(unreadable)?;
+        let read: BTreeMap<String, String> =
+            serde_json::from_str(get(&row, column)?).map_err(unreadable)?;
         settings.extend(read);
     }
     Ok(Answer {
@@ -124,12 +125,18 @@ fn control(row: &Row, owner: Option<String>) -> Result<Option<Control>, FactsErr
         true => None,
         false => owner.map(|owner| Foreign { owner, role }),
     };
-    Ok(Some(Control { foreign, has_record: get(row, "has_record")? }))
+    Ok(Some(Control {
+        foreign,
+        has_record: get(row, "has_record")?,
+    }))
 }
 
 /// The error where the question failed.
 pub(super) fn failed(source: tokio_postgres::Error) -> FactsError {
-    FactsError::Query { what: "server", source }
+    FactsError::Query {
+        what: "server",
+        source,
+    }
 }
 
 /// A column of the answer to [`SERVER`].

@@ -1,7 +1,7 @@
 //! What the control schema says of the shards, their moves and their migrations.
 //!
-//! Invariant: everything about the shards comes from one statement, so from one snapshot. With two statements, a shard
-//! that opens in between would seem to be nowhere, or in two places.
+//! Invariant: everything about the shards comes from one statement, so from one snapshot. With two
+//! statements, a shard that opens in between would seem to be nowhere, or in two places.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::answer::{json, unreadable};
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::facts::{
-    AppliedSet, Attempt, ControlFacts, FactsError, IncomingRow, KeptAudit, LedgerRow, OpenWay, RecordedCluster,
-    RecordedControl, RecordedMigration, ShardRow, ShardState,
+    AppliedSet, Attempt, ControlFacts, FactsError, IncomingRow, KeptAudit, LedgerRow, OpenWay,
+    RecordedCluster, RecordedControl, RecordedMigration, ShardRow, ShardState,
 };
 use crate::schema::made::MadeSet;
 use crate::schema::shape::Shape;
@@ -22,14 +22,15 @@ use crate::shard::ShardId;
 /// Where audits are. Of the whole row a monitor may not ask.
 const AUDITED: &str = "pgshard.move";
 
-/// In the place of [`AUDITED`] in a control schema of a version before 4: what version 4 will note of the moves that it
-/// finds there. Where somebody has dropped the columns, nothing is known of any audit, and that is a damage.
+/// In the place of [`AUDITED`] in a control schema of a version before 4: what version 4 will note
+/// of the moves that it finds there. Where somebody has dropped the columns, nothing is known of
+/// any audit, and that is a damage.
 const NO_AUDITS: &str = "(SELECT shard_id, move_id, target, phase,
         CASE mode WHEN 'blocking' THEN 'audited' END AS audit, NULL::jsonb AS audit_found
     FROM pgshard.move WHERE NOT EXISTS (SELECT FROM pgshard.control_migration WHERE version >= 4))";
 
-/// Rows as JSON arrays, which are short: a host has thousands of shards. `AUDITED` in it is [`AUDITED`] or
-/// [`NO_AUDITS`].
+/// Rows as JSON arrays, which are short: a host has thousands of shards. `AUDITED` in it is
+/// [`AUDITED`] or [`NO_AUDITS`].
 const CONTROL: &str = r#"
 SELECT json_build_object(
     'migrations', (SELECT json_agg(json_build_array(version, name, checksum) ORDER BY version)
@@ -136,19 +137,36 @@ struct RawLeftOut {
     why: String,
 }
 
-type RawShard = (ShardId, String, ShardState, i32, Option<String>, Option<Uuid>, Option<f64>, Option<f64>);
+type RawShard = (
+    ShardId,
+    String,
+    ShardState,
+    i32,
+    Option<String>,
+    Option<Uuid>,
+    Option<f64>,
+    Option<f64>,
+);
 type RawIncoming = (ShardId, Uuid, String, i32, bool);
 type RawAudit = (ShardId, Uuid, String, Option<String>, RawFound);
 
 /// Reads the snapshot. Locks: none that anybody waits for.
 pub(super) async fn read(client: &Client, shape: &Shape) -> Result<ControlFacts, FactsError> {
-    let audited = if shape.has_column("move", "audit_found") { AUDITED } else { NO_AUDITS };
+    let audited = if shape.has_column("move", "audit_found") {
+        AUDITED
+    } else {
+        NO_AUDITS
+    };
     facts(json(client, &CONTROL.replace("AUDITED", audited)).await?)
 }
 
 fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
     let shards = raw.shards.unwrap_or_default().into_iter().map(shard_row);
-    let incoming = raw.incoming.unwrap_or_default().into_iter().map(incoming_row);
+    let incoming = raw
+        .incoming
+        .unwrap_or_default()
+        .into_iter()
+        .map(incoming_row);
     let audits = raw.audits.unwrap_or_default().into_iter().map(kept_audit);
     let applied = raw.applied.unwrap_or_default().into_iter();
     let attempts = raw.attempts.unwrap_or_default().into_iter();
@@ -159,13 +177,24 @@ fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
         shards: shards.collect::<Result<_, _>>()?,
         incoming: incoming.collect::<Result<_, _>>()?,
         moving: raw.moving.unwrap_or_default().into_iter().collect(),
-        applied: applied.map(|(migrations, shards)| AppliedSet { migrations, shards }).collect(),
-        made: made.map(|(objects, shards)| MadeSet { objects, shards }).collect(),
+        applied: applied
+            .map(|(migrations, shards)| AppliedSet { migrations, shards })
+            .collect(),
+        made: made
+            .map(|(objects, shards)| MadeSet { objects, shards })
+            .collect(),
         invalid_indexes: raw.invalid_indexes.unwrap_or_default(),
         host_migrations: raw.host_migrations.unwrap_or_default(),
-        attempts: attempts.map(|(shard, name, message)| (shard, Attempt { name, message })).collect(),
+        attempts: attempts
+            .map(|(shard, name, message)| (shard, Attempt { name, message }))
+            .collect(),
         lost_ways: raw.lost_ways.unwrap_or_default().into_iter().collect(),
-        open_ways: raw.open_ways.unwrap_or_default().into_iter().filter_map(open_way).collect(),
+        open_ways: raw
+            .open_ways
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(open_way)
+            .collect(),
         live_moves: raw.live_moves.unwrap_or_default().into_iter().collect(),
         audits: audits.collect::<Result<_, _>>()?,
         ledger: raw.ledger.unwrap_or_default(),
@@ -176,11 +205,32 @@ fn facts(raw: RawControl) -> Result<ControlFacts, FactsError> {
 fn shard_row(row: RawShard) -> Result<(ShardId, ShardRow), FactsError> {
     let (shard, schema, state, at, peer, move_id, fence_left_ms, fence_ago_ms) = row;
     let (epoch, peer) = (epoch(shard, at)?, peer.map(host).transpose()?);
-    Ok((shard, ShardRow { schema, state, epoch, peer, move_id, fence_left_ms, fence_ago_ms }))
+    Ok((
+        shard,
+        ShardRow {
+            schema,
+            state,
+            epoch,
+            peer,
+            move_id,
+            fence_left_ms,
+            fence_ago_ms,
+        },
+    ))
 }
 
-fn incoming_row((shard, move_id, source, at, ready): RawIncoming) -> Result<(ShardId, IncomingRow), FactsError> {
-    Ok((shard, IncomingRow { move_id, source: host(source)?, epoch: epoch(shard, at)?, ready }))
+fn incoming_row(
+    (shard, move_id, source, at, ready): RawIncoming,
+) -> Result<(ShardId, IncomingRow), FactsError> {
+    Ok((
+        shard,
+        IncomingRow {
+            move_id,
+            source: host(source)?,
+            epoch: epoch(shard, at)?,
+            ready,
+        },
+    ))
 }
 
 fn kept_audit((shard, move_id, target, state, found): RawAudit) -> Result<KeptAudit, FactsError> {
@@ -194,13 +244,29 @@ fn kept_audit((shard, move_id, target, state, found): RawAudit) -> Result<KeptAu
     let differences = found.differences.into_iter().map(difference).collect();
     let left_out = match state {
         None => vec!["it was kept before there were audits".to_owned()],
-        Some(_) => found.left_out.into_iter().map(|left| format!("{}: {}", left.what, left.why)).collect(),
+        Some(_) => found
+            .left_out
+            .into_iter()
+            .map(|left| format!("{}: {}", left.what, left.why))
+            .collect(),
     };
-    Ok(KeptAudit { shard, move_id, target: host(target)?, differences, left_out })
+    Ok(KeptAudit {
+        shard,
+        move_id,
+        target: host(target)?,
+        differences,
+        left_out,
+    })
 }
 
 fn open_way((shard, id, target): (ShardId, Uuid, String)) -> Option<(ShardId, OpenWay)> {
-    Some((shard, OpenWay { id, target: HostName::new(&target).ok()? }))
+    Some((
+        shard,
+        OpenWay {
+            id,
+            target: HostName::new(&target).ok()?,
+        },
+    ))
 }
 
 fn host(name: String) -> Result<HostName, FactsError> {
@@ -217,15 +283,24 @@ mod tests {
 
     /// What is told of a kept shard whose audit the journal has like this.
     fn told(audit: &str) -> KeptAudit {
-        let json = format!(r#"{{"audits": [[7, "00000000-0000-0000-0000-000000000000", "db2", {audit}]]}}"#);
-        facts(serde_json::from_str(&json).unwrap()).unwrap().audits.remove(0)
+        let json = format!(
+            r#"{{"audits": [[7, "00000000-0000-0000-0000-000000000000", "db2", {audit}]]}}"#
+        );
+        facts(serde_json::from_str(&json).unwrap())
+            .unwrap()
+            .audits
+            .remove(0)
     }
 
     #[test]
     fn why_a_kept_shard_was_not_audited() {
-        assert_eq!(told("null, {}").left_out, ["it was kept before there were audits"]);
+        assert_eq!(
+            told("null, {}").left_out,
+            ["it was kept before there were audits"]
+        );
         assert_eq!(told(r#""under way", {}"#).left_out, [""; 0]);
-        let left_out = r#""not audited", {"left_out": [{"what": "table photos", "why": "it was dropped"}]}"#;
+        let left_out =
+            r#""not audited", {"left_out": [{"what": "table photos", "why": "it was dropped"}]}"#;
         assert_eq!(told(left_out).left_out, ["table photos: it was dropped"]);
         let differs = r#""differs", {"differences": [{"what": "table photos", "how": "", "rows": [{"key": "(7)"}]}]}"#;
         assert_eq!(told(differs).differences, ["table photos (7)"]);

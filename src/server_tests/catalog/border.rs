@@ -1,4 +1,5 @@
-//! Whatever outside a shard is bound to its objects is not stopped by a fence, so it must be found and named.
+//! Whatever outside a shard is bound to its objects is not stopped by a fence, so it must be found
+//! and named.
 
 use crate::SchemaPrefix;
 use crate::mover::definition::border::{Crossing, CrossingKind, Error, crossings};
@@ -16,21 +17,30 @@ async fn found(client: &Client, schema: impl Into<Namespace>) -> Vec<Crossing> {
 }
 
 /// The shard of all these tests.
-const SHARD: &str = "CREATE SCHEMA shard_0007; CREATE SEQUENCE shard_0007.s; CREATE TYPE shard_0007.mood AS ENUM ('x');
+const SHARD: &str = "CREATE SCHEMA shard_0007; CREATE SEQUENCE shard_0007.s; CREATE TYPE \
+    shard_0007.mood AS ENUM ('x');
     CREATE TABLE shard_0007.t (id int PRIMARY KEY, a int);
     CREATE FUNCTION shard_0007.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
     CREATE FUNCTION shard_0007.g() RETURNS int LANGUAGE sql AS 'SELECT 1'";
 
-/// What is done outside, the kind of crossing that it makes, the outside object and the inside object.
+/// What is done outside, the kind of crossing that it makes, the outside object and the inside
+/// object.
 const CROSSING: &[(&str, CrossingKind, &str, &str)] = &[
     (
-        "CREATE FUNCTION public.bound() RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT count(*) FROM shard_0007.t; \
+        "CREATE FUNCTION public.bound() RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT count(*) \
+            FROM shard_0007.t; \
          END",
         CrossingKind::Function,
         "function public.bound()",
         "table shard_0007.t",
     ),
-    ("CREATE VIEW public.v AS SELECT * FROM shard_0007.t", CrossingKind::View, "view public.v", "table shard_0007.t"),
+    (
+        "CREATE VIEW public.v AS SELECT * FROM \
+        shard_0007.t",
+        CrossingKind::View,
+        "view public.v",
+        "table shard_0007.t",
+    ),
     (
         "CREATE TEMPORARY VIEW temporary AS SELECT * FROM shard_0007.t",
         CrossingKind::View,
@@ -44,7 +54,8 @@ const CROSSING: &[(&str, CrossingKind, &str, &str)] = &[
         "table shard_0007.t",
     ),
     (
-        "CREATE TABLE public.u (id int); CREATE RULE r AS ON INSERT TO public.u DO ALSO INSERT INTO shard_0007.t \
+        "CREATE TABLE public.u (id int); CREATE RULE r AS ON INSERT TO public.u DO ALSO INSERT \
+            INTO shard_0007.t \
          VALUES (NEW.id)",
         CrossingKind::View,
         "rule r on public.u",
@@ -95,17 +106,25 @@ const CROSSING: &[(&str, CrossingKind, &str, &str)] = &[
         "trigger x on public.u",
         "function shard_0007.f()",
     ),
-    ("CREATE TABLE public.u (m shard_0007.mood[])", CrossingKind::Type, "table public.u", "type shard_0007.mood"),
+    (
+        "CREATE TABLE public.u (m \
+        shard_0007.mood[])",
+        CrossingKind::Type,
+        "table public.u",
+        "type shard_0007.mood",
+    ),
     (
         "CREATE TABLE public.u (id int); ALTER SEQUENCE shard_0007.s OWNED BY NONE;
          ALTER TABLE public.u ADD x int DEFAULT 1;
-         CREATE SEQUENCE public.global; ALTER TABLE shard_0007.t ALTER a SET DEFAULT nextval('public.global')",
+         CREATE SEQUENCE public.global; ALTER TABLE shard_0007.t ALTER a SET DEFAULT \
+         nextval('public.global')",
         CrossingKind::Default,
         "sequence public.global",
         "default value for shard_0007.t.a",
     ),
     (
-        "CREATE SCHEMA shard_0008; CREATE TABLE shard_0008.t (id int); CREATE VIEW shard_0007.v AS SELECT * \
+        "CREATE SCHEMA shard_0008; CREATE TABLE shard_0008.t (id int); CREATE VIEW shard_0007.v AS \
+            SELECT * \
          FROM shard_0008.t",
         CrossingKind::OtherShard,
         "table shard_0008.t",
@@ -122,7 +141,8 @@ const CROSSING: &[(&str, CrossingKind, &str, &str)] = &[
 ];
 
 on_each_version! {
-    /// Each crossing is named with both ends and a remedy, both while the schema has its name and while it has another.
+    /// Each crossing is named with both ends and a remedy, both while the schema has its name and
+    /// while it has another.
     async fn every_crossing_is_found(version) {
         let cluster = Servers::start(version, 1);
         let (mut app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
@@ -130,7 +150,11 @@ on_each_version! {
         for (sql, kind, outside, inside) in CROSSING {
             run(&app, SHARD).await;
             assert_eq!(found(&app, "shard_0007").await, []);
-            let oid: u32 = app.query_one("SELECT 'shard_0007'::regnamespace::oid", &[]).await.unwrap().get(0);
+            let oid: u32 = app
+                .query_one("SELECT 'shard_0007'::regnamespace::oid", &[])
+                .await
+                .unwrap()
+                .get(0);
             let digested = digest(&mut app, oid).await;
             run(&app, sql).await;
             assert!(!digested.is_same(&app).await.unwrap(), "{sql}");
@@ -138,8 +162,15 @@ on_each_version! {
             assert_eq!(crossings.len(), 1, "{sql}\n{crossings:#?}");
             let crossing = &crossings[0];
             assert_eq!(crossing.kind, *kind, "{sql}\n{crossing:?}");
-            assert!(crossing.outside.contains(outside) && crossing.inside.contains(inside), "{sql}\n{crossing:?}");
-            run(&app, "ALTER SCHEMA shard_0007 RENAME TO shard_0007__left_e3").await;
+            assert!(
+                crossing.outside.contains(outside) && crossing.inside.contains(inside),
+                "{sql}\n{crossing:?}"
+            );
+            run(
+                &app,
+                "ALTER SCHEMA shard_0007 RENAME TO shard_0007__left_e3",
+            )
+            .await;
             assert_eq!(found(&app, oid).await.len(), 1, "{sql}");
             run(
                 &app,
@@ -153,20 +184,27 @@ on_each_version! {
         }
     }
 
-    /// The rich schema is closed: objects of shared schemas, partitions of its own and publications are no crossings.
+    /// The rich schema is closed: objects of shared schemas, partitions of its own and publications
+    /// are no crossings.
     async fn what_is_no_crossing(version) {
         let cluster = Servers::start(version, 1);
         roles(&cluster).await;
-        run(&cluster.superuser(0).await, "GRANT CREATE ON SCHEMA public TO app").await;
+        run(
+            &cluster.superuser(0).await,
+            "GRANT CREATE ON SCHEMA public TO app",
+        )
+        .await;
         let app = cluster.app(0).await;
         run(&app, RICH).await;
         run(
             &app,
             "CREATE EXTENSION citext SCHEMA public; CREATE TABLE public.shared (id int);
             CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
-            CREATE TABLE shard_0007.more (id public.citext PRIMARY KEY); CREATE VIEW shard_0007.reading AS SELECT *
+            CREATE TABLE shard_0007.more (id public.citext PRIMARY KEY); CREATE VIEW \
+            shard_0007.reading AS SELECT *
             FROM public.shared;
-            CREATE TRIGGER t AFTER INSERT ON shard_0007.more FOR EACH ROW EXECUTE FUNCTION public.f();
+            CREATE TRIGGER t AFTER INSERT ON shard_0007.more FOR EACH ROW EXECUTE FUNCTION \
+            public.f();
             CREATE TABLE shard_0007.parted (id int PRIMARY KEY) PARTITION BY RANGE (id);
             CREATE TABLE shard_0007.part PARTITION OF shard_0007.parted FOR VALUES FROM (1) TO (9);
             CREATE TABLE shard_0007.refers (id int REFERENCES shard_0007.parted);
@@ -187,12 +225,17 @@ on_each_version! {
         let (mut app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
         run(&app, SHARD).await;
         run(&app, "CREATE PUBLICATION p FOR TABLE shard_0007.t").await;
-        let oid: u32 = app.query_one("SELECT 'shard_0007'::regnamespace::oid", &[]).await.unwrap().get(0);
+        let oid: u32 = app
+            .query_one("SELECT 'shard_0007'::regnamespace::oid", &[])
+            .await
+            .unwrap()
+            .get(0);
         let (digested, port) = (digest(&mut app, oid).await, cluster.server(0).port());
         run(
             &postgres,
             &format!(
-                "CREATE SUBSCRIPTION sub CONNECTION 'host=127.0.0.1 port={port} dbname=app user=postgres'
+                "CREATE SUBSCRIPTION sub CONNECTION 'host=127.0.0.1 port={port} dbname=app \
+                    user=postgres'
             PUBLICATION p WITH (create_slot = false, enabled = false, slot_name = 'none_yet')"
             ),
         )
@@ -205,31 +248,56 @@ on_each_version! {
             (CrossingKind::Subscription, "subscription sub")
         );
         assert_eq!(crossings[0].inside, "table shard_0007.t");
-        run(&postgres, "ALTER SUBSCRIPTION sub SET (slot_name = NONE); DROP SUBSCRIPTION sub").await;
+        run(
+            &postgres,
+            "ALTER SUBSCRIPTION sub SET (slot_name = NONE); DROP SUBSCRIPTION \
+            sub",
+        )
+        .await;
     }
 
-    /// A name that an old signpost captures is noticed before anything is opened (here because the signpost is in a
-    /// `search_path`).
+    /// A name that an old signpost captures is noticed before anything is opened (here because the
+    /// signpost is in a `search_path`).
     async fn a_captured_default_is_found(version) {
         let cluster = Servers::start(version, 2);
         let (mut source, mut target) = (cluster.app(0).await, cluster.app(1).await);
-        run(&source, &format!("{SHARD}; ALTER TABLE shard_0007.t ALTER a SET DEFAULT shard_0007.g()")).await;
-        run(&target, "CREATE SCHEMA shard_0007; CREATE FUNCTION shard_0007.g() RETURNS int LANGUAGE sql AS 'SELECT 2'")
-            .await;
+        run(
+            &source,
+            &format!(
+                "{SHARD}; ALTER TABLE shard_0007.t ALTER a SET DEFAULT \
+            shard_0007.g()"
+            ),
+        )
+        .await;
+        run(
+            &target,
+            "CREATE SCHEMA shard_0007; CREATE FUNCTION shard_0007.g() RETURNS int \
+            LANGUAGE sql AS 'SELECT 2'",
+        )
+        .await;
         let facts = facts(&mut source, "shard_0007").await;
-        let goal = Target { schema: "shard_0007__incoming", final_schema: "shard_0007", version: facts.version };
+        let goal = Target {
+            schema: "shard_0007__incoming",
+            final_schema: "shard_0007",
+            version: facts.version,
+        };
         let creation = create(&facts, &goal).unwrap();
         let transaction = target.transaction().await.unwrap();
         run(
             transaction.client(),
-            &format!("SET LOCAL search_path = shard_0007, {}", search_path("shard_0007__incoming")),
+            &format!(
+                "SET LOCAL search_path = shard_0007, {}",
+                search_path("shard_0007__incoming")
+            ),
         )
         .await;
         for statement in &creation.before_data {
             run(transaction.client(), &statement.sql).await;
         }
         let incoming = Namespace::from("shard_0007__incoming");
-        let crossings = crossings(&transaction, &incoming, &SchemaPrefix::default()).await.unwrap();
+        let crossings = crossings(&transaction, &incoming, &SchemaPrefix::default())
+            .await
+            .unwrap();
         assert_eq!(crossings[0].kind, CrossingKind::OtherShard);
         assert_eq!(crossings[0].outside, "function shard_0007.g()");
     }

@@ -44,10 +44,29 @@ pub(super) struct Places {
 /// A value of a key that is the same for all servers.
 fn word(key: &str, rng: &mut fastrand::Rng) -> &'static str {
     let words: &[&str] = match key {
-        "hostaddr" => &["127.0.0.1", "127.0.0.1,127.0.0.1", "", "127.0.0.1,", "::1", "x"],
-        "password" => &["", "wrong", "p@ss", "a b'c\\d", "100%", "x:y/z", "ü?&=#", "+%41"],
+        "hostaddr" => &[
+            "127.0.0.1",
+            "127.0.0.1,127.0.0.1",
+            "",
+            "127.0.0.1,",
+            "::1",
+            "x",
+        ],
+        "password" => &[
+            "", "wrong", "p@ss", "a b'c\\d", "100%", "x:y/z", "ü?&=#", "+%41",
+        ],
         "dbname" => &["app", "we ird", "da%ta", "d@b", ""],
-        "sslmode" => &["disable", "allow", "prefer", "require", "verify-ca", "verify-full", "verify-full", "", "x"],
+        "sslmode" => &[
+            "disable",
+            "allow",
+            "prefer",
+            "require",
+            "verify-ca",
+            "verify-full",
+            "verify-full",
+            "",
+            "x",
+        ],
         "channel_binding" => &["require", "disable", "prefer", "", "x"],
         "require_auth" => &[
             "scram-sha-256",
@@ -72,9 +91,23 @@ fn word(key: &str, rng: &mut fastrand::Rng) -> &'static str {
         "ssl_max_protocol_version" => &["TLSv1.1", "TLSv1.2", "tlsv1.3", "", "x", "TLSv1.3"],
         "requirepeer" => &["", "postgres", "nobody"],
         "requiressl" => &["0", "1", ""],
-        "target_session_attrs" => &["any", "read-write", "primary", "read-only", "standby", "prefer-standby", "", "x"],
+        "target_session_attrs" => &[
+            "any",
+            "read-write",
+            "primary",
+            "read-only",
+            "standby",
+            "prefer-standby",
+            "",
+            "x",
+        ],
         "service" => &["one", "two", "three", "none", "trust"],
-        "options" => &["-c statement_timeout=7s", "-c statement_timeout=9s", "", "-c x"],
+        "options" => &[
+            "-c statement_timeout=7s",
+            "-c statement_timeout=9s",
+            "",
+            "-c x",
+        ],
         "application_name" => &["a b", "ünï", "x=y", ""],
         _ => &["0", "1", "5", " 3 ", "-1", "x", "", "99999999999"],
     };
@@ -83,7 +116,11 @@ fn word(key: &str, rng: &mut fastrand::Rng) -> &'static str {
 
 /// One of a list; the first comes as often as all others together.
 fn mostly<'a>(rng: &mut fastrand::Rng, list: &[&'a str]) -> &'a str {
-    if rng.bool() { list[0] } else { list[rng.usize(..list.len())] }
+    if rng.bool() {
+        list[0]
+    } else {
+        list[rng.usize(..list.len())]
+    }
 }
 
 impl Places {
@@ -97,7 +134,11 @@ impl Places {
         for name in ["PGSERVICEFILE", "PGPASSFILE"] {
             if rng.u8(..6) == 0 {
                 let file = [".pgpass", "services", "none", ""][rng.usize(..4)];
-                let file = if file.is_empty() { String::new() } else { home.join(file).display().to_string() };
+                let file = if file.is_empty() {
+                    String::new()
+                } else {
+                    home.join(file).display().to_string()
+                };
                 variables.push((name, file));
             }
         }
@@ -118,7 +159,11 @@ impl Places {
         ];
         for (name, key) in NAMES {
             if rng.u8(..6) == 0 {
-                let value = if key == "service" { "trust".to_owned() } else { self.value(key, &mut rng) };
+                let value = if key == "service" {
+                    "trust".to_owned()
+                } else {
+                    self.value(key, &mut rng)
+                };
                 variables.push((name, value));
             }
         }
@@ -127,7 +172,9 @@ impl Places {
     }
 
     fn lay_files(&self, home: &Path, rng: &mut fastrand::Rng) {
-        let copy = |from: &Path, to: &str| _ = std::fs::copy(from, home.join(".postgresql").join(to)).unwrap();
+        let copy = |from: &Path, to: &str| {
+            _ = std::fs::copy(from, home.join(".postgresql").join(to)).unwrap()
+        };
         match rng.u8(..5) {
             0 => copy(&self.authority, "root.crt"),
             1 => copy(&self.stranger, "root.crt"),
@@ -153,15 +200,28 @@ impl Places {
         let mut services = String::new();
         for head in ["[one]", "[one] # again", "[two] # ours", "[two]", "[three]"] {
             services += &format!("{head}\n# why\n");
-            for key in
-                ["host", "port", "user", "password", "dbname", "sslmode", "require_auth", "sslrootcert", "hostaddr"]
-            {
+            for key in [
+                "host",
+                "port",
+                "user",
+                "password",
+                "dbname",
+                "sslmode",
+                "require_auth",
+                "sslrootcert",
+                "hostaddr",
+            ] {
                 if rng.u8(..3) == 0 {
-                    services += &format!("{}{key}={}\n", [" ", ""][rng.usize(..2)], self.value(key, rng));
+                    services += &format!(
+                        "{}{key}={}\n",
+                        [" ", ""][rng.usize(..2)],
+                        self.value(key, rng)
+                    );
                 }
             }
         }
-        // What the environment may name says nothing of which server is meant: there we differ by intent.
+        // What the environment may name says nothing of which server is meant: there we differ by
+        // intent.
         services += "[trust]\n";
         for key in ["sslmode", "require_auth", "sslrootcert", "channel_binding"] {
             if rng.bool() {
@@ -181,27 +241,60 @@ impl Places {
         let file = |path: &Path| path.display().to_string();
         let nowhere = "/nowhere.pem";
         match key {
-            "host" => {
-                mostly(rng, &["127.0.0.1", "localhost", &self.sockets, "127.0.0.1,127.0.0.1", "", "a@b"]).to_owned()
-            }
-            "port" => {
-                mostly(rng, &[&encrypted, &plain, &format!("1,{encrypted}"), "", "0", "x", "70000", " 1 "]).to_owned()
-            }
+            "host" => mostly(
+                rng,
+                &[
+                    "127.0.0.1",
+                    "localhost",
+                    &self.sockets,
+                    "127.0.0.1,127.0.0.1",
+                    "",
+                    "a@b",
+                ],
+            )
+            .to_owned(),
+            "port" => mostly(
+                rng,
+                &[
+                    &encrypted,
+                    &plain,
+                    &format!("1,{encrypted}"),
+                    "",
+                    "0",
+                    "x",
+                    "70000",
+                    " 1 ",
+                ],
+            )
+            .to_owned(),
             "user" => match rng.u8(..10) {
                 0 => "only encrypted".to_owned(),
                 1 => "only plain".to_owned(),
                 2 => String::new(),
                 _ => ROLES[rng.usize(..ROLES.len())].0.to_owned(),
             },
-            "sslrootcert" => {
-                mostly(rng, &[&file(&self.authority), &file(&self.stranger), nowhere, "system", ""]).to_owned()
-            }
-            "sslcrl" => mostly(rng, &[&file(&self.not_revoked), &file(&self.revoked), nowhere, ""]).to_owned(),
+            "sslrootcert" => mostly(
+                rng,
+                &[
+                    &file(&self.authority),
+                    &file(&self.stranger),
+                    nowhere,
+                    "system",
+                    "",
+                ],
+            )
+            .to_owned(),
+            "sslcrl" => mostly(
+                rng,
+                &[&file(&self.not_revoked), &file(&self.revoked), nowhere, ""],
+            )
+            .to_owned(),
             _ => word(key, rng).to_owned(),
         }
     }
 
-    /// A connection string in one of the two notations. Keys may come twice, and escapes stand where none is needed.
+    /// A connection string in one of the two notations. Keys may come twice, and escapes stand
+    /// where none is needed.
     fn string(&self, rng: &mut fastrand::Rng) -> String {
         const OTHERS: [&str; 22] = [
             "sslmode",
@@ -230,9 +323,16 @@ impl Places {
         let mut keys: Vec<(&str, String)> = Vec::new();
         // A good string, in most of its parts.
         let (role, password, _) = ROLES[rng.usize(..ROLES.len())];
-        let port = if rng.u8(..4) == 0 { self.plain } else { self.encrypted };
+        let port = if rng.u8(..4) == 0 {
+            self.plain
+        } else {
+            self.encrypted
+        };
         let good = [
-            ("host", mostly(rng, &["127.0.0.1", "localhost", "localhost"]).to_owned()),
+            (
+                "host",
+                mostly(rng, &["127.0.0.1", "localhost", "localhost"]).to_owned(),
+            ),
             ("port", port.to_string()),
             ("user", role.to_owned()),
             ("password", password.to_owned()),
@@ -258,7 +358,11 @@ impl Places {
         if rng.u8(..20) == 0 {
             keys.push(("sslcompression", "0".to_owned()));
         }
-        if rng.bool() { url(&mut keys, rng) } else { pairs(&mut keys, rng) }
+        if rng.bool() {
+            url(&mut keys, rng)
+        } else {
+            pairs(&mut keys, rng)
+        }
     }
 }
 
@@ -268,7 +372,9 @@ fn pairs(keys: &mut [(&str, String)], rng: &mut fastrand::Rng) -> String {
         let space = [" ", "\t", "", "", "\n"][rng.usize(..5)];
         let escaped = value.replace('\\', "\\\\").replace('\'', "\\'");
         match rng.u8(..3) {
-            0 if !value.is_empty() => format!("{key}{space}={space}{}", escaped.replace(' ', "\\ ")),
+            0 if !value.is_empty() => {
+                format!("{key}{space}={space}{}", escaped.replace(' ', "\\ "))
+            }
             _ => format!("{key}{space}={space}'{escaped}'"),
         }
     };
@@ -281,8 +387,14 @@ fn url(keys: &mut [(&str, String)], rng: &mut fastrand::Rng) -> String {
     for (key, value) in keys.iter() {
         let first = !before.contains_key(key) && rng.u8(..5) > 0;
         match *key {
-            "host" | "port" | "user" | "password" | "dbname" if first => drop(before.insert(*key, value.as_str())),
-            _ => query.push(format!("{}={}", escaped(key, rng, "="), escaped(value, rng, "="))),
+            "host" | "port" | "user" | "password" | "dbname" if first => {
+                before.insert(*key, value.as_str());
+            }
+            _ => query.push(format!(
+                "{}={}",
+                escaped(key, rng, "="),
+                escaped(value, rng, "=")
+            )),
         }
     }
     let mut text = ["postgres://", "postgresql://"][rng.usize(..2)].to_owned();
@@ -298,7 +410,10 @@ fn url(keys: &mut [(&str, String)], rng: &mut fastrand::Rng) -> String {
         text += &format!(":{}", escaped(port, rng, "/?"));
     }
     if before.contains_key("dbname") || rng.bool() {
-        text += &format!("/{}", escaped(before.get("dbname").copied().unwrap_or_default(), rng, "?"));
+        text += &format!(
+            "/{}",
+            escaped(before.get("dbname").copied().unwrap_or_default(), rng, "?")
+        );
     }
     rng.shuffle(&mut query);
     if !query.is_empty() {
@@ -315,7 +430,9 @@ fn escaped(text: &str, rng: &mut fastrand::Rng, must: &str) -> String {
         let needed = must.contains(c) || "%&+#@?".contains(c) || c.is_whitespace() || !c.is_ascii();
         if needed && !careless || rng.u8(..20) == 0 {
             let mut bytes = [0; 4];
-            c.encode_utf8(&mut bytes).bytes().for_each(|byte| out += &format!("%{byte:02X}"));
+            c.encode_utf8(&mut bytes)
+                .bytes()
+                .for_each(|byte| out += &format!("%{byte:02X}"));
         } else {
             out.push(c);
         }

@@ -1,6 +1,7 @@
 //! The copy of the map on disk, for a start while the control database is away.
 //!
-//! Invariant: the file is always whole, even when the power fails, and however many processes write it.
+//! Invariant: the file is always whole, even when the power fails, and however many processes write
+//! it.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -39,11 +40,18 @@ impl Copy {
         blocking(read).await
     }
 
-    /// Writes the map, unless it is there already: the processes of a machine share the file, and each of them hears of
-    /// every map.
-    pub(super) async fn write(&self, map: &Arc<ShardMap>, from: &ConnectOptions) -> Result<(), StoreError> {
+    /// Writes the map, unless it is there already: the processes of a machine share the file, and
+    /// each of them hears of every map.
+    pub(super) async fn write(
+        &self,
+        map: &Arc<ShardMap>,
+        from: &ConnectOptions,
+    ) -> Result<(), StoreError> {
         let (path, map) = (self.path.clone(), map.clone());
-        let head = format!("# The map as {from} had it, for when that cannot be asked. Every new map replaces it.\n\n");
+        let head = format!(
+            "# The map as {from} had it, for when that cannot be asked. Every new map replaces \
+                it.\n\n"
+        );
         blocking(move || write(&path, &(head + &print_map(&map)))).await
     }
 }
@@ -55,6 +63,8 @@ fn write(path: &Path, text: &str) -> Result<(), StoreError> {
     let failed_to_write = failed("write the copy", path);
     let new = whole::beside(path, text).map_err(&failed_to_write)?;
     // No secret is in it, and the processes that share it may be different users'.
-    new.as_file().set_permissions(Permissions::from_mode(0o644)).map_err(&failed_to_write)?;
+    new.as_file()
+        .set_permissions(Permissions::from_mode(0o644))
+        .map_err(&failed_to_write)?;
     whole::replace(new, path).map_err(&failed_to_write)
 }

@@ -1,5 +1,5 @@
-//! A watch on the database. It hears of a new map by LISTEN, also asks now and then, and keeps the last map while the
-//! database is away.
+//! A watch on the database. It hears of a new map by LISTEN, also asks now and then, and keeps the
+//! last map while the database is away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,24 +12,25 @@ use super::{Follow, PostgresStore};
 use crate::map::ShardMap;
 use crate::store::{MapSender, MapWatch, StoreError};
 
-/// How soon a database that went away is asked again the first time; twice as long each time after, up to the poll
-/// interval.
+/// How soon a database that went away is asked again the first time; twice as long each time after,
+/// up to the poll interval.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 
-/// So many notifications in a row may bring nothing: a map that was read just before its own comes is no reason to
-/// wait.
+/// So many notifications in a row may bring nothing: a map that was read just before its own comes
+/// is no reason to wait.
 const IDLE_NOTICES: u32 = 4;
 
-/// How long the next one after those is left alone; twice as long with each more, up to the other, and to the poll
-/// interval.
+/// How long the next one after those is left alone; twice as long with each more, up to the other,
+/// and to the poll interval.
 const NOTICE_FIRST: Duration = Duration::from_millis(50);
 const NOTICE_MAX: Duration = Duration::from_secs(5);
 
 /// A fleet hears of a new map at the same moment. Its looks are spread over this long.
 const NEWS_SPREAD: Duration = Duration::from_millis(50);
 
-/// A database that is started anew ends the connections of a whole fleet at the same moment. The new ones are spread
-/// over this long: each costs the database a process and a proof of the password.
+/// A database that is started anew ends the connections of a whole fleet at the same moment. The
+/// new ones are spread over this long: each costs the database a process and a proof of the
+/// password.
 const RETURN_SPREAD: Duration = Duration::from_secs(1);
 
 /// What a watch remembers between two looks.
@@ -49,8 +50,14 @@ struct Follower {
 
 /// Reads the map, or its copy, and follows it in a task that ends with the last reader.
 pub(super) async fn begin(store: PostgresStore) -> Result<MapWatch, StoreError> {
-    let mut follower =
-        Follower { store, heard: Arc::default(), session: None, seen: None, failures: 0, idle_notices: 0 };
+    let mut follower = Follower {
+        store,
+        heard: Arc::default(),
+        session: None,
+        seen: None,
+        failures: 0,
+        idle_notices: 0,
+    };
     let (map, stale) = match follower.look().await {
         Ok(Some(map)) => (Arc::new(map), None),
         Ok(None) => unreachable!("a first look gives the map or an error"),
@@ -76,7 +83,8 @@ impl Follower {
     async fn follow(mut self, sender: MapSender) {
         loop {
             let heard = tokio::select! {
-                // Not while the database fails: the end of a connection is heard too, and there would be no pause.
+                // Not while the database fails: the end of a connection is heard too, and there
+                // would be no pause.
                 () = self.heard_of_news(), if self.failures == 0 => true,
                 () = sender.refresh_wanted() => false,
                 () = tokio::time::sleep(self.wait()) => false,
@@ -107,7 +115,10 @@ impl Follower {
                     if self.failures == 1 {
                         let version = sender.current().version();
                         let error = &error as &dyn std::error::Error;
-                        tracing::warn!(error, "the shard map stays at version {version}: {database} does not give it");
+                        tracing::warn!(
+                            error,
+                            "the shard map stays at version {version}: {database} does not give it"
+                        );
                     }
                     sender.failed(error);
                 }
@@ -115,8 +126,8 @@ impl Follower {
         }
     }
 
-    /// Waits for a notification, and after some that brought nothing for a while longer. Then it waits for a moment by
-    /// chance, since others have heard the same.
+    /// Waits for a notification, and after some that brought nothing for a while longer. Then it
+    /// waits for a moment by chance, since others have heard the same.
     async fn heard_of_news(&self) {
         tokio::time::sleep(pause(self.idle_notices).min(self.store.poll_interval)).await;
         self.heard.notified().await;
@@ -124,11 +135,17 @@ impl Follower {
             Some(session) if !session.is_closed() => NEWS_SPREAD,
             _ => RETURN_SPREAD,
         };
-        tokio::time::sleep(spread.min(self.store.poll_interval).mul_f64(fastrand::f64())).await;
+        tokio::time::sleep(
+            spread
+                .min(self.store.poll_interval)
+                .mul_f64(fastrand::f64()),
+        )
+        .await;
     }
 
-    /// Whoever may connect may notify, as often as he likes. Nobody's look is put off for longer than the poll interval
-    /// by that, and what is published comes by that interval, or by a router that meets a signpost.
+    /// Whoever may connect may notify, as often as he likes. Nobody's look is put off for longer
+    /// than the poll interval by that, and what is published comes by that interval, or by a router
+    /// that meets a signpost.
     fn judge(&mut self, heard: bool, brought: bool) {
         match (heard, brought) {
             (_, true) => self.idle_notices = 0,
@@ -163,13 +180,15 @@ impl Follower {
         }))
     }
 
-    /// How long until the next look that nobody asks for, give or take a quarter, so that a fleet does not look in
-    /// step.
+    /// How long until the next look that nobody asks for, give or take a quarter, so that a fleet
+    /// does not look in step.
     fn wait(&self) -> Duration {
         let interval = self.store.poll_interval;
         let wait = match self.failures {
             0 => interval,
-            failures => RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(interval),
+            failures => RETRY_FIRST
+                .saturating_mul(1 << (failures - 1).min(16))
+                .min(interval),
         };
         wait.mul_f64(0.75 + fastrand::f64() / 2.0)
     }
@@ -179,7 +198,9 @@ impl Follower {
 fn pause(idle_notices: u32) -> Duration {
     match idle_notices.checked_sub(IDLE_NOTICES) {
         None => Duration::ZERO,
-        Some(more) => NOTICE_FIRST.saturating_mul(1 << more.min(16)).min(NOTICE_MAX),
+        Some(more) => NOTICE_FIRST
+            .saturating_mul(1 << more.min(16))
+            .min(NOTICE_MAX),
     }
 }
 

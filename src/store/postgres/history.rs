@@ -1,4 +1,5 @@
-//! Earlier maps: when, by whom and why each was published. They are for people; nothing is decided by them.
+//! Earlier maps: when, by whom and why each was published. They are for people; nothing is decided
+//! by them.
 
 use jiff::Timestamp;
 
@@ -35,10 +36,13 @@ impl PostgresStore {
     /// Reads only: may be dropped at any time.
     pub async fn history(&self, count: usize) -> Result<Vec<Publication>, StoreError> {
         let session = Session::open(&self.connect, None).await?;
-        session.history(self.shards, count.min(Self::HISTORY_MAX) as i64).await
+        session
+            .history(self.shards, count.min(Self::HISTORY_MAX) as i64)
+            .await
     }
 
-    /// The newest map of the history that can be read, for when the map that is kept cannot. `None` when there is none.
+    /// The newest map of the history that can be read, for when the map that is kept cannot. `None`
+    /// when there is none.
     ///
     /// # Errors
     /// When the database cannot be asked.
@@ -46,7 +50,10 @@ impl PostgresStore {
     /// # Cancel safety
     /// Reads only: may be dropped at any time.
     pub async fn last_readable(&self) -> Result<Option<ShardMap>, StoreError> {
-        Session::open(&self.connect, None).await?.last_readable(self.shards).await
+        Session::open(&self.connect, None)
+            .await?
+            .last_readable(self.shards)
+            .await
     }
 
     /// The map that had this version; `None` when the history does not have it (any more).
@@ -57,6 +64,9 @@ impl PostgresStore {
     /// # Cancel safety
     /// Reads only: may be dropped at any time.
     pub async fn version(&self, version: MapVersion) -> Result<Option<ShardMap>, StoreError> {
-        Session::open(&self.connect, None).await?.version(self.shards, version).await
+        Session::open(&self.connect, None)
+            .await?
+            .version(self.shards, version)
+            .await
     }
 }

@@ -1,7 +1,7 @@
 //! The map in a table of a control database, so that a fleet of application servers follows it.
 //!
-//! Invariant: publishing is a compare-and-swap in one statement. A reader keeps its map while the database cannot be
-//! asked, and only then the copy on disk is used.
+//! Invariant: publishing is a compare-and-swap in one statement. A reader keeps its map while the
+//! database cannot be asked, and only then the copy on disk is used.
 
 mod copy;
 mod follow;
@@ -29,13 +29,14 @@ pub enum Follow {
     /// By LISTEN on a connection of its own, which is also asked at every poll interval.
     #[default]
     Listening,
-    /// By asking at every poll interval only, over a connection that is opened for it. For servers with few connections
-    /// to spare, and for a pooler in transaction mode, through which LISTEN hears nothing.
+    /// By asking at every poll interval only, over a connection that is opened for it. For servers
+    /// with few connections to spare, and for a pooler in transaction mode, through which LISTEN
+    /// hears nothing.
     Polling,
 }
 
-/// Keeps the map in the schema `pgshard_map` of one database; a database has the map of one cluster. `pgshard map
-/// import` makes the schema, or [`PostgresStore::install`].
+/// Keeps the map in the schema `pgshard_map` of one database; a database has the map of one
+/// cluster. `pgshard map import` makes the schema, or [`PostgresStore::install`].
 ///
 /// A watch holds one connection; loading and publishing open one each time.
 #[derive(Clone, Debug)]
@@ -67,26 +68,40 @@ pub enum Installed {
 }
 
 impl PostgresStore {
-    /// How often a watch asks the database, unless said otherwise. Notifications come at once; this is for those that
-    /// got lost.
+    /// How often a watch asks the database, unless said otherwise. Notifications come at once; this
+    /// is for those that got lost.
     pub const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
     /// A store in this database, for a cluster of this many shards. Nothing is connected yet.
     pub fn new(connect: ConnectOptions, shards: ShardCount) -> PostgresStore {
         let (follow, poll_interval) = (Follow::default(), Self::POLL_INTERVAL);
-        PostgresStore { connect: Arc::new(connect), shards, copy: None, follow, poll_interval, reason: "".into() }
+        PostgresStore {
+            connect: Arc::new(connect),
+            shards,
+            copy: None,
+            follow,
+            poll_interval,
+            reason: "".into(),
+        }
     }
 
-    /// The same store that keeps a copy of the map in this file, for a start while the database is away.
+    /// The same store that keeps a copy of the map in this file, for a start while the database is
+    /// away.
     #[must_use]
     pub fn with_copy(self, path: impl Into<PathBuf>) -> PostgresStore {
-        PostgresStore { copy: Some(Copy::new(path.into(), self.shards)), ..self }
+        PostgresStore {
+            copy: Some(Copy::new(path.into(), self.shards)),
+            ..self
+        }
     }
 
     /// The same store that asks this often, give or take a quarter; at most once a millisecond.
     #[must_use]
     pub fn with_poll_interval(self, interval: Duration) -> PostgresStore {
-        PostgresStore { poll_interval: interval.max(Duration::from_millis(1)), ..self }
+        PostgresStore {
+            poll_interval: interval.max(Duration::from_millis(1)),
+            ..self
+        }
     }
 
     /// The same store that learns of changes in this way.
@@ -98,7 +113,10 @@ impl PostgresStore {
     /// The same store that records this reason with what it publishes, a command line for example.
     #[must_use]
     pub fn with_reason(self, reason: impl Into<Arc<str>>) -> PostgresStore {
-        PostgresStore { reason: reason.into(), ..self }
+        PostgresStore {
+            reason: reason.into(),
+            ..self
+        }
     }
 
     /// The database.
@@ -111,12 +129,12 @@ impl PostgresStore {
         self.copy.as_ref().map(Copy::path)
     }
 
-    /// Makes the tables where they are missing, and keeps this map where there is none. Two calls at the same time wait
-    /// for each other.
+    /// Makes the tables where they are missing, and keeps this map where there is none. Two calls
+    /// at the same time wait for each other.
     ///
     /// # Errors
-    /// When the database cannot be asked, or the role may not create schemas there, or the map kept is of another
-    /// cluster.
+    /// When the database cannot be asked, or the role may not create schemas there, or the map kept
+    /// is of another cluster.
     ///
     /// # Cancel safety
     /// All or nothing.
@@ -128,13 +146,14 @@ impl PostgresStore {
         Ok(Installed::Kept(session.map(self.shards).await?))
     }
 
-    /// Keeps these placements in place of what is kept now, for when that cannot be read as a map, or nothing is kept.
-    /// Returns the map. Its version is the next after the one kept. If there is none, or none can follow it, it is the
-    /// next after the newest map of the history that can be read.
+    /// Keeps these placements in place of what is kept now, for when that cannot be read as a map,
+    /// or nothing is kept. Returns the map. Its version is the next after the one kept. If there is
+    /// none, or none can follow it, it is the next after the newest map of the history that can be
+    /// read.
     ///
     /// # Errors
-    /// When the database cannot be asked, when its tables are of another format, and [`PublishError::Conflict`] when
-    /// somebody has published meanwhile.
+    /// When the database cannot be asked, when its tables are of another format, and
+    /// [`PublishError::Conflict`] when somebody has published meanwhile.
     ///
     /// # Cancel safety
     /// When dropped, the map may be published or not; nothing between.
@@ -144,14 +163,20 @@ impl PostgresStore {
         let last = |version: &MapVersion| version.get() >= i64::MAX.unsigned_abs();
         let version = match was.filter(|was| !last(was)) {
             Some(was) => was.next(),
-            None => session.last_readable(self.shards).await?.map_or(MapVersion::FIRST, |map| map.version().next()),
+            None => session
+                .last_readable(self.shards)
+                .await?
+                .map_or(MapVersion::FIRST, |map| map.version().next()),
         };
         let map = map.with_version(version);
         match session.publish(was, &map, &self.reason).await? {
             (true, _) => Ok(map),
             (false, found) => {
                 let none = MapVersion::new(0);
-                Err(PublishError::Conflict { expected: was.unwrap_or(none), found: found.unwrap_or(none) })
+                Err(PublishError::Conflict {
+                    expected: was.unwrap_or(none),
+                    found: found.unwrap_or(none),
+                })
             }
         }
     }
@@ -169,7 +194,10 @@ impl PostgresStore {
             Err(error) => error,
         };
         match self.copied(&error).await {
-            Some(map) => Ok(Loaded { map, stale: Some(error) }),
+            Some(map) => Ok(Loaded {
+                map,
+                stale: Some(error),
+            }),
             None => Err(error),
         }
     }
@@ -189,7 +217,10 @@ impl PostgresStore {
                 Some(map)
             }
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "the copy of the map {path} cannot be used");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the copy of the map {path} cannot be used"
+                );
                 None
             }
         }
@@ -199,9 +230,14 @@ impl PostgresStore {
     async fn keep_copy(&self, map: &Arc<ShardMap>) {
         let Some(copy) = &self.copy else { return };
         if let Err(error) = copy.write(map, &self.connect).await {
-            // The map itself is all right; only a start while the database is away would miss this one.
+            // The map itself is all right; only a start while the database is away would miss this
+            // one.
             let (error, path) = (&error as &dyn std::error::Error, copy.path().display());
-            tracing::warn!(error, "version {} of the map is not in the copy {path}", map.version());
+            tracing::warn!(
+                error,
+                "version {} of the map is not in the copy {path}",
+                map.version()
+            );
         }
     }
 }
@@ -215,13 +251,23 @@ impl MapStore for PostgresStore {
         .boxed()
     }
 
-    fn publish<'a>(&'a self, expected: MapVersion, map: &'a ShardMap) -> BoxFuture<'a, Result<(), PublishError>> {
+    fn publish<'a>(
+        &'a self,
+        expected: MapVersion,
+        map: &'a ShardMap,
+    ) -> BoxFuture<'a, Result<(), PublishError>> {
         async move {
             if map.shards() != self.shards {
-                return Err(PublishError::OtherCluster { kept: self.shards, given: map.shards() });
+                return Err(PublishError::OtherCluster {
+                    kept: self.shards,
+                    given: map.shards(),
+                });
             }
             if map.version() <= expected {
-                return Err(PublishError::NotNewer { expected, given: map.version() });
+                return Err(PublishError::NotNewer {
+                    expected,
+                    given: map.version(),
+                });
             }
             let session = Session::open(&self.connect, None).await?;
             match session.publish(Some(expected), map, &self.reason).await? {

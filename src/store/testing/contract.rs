@@ -1,15 +1,18 @@
-//! What every store promises, as a test. It is compiled with the library's own tests and with those on servers, so it
-//! takes all that it needs from the module above it.
+//! What every store promises, as a test. It is compiled with the library's own tests and with those
+//! on servers, so it takes all that it needs from the module above it.
 
 use std::sync::Arc;
 
 use super::{
-    Changes, HostName, MapStore, MapVersion, Placement, PublishError, ShardCount, ShardEpoch, ShardId, ShardMap,
-    publish_merged,
+    Changes, HostName, MapStore, MapVersion, Placement, PublishError, ShardCount, ShardEpoch,
+    ShardId, ShardMap, publish_merged,
 };
 
 pub(crate) fn place(host: u8, epoch: u32) -> Placement {
-    Placement { host: HostName::new(&format!("db{host}")).unwrap(), epoch: ShardEpoch::new(epoch).unwrap() }
+    Placement {
+        host: HostName::new(&format!("db{host}")).unwrap(),
+        epoch: ShardEpoch::new(epoch).unwrap(),
+    }
 }
 
 fn one(shard: u16, host: u8, epoch: u32) -> Changes {
@@ -19,7 +22,12 @@ fn one(shard: u16, host: u8, epoch: u32) -> Changes {
 /// The map that a store must keep before [`store_contract`].
 pub(crate) fn first_map() -> ShardMap {
     let shards = ShardCount::new(32).unwrap();
-    ShardMap::new(MapVersion::FIRST, shards, shards.iter().map(|shard| (shard, place(0, 1)))).unwrap()
+    ShardMap::new(
+        MapVersion::FIRST,
+        shards,
+        shards.iter().map(|shard| (shard, place(0, 1))),
+    )
+    .unwrap()
 }
 
 /// Runs everything that [`MapStore`] promises against a store that keeps [`first_map`].
@@ -37,18 +45,37 @@ pub(crate) async fn store_contract(store: Arc<dyn MapStore>) {
     let third = second.merged(&one(4, 1, 2));
     let conflict = store.publish(first.version(), &third).await.unwrap_err();
     let versions = (first.version(), second.version());
-    assert!(matches!(conflict, PublishError::Conflict { expected, found } if (expected, found) == versions));
+    assert!(
+        matches!(conflict, PublishError::Conflict { expected, found } if (expected, found) == versions)
+    );
     assert!(conflict.is_retryable());
     let same_version = third.with_version(second.version());
-    assert!(matches!(store.publish(second.version(), &same_version).await, Err(PublishError::NotNewer { .. })));
+    assert!(matches!(
+        store.publish(second.version(), &same_version).await,
+        Err(PublishError::NotNewer { .. })
+    ));
     let fewer = ShardCount::new(8).unwrap();
-    let fewer = ShardMap::new(third.version(), fewer, fewer.iter().map(|shard| (shard, place(0, 1)))).unwrap();
-    assert!(matches!(store.publish(second.version(), &fewer).await, Err(PublishError::OtherCluster { .. })));
+    let fewer = ShardMap::new(
+        third.version(),
+        fewer,
+        fewer.iter().map(|shard| (shard, place(0, 1))),
+    )
+    .unwrap();
+    assert!(matches!(
+        store.publish(second.version(), &fewer).await,
+        Err(PublishError::OtherCluster { .. })
+    ));
     assert_eq!(store.load().await.unwrap(), second);
 
     // Nothing newer, nothing published.
-    assert_eq!(publish_merged(&*store, &one(3, 2, 2)).await.unwrap(), second);
-    assert_eq!(publish_merged(&*store, &Changes::new()).await.unwrap(), second);
+    assert_eq!(
+        publish_merged(&*store, &one(3, 2, 2)).await.unwrap(),
+        second
+    );
+    assert_eq!(
+        publish_merged(&*store, &Changes::new()).await.unwrap(),
+        second
+    );
 
     // A watcher sees what others publish; several at once lose nothing of each other's.
     let mut watch = store.watch().await.unwrap();
@@ -66,7 +93,11 @@ pub(crate) async fn store_contract(store: Arc<dyn MapStore>) {
     }
     let last = store.load().await.unwrap();
     for shard in shards.iter() {
-        let wanted = if shard.get() < 24 { place(2, 5) } else { place(0, 1) };
+        let wanted = if shard.get() < 24 {
+            place(2, 5)
+        } else {
+            place(0, 1)
+        };
         assert_eq!(last.placement(shard), Some(wanted));
     }
     assert_eq!(last.version().get(), second.version().get() + 24);

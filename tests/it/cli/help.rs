@@ -12,7 +12,13 @@ fn commands(folder: &Path) -> Vec<String> {
     let pages = fs::read_dir(folder.join("man")).unwrap();
     let mut commands: Vec<String> = pages
         .map(|page| page.unwrap().file_name().into_string().unwrap())
-        .map(|page| page.trim_start_matches("pgshard").trim_end_matches(".1").replace('-', " ").trim().to_owned())
+        .map(|page| {
+            page.trim_start_matches("pgshard")
+                .trim_end_matches(".1")
+                .replace('-', " ")
+                .trim()
+                .to_owned()
+        })
         // The one whose name has a hyphen of its own.
         .map(|command| command.replace("json schema", "json-schema"))
         .collect();
@@ -28,13 +34,20 @@ fn help_of_every_command() {
     for command in commands(folder.path()) {
         let mut args: Vec<&str> = command.split_whitespace().collect();
         args.push("--help");
-        let name = if command.is_empty() { "help".to_owned() } else { format!("help {command}") };
-        insta::assert_snapshot!(name.replace(' ', "_"), pgshard(folder.path(), &args).shown());
+        let name = if command.is_empty() {
+            "help".to_owned()
+        } else {
+            format!("help {command}")
+        };
+        insta::assert_snapshot!(
+            name.replace(' ', "_"),
+            pgshard(folder.path(), &args).shown()
+        );
     }
 }
 
-/// On a narrow terminal and a wide one: paragraphs are filled, nothing sticks out, every command has examples, and
-/// those are not broken.
+/// On a narrow terminal and a wide one: paragraphs are filled, nothing sticks out, every command
+/// has examples, and those are not broken.
 #[test]
 fn help_at_every_width() {
     let folder = folder();
@@ -53,17 +66,31 @@ fn help_at_every_width() {
             let place = format!("pgshard {command} --help, {width} columns");
             let (text, examples) = page.split_once("\nExamples:\n").unwrap_or((&page, ""));
             let is_group = text.contains("\nCommands:\n");
-            assert!(is_group || !examples.is_empty(), "{place}: there are no examples");
+            assert!(
+                is_group || !examples.is_empty(),
+                "{place}: there are no examples"
+            );
             for example in examples.lines().take_while(|line| !line.is_empty()) {
-                assert!(example.starts_with("  ") && example.len() <= 100, "{place}: {example}");
+                assert!(
+                    example.starts_with("  ") && example.len() <= 100,
+                    "{place}: {example}"
+                );
             }
             // clap does not wrap the usage.
-            let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("Usage: ")).collect();
+            let lines: Vec<&str> = text
+                .lines()
+                .filter(|line| !line.starts_with("Usage: "))
+                .collect();
             for pair in lines.windows(2) {
                 assert!(pair[0].chars().count() <= filled, "{place}: {}", pair[0]);
                 if let Some(word) = continued(pair[0], pair[1]) {
                     let would = pair[0].chars().count() + 1 + word.chars().count();
-                    assert!(would > filled, "{place}: {word:?} would have fitted behind:\n{}\n{}", pair[0], pair[1]);
+                    assert!(
+                        would > filled,
+                        "{place}: {word:?} would have fitted behind:\n{}\n{}",
+                        pair[0],
+                        pair[1]
+                    );
                 }
             }
         }
@@ -75,14 +102,17 @@ fn continued<'a>(line: &str, next: &'a str) -> Option<&'a str> {
     const TEXT: usize = 10;
     let indent = |line: &str| line.len() - line.trim_start().len();
     let word = next.split_whitespace().next()?;
-    let heading = line.trim_end().ends_with(':') || line.starts_with("Usage:") || next.starts_with("Usage:");
+    let heading =
+        line.trim_end().ends_with(':') || line.starts_with("Usage:") || next.starts_with("Usage:");
     // What is possible, and the default, have lines of their own on a long page.
     if line.trim().is_empty() || heading || word == "-" || word.starts_with('[') {
         return None;
     }
-    // Prose stands at the margin, what an option means is far to the right of its name, or begins on the next line.
+    // Prose stands at the margin, what an option means is far to the right of its name, or begins
+    // on the next line.
     let prose = indent(line) == 0 && indent(next) == 0;
-    let meaning = indent(next) >= TEXT && (indent(line) == indent(next) || line.trim_start().contains("  "));
+    let meaning =
+        indent(next) >= TEXT && (indent(line) == indent(next) || line.trim_start().contains("  "));
     (prose || meaning).then_some(word)
 }
 
@@ -97,11 +127,20 @@ fn no_command_is_a_mistake() {
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
-    command.args(["man"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(["man"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap()), (Some(0), String::new()));
+    assert_eq!(
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap()
+        ),
+        (Some(0), String::new())
+    );
 }
 
 #[test]
@@ -115,10 +154,30 @@ fn completions_of_every_shell() {
 
 #[test]
 fn colour_is_decoration() {
-    let coloured =
-        alone(&["--color", "always", "id", "range", "--from", "2026-01-02", "--to", "2026-01-01", "--epoch", "0"]);
-    let plain =
-        alone(&["--color", "never", "id", "range", "--from", "2026-01-02", "--to", "2026-01-01", "--epoch", "0"]);
+    let coloured = alone(&[
+        "--color",
+        "always",
+        "id",
+        "range",
+        "--from",
+        "2026-01-02",
+        "--to",
+        "2026-01-01",
+        "--epoch",
+        "0",
+    ]);
+    let plain = alone(&[
+        "--color",
+        "never",
+        "id",
+        "range",
+        "--from",
+        "2026-01-02",
+        "--to",
+        "2026-01-01",
+        "--epoch",
+        "0",
+    ]);
     assert!(coloured.stderr.contains("\u{1b}["));
     let mut stripped = String::new();
     let mut rest = coloured.stderr.as_str();

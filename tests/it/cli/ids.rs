@@ -24,8 +24,14 @@ fn published_vectors() {
     let vectors: Vectors = serde_json::from_str(include_str!("../../data/ids.json")).unwrap();
     assert_eq!(vectors.ids.len(), 6);
     for vector in vectors.ids {
-        let (ms, shard, seq) = (vector.ms.to_string(), vector.shard.to_string(), vector.sequence_value.to_string());
-        let encoded = alone(&["id", "encode", "--ms", &ms, "--shard", &shard, "--seq", &seq]);
+        let (ms, shard, seq) = (
+            vector.ms.to_string(),
+            vector.shard.to_string(),
+            vector.sequence_value.to_string(),
+        );
+        let encoded = alone(&[
+            "id", "encode", "--ms", &ms, "--shard", &shard, "--seq", &seq,
+        ]);
         assert_eq!(encoded.stdout.trim(), vector.id, "{}", encoded.stderr);
 
         let epoch = vector.epoch_ms.map(|ms| ms.to_string());
@@ -39,7 +45,9 @@ fn published_vectors() {
         assert_eq!(decoded["time"].as_str(), vector.time.as_deref());
 
         if let (Some(epoch), Some(time)) = (&epoch, &vector.time) {
-            let args = ["id", "encode", "--time", time, "--epoch", epoch, "--shard", &shard, "--seq", &seq];
+            let args = [
+                "id", "encode", "--time", time, "--epoch", epoch, "--shard", &shard, "--seq", &seq,
+            ];
             assert_eq!(alone(&args).stdout.trim(), vector.id);
         }
     }
@@ -47,7 +55,9 @@ fn published_vectors() {
 
 #[test]
 fn decode_one() {
-    insta::assert_snapshot!(alone(&["id", "decode", "11637205501278089", "--epoch", "2011-01-01"]).shown());
+    insta::assert_snapshot!(
+        alone(&["id", "decode", "11637205501278089", "--epoch", "2011-01-01"]).shown()
+    );
 }
 
 #[test]
@@ -58,7 +68,11 @@ fn decode_without_an_epoch() {
 #[test]
 fn decode_several_and_negative() {
     let epoch = "2012-01-01T00:00:00Z";
-    let ids = ["9221321628057605849", "-9203679173715945767", "18446744073709551615"];
+    let ids = [
+        "9221321628057605849",
+        "-9203679173715945767",
+        "18446744073709551615",
+    ];
     let text = [&["id", "decode", "--epoch", epoch][..], &ids].concat();
     insta::assert_snapshot!("decode_several_text", alone(&text).shown());
     let json = [&["id", "decode", "--json", "--epoch", epoch][..], &ids].concat();
@@ -67,16 +81,42 @@ fn decode_several_and_negative() {
 
 #[test]
 fn encode() {
-    let args = ["id", "encode", "--time", "2046-12-01", "--epoch", "1325376000000", "--shard", "5", "--seq", "112345"];
+    let args = [
+        "id",
+        "encode",
+        "--time",
+        "2046-12-01",
+        "--epoch",
+        "1325376000000",
+        "--shard",
+        "5",
+        "--seq",
+        "112345",
+    ];
     insta::assert_snapshot!("encode_text", alone(&args).shown());
-    insta::assert_snapshot!("encode_json", alone(&[&args[..], &["--json"]].concat()).shown());
+    insta::assert_snapshot!(
+        "encode_json",
+        alone(&[&args[..], &["--json"]].concat()).shown()
+    );
 }
 
 #[test]
 fn range() {
-    let args = ["id", "range", "--from", "2026-11-01", "--to", "2026-11-08T00:00:00Z", "--epoch", "2011-01-01"];
+    let args = [
+        "id",
+        "range",
+        "--from",
+        "2026-11-01",
+        "--to",
+        "2026-11-08T00:00:00Z",
+        "--epoch",
+        "2011-01-01",
+    ];
     insta::assert_snapshot!("range_text", alone(&args).shown());
-    insta::assert_snapshot!("range_json", alone(&[&args[..], &["--json"]].concat()).shown());
+    insta::assert_snapshot!(
+        "range_json",
+        alone(&[&args[..], &["--json"]].concat()).shown()
+    );
 }
 
 #[test]
@@ -85,15 +125,52 @@ fn mistakes() {
         &["id", "decode", "1e3"],
         &["id", "decode", "18446744073709551616"],
         &["id", "encode", "--time", "2026-11-01", "--shard", "1"],
-        &["id", "encode", "--time", "2001-11-01", "--shard", "1", "--epoch", "2011-01-01"],
+        &[
+            "id",
+            "encode",
+            "--time",
+            "2001-11-01",
+            "--shard",
+            "1",
+            "--epoch",
+            "2011-01-01",
+        ],
         &["id", "encode", "--ms", "2199023255552", "--shard", "1"],
         &["id", "encode", "--ms", "1", "--shard", "8192"],
-        &["id", "range", "--from", "2046-01-01", "--to", "2047-01-01", "--epoch", "2012-01-01"],
-        &["id", "range", "--from", "last week", "--to", "2047-01-01", "--epoch", "2012-01-01"],
+        &[
+            "id",
+            "range",
+            "--from",
+            "2046-01-01",
+            "--to",
+            "2047-01-01",
+            "--epoch",
+            "2012-01-01",
+        ],
+        &[
+            "id",
+            "range",
+            "--from",
+            "last week",
+            "--to",
+            "2047-01-01",
+            "--epoch",
+            "2012-01-01",
+        ],
         // It is not said in which time zone the midnight is.
-        &["id", "range", "--from", "2026-11-01T10:00", "--to", "2026-11-08", "--epoch", "2011-01-01"],
+        &[
+            "id",
+            "range",
+            "--from",
+            "2026-11-01T10:00",
+            "--to",
+            "2026-11-08",
+            "--epoch",
+            "2011-01-01",
+        ],
     ];
-    let shown = mistakes.map(|args| format!("$ pgshard {}\n{}", args.join(" "), alone(args).shown()));
+    let shown =
+        mistakes.map(|args| format!("$ pgshard {}\n{}", args.join(" "), alone(args).shown()));
     insta::assert_snapshot!(shown.join("\n"));
 }
 
@@ -101,13 +178,50 @@ fn mistakes() {
 #[test]
 fn decode_other_schemes() {
     let runs: [&[&str]; 8] = [
-        &["id", "decode", "--scheme", "snowflake", "1541815603606036480"],
-        &["id", "decode", "--scheme", "snowflake", "1541815603606036480", "4194304", "--epoch", "2024-01-01"],
-        &["id", "decode", "--scheme", "snowflake", "1541815603606036480", "--json"],
-        &["id", "decode", "--scheme", "flake", "000001a3185c50000100000000070009", "--json"],
+        &[
+            "id",
+            "decode",
+            "--scheme",
+            "snowflake",
+            "1541815603606036480",
+        ],
+        &[
+            "id",
+            "decode",
+            "--scheme",
+            "snowflake",
+            "1541815603606036480",
+            "4194304",
+            "--epoch",
+            "2024-01-01",
+        ],
+        &[
+            "id",
+            "decode",
+            "--scheme",
+            "snowflake",
+            "1541815603606036480",
+            "--json",
+        ],
+        &[
+            "id",
+            "decode",
+            "--scheme",
+            "flake",
+            "000001a3185c50000100000000070009",
+            "--json",
+        ],
         &["id", "decode", "--scheme", "simpleflake", "4194305"],
-        &["id", "decode", "--scheme", "uuid7", "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"],
-        &["id", "decode", "--scheme", "ticket", "8197", "139264", "--json"],
+        &[
+            "id",
+            "decode",
+            "--scheme",
+            "uuid7",
+            "017f22e2-79b0-7cc3-98c4-dc0c0c07398f",
+        ],
+        &[
+            "id", "decode", "--scheme", "ticket", "8197", "139264", "--json",
+        ],
         &["id", "decode", "--scheme", "uuid7", "12"],
     ];
     let shown = runs.map(|args| format!("$ pgshard {}\n{}", args.join(" "), alone(args).shown()));

@@ -1,5 +1,5 @@
-//! Another user of the operator's machine: he leaves a config in a folder where a command is run, or links, and waits
-//! for what a command writes.
+//! Another user of the operator's machine: he leaves a config in a folder where a command is run,
+//! or links, and waits for what a command writes.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
@@ -11,7 +11,8 @@ use super::{folder, pgshard};
 /// Nobody's number.
 const ANOTHER: u32 = 4_711_001;
 
-/// A config that whoever runs a command in this folder would take for his own: the password goes elsewhere.
+/// A config that whoever runs a command in this folder would take for his own: the password goes
+/// elsewhere.
 fn config() -> &'static str {
     pgshard::config::template()
 }
@@ -35,10 +36,18 @@ fn a_config_that_another_user_can_have_written_is_not_found() {
     let path = folder.path().join("pgshard.toml");
     fs::write(&path, config()).unwrap();
     let refused = |why: &str| {
-        for args in [&["map", "show"][..], &["id", "decode", "1"], &["init", "--force"]] {
+        for args in [
+            &["map", "show"][..],
+            &["id", "decode", "1"],
+            &["init", "--force"],
+        ] {
             let run = pgshard(folder.path(), args);
             assert_eq!(run.exit, 2, "{args:?}: {}", run.stderr);
-            assert!(run.stderr.contains(why) && run.stderr.contains("--config pgshard.toml"), "{}", run.stderr);
+            assert!(
+                run.stderr.contains(why) && run.stderr.contains("--config pgshard.toml"),
+                "{}",
+                run.stderr
+            );
         }
         let named = pgshard(folder.path(), &["--config", "pgshard.toml", "map", "show"]);
         assert_eq!(named.exit, 0, "{}", named.stderr);
@@ -62,8 +71,16 @@ fn a_config_that_another_user_can_have_written_is_not_found() {
         assert_eq!(fs::read_to_string(&ours).unwrap(), config());
         // Whoever became root by sudo uses what is his own.
         let mut sudo = Command::new(env!("CARGO_BIN_EXE_pgshard"));
-        sudo.args(["map", "show"]).current_dir(folder.path()).env("SUDO_UID", ANOTHER.to_string());
-        assert!(sudo.env_remove("PGSHARD_CONFIG").output().unwrap().status.success());
+        sudo.args(["map", "show"])
+            .current_dir(folder.path())
+            .env("SUDO_UID", ANOTHER.to_string());
+        assert!(
+            sudo.env_remove("PGSHARD_CONFIG")
+                .output()
+                .unwrap()
+                .status
+                .success()
+        );
     }
 }
 
@@ -72,14 +89,30 @@ fn a_config_that_another_user_can_have_written_is_not_found() {
 fn what_a_command_writes_is_closed_to_writers() {
     let folder = folder();
     let command = env!("CARGO_BIN_EXE_pgshard");
-    for args in ["init", "migrate new first", "map show --svg map.svg", "man --out man", "json-schema --out json"] {
+    for args in [
+        "init",
+        "migrate new first",
+        "map show --svg map.svg",
+        "man --out man",
+        "json-schema --out json",
+    ] {
         let script = format!("umask 0; exec '{command}' --config pgshard.toml {args}");
         let mut shell = Command::new("sh");
-        let ran = shell.args(["-c", &script]).current_dir(folder.path()).output().unwrap();
-        assert!(ran.status.success(), "{args}: {}", String::from_utf8_lossy(&ran.stderr));
+        let ran = shell
+            .args(["-c", &script])
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        assert!(
+            ran.status.success(),
+            "{args}: {}",
+            String::from_utf8_lossy(&ran.stderr)
+        );
         if args == "init" {
             let path = folder.path().join("pgshard.toml");
-            let text = fs::read_to_string(&path).unwrap().replace("# migrations =", "migrations =");
+            let text = fs::read_to_string(&path)
+                .unwrap()
+                .replace("# migrations =", "migrations =");
             fs::write(&path, text).unwrap();
         }
     }
@@ -88,7 +121,13 @@ fn what_a_command_writes_is_closed_to_writers() {
     while let Some(next) = folders.pop() {
         for entry in fs::read_dir(next).unwrap().flatten() {
             let facts = entry.metadata().unwrap();
-            assert_eq!(facts.mode() & 0o002, 0, "{} {:o}", entry.path().display(), facts.mode());
+            assert_eq!(
+                facts.mode() & 0o002,
+                0,
+                "{} {:o}",
+                entry.path().display(),
+                facts.mode()
+            );
             seen += 1;
             if facts.is_dir() {
                 folders.push(entry.path());

@@ -14,8 +14,8 @@ use super::driver::Browser;
 const CELLS: &str = "Object.fromEntries([...document.querySelectorAll('.grid[data-host]')]
     .map((grid) => [grid.dataset.host, [grid.dataset.shards, grid.children.length]]))";
 
-/// Search, keys and clicks land on the right shard; the grid has what the map has; a server that is killed turns grey
-/// and comes back, without the page being loaded again.
+/// Search, keys and clicks land on the right shard; the grid has what the map has; a server that is
+/// killed turns grey and comes back, without the page being loaded again.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_grid_in_a_browser() {
     let world = World::new(&[18, older!(), 18], 48).await;
@@ -23,14 +23,28 @@ async fn the_grid_in_a_browser() {
     let browser = Browser::open(1280, 900);
     browser.go(&console.address, "/");
     browser.until("document.querySelectorAll('.grid[data-host] i').length === 48");
-    world.run(&["move", "3", "--to", "db3", "--yes"]).await.ended(0);
+    world
+        .run(&["move", "3", "--to", "db3", "--yes"])
+        .await
+        .ended(0);
     let map = world.run(&["map", "show"]).await.last();
     let shard = |host: &str| map["hosts"][host]["count"].clone();
-    browser.until(&format!("document.querySelector('[data-host=db3]').children.length === {}", shard("db3")));
-    let cells: BTreeMap<String, (String, u64)> = serde_json::from_value(browser.value(CELLS)).unwrap();
+    browser.until(&format!(
+        "document.querySelector('[data-host=db3]').children.length === {}",
+        shard("db3")
+    ));
+    let cells: BTreeMap<String, (String, u64)> =
+        serde_json::from_value(browser.value(CELLS)).unwrap();
     for host in ["db1", "db2", "db3"] {
-        let ranges = map["hosts"][host]["ranges"].as_str().unwrap().replace("@2", "");
-        assert_eq!(cells[host], (ranges, shard(host).as_u64().unwrap()), "{host}");
+        let ranges = map["hosts"][host]["ranges"]
+            .as_str()
+            .unwrap()
+            .replace("@2", "");
+        assert_eq!(
+            cells[host],
+            (ranges, shard(host).as_u64().unwrap()),
+            "{host}"
+        );
     }
 
     let seen = "[...document.querySelectorAll('.grid[data-host] i')]
@@ -43,7 +57,8 @@ async fn the_grid_in_a_browser() {
     let located = world.run(&["locate", "--key", "31341"]).await.last();
     browser.until("document.querySelectorAll('.grid[data-host] i.me').length === 1");
     let found = browser.value(
-        "(() => { const cell = document.querySelector('.grid[data-host] i.me'), grid = cell.parentElement;
+        "(() => { const cell = document.querySelector('.grid[data-host] i.me'), grid = \
+            cell.parentElement;
             return [grid.dataset.host, shardsOf(grid)[indexOf(grid, cell)]]; })()",
     );
     assert_eq!(found, json!([located["host"], located["shard"]]));
@@ -52,9 +67,14 @@ async fn the_grid_in_a_browser() {
     browser.value("document.querySelector('[data-host=db2]').focus()");
     browser.keys("\u{e014}\u{e014}");
     let about = browser.value("document.getElementById('about').textContent");
-    assert!(about.as_str().unwrap().starts_with("shard 18 on db2"), "{about}");
+    assert!(
+        about.as_str().unwrap().starts_with("shard 18 on db2"),
+        "{about}"
+    );
     browser.keys("\u{e007}");
-    browser.until("location.pathname === '/shards/18' && document.body.innerText.includes('What hosts say')");
+    browser.until(
+        "location.pathname === '/shards/18' && document.body.innerText.includes('What hosts say')",
+    );
     browser.go(&console.address, "/shards");
     browser.value("document.querySelector('[data-host=db3]').children[0].click()");
     browser.until("location.pathname === '/shards/3'");
@@ -65,32 +85,46 @@ async fn the_grid_in_a_browser() {
     let server = world.servers.server(2);
     server.stop(StopMode::Immediate).unwrap();
     browser.until("document.querySelectorAll('.panel.silent [data-host=db3]').length === 1");
-    assert_eq!(browser.value("document.querySelectorAll('.panel.silent').length"), 1);
+    assert_eq!(
+        browser.value("document.querySelectorAll('.panel.silent').length"),
+        1
+    );
     server.start().unwrap();
     browser.until("document.querySelectorAll('.panel.silent').length === 0");
-    assert_eq!(browser.value("window.same"), true, "the page was never loaded again");
+    assert_eq!(
+        browser.value("window.same"),
+        true,
+        "the page was never loaded again"
+    );
     assert_eq!(browser.complaints(), [""; 0]);
 }
 
-/// A page that was opened before the first look has ended has its search, too, once there is something to search.
+/// A page that was opened before the first look has ended has its search, too, once there is
+/// something to search.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_was_too_early() {
     let world = World::new(&[18, older!()], 8).await;
     // A host that takes connections and says nothing: the look ends later than a page waits.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let text = std::fs::read_to_string(&world.config.path).unwrap();
-    let mute = format!("[hosts.mute]\nurl = \"postgres://app@{}/app\"\n\n[map]", silent.local_addr().unwrap());
+    let mute = format!(
+        "[hosts.mute]\nurl = \"postgres://app@{}/app\"\n\n[map]",
+        silent.local_addr().unwrap()
+    );
     let config = world.write("early.toml", &text.replacen("[map]", &mute, 1));
     let console = Console::on(&config, &["--floor-s", "1", "--timeout-s", "15"]);
     let browser = Browser::open(1280, 900);
     browser.go(&console.address, "/shards");
-    assert_eq!(browser.value("document.querySelectorAll('form.search').length"), 0);
+    assert_eq!(
+        browser.value("document.querySelectorAll('form.search').length"),
+        0
+    );
     browser.until("document.querySelectorAll('.grid[data-host] i').length === 8");
     browser.until("document.querySelectorAll('form.search').length === 1");
 }
 
-/// A move under writers is seen to begin and to end; while it is under way every page is without a complaint of the
-/// browser, and as wide as the narrowest screen.
+/// A move under writers is seen to begin and to end; while it is under way every page is without a
+/// complaint of the browser, and as wide as the narrowest screen.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_move_in_a_browser() {
     let world = World::new(&[18, older!(), 18], 24).await;
@@ -99,8 +133,18 @@ async fn a_move_in_a_browser() {
     let browser = Browser::open(1280, 900);
     browser.go(&console.address, "/moves");
     browser.until("document.body.innerText.includes('0 moves open')");
-    let moving = world.command(&["move", "0-2", "--to", "db3", "--mode", "online", "--hold", "--yes"], &[]).spawn();
-    browser.until("document.body.innerText.includes('at work:') && document.querySelectorAll('.bar').length >= 3");
+    let moving = world
+        .command(
+            &[
+                "move", "0-2", "--to", "db3", "--mode", "online", "--hold", "--yes",
+            ],
+            &[],
+        )
+        .spawn();
+    browser.until(
+        "document.body.innerText.includes('at work:') && \
+        document.querySelectorAll('.bar').length >= 3",
+    );
     let id = browser.value("document.querySelector('article h2 a').getAttribute('title')");
     let id = id.as_str().unwrap();
 
@@ -121,7 +165,9 @@ async fn a_move_in_a_browser() {
             browser.resize(width, 900);
             browser.go(&console.address, path);
             browser.until("Number(document.body.dataset.fresh) > 0");
-            let wide = browser.value("document.documentElement.scrollWidth - document.documentElement.clientWidth");
+            let wide = browser.value(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth",
+            );
             assert_eq!(wide, 0, "{path} at {width}");
         }
         assert_eq!(browser.complaints(), [""; 0], "{path}");
@@ -129,7 +175,8 @@ async fn a_move_in_a_browser() {
     browser.resize(1280, 900);
     browser.go(&console.address, "/hosts");
     browser.until(
-        "document.body.innerText.includes('of a move, app') && document.body.innerText.includes('pgshard mover')",
+        "document.body.innerText.includes('of a move, app') && \
+            document.body.innerText.includes('pgshard mover')",
     );
     browser.go(&console.address, "/moves");
 

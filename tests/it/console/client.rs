@@ -52,11 +52,22 @@ impl Console {
 
     pub(super) fn on(config: &Path, args: &[&str]) -> Console {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
-        command.args(["console", "--listen", "127.0.0.1:0"]).args(args).env("PGSHARD_CONFIG", config);
+        command
+            .args(["console", "--listen", "127.0.0.1:0"])
+            .args(args)
+            .env("PGSHARD_CONFIG", config);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening on http://").unwrap().strip_suffix('/').unwrap().to_owned();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let address = line
+            .trim()
+            .strip_prefix("listening on http://")
+            .unwrap()
+            .strip_suffix('/')
+            .unwrap()
+            .to_owned();
         Console { child, address }
     }
 
@@ -91,7 +102,12 @@ impl Console {
     pub(super) fn follow(&self, page: &str) -> Events {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(stream, "GET /events?page={page} HTTP/1.1\r\nHost: {}\r\n\r\n", self.address).unwrap();
+        write!(
+            stream,
+            "GET /events?page={page} HTTP/1.1\r\nHost: {}\r\n\r\n",
+            self.address
+        )
+        .unwrap();
         Events(BufReader::new(stream))
     }
 }
@@ -108,15 +124,35 @@ fn ask(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Ans
     if !headers.iter().any(|(name, _)| *name == "Host") {
         head += &format!("Host: {address}\r\n");
     }
-    head.extend(headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")));
+    head.extend(
+        headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}\r\n")),
+    );
     write!(stream, "{head}\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {answer:?}"));
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .unwrap_or_else(|| panic!("{path}: {answer:?}"));
     let mut lines = head.lines();
-    let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
-    let header = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()));
-    Answer { status, headers: lines.filter_map(header).collect(), body: body.to_owned() }
+    let status = lines
+        .next()
+        .unwrap()
+        .split(' ')
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
+    let header = |line: &str| {
+        line.split_once(": ")
+            .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+    };
+    Answer {
+        status,
+        headers: lines.filter_map(header).collect(),
+        body: body.to_owned(),
+    }
 }
 
 /// The events of a page that is followed.
@@ -139,7 +175,10 @@ impl Events {
     pub(super) fn next_parts(&mut self) -> Value {
         loop {
             let mut line = String::new();
-            assert!(self.0.read_line(&mut line).unwrap() > 0, "the console goes on telling");
+            assert!(
+                self.0.read_line(&mut line).unwrap() > 0,
+                "the console goes on telling"
+            );
             if let Some(data) = line.strip_prefix("data: ") {
                 return serde_json::from_str(data).unwrap();
             }

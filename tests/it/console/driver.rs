@@ -38,18 +38,28 @@ impl Browser {
             .args(["--port=0"])
             .stdout(Stdio::piped())
             .spawn()
-            .expect("chromedriver is there: run script/setup as root, or install chromium and chromium-driver");
+            .expect(
+                "chromedriver is there: run script/setup as root, or install chromium and \
+                chromium-driver",
+            );
         let mut said = BufReader::new(driver.stdout.take().unwrap());
         let port = loop {
             let mut line = String::new();
-            assert!(said.read_line(&mut line).unwrap() > 0, "chromedriver says on which port it listens");
+            assert!(
+                said.read_line(&mut line).unwrap() > 0,
+                "chromedriver says on which port it listens"
+            );
             if let Some((_, port)) = line.split_once("started successfully on port ") {
                 break port.trim().trim_end_matches('.').parse().unwrap();
             }
         };
         // Nobody reads the rest: a full pipe would stop it.
         std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
-        let mut browser = Browser { driver, port, session: String::new() };
+        let mut browser = Browser {
+            driver,
+            port,
+            session: String::new(),
+        };
         let arguments = [
             "--headless=new".to_owned(),
             "--no-sandbox".to_owned(),
@@ -58,10 +68,16 @@ impl Browser {
             format!("--window-size={width},{height}"),
         ];
         let options = json!({ "args": arguments });
-        let wanted = json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
+        let wanted =
+            json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
         let capabilities = json!({ "capabilities": { "alwaysMatch": wanted } });
-        let begun = browser.try_call("POST", "/session", &capabilities).expect("a browser starts");
-        browser.session = begun["sessionId"].as_str().unwrap_or_else(|| panic!("{begun}")).to_owned();
+        let begun = browser
+            .try_call("POST", "/session", &capabilities)
+            .expect("a browser starts");
+        browser.session = begun["sessionId"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{begun}"))
+            .to_owned();
         browser
     }
 
@@ -69,10 +85,16 @@ impl Browser {
     fn try_call(&self, method: &str, path: &str, body: &Value) -> Option<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        let body = if method == "GET" { String::new() } else { body.to_string() };
+        let body = if method == "GET" {
+            String::new()
+        } else {
+            body.to_string()
+        };
         let length = body.len();
-        let head =
-            format!("{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {length}");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: \
+                {length}"
+        );
         write!(stream, "{head}\r\n\r\n{body}").ok()?;
         let mut answer = BufReader::new(stream);
         let mut length = 0;
@@ -101,13 +123,21 @@ impl Browser {
 
     /// Goes to a page of the console that listens there.
     pub(super) fn go(&self, address: &str, path: &str) {
-        self.call("POST", "/url", &json!({ "url": format!("http://{address}{path}") }));
+        self.call(
+            "POST",
+            "/url",
+            &json!({ "url": format!("http://{address}{path}") }),
+        );
     }
 
     /// The value of an expression in the page.
     #[track_caller]
     pub(super) fn value(&self, expression: &str) -> Value {
-        self.call("POST", "/execute/sync", &json!({ "script": format!("return {expression}"), "args": [] }))
+        self.call(
+            "POST",
+            "/execute/sync",
+            &json!({ "script": format!("return {expression}"), "args": [] }),
+        )
     }
 
     /// Waits until an expression is true in the page.
@@ -116,7 +146,10 @@ impl Browser {
         let began = Instant::now();
         while self.value(expression) != json!(true) {
             if began.elapsed() > PATIENCE {
-                panic!("it does not become so: {expression}\n{}", self.value("document.body.innerText"));
+                panic!(
+                    "it does not become so: {expression}\n{}",
+                    self.value("document.body.innerText")
+                );
             }
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -124,20 +157,31 @@ impl Browser {
 
     /// Types into what has the focus; `\u{e007}` is Enter.
     pub(super) fn keys(&self, text: &str) {
-        let keys = text.chars().flat_map(|key| ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key })));
+        let keys = text
+            .chars()
+            .flat_map(|key| ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key })));
         let actions = json!({ "actions": [{ "type": "key", "id": "keys", "actions": keys.collect::<Vec<_>>() }] });
         self.call("POST", "/actions", &actions);
     }
 
     pub(super) fn resize(&self, width: u32, height: u32) {
-        self.call("POST", "/window/rect", &json!({ "width": width, "height": height }));
+        self.call(
+            "POST",
+            "/window/rect",
+            &json!({ "width": width, "height": height }),
+        );
     }
 
     /// What the browser complained about: what a policy forbids, and errors of the script.
     pub(super) fn complaints(&self) -> Vec<String> {
         let log = self.call("POST", "/se/log", &json!({ "type": "browser" }));
-        let lines = log.as_array().into_iter().flatten().map(|line| line["message"].to_string());
-        // A connection that ends with its page is told as an error, too, and so is a server that is killed.
+        let lines = log
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|line| line["message"].to_string());
+        // A connection that ends with its page is told as an error, too, and so is a server that is
+        // killed.
         lines.filter(|line| !line.contains("net::ERR_")).collect()
     }
 }

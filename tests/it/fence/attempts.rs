@@ -1,4 +1,5 @@
-//! Who may end a fence: only one of all that try, and nobody with an attempt or a lease that is over.
+//! Who may end a fence: only one of all that try, and nobody with an attempt or a lease that is
+//! over.
 
 use std::time::Duration;
 
@@ -26,7 +27,10 @@ on_each_version! {
         refused(fence.decide().await);
         assert_eq!(state(&asks, SHARD).await, "serving 3");
         fence.swap().await.unwrap();
-        assert_eq!((fence.attempt, state(&asks, SHARD).await.as_str()), (1, "fenced 3"));
+        assert_eq!(
+            (fence.attempt, state(&asks, SHARD).await.as_str()),
+            (1, "fenced 3")
+        );
         refused(fence.swap().await);
         // Nothing is decided without the marker.
         refused(fence.decide().await);
@@ -40,21 +44,48 @@ on_each_version! {
         refused(fence.swap().await);
         assert!(!expire(&asks, SHARD).await.unwrap());
         assert_eq!(state(&asks, SHARD).await, "moved 4");
-        let row = asks.query_one("SELECT open_token, peer FROM pgshard.look($1)", &[&SHARD]).await.unwrap();
+        let row = asks
+            .query_one(
+                "SELECT open_token, peer FROM \
+            pgshard.look($1)",
+                &[&SHARD],
+            )
+            .await
+            .unwrap();
         assert_eq!((row.get(0), row.get(1)), (fence.token, "db2"));
     }
 
-    /// The marker and the decision are flushed, whatever the session's `synchronous_commit` is, and nothing else is.
+    /// The marker and the decision are flushed, whatever the session's `synchronous_commit` is, and
+    /// nothing else is.
     async fn what_must_last_is_flushed(version) {
         let (_cluster, mut fence) = ready(version).await;
-        for (is, becomes) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")] {
+        for (is, becomes) in [
+            ("off", "on"),
+            ("local", "on"),
+            ("remote_apply", "remote_apply"),
+        ] {
             fence.swap().await.unwrap();
             for step in ["mark", "decide"] {
-                fence.client.batch_execute(&format!("SET synchronous_commit = {is}; BEGIN")).await.unwrap();
-                if step == "mark" { fence.mark().await.unwrap() } else { fence.decide().await.unwrap() }
+                fence
+                    .client
+                    .batch_execute(&format!(
+                        "SET synchronous_commit = {is}; \
+                    BEGIN"
+                    ))
+                    .await
+                    .unwrap();
+                if step == "mark" {
+                    fence.mark().await.unwrap()
+                } else {
+                    fence.decide().await.unwrap()
+                }
                 let setting = "SELECT current_setting('synchronous_commit')";
                 let within: String = fence.client.query_one(setting, &[]).await.unwrap().get(0);
-                fence.client.batch_execute(if step == "mark" { "COMMIT" } else { "ROLLBACK" }).await.unwrap();
+                fence
+                    .client
+                    .batch_execute(if step == "mark" { "COMMIT" } else { "ROLLBACK" })
+                    .await
+                    .unwrap();
                 let after: String = fence.client.query_one(setting, &[]).await.unwrap().get(0);
                 assert_eq!((within.as_str(), after.as_str()), (becomes, is), "{step}");
             }
@@ -62,8 +93,8 @@ on_each_version! {
         }
     }
 
-    /// A mover that slept through the end of its fence changes nothing of the next attempt, whether that is its own or
-    /// another move's.
+    /// A mover that slept through the end of its fence changes nothing of the next attempt, whether
+    /// that is its own or another move's.
     async fn an_earlier_attempt_changes_nothing(version) {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
@@ -77,13 +108,16 @@ on_each_version! {
         refused(sleeper.mark().await);
         refused(sleeper.decide().await);
         refused(sleeper.unfence().await);
-        // Not even with the marker of its own attempt; nor can this attempt decide with the marker of the last.
+        // Not even with the marker of its own attempt; nor can this attempt decide with the marker
+        // of the last.
         refused(fence.decide().await);
         assert_eq!(state(&asks, SHARD).await, "fenced 3");
         fence.unfence().await.unwrap();
 
         // Another move. The first is aborted, or the claim would be refused.
-        asks.execute("UPDATE pgshard.move SET phase = 'aborted'", &[]).await.unwrap();
+        asks.execute("UPDATE pgshard.move SET phase = 'aborted'", &[])
+            .await
+            .unwrap();
         let mut next = Fence::claim(cluster.app(0).await, SHARD).await;
         next.close().await;
         for zombie in [&sleeper, &fence] {
@@ -113,7 +147,10 @@ on_each_version! {
         refused(zombie.decide().await);
         refused(zombie.unfence().await);
         refused(zombie.swap().await);
-        assert!(!expire(&asks, SHARD).await.unwrap(), "its heartbeat moved nothing");
+        assert!(
+            !expire(&asks, SHARD).await.unwrap(),
+            "its heartbeat moved nothing"
+        );
         assert!(fence.heartbeat(Duration::from_secs(60)).await.unwrap());
         fence.unfence().await.unwrap();
         refused(zombie.swap().await);
@@ -128,14 +165,25 @@ on_each_version! {
         fence.swap_for(NOW).await.unwrap();
         assert!(fence.heartbeat(Duration::from_secs(60)).await.unwrap());
         assert!(!expire(&anybody, SHARD).await.unwrap());
-        let left: f64 =
-            anybody.query_one("SELECT deadline_in_ms FROM pgshard.look($1)", &[&SHARD]).await.unwrap().get(0);
+        let left: f64 = anybody
+            .query_one(
+                "SELECT deadline_in_ms FROM \
+                pgshard.look($1)",
+                &[&SHARD],
+            )
+            .await
+            .unwrap()
+            .get(0);
         assert!((0.0..=60_000.0).contains(&left), "{left}");
         assert!(fence.heartbeat(NOW).await.unwrap());
         assert!(expire(&anybody, SHARD).await.unwrap());
         assert!(!expire(&anybody, SHARD).await.unwrap());
         assert_eq!(state(&anybody, SHARD).await, "serving 3");
-        assert!(fence.heartbeat(NOW).await.unwrap(), "the lease is its own still, and it fences again");
+        assert!(
+            fence.heartbeat(NOW).await.unwrap(),
+            "the lease is its own still, and it fences \
+            again"
+        );
         fence.swap().await.unwrap();
     }
 
@@ -146,7 +194,11 @@ on_each_version! {
         fence.close().await;
         anybody.batch_execute("BEGIN").await.unwrap();
         assert!(!expire(&anybody, SHARD).await.unwrap());
-        fence.client.batch_execute("SET lock_timeout = '10s'").await.unwrap();
+        fence
+            .client
+            .batch_execute("SET lock_timeout = '10s'")
+            .await
+            .unwrap();
         fence.decide().await.unwrap();
         anybody.batch_execute("COMMIT").await.unwrap();
     }
@@ -167,19 +219,25 @@ on_each_version! {
             fence.mark().await.unwrap();
             // Another one starts first in each round.
             connections.rotate_left(1);
-            let tasks: Vec<_> = connections.drain(..).enumerate().map(|(number, connection)| {
-                let fence = fence.beside(connection);
-                tokio::spawn(async move {
-                    let won = match number % 2 {
-                        0 => expire(&fence.client, shard).await.map(|did| did.then_some("serving 3")),
-                        _ => match fence.decide().await {
-                            Err(error) if code(&error) == "SH002" => Ok(None),
-                            done => done.map(|()| Some("moved 4")),
-                        },
-                    };
-                    (won.unwrap(), fence.client)
+            let tasks: Vec<_> = connections
+                .drain(..)
+                .enumerate()
+                .map(|(number, connection)| {
+                    let fence = fence.beside(connection);
+                    tokio::spawn(async move {
+                        let won = match number % 2 {
+                            0 => expire(&fence.client, shard)
+                                .await
+                                .map(|did| did.then_some("serving 3")),
+                            _ => match fence.decide().await {
+                                Err(error) if code(&error) == "SH002" => Ok(None),
+                                done => done.map(|()| Some("moved 4")),
+                            },
+                        };
+                        (won.unwrap(), fence.client)
+                    })
                 })
-            }).collect();
+                .collect();
             let mut winners = Vec::new();
             for task in tasks {
                 let (won, connection) = task.await.unwrap();
@@ -188,12 +246,17 @@ on_each_version! {
             }
             assert_eq!(winners.len(), 1, "round {shard}: {winners:?}");
             assert_eq!(state(&client, shard).await, winners[0]);
-            *(if winners[0] == "moved 4" { &mut decided } else { &mut expired }) += 1;
+            *(if winners[0] == "moved 4" {
+                &mut decided
+            } else {
+                &mut expired
+            }) += 1;
         }
         assert_eq!(expired + decided, 40);
     }
 
-    /// Heartbeat, marker, swap back and the end of the fence by others at once: there is no deadlock (40P01).
+    /// Heartbeat, marker, swap back and the end of the fence by others at once: there is no
+    /// deadlock (40P01).
     async fn no_deadlocks(version) {
         let (cluster, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
@@ -204,18 +267,22 @@ on_each_version! {
         }
         for round in 0..100 {
             fence.swap_for(NOW).await.unwrap();
-            let tasks: Vec<_> = hands.drain(..).enumerate().map(|(number, connection)| {
-                let fence = fence.beside(connection);
-                tokio::spawn(async move {
-                    let result = match number {
-                        0 => fence.heartbeat(NOW).await.map(drop),
-                        1 => expire(&fence.client, SHARD).await.map(drop),
-                        2 => fence.unfence().await,
-                        _ => fence.mark().await,
-                    };
-                    (result, fence.client)
+            let tasks: Vec<_> = hands
+                .drain(..)
+                .enumerate()
+                .map(|(number, connection)| {
+                    let fence = fence.beside(connection);
+                    tokio::spawn(async move {
+                        let result = match number {
+                            0 => fence.heartbeat(NOW).await.map(drop),
+                            1 => expire(&fence.client, SHARD).await.map(drop),
+                            2 => fence.unfence().await,
+                            _ => fence.mark().await,
+                        };
+                        (result, fence.client)
+                    })
                 })
-            }).collect();
+                .collect();
             for task in tasks {
                 let (result, connection) = task.await.unwrap();
                 if let Err(error) = result {
@@ -228,7 +295,8 @@ on_each_version! {
         assert_eq!(fence.attempt, 100);
     }
 
-    /// A fence is a transaction: if it is rolled back, nothing has happened, and the attempt's number is not used.
+    /// A fence is a transaction: if it is rolled back, nothing has happened, and the attempt's
+    /// number is not used.
     async fn a_swap_that_rolls_back_leaves_nothing(version) {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
@@ -237,14 +305,28 @@ on_each_version! {
         fence.client.batch_execute("ROLLBACK").await.unwrap();
         assert_eq!(state(&asks, SHARD).await, "serving 3");
         let s = schema(SHARD);
-        asks.batch_execute(&format!("INSERT INTO {s}.t VALUES (2)")).await.unwrap();
+        asks.batch_execute(&format!("INSERT INTO {s}.t VALUES (2)"))
+            .await
+            .unwrap();
         fence.swap().await.unwrap();
         assert_eq!(fence.attempt, 1);
         let ledger = "SELECT count(*) FROM pgshard.ledger WHERE kind = 'left' AND name = $1";
         let name = format!("{s}__left_e{EPOCH}");
-        assert_eq!(asks.query_one(ledger, &[&name]).await.unwrap().get::<_, i64>(0), 1);
+        assert_eq!(
+            asks.query_one(ledger, &[&name])
+                .await
+                .unwrap()
+                .get::<_, i64>(0),
+            1
+        );
         fence.unfence().await.unwrap();
-        assert_eq!(asks.query_one(ledger, &[&name]).await.unwrap().get::<_, i64>(0), 0);
+        assert_eq!(
+            asks.query_one(ledger, &[&name])
+                .await
+                .unwrap()
+                .get::<_, i64>(0),
+            0
+        );
     }
 
     /// PostgreSQL refuses a caller with an old snapshot, so that it cannot act on what it sees.
@@ -257,11 +339,17 @@ on_each_version! {
             .await
             .unwrap();
         fence.close().await;
-        let old = Fence { attempt: fence.attempt, ..old };
+        let old = Fence {
+            attempt: fence.attempt,
+            ..old
+        };
         // It sees a shard that is served, which is no longer so.
         refused(old.decide().await);
         old.client
-            .batch_execute("ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1")
+            .batch_execute(
+                "ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM \
+                pg_class LIMIT 1",
+            )
             .await
             .unwrap();
         fence.unfence().await.unwrap();

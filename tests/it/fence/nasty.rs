@@ -2,7 +2,9 @@
 
 use tokio_postgres::Client;
 
-use super::setup::{Fence, LEFT, SCHEMA, SHARD, code, content, host, leads_to_signpost, refused, serve};
+use super::setup::{
+    Fence, LEFT, SCHEMA, SHARD, code, content, host, leads_to_signpost, refused, serve,
+};
 
 /// Relations all of whose names lead to the signpost.
 const RELATIONS: [&str; 16] = [
@@ -75,23 +77,33 @@ async fn nasty_schema(client: &Client) {
         INSERT INTO "Upper Case" ("Id") VALUES (1);
         INSERT INTO dropped VALUES (1);
         RESET search_path"#;
-    client.batch_execute(&sql.replace("{s}", SCHEMA).replace("{wide}", &wide)).await.unwrap();
+    client
+        .batch_execute(&sql.replace("{s}", SCHEMA).replace("{wide}", &wide))
+        .await
+        .unwrap();
 }
 
 on_each_version! {
-    /// Every relation can be queried and written to with all its columns, and every function called: all meet the
-    /// signpost.
+    /// Every relation can be queried and written to with all its columns, and every function
+    /// called: all meet the signpost.
     async fn everything_has_a_stand_in(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;
         nasty_schema(&client).await;
         serve(&client, SHARD).await;
         let columns =
-            "SELECT array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnum > 0 AND NOT a.attisdropped)
+            "SELECT array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnum > 0 AND \
+                NOT a.attisdropped)
             FROM pg_attribute a WHERE a.attrelid = $1::text::regclass";
         let mut before: Vec<Option<Vec<String>>> = Vec::new();
         for relation in RELATIONS {
-            before.push(client.query_one(columns, &[&format!("{SCHEMA}.{relation}")]).await.unwrap().get(0));
+            before.push(
+                client
+                    .query_one(columns, &[&format!("{SCHEMA}.{relation}")])
+                    .await
+                    .unwrap()
+                    .get(0),
+            );
         }
         let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
         let outside = "SELECT count(*) FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid
@@ -103,7 +115,11 @@ on_each_version! {
                     WHERE pronamespace = $2::text::regnamespace))";
         let post = format!("{SCHEMA}__signpost");
         assert_eq!(
-            client.query_one(outside, &[&SCHEMA, &post]).await.unwrap().get::<_, i64>(0),
+            client
+                .query_one(outside, &[&SCHEMA, &post])
+                .await
+                .unwrap()
+                .get::<_, i64>(0),
             0,
             "none of the shard's types is used"
         );
@@ -111,7 +127,11 @@ on_each_version! {
         fence.close().await;
         for (relation, columns_before) in RELATIONS.iter().zip(before) {
             let relation = format!("{SCHEMA}.{relation}");
-            let now: Option<Vec<String>> = client.query_one(columns, &[&relation]).await.unwrap().get(0);
+            let now: Option<Vec<String>> = client
+                .query_one(columns, &[&relation])
+                .await
+                .unwrap()
+                .get(0);
             assert_eq!(
                 now.map(|mut now| {
                     now.retain(|name| name != "pgshard_signpost");
@@ -126,7 +146,11 @@ on_each_version! {
                 format!("INSERT INTO {relation} DEFAULT VALUES"),
                 format!("DELETE FROM {relation}"),
             ] {
-                assert_eq!(code(&client.batch_execute(&sql).await.unwrap_err()), "SH001", "{sql}");
+                assert_eq!(
+                    code(&client.batch_execute(&sql).await.unwrap_err()),
+                    "SH001",
+                    "{sql}"
+                );
             }
         }
         let calls = [
@@ -144,25 +168,47 @@ on_each_version! {
             "CALL {s}.proc(1, 'sad')",
         ];
         for call in calls {
-            assert_eq!(code(&client.batch_execute(&call.replace("{s}", SCHEMA)).await.unwrap_err()), "SH001", "{call}");
+            assert_eq!(
+                code(
+                    &client
+                        .batch_execute(&call.replace("{s}", SCHEMA))
+                        .await
+                        .unwrap_err()
+                ),
+                "SH001",
+                "{call}"
+            );
         }
         for call in [
             "SELECT {s}.on_change()",
             "SELECT nextval('{s}.\"Sequence\"')",
-            "SELECT count(DISTINCT {s}.largest(n)) FILTER (WHERE true) OVER () FROM generate_series(1, 3) AS n",
+            "SELECT count(DISTINCT {s}.largest(n)) FILTER (WHERE true) OVER () FROM \
+                generate_series(1, 3) AS n",
         ] {
             assert!(
-                leads_to_signpost(&client.batch_execute(&call.replace("{s}", SCHEMA)).await.unwrap_err()),
+                leads_to_signpost(
+                    &client
+                        .batch_execute(&call.replace("{s}", SCHEMA))
+                        .await
+                        .unwrap_err()
+                ),
                 "{call}"
             );
         }
         // Dropping the old copy, types and all, leaves the signpost whole.
         assert_eq!(content(&client, LEFT).await, rows);
         fence.decide().await.unwrap();
-        client.batch_execute(&format!("DROP SCHEMA {LEFT} CASCADE")).await.unwrap();
+        client
+            .batch_execute(&format!("DROP SCHEMA {LEFT} CASCADE"))
+            .await
+            .unwrap();
         for relation in RELATIONS {
             let sql = format!("SELECT * FROM {SCHEMA}.{relation}");
-            assert_eq!(code(&client.batch_execute(&sql).await.unwrap_err()), "SH001", "{sql}");
+            assert_eq!(
+                code(&client.batch_execute(&sql).await.unwrap_err()),
+                "SH001",
+                "{sql}"
+            );
         }
     }
 
@@ -173,16 +219,34 @@ on_each_version! {
         serve(&client, SHARD).await;
         let mut fence = Fence::claim(cluster.app(0).await, SHARD).await;
         refused(fence.build_signpost().await);
-        client.batch_execute(&format!("CREATE SCHEMA {SCHEMA}; CREATE TABLE {SCHEMA}.t (n integer)")).await.unwrap();
+        client
+            .batch_execute(&format!(
+                "CREATE SCHEMA {SCHEMA}; CREATE TABLE {SCHEMA}.t (n \
+            integer)"
+            ))
+            .await
+            .unwrap();
         // Without a signpost there is no swap.
         assert!(leads_to_signpost(&fence.swap().await.unwrap_err()) || fence.attempt == 0);
         fence.build_signpost().await.unwrap();
-        client.batch_execute(&format!("CREATE TABLE {SCHEMA}.late (n integer)")).await.unwrap();
+        client
+            .batch_execute(&format!("CREATE TABLE {SCHEMA}.late (n integer)"))
+            .await
+            .unwrap();
         refused(fence.swap().await);
-        client.batch_execute(&format!("DROP TABLE {SCHEMA}.late")).await.unwrap();
-        client.execute("UPDATE pgshard.shard SET epoch = epoch + 1", &[]).await.unwrap();
+        client
+            .batch_execute(&format!("DROP TABLE {SCHEMA}.late"))
+            .await
+            .unwrap();
+        client
+            .execute("UPDATE pgshard.shard SET epoch = epoch + 1", &[])
+            .await
+            .unwrap();
         refused(fence.swap().await);
-        client.execute("UPDATE pgshard.shard SET epoch = epoch - 1", &[]).await.unwrap();
+        client
+            .execute("UPDATE pgshard.shard SET epoch = epoch - 1", &[])
+            .await
+            .unwrap();
         fence.swap().await.unwrap();
         refused(fence.build_signpost().await);
     }

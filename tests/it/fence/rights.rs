@@ -1,33 +1,51 @@
-//! Who may do what: the owner everything, a router only look and end what is over, anybody else nothing.
+//! Who may do what: the owner everything, a router only look and end what is over, anybody else
+//! nothing.
 
 use std::time::Duration;
 
 use tokio_postgres::Client;
 
 use super::setup::{
-    EPOCH, Fence, SCHEMA, SHARD, code, expire, host, leads_to_signpost, schema, serve, shop, small_shard, state,
+    EPOCH, Fence, SCHEMA, SHARD, code, expire, host, leads_to_signpost, schema, serve, shop,
+    small_shard, state,
 };
 use crate::support::{TestCluster, connect, control};
 
 async fn as_role(cluster: &TestCluster, role: &str) -> Client {
-    connect(&format!("host=127.0.0.1 port={} dbname=app user='{role}'", cluster.server(0).port())).await
+    connect(&format!(
+        "host=127.0.0.1 port={} dbname=app user='{role}'",
+        cluster.server(0).port()
+    ))
+    .await
 }
 
 /// Lets a role ask, as bootstrap does for those that may use a shard.
 async fn grant(owner: &Client, role: &str) {
     for part in pgshard::schema::rights(pgshard::schema::Purpose::Router, role) {
-        for statement in part.statements.iter().filter(|one| one.starts_with("GRANT")) {
+        for statement in part
+            .statements
+            .iter()
+            .filter(|one| one.starts_with("GRANT"))
+        {
             owner.batch_execute(statement).await.unwrap();
         }
     }
 }
 
 on_each_version! {
-    /// A role that may connect, and nothing else, gets at nothing. A router's role takes no step of a move and reads no
-    /// secret; it may look, and end a fence whose deadline has passed.
+    /// A role that may connect, and nothing else, gets at nothing. A router's role takes no step of
+    /// a move and reads no secret; it may look, and end a fence whose deadline has passed.
     async fn a_stranger_and_a_router(version) {
         let cluster = host(version).await;
-        cluster.superuser(0).await.batch_execute("CREATE ROLE stranger LOGIN; CREATE ROLE web LOGIN").await.unwrap();
+        cluster
+            .superuser(0)
+            .await
+            .batch_execute(
+                "CREATE ROLE stranger LOGIN; CREATE ROLE web \
+            LOGIN",
+            )
+            .await
+            .unwrap();
         let client = cluster.app(0).await;
         small_shard(&client, SHARD).await;
         grant(&client, "web").await;
@@ -47,10 +65,21 @@ on_each_version! {
             "SELECT * FROM pgshard.signpost_rows(7) AS t (n integer)".to_owned(),
             "DO 'BEGIN LOCK TABLE pgshard.cluster IN ACCESS SHARE MODE; END'".to_owned(),
         ] {
-            assert_eq!(code(&stranger.batch_execute(&sql).await.unwrap_err()), "42501", "{sql}");
+            assert_eq!(
+                code(&stranger.batch_execute(&sql).await.unwrap_err()),
+                "42501",
+                "{sql}"
+            );
         }
         let web = as_role(&cluster, "web").await;
-        assert_eq!(code(&web.batch_execute("SELECT lease FROM pgshard.shard").await.unwrap_err()), "42501");
+        assert_eq!(
+            code(
+                &web.batch_execute("SELECT lease FROM pgshard.shard")
+                    .await
+                    .unwrap_err()
+            ),
+            "42501"
+        );
         let lock = "DO 'BEGIN LOCK TABLE pgshard.cluster IN ROW SHARE MODE; END'";
         assert_eq!(code(&web.batch_execute(lock).await.unwrap_err()), "42501");
         for call in [
@@ -65,21 +94,49 @@ on_each_version! {
             format!("pgshard.open(7, {u}, 1, {u})"),
             "pgshard.open_incoming(null)".to_owned(),
         ] {
-            assert_eq!(code(&web.batch_execute(&format!("SELECT {call}")).await.unwrap_err()), "42501", "{call}");
+            assert_eq!(
+                code(
+                    &web.batch_execute(&format!("SELECT {call}"))
+                        .await
+                        .unwrap_err()
+                ),
+                "42501",
+                "{call}"
+            );
         }
         for table in ["move", "incoming", "ledger", "marker", "known_host"] {
-            let error = web.batch_execute(&format!("SELECT * FROM pgshard.{table}")).await.unwrap_err();
+            let error = web
+                .batch_execute(&format!("SELECT * FROM pgshard.{table}"))
+                .await
+                .unwrap_err();
             assert_eq!(code(&error), "42501", "{table}");
         }
-        for table in
-            ["cluster", "shard", "move", "incoming", "ledger", "marker", "shard_migration", "control_migration"]
-        {
-            let error = web.batch_execute(&format!("DELETE FROM pgshard.{table}")).await.unwrap_err();
+        for table in [
+            "cluster",
+            "shard",
+            "move",
+            "incoming",
+            "ledger",
+            "marker",
+            "shard_migration",
+            "control_migration",
+        ] {
+            let error = web
+                .batch_execute(&format!("DELETE FROM pgshard.{table}"))
+                .await
+                .unwrap_err();
             assert_eq!(code(&error), "42501", "{table}");
         }
-        let functions = "SELECT DISTINCT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'pgshard'::regnamespace
+        let functions = "SELECT DISTINCT p.proname::text FROM pg_proc p WHERE p.pronamespace = \
+            'pgshard'::regnamespace
             AND has_function_privilege('web', p.oid, 'EXECUTE') ORDER BY 1";
-        let functions: Vec<String> = client.query(functions, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+        let functions: Vec<String> = client
+            .query(functions, &[])
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| row.get(0))
+            .collect();
         assert_eq!(
             functions,
             [
@@ -96,19 +153,35 @@ on_each_version! {
         fence.swap().await.unwrap();
         let looked = "SELECT state, epoch, peer, open_token IS NULL FROM pgshard.look(7)";
         let row = web.query_one(looked, &[]).await.unwrap();
-        assert_eq!((row.get(0), row.get(1), row.get(2), row.get(3)), ("fenced", EPOCH, "db2", true));
+        assert_eq!(
+            (row.get(0), row.get(1), row.get(2), row.get(3)),
+            ("fenced", EPOCH, "db2", true)
+        );
         assert!(!expire(&web, SHARD).await.unwrap());
         fence.heartbeat(Duration::ZERO).await.unwrap();
         assert!(expire(&web, SHARD).await.unwrap());
         assert_eq!(state(&client, SHARD).await, "serving 3");
-        assert_eq!(code(&web.batch_execute("SELECT * FROM shard_0007.t").await.unwrap_err()), "42501");
+        assert_eq!(
+            code(
+                &web.batch_execute("SELECT * FROM shard_0007.t")
+                    .await
+                    .unwrap_err()
+            ),
+            "42501"
+        );
     }
 
     /// Nothing that a caller can set misleads the functions that run as their owner.
     async fn a_hostile_search_path(version) {
         let cluster = host(version).await;
         let superuser = cluster.superuser(0).await;
-        superuser.batch_execute("CREATE ROLE stranger LOGIN; CREATE SCHEMA evil AUTHORIZATION stranger").await.unwrap();
+        superuser
+            .batch_execute(
+                "CREATE ROLE stranger LOGIN; CREATE SCHEMA evil AUTHORIZATION \
+            stranger",
+            )
+            .await
+            .unwrap();
         let client = cluster.app(0).await;
         small_shard(&client, SHARD).await;
         grant(&client, "stranger").await;
@@ -119,8 +192,10 @@ on_each_version! {
                 "
             CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$
             SELECT '2200-01-01'::timestamptz $$;
-            CREATE FUNCTION evil.late(timestamptz, timestamptz) RETURNS boolean LANGUAGE sql AS $$ SELECT true $$;
-            CREATE OPERATOR evil.<= (FUNCTION = evil.late, LEFTARG = timestamptz, RIGHTARG = timestamptz);
+            CREATE FUNCTION evil.late(timestamptz, timestamptz) RETURNS boolean LANGUAGE sql AS $$ \
+            SELECT true $$;
+            CREATE OPERATOR evil.<= (FUNCTION = evil.late, LEFTARG = timestamptz, RIGHTARG = \
+            timestamptz);
             CREATE FUNCTION evil.format(text, VARIADIC text[]) RETURNS text LANGUAGE sql AS $$
             SELECT 'DROP SCHEMA pgshard CASCADE' $$;
             CREATE TEMP TABLE pg_namespace (oid oid, nspname name);
@@ -132,17 +207,34 @@ on_each_version! {
             .unwrap();
         fence.swap().await.unwrap();
         assert!(!expire(&stranger, SHARD).await.unwrap());
-        let deadline: f64 = stranger.query_one("SELECT deadline_in_ms FROM pgshard.look(7)", &[]).await.unwrap().get(0);
+        let deadline: f64 = stranger
+            .query_one(
+                "SELECT deadline_in_ms FROM \
+            pgshard.look(7)",
+                &[],
+            )
+            .await
+            .unwrap()
+            .get(0);
         assert!(deadline > 0.0);
         fence.heartbeat(Duration::ZERO).await.unwrap();
         assert!(expire(&stranger, SHARD).await.unwrap());
         assert_eq!(state(&client, SHARD).await, "serving 3");
     }
 
-    /// Hosts whose administrator revokes EXECUTE from PUBLIC by default, or grants CREATE on schemas, work like others.
+    /// Hosts whose administrator revokes EXECUTE from PUBLIC by default, or grants CREATE on
+    /// schemas, work like others.
     async fn default_privileges(version) {
         let cluster = TestCluster::start(version, 1);
-        cluster.superuser(0).await.batch_execute("CREATE ROLE clerk LOGIN; CREATE ROLE maker LOGIN").await.unwrap();
+        cluster
+            .superuser(0)
+            .await
+            .batch_execute(
+                "CREATE ROLE clerk LOGIN; CREATE ROLE maker \
+            LOGIN",
+            )
+            .await
+            .unwrap();
         let client = cluster.app(0).await;
         client
             .batch_execute(
@@ -151,7 +243,10 @@ on_each_version! {
             )
             .await
             .unwrap();
-        client.batch_execute(&format!("BEGIN; {}; COMMIT", control())).await.unwrap();
+        client
+            .batch_execute(&format!("BEGIN; {}; COMMIT", control()))
+            .await
+            .unwrap();
         small_shard(&client, SHARD).await;
         client
             .batch_execute(&format!(
@@ -166,17 +261,44 @@ on_each_version! {
         let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
         fence.swap_for(Duration::ZERO).await.unwrap();
         let clerk = as_role(&cluster, "clerk").await;
-        for sql in ["SELECT * FROM shard_0007.t", "UPDATE shard_0007.t SET n = 2", "SELECT shard_0007.f()"] {
-            assert_eq!(code(&clerk.batch_execute(sql).await.unwrap_err()), "SH001", "{sql}");
+        for sql in [
+            "SELECT * FROM shard_0007.t",
+            "UPDATE shard_0007.t SET n = \
+            2",
+            "SELECT shard_0007.f()",
+        ] {
+            assert_eq!(
+                code(&clerk.batch_execute(sql).await.unwrap_err()),
+                "SH001",
+                "{sql}"
+            );
         }
         let maker = as_role(&cluster, "maker").await;
-        assert_eq!(code(&maker.batch_execute("CREATE TABLE shard_0007.fresh ()").await.unwrap_err()), "42501");
+        assert_eq!(
+            code(
+                &maker
+                    .batch_execute(
+                        "CREATE TABLE shard_0007.fresh \
+            ()"
+                    )
+                    .await
+                    .unwrap_err()
+            ),
+            "42501"
+        );
         assert!(expire(&clerk, SHARD).await.unwrap());
-        assert_eq!(clerk.query_one("SELECT shard_0007.f()", &[]).await.unwrap().get::<_, i32>(0), 1);
+        assert_eq!(
+            clerk
+                .query_one("SELECT shard_0007.f()", &[])
+                .await
+                .unwrap()
+                .get::<_, i32>(0),
+            1
+        );
     }
 
-    /// The shard belongs to another role, and the move runs as a third, whose name needs quotes. A mover that cannot be
-    /// sure that anybody can end its fence does not fence.
+    /// The shard belongs to another role, and the move runs as a third, whose name needs quotes. A
+    /// mover that cannot be sure that anybody can end its fence does not fence.
     async fn other_owners(version) {
         let cluster = host(version).await;
         let superuser = cluster.superuser(0).await;
@@ -189,22 +311,51 @@ on_each_version! {
             .unwrap();
         let owner = as_role(&cluster, "the Owner").await;
         let s = schema(SHARD);
-        owner.batch_execute(&format!("CREATE SCHEMA {s}; CREATE TABLE {s}.t (n integer)")).await.unwrap();
+        owner
+            .batch_execute(&format!(
+                "CREATE SCHEMA {s}; CREATE TABLE {s}.t (n \
+            integer)"
+            ))
+            .await
+            .unwrap();
         let client = cluster.app(0).await;
         serve(&client, SHARD).await;
         grant(&client, "the Owner").await;
         let mut fence = Fence::claim(as_role(&cluster, "a \"Mover").await, SHARD).await;
         assert_eq!(code(&fence.build_signpost().await.unwrap_err()), "SH002");
-        superuser.batch_execute("GRANT \"the Owner\" TO app").await.unwrap();
+        superuser
+            .batch_execute("GRANT \"the Owner\" TO app")
+            .await
+            .unwrap();
         fence.build_signpost().await.unwrap();
         fence.swap_for(Duration::ZERO).await.unwrap();
         // The owner, who was granted nothing, meets the signpost like everybody else.
-        for sql in ["SELECT * FROM shard_0007.t", "INSERT INTO shard_0007.t VALUES (1)", "DELETE FROM shard_0007.t"] {
-            assert_eq!(code(&owner.batch_execute(sql).await.unwrap_err()), "SH001", "{sql}");
+        for sql in [
+            "SELECT * FROM shard_0007.t",
+            "INSERT INTO shard_0007.t VALUES \
+            (1)",
+            "DELETE FROM shard_0007.t",
+        ] {
+            assert_eq!(
+                code(&owner.batch_execute(sql).await.unwrap_err()),
+                "SH001",
+                "{sql}"
+            );
         }
-        assert!(leads_to_signpost(&owner.batch_execute("CREATE TABLE shard_0007.fresh ()").await.unwrap_err()));
+        assert!(leads_to_signpost(
+            &owner
+                .batch_execute(
+                    "CREATE TABLE shard_0007.fresh \
+            ()"
+                )
+                .await
+                .unwrap_err()
+        ));
         assert!(expire(&owner, SHARD).await.unwrap());
-        owner.batch_execute("INSERT INTO shard_0007.t VALUES (1)").await.unwrap();
+        owner
+            .batch_execute("INSERT INTO shard_0007.t VALUES (1)")
+            .await
+            .unwrap();
         assert_eq!(state(&client, SHARD).await, "serving 3");
 
         // Even if a superuser builds it, the owner of the control schema can rename the signpost.
@@ -217,20 +368,43 @@ on_each_version! {
             .unwrap();
         let mut fence = Fence::prepare(superuser, SHARD).await;
         fence.swap_for(Duration::ZERO).await.unwrap();
-        assert_eq!(code(&owner.batch_execute("SELECT * FROM shard_0007.t").await.unwrap_err()), "SH001");
-        assert!(expire(&as_role(&cluster, "the Owner").await, SHARD).await.unwrap());
+        assert_eq!(
+            code(
+                &owner
+                    .batch_execute("SELECT * FROM shard_0007.t")
+                    .await
+                    .unwrap_err()
+            ),
+            "SH001"
+        );
+        assert!(
+            expire(&as_role(&cluster, "the Owner").await, SHARD)
+                .await
+                .unwrap()
+        );
         assert_eq!(state(&client, SHARD).await, "serving 3");
     }
 
-    /// Grants to roles with all kinds of names, with and without grant option, and to everybody, lead to the signpost.
+    /// Grants to roles with all kinds of names, with and without grant option, and to everybody,
+    /// lead to the signpost.
     async fn grants_are_copied(version) {
         let cluster = shop(version).await;
-        let roles = ["Mixed Case", "o'Hara", "quo\"ted", "select", "größe", "PUBLIC "];
+        let roles = [
+            "Mixed Case",
+            "o'Hara",
+            "quo\"ted",
+            "select",
+            "größe",
+            "PUBLIC ",
+        ];
         let superuser = cluster.superuser(0).await;
         let client = cluster.app(0).await;
         for role in roles {
             let role = pgshard::pg::quote_ident(role);
-            superuser.batch_execute(&format!("CREATE ROLE {role} LOGIN")).await.unwrap();
+            superuser
+                .batch_execute(&format!("CREATE ROLE {role} LOGIN"))
+                .await
+                .unwrap();
             client
                 .batch_execute(&format!(
                     "GRANT USAGE ON SCHEMA {SCHEMA} TO {role} WITH GRANT OPTION;
@@ -240,10 +414,14 @@ on_each_version! {
                 .await
                 .unwrap();
         }
-        superuser.batch_execute("CREATE ROLE nobody LOGIN").await.unwrap();
+        superuser
+            .batch_execute("CREATE ROLE nobody LOGIN")
+            .await
+            .unwrap();
         client
             .batch_execute(&format!(
-                "GRANT USAGE ON SCHEMA {SCHEMA} TO PUBLIC; GRANT SELECT ON {SCHEMA}.photos TO PUBLIC"
+                "GRANT USAGE ON SCHEMA {SCHEMA} TO PUBLIC; GRANT SELECT ON {SCHEMA}.photos TO \
+                    PUBLIC"
             ))
             .await
             .unwrap();
@@ -256,11 +434,31 @@ on_each_version! {
                 "UPDATE shard_0007.users SET n = 1",
                 "SELECT id FROM shard_0007.photos",
             ] {
-                assert_eq!(code(&client.batch_execute(sql).await.unwrap_err()), "SH001", "{role}: {sql}");
+                assert_eq!(
+                    code(&client.batch_execute(sql).await.unwrap_err()),
+                    "SH001",
+                    "{role}: {sql}"
+                );
             }
         }
         let nobody = as_role(&cluster, "nobody").await;
-        assert_eq!(code(&nobody.batch_execute("SELECT id FROM shard_0007.photos").await.unwrap_err()), "SH001");
-        assert_eq!(code(&nobody.batch_execute("SELECT id FROM shard_0007.users").await.unwrap_err()), "42501");
+        assert_eq!(
+            code(
+                &nobody
+                    .batch_execute("SELECT id FROM shard_0007.photos")
+                    .await
+                    .unwrap_err()
+            ),
+            "SH001"
+        );
+        assert_eq!(
+            code(
+                &nobody
+                    .batch_execute("SELECT id FROM shard_0007.users")
+                    .await
+                    .unwrap_err()
+            ),
+            "42501"
+        );
     }
 }

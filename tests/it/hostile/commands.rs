@@ -29,7 +29,12 @@ on_each_version! {
         for seed in seeds(u64::from(version)..u64::from(version) + 12) {
             let at = seed as usize % COMMANDS.len();
             enemy.lied_to(COMMANDS[at], lie(seed, answers[at])).await;
-            assert_eq!(enemy.world.everything().await, before, "{:?} changed something", COMMANDS[at]);
+            assert_eq!(
+                enemy.world.everything().await,
+                before,
+                "{:?} changed something",
+                COMMANDS[at]
+            );
         }
         enemy.run(&["check"]).await.ended(0);
     }
@@ -38,12 +43,36 @@ on_each_version! {
     async fn the_other_hosts_are_told_of(version) {
         let enemy = Enemy::new(version).await;
         let answers = enemy.answers(&["check"]).await;
-        enemy.world.servers.app(0).await.batch_execute("DROP SCHEMA shard_0001 CASCADE").await.unwrap();
-        for (at, kind) in [Kind::Null, Kind::EmptyError, Kind::Announced(u32::MAX), Kind::Cut].into_iter().enumerate() {
-            let lie = Lie { at: answers * at as u64 / 4, kind, seed: at as u64 };
+        enemy
+            .world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(
+                "DROP SCHEMA shard_0001 \
+            CASCADE",
+            )
+            .await
+            .unwrap();
+        for (at, kind) in [
+            Kind::Null,
+            Kind::EmptyError,
+            Kind::Announced(u32::MAX),
+            Kind::Cut,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let lie = Lie {
+                at: answers * at as u64 / 4,
+                kind,
+                seed: at as u64,
+            };
             let ran = enemy.lied_to(&["check"], lie).await;
             let findings = ran.last()["findings"].as_array().unwrap().clone();
-            let told = findings.iter().any(|found| found["code"] == "schema_missing" && found["host"] == "db1");
+            let told = findings
+                .iter()
+                .any(|found| found["code"] == "schema_missing" && found["host"] == "db1");
             assert!(told, "{findings:?}");
         }
     }

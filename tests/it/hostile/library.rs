@@ -11,8 +11,9 @@ use super::*;
 async fn ends<T: Send + 'static>(story: &str, work: impl Future<Output = T> + Send + 'static) -> T {
     let begun = Instant::now();
     let done = tokio::time::timeout(ENDS_WITHIN, tokio::spawn(work)).await;
-    let done =
-        done.unwrap_or_else(|_| panic!("{story} does not end")).unwrap_or_else(|error| panic!("{story}: {error}"));
+    let done = done
+        .unwrap_or_else(|_| panic!("{story} does not end"))
+        .unwrap_or_else(|error| panic!("{story}: {error}"));
     eprintln!("  in {:?}", begun.elapsed());
     done
 }
@@ -20,7 +21,9 @@ async fn ends<T: Send + 'static>(story: &str, work: impl Future<Output = T> + Se
 /// Calls of all kinds; gives how many rows are there that were acknowledged, and how many may be.
 async fn calls(config: std::path::PathBuf) -> (usize, usize) {
     let (mut done, mut doubtful) = (0, 0);
-    let Ok(router) = pgshard::connect(&config).await else { return (0, 0) };
+    let Ok(router) = pgshard::connect(&config).await else {
+        return (0, 0);
+    };
     for n in 0..3 {
         for key in 0..4_i64 {
             let name = format!("a{n}");
@@ -35,8 +38,13 @@ async fn calls(config: std::path::PathBuf) -> (usize, usize) {
         let inserted = router
             .by_key(key)
             .transaction(async |transaction| {
-                transaction.execute("INSERT INTO {shard}.users (name) VALUES ('b')", &[]).await?;
-                transaction.query("SELECT * FROM {shard}.users", &[]).await.map(|rows| rows.len())
+                transaction
+                    .execute("INSERT INTO {shard}.users (name) VALUES ('b')", &[])
+                    .await?;
+                transaction
+                    .query("SELECT * FROM {shard}.users", &[])
+                    .await
+                    .map(|rows| rows.len())
             })
             .await;
         match inserted {
@@ -44,7 +52,9 @@ async fn calls(config: std::path::PathBuf) -> (usize, usize) {
             Err(error) => doubtful += usize::from(error.may_have_run()),
         }
     }
-    let mut all = router.all_shards().query("SELECT count(*), now(), 'x'::text FROM {shard}.users", &[]);
+    let mut all = router
+        .all_shards()
+        .query("SELECT count(*), now(), 'x'::text FROM {shard}.users", &[]);
     while all.next().await.is_some() {}
     drop(all);
     router.close(Duration::from_secs(1)).await;
@@ -55,7 +65,9 @@ async fn count(world: &World) -> usize {
     let mut rows = 0;
     for client in world.all().await {
         for schema in ["shard_0000", "shard_0001", "shard_0002", "shard_0003"] {
-            let there = client.query(&format!("SELECT 1 FROM {schema}.users"), &[]).await;
+            let there = client
+                .query(&format!("SELECT 1 FROM {schema}.users"), &[])
+                .await;
             rows += there.map_or(0, |rows| rows.len());
         }
     }
@@ -68,7 +80,9 @@ on_each_version! {
         let enemy = Enemy::new(version).await;
         let config = std::fs::read_to_string(&enemy.world.config.path).unwrap();
         let limits = "\n[router]\nstatement_timeout_ms = 2000\n";
-        let config = enemy.world.write("limits.toml", &format!("{config}{limits}"));
+        let config = enemy
+            .world
+            .write("limits.toml", &format!("{config}{limits}"));
         enemy.liar.tell(None);
         assert_eq!(calls(config.clone()).await, (16, 0));
         let answers = enemy.liar.asked();
@@ -95,7 +109,10 @@ on_each_version! {
     async fn the_map_in_a_database(version) {
         let enemy = Enemy::new(version).await;
         let keys = "sslmode=disable connect_timeout=3 keepalives_idle=2 keepalives_interval=1";
-        let text = format!("host=127.0.0.1 port={} user=app dbname=app {keys}", enemy.liar.port);
+        let text = format!(
+            "host=127.0.0.1 port={} user=app dbname=app {keys}",
+            enemy.liar.port
+        );
         let connect = ConnectOptions::parse(&text).unwrap();
         let shards = enemy.world.config.cluster.shards;
         let store = move || PostgresStore::new(connect.clone(), shards);

@@ -15,7 +15,8 @@ pub(super) struct Application {
     running: JoinHandle<Written>,
 }
 
-/// The names of users by their IDs, as they were acknowledged; where an answer was lost, what it may be as well.
+/// The names of users by their IDs, as they were acknowledged; where an answer was lost, what it
+/// may be as well.
 #[derive(Default)]
 pub(super) struct Written {
     names: BTreeMap<i64, String>,
@@ -29,7 +30,10 @@ impl Application {
         let running = tokio::spawn(async move {
             let mut written = Written::default();
             for client in &clients {
-                client.batch_execute("SET statement_timeout = '3s'").await.unwrap();
+                client
+                    .batch_execute("SET statement_timeout = '3s'")
+                    .await
+                    .unwrap();
             }
             let mut n = 0;
             while !stopped.load(Ordering::Relaxed) {
@@ -56,15 +60,38 @@ async fn write(client: &Client, n: u64, written: &mut Written) {
     let name = format!("n{n}");
     let done = match (n % 7, last) {
         (3 | 4, Some(id)) => {
-            client.query("UPDATE shard_0000.users SET name = $1 WHERE id = $2 RETURNING id", &[&name, &id]).await
+            client
+                .query(
+                    "UPDATE shard_0000.users SET name = $1 WHERE id = $2 RETURNING id",
+                    &[&name, &id],
+                )
+                .await
         }
-        (6, Some(id)) => client.query("DELETE FROM shard_0000.users WHERE id = $1 RETURNING -id", &[&id]).await,
-        _ => client.query("INSERT INTO shard_0000.users (name) VALUES ($1) RETURNING id", &[&name]).await,
+        (6, Some(id)) => {
+            client
+                .query(
+                    "DELETE FROM shard_0000.users WHERE id = $1 RETURNING -id",
+                    &[&id],
+                )
+                .await
+        }
+        _ => {
+            client
+                .query(
+                    "INSERT INTO shard_0000.users (name) VALUES ($1) RETURNING id",
+                    &[&name],
+                )
+                .await
+        }
     };
     match done {
         Ok(rows) => {
             let id: i64 = rows.first().expect("the last user is there").get(0);
-            if id < 0 { drop(written.names.remove(&-id)) } else { drop(written.names.insert(id, name)) }
+            if id < 0 {
+                drop(written.names.remove(&-id))
+            } else {
+                drop(written.names.insert(id, name))
+            }
         }
         Err(error) if error.as_db_error().is_none() => written.doubt.push(name),
         // It was undone: this host does not serve the shard, or the shard is closed.
@@ -89,10 +116,18 @@ impl World {
     }
 
     async fn open_moves(&self) -> Vec<String> {
-        let sql = "SELECT DISTINCT move_id::text FROM pgshard.move WHERE phase NOT IN ('kept', 'completed', 'aborted')";
+        let sql = "SELECT DISTINCT move_id::text FROM pgshard.move WHERE phase NOT IN ('kept', \
+            'completed', 'aborted')";
         let mut open = Vec::new();
         for client in self.all().await {
-            open.extend(client.query(sql, &[]).await.unwrap().iter().map(|row| row.get::<_, String>(0)));
+            open.extend(
+                client
+                    .query(sql, &[])
+                    .await
+                    .unwrap()
+                    .iter()
+                    .map(|row| row.get::<_, String>(0)),
+            );
         }
         open.sort();
         open.dedup();
@@ -104,26 +139,42 @@ impl World {
         let sql = "SELECT DISTINCT move_id::text FROM pgshard.move WHERE phase = 'kept'";
         for client in self.all().await {
             for row in client.query(sql, &[]).await.unwrap() {
-                self.run(&["moves", "complete", row.get(0), "--yes", "--unaudited"]).await;
+                self.run(&["moves", "complete", row.get(0), "--yes", "--unaudited"])
+                    .await;
             }
         }
         self.run(&["moves", "gc", "--yes"]).await;
     }
 
-    /// That shard 0 has what its application was told, and the cluster is well. Then it is empty again.
+    /// That shard 0 has what its application was told, and the cluster is well. Then it is empty
+    /// again.
     pub(super) async fn has(&self, written: Written, story: &str) {
         let Written { names, doubt } = written;
         self.audit_places().await;
         let host = self.servers.app(self.host_of(0)).await;
-        let rows = host.query("SELECT id, name FROM shard_0000.users WHERE name LIKE 'n%'", &[]).await.unwrap();
-        let there: BTreeMap<i64, String> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let rows = host
+            .query(
+                "SELECT id, name FROM shard_0000.users WHERE name LIKE 'n%'",
+                &[],
+            )
+            .await
+            .unwrap();
+        let there: BTreeMap<i64, String> =
+            rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let differ = |(id, name): &(&i64, &String)| there.get(id) != Some(name) && doubt.is_empty();
         let lost: Vec<_> = names.iter().filter(differ).collect();
-        let strange: Vec<_> =
-            there.iter().filter(|(id, name)| !names.contains_key(id) && !doubt.contains(name)).collect();
-        assert!(lost.is_empty() && strange.is_empty(), "lost {lost:?}, strange {strange:?}\n{story}");
+        let strange: Vec<_> = there
+            .iter()
+            .filter(|(id, name)| !names.contains_key(id) && !doubt.contains(name))
+            .collect();
+        assert!(
+            lost.is_empty() && strange.is_empty(),
+            "lost {lost:?}, strange {strange:?}\n{story}"
+        );
         assert!(!names.is_empty(), "somebody wrote something\n{story}");
-        host.batch_execute("TRUNCATE shard_0000.users CASCADE").await.unwrap();
+        host.batch_execute("TRUNCATE shard_0000.users CASCADE")
+            .await
+            .unwrap();
         self.complete_all().await;
         let checked = self.run(&["check"]).await;
         assert_eq!(checked.code(), 0, "{}\n{story}", checked.stdout);
@@ -131,14 +182,19 @@ impl World {
 }
 
 impl Enemy {
-    /// Moves shard 0 to where it is not, with a lie; ends the move without one; and finds every row.
+    /// Moves shard 0 to where it is not, with a lie; ends the move without one; and finds every
+    /// row.
     async fn moves(&self, mode: &str, lie: Lie) {
         let application = Application::start(&self.world).await;
         let to = format!("db{}", 2 - self.world.host_of(0));
-        let ran = self.lied_to(&["move", "0", "--to", &to, "--mode", mode, "--yes"], lie).await;
+        let ran = self
+            .lied_to(&["move", "0", "--to", &to, "--mode", mode, "--yes"], lie)
+            .await;
         self.world.end_moves().await;
         let written = application.stop().await;
-        self.world.has(written, &format!("{}\n{}", ran.stdout, ran.stderr)).await;
+        self.world
+            .has(written, &format!("{}\n{}", ran.stdout, ran.stderr))
+            .await;
     }
 }
 
@@ -147,7 +203,9 @@ async fn lies(version: u32, mode: &str, few: Range<u64>) {
     // There and back, for the number of answers.
     let mut answers = [0; 2];
     for (count, to) in answers.iter_mut().zip(["db2", "db1"]) {
-        *count = enemy.answers(&["move", "0", "--to", to, "--mode", mode, "--yes"]).await;
+        *count = enemy
+            .answers(&["move", "0", "--to", to, "--mode", mode, "--yes"])
+            .await;
         enemy.world.complete_all().await;
     }
     eprintln!("{mode}: {answers:?}");
@@ -158,22 +216,35 @@ async fn lies(version: u32, mode: &str, few: Range<u64>) {
 }
 
 on_each_version! {
-    /// An honest host whose answers come in pieces, as a network may cut them: what is asked behind a statement that is
-    /// on its way does not wait for ever.
+    /// An honest host whose answers come in pieces, as a network may cut them: what is asked behind
+    /// a statement that is on its way does not wait for ever.
     async fn answers_in_pieces(version) {
         let enemy = Enemy::new(version).await;
         enemy.liar.dawdle();
-        enemy.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        enemy
+            .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
         enemy.world.audit_places().await;
     }
 
     /// The shard is open while it is copied, so what changes comes by a stream.
     async fn online(version) {
-        lies(version, "online", u64::from(version)..u64::from(version) + 4).await;
+        lies(
+            version,
+            "online",
+            u64::from(version)..u64::from(version) + 4,
+        )
+        .await;
     }
 
     /// The shard is closed while it is copied.
     async fn blocking(version) {
-        lies(version, "blocking", u64::from(version) + 100..u64::from(version) + 104).await;
+        lies(
+            version,
+            "blocking",
+            u64::from(version) + 100..u64::from(version) + 104,
+        )
+        .await;
     }
 }

@@ -1,6 +1,6 @@
-//! Words that somebody else has chosen: names in the databases, in files and on the command line, errors, names and
-//! statements of other sessions. Whatever they are, a terminal obeys nothing, JSON stays JSON, and no secret and no
-//! literal of a statement is repeated.
+//! Words that somebody else has chosen: names in the databases, in files and on the command line,
+//! errors, names and statements of other sessions. Whatever they are, a terminal obeys nothing,
+//! JSON stays JSON, and no secret and no literal of a statement is repeated.
 
 use std::process::Stdio;
 
@@ -30,13 +30,17 @@ const LITERAL: &str = "someones-own-literal";
 
 /// What no output may have: what a terminal obeys, and what turns the direction of writing.
 fn is_obeyed(c: char) -> bool {
-    let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns =
+        matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     turns || (c.is_control() && c != '\n' && c != '\t')
 }
 
 fn is_clean(what: &str, said: &str) {
     assert!(!said.contains(is_obeyed), "{what}: {said:?}");
-    assert!(!said.contains(SECRET) && !said.contains(LITERAL), "{what}: {said}");
+    assert!(
+        !said.contains(SECRET) && !said.contains(LITERAL),
+        "{what}: {said}"
+    );
     assert!(!said.contains("panicked"), "{what}: {said}");
 }
 
@@ -71,12 +75,20 @@ impl World {
         let text = self.text(args).await;
         is_clean(&what, &(text.stdout + &text.stderr));
         // As bytes, since a reader of JSON gives the names as they are.
-        let json = self.command(args, &[("PGSHARD_LOG", "pgshard=trace")]).output().await.unwrap();
+        let json = self
+            .command(args, &[("PGSHARD_LOG", "pgshard=trace")])
+            .output()
+            .await
+            .unwrap();
         let said = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         for line in said(&json.stdout).lines() {
-            serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{what}: {error}: {line}"));
+            serde_json::from_str::<serde_json::Value>(line)
+                .unwrap_or_else(|error| panic!("{what}: {error}: {line}"));
         }
-        is_clean(&format!("{what} as JSON"), &(said(&json.stdout) + &said(&json.stderr)));
+        is_clean(
+            &format!("{what} as JSON"),
+            &(said(&json.stdout) + &said(&json.stderr)),
+        );
     }
 }
 
@@ -87,32 +99,61 @@ on_each_version! {
         let password = world.write("password", SECRET);
         let at = format!("password_file = \"{}\"\n", password.display());
         assert!(text.contains("[hosts.db1]\n"), "{text}");
-        world.write("pgshard.toml", &text.replace("[hosts.db1]\n", &format!("[hosts.db1]\n{at}")));
+        world.write(
+            "pgshard.toml",
+            &text.replace("[hosts.db1]\n", &format!("[hosts.db1]\n{at}")),
+        );
 
         let (superuser, app) = (world.servers.superuser(0).await, world.servers.app(0).await);
         for word in WORDS {
             let role = quote_ident(word);
-            let sql = format!("CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA shard_0000, shard_0001 TO {role};
-                GRANT SELECT ON shard_0000.users TO {role}");
+            let sql = format!(
+                "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA shard_0000, \
+                shard_0001 TO {role};
+                GRANT SELECT ON shard_0000.users TO {role}"
+            );
             superuser.batch_execute(&sql).await.unwrap();
         }
         app.batch_execute(&objects()).await.unwrap();
         // Sessions that are in the way, with names and statements of their own.
         let mut others = Vec::new();
         for (word, sql) in [
-            (WORDS[0], "SELECT pg_advisory_lock(1885825380, 1)".to_owned()),
-            (WORDS[1], "SELECT pg_advisory_lock(1885827944, 1)".to_owned()),
-            (WORDS[6], "BEGIN; LOCK TABLE shard_0000.users IN ROW EXCLUSIVE MODE".to_owned()),
+            (
+                WORDS[0],
+                "SELECT pg_advisory_lock(1885825380, 1)".to_owned(),
+            ),
+            (
+                WORDS[1],
+                "SELECT pg_advisory_lock(1885827944, 1)".to_owned(),
+            ),
+            (
+                WORDS[6],
+                "BEGIN; LOCK TABLE shard_0000.users IN ROW EXCLUSIVE MODE".to_owned(),
+            ),
         ] {
             let other = connect(&world.servers.server(0).superuser_url()).await;
             let named = format!("SET application_name = {}", quote_literal(word));
             other.batch_execute(&named).await.unwrap();
-            other.batch_execute(&format!("{sql} /* {LITERAL} \u{1b}[2J */; SELECT '{LITERAL}'")).await.unwrap();
+            other
+                .batch_execute(&format!(
+                    "{sql} /* {LITERAL} \u{1b}[2J */; SELECT \
+                '{LITERAL}'"
+                ))
+                .await
+                .unwrap();
             others.push(other);
         }
 
-        let picture = world.servers.directory().join("picture.svg").display().to_string();
-        let bad = world.write("migrations/0002_bad.sql", &format!("SELECT {}::int", quote_literal(WORDS[0])));
+        let picture = world
+            .servers
+            .directory()
+            .join("picture.svg")
+            .display()
+            .to_string();
+        let bad = world.write(
+            "migrations/0002_bad.sql",
+            &format!("SELECT {}::int", quote_literal(WORDS[0])),
+        );
         let mut commands: Vec<Vec<&str>> = vec![
             vec!["check"],
             vec!["check", "--ddl"],
@@ -132,7 +173,11 @@ on_each_version! {
             vec!["moves", "show"],
             vec!["moves", "abort"],
             vec!["tickets", "status"],
-            vec!["sql", "SELECT relname, chr(155) AS c FROM pg_class WHERE relnamespace = '{shard}'::regnamespace"],
+            vec![
+                "sql",
+                "SELECT relname, chr(155) AS c FROM pg_class WHERE relnamespace = \
+                '{shard}'::regnamespace",
+            ],
         ];
         for word in WORDS {
             commands.extend([
@@ -147,16 +192,26 @@ on_each_version! {
                 vec!["migrate", "backfill", word, "--table", word],
             ]);
         }
-        let asked: Vec<String> = (0..WORDS.len()).map(|at| format!("SELECT {{shard}}.says{at}()")).collect();
-        commands.extend(asked.iter().map(|sql| vec!["sql", sql.as_str(), "--shards", "1"]));
+        let asked: Vec<String> = (0..WORDS.len())
+            .map(|at| format!("SELECT {{shard}}.says{at}()"))
+            .collect();
+        commands.extend(
+            asked
+                .iter()
+                .map(|sql| vec!["sql", sql.as_str(), "--shards", "1"]),
+        );
         for args in &commands {
             world.says_nothing_hostile(args).await;
         }
         is_clean("the picture", &std::fs::read_to_string(&picture).unwrap());
         std::fs::remove_file(bad).unwrap();
-        let journal = "SELECT m::text FROM pgshard.move m UNION ALL SELECT a::text FROM pgshard.migration_attempt a";
+        let journal = "SELECT m::text FROM pgshard.move m UNION ALL SELECT a::text FROM \
+            pgshard.migration_attempt a";
         let journal = lines(&app, journal).await;
-        assert!(!journal.contains(LITERAL) && !journal.contains(SECRET), "{journal}");
+        assert!(
+            !journal.contains(LITERAL) && !journal.contains(SECRET),
+            "{journal}"
+        );
 
         // Names of files, and what is in a config.
         let good = std::fs::read_to_string(&world.config.path).unwrap();
@@ -165,10 +220,18 @@ on_each_version! {
             let file = world.write(&format!("migrations/0003_{named}.sql"), "SELECT 1");
             world.says_nothing_hostile(&["migrate", "plan"]).await;
             std::fs::remove_file(file).unwrap();
-            let escaped = serde_json::to_string(word).unwrap().replace("\u{7f}", "\\u007f");
+            let escaped = serde_json::to_string(word)
+                .unwrap()
+                .replace("\u{7f}", "\\u007f");
             for more in [
-                format!("{good}\n[hosts.{escaped}]\nurl = \"postgres://app:{SECRET}@h/db?{SECRET}=1\"\n"),
-                good.replace("db1 = \"", &format!("db1 = \"{SECRET} {}", &escaped[1..escaped.len() - 1])),
+                format!(
+                    "{good}\n[hosts.{escaped}]\nurl \
+                    = \"postgres://app:{SECRET}@h/db?{SECRET}=1\"\n"
+                ),
+                good.replace(
+                    "db1 = \"",
+                    &format!("db1 = \"{SECRET} {}", &escaped[1..escaped.len() - 1]),
+                ),
                 format!("{escaped} = {escaped}\n{good}"),
                 format!("{good}\n[router]\n{escaped} = 1\n"),
                 format!("{good}\n# {word}\n= {word}"),
@@ -176,7 +239,9 @@ on_each_version! {
                 let more = more.replace(&format!("{SECRET} "), "");
                 let config = world.write(&format!("{named}.toml"), &more);
                 let config = config.to_str().unwrap();
-                world.says_nothing_hostile(&["--config", config, "map", "show"]).await;
+                world
+                    .says_nothing_hostile(&["--config", config, "map", "show"])
+                    .await;
             }
         }
         drop(others);
@@ -185,21 +250,41 @@ on_each_version! {
     /// What the exporter shows to everybody who asks it.
     async fn words_in_metrics(version) {
         let world = World::new(&[version, version], 4).await;
-        world.servers.app(0).await.batch_execute(&objects()).await.unwrap();
-        let mut command = world.command(&["exporter", "--listen", "127.0.0.1:0"], &[("PGSHARD_LOG", "pgshard=trace")]);
-        let mut exporter = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(&objects())
+            .await
+            .unwrap();
+        let mut command = world.command(
+            &["exporter", "--listen", "127.0.0.1:0"],
+            &[("PGSHARD_LOG", "pgshard=trace")],
+        );
+        let mut exporter = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut said = String::new();
         let mut out = exporter.stdout.take().unwrap();
         let port = loop {
             let mut byte = [0];
             out.read_exact(&mut byte).await.unwrap();
             said.push(byte[0].into());
-            let digits = said.split("127.0.0.1:").nth(1).map(|rest| rest.chars().take_while(char::is_ascii_digit));
+            let digits = said
+                .split("127.0.0.1:")
+                .nth(1)
+                .map(|rest| rest.chars().take_while(char::is_ascii_digit));
             if let (Some(digits), b'\n' | b'"' | b'/') = (digits, byte[0]) {
                 break digits.collect::<String>().parse::<u16>().unwrap();
             }
         };
-        for path in WORDS.iter().map(|word| word.replace(['\r', '\n'], "")).chain(["/metrics".to_owned()]) {
+        for path in WORDS
+            .iter()
+            .map(|word| word.replace(['\r', '\n'], ""))
+            .chain(["/metrics".to_owned()])
+        {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
             let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).await.unwrap();
@@ -207,11 +292,21 @@ on_each_version! {
             stream.read_to_end(&mut answer).await.ok();
             let answer = String::from_utf8(answer).unwrap().replace("\r\n", "\n");
             is_clean(&path, &answer);
-            assert_eq!(answer.contains("pgshard_host_up"), path == "/metrics", "{path:?}: {answer}");
+            assert_eq!(
+                answer.contains("pgshard_host_up"),
+                path == "/metrics",
+                "{path:?}: {answer}"
+            );
         }
         exporter.kill().await.unwrap();
         let mut rest = String::new();
-        exporter.stderr.take().unwrap().read_to_string(&mut rest).await.unwrap();
+        exporter
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut rest)
+            .await
+            .unwrap();
         is_clean("the exporter's log", &(said + &rest));
     }
 }

@@ -1,4 +1,5 @@
-//! Clocks that step, stand still and reach the limits of 41 bits; sessions that sleep at the wrong moment.
+//! Clocks that step, stand still and reach the limits of 41 bits; sessions that sleep at the wrong
+//! moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +11,22 @@ use super::*;
 const LAST_MS: i64 = (1 << 41) - 1 - 4096;
 
 on_each_version! {
-    /// Four writers while the clock steps: back by less and by more than the functions wait for, and forward.
+    /// Four writers while the clock steps: back by less and by more than the functions wait for,
+    /// and forward.
     async fn steps(version) {
         let servers = TestCluster::start(version, 1);
         let client = servers.app(0).await;
-        for (shard, step_ms) in [-500, -900, -1500, -10_000, -3_600_000, 1000, 86_400_000].into_iter().enumerate() {
+        for (shard, step_ms) in [-500, -900, -1500, -10_000, -3_600_000, 1000, 86_400_000]
+            .into_iter()
+            .enumerate()
+        {
             let schema = format!("shard_{shard:04}");
             client
-                .batch_execute(&format!("CREATE SCHEMA {schema}; {}", rendered(shard as u16, EPOCH_MS)))
+                .batch_execute(&format!(
+                    "CREATE SCHEMA {schema}; \
+                    {}",
+                    rendered(shard as u16, EPOCH_MS)
+                ))
                 .await
                 .unwrap();
             with_test_clock(&client, &schema).await;
@@ -72,20 +81,35 @@ on_each_version! {
         }
         assert_grows(&ids);
         for id in &ids {
-            assert_eq!((*id < 0, Id::decode(*id).shard().get()), (Id::decode(*id).ms() >= 1 << 40, 5));
+            assert_eq!(
+                (*id < 0, Id::decode(*id).shard().get()),
+                (Id::decode(*id).ms() >= 1 << 40, 5)
+            );
         }
         assert!(ids[0] > 0 && *ids.last().unwrap() < 0);
         // The high water also counts what is skipped between reserved IDs and those after them.
-        let (high, last) = (Id::decode(high_water(&client, "shard_0005").await), Id::decode(*ids.last().unwrap()));
-        assert!(high >= last && high.ms() <= last.ms() + 1, "{high:?} {last:?}");
+        let (high, last) = (
+            Id::decode(high_water(&client, "shard_0005").await),
+            Id::decode(*ids.last().unwrap()),
+        );
+        assert!(
+            high >= last && high.ms() <= last.ms() + 1,
+            "{high:?} {last:?}"
+        );
         // A negative ID is a late one.
-        let late = Id::new((1 << 40) + 50, pgshard::ShardId::new(5).unwrap(), 7).unwrap().encode();
-        client.execute("SELECT shard_0005.resume_after($1)", &[&late]).await.unwrap();
+        let late = Id::new((1 << 40) + 50, pgshard::ShardId::new(5).unwrap(), 7)
+            .unwrap()
+            .encode();
+        client
+            .execute("SELECT shard_0005.resume_after($1)", &[&late])
+            .await
+            .unwrap();
         assert!(next_id(&client, "shard_0005", 1).await[0] as u64 > late as u64);
     }
 
-    /// Before the epoch and after 41 bits there are no IDs, and both functions say why. A wrong clock that is corrected
-    /// does no harm, whether the shard was last used a moment ago or years before.
+    /// Before the epoch and after 41 bits there are no IDs, and both functions say why. A wrong
+    /// clock that is corrected does no harm, whether the shard was last used a moment ago or years
+    /// before.
     async fn no_ids(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -96,27 +120,49 @@ on_each_version! {
             ids.extend(next_id(&client, "shard_0005", 10).await);
             for (ms, words) in [
                 // Two milliseconds late would be enough.
-                (EPOCH_MS + LAST_MS + 3, "the 41 bits of the cluster's IDs are used up"),
-                (EPOCH_MS + (1 << 43), "the 41 bits of the cluster's IDs are used up"),
-                (EPOCH_MS - 1, "the clock of this server is before the epoch of the cluster's IDs"),
+                (
+                    EPOCH_MS + LAST_MS + 3,
+                    "the 41 bits of the cluster's IDs are used up",
+                ),
+                (
+                    EPOCH_MS + (1 << 43),
+                    "the 41 bits of the cluster's IDs are used up",
+                ),
+                (
+                    EPOCH_MS - 1,
+                    "the clock of this server is before the epoch of the cluster's IDs",
+                ),
             ] {
                 fix(&client, ms).await;
-                for sql in ["SELECT shard_0005.next_id()", "SELECT shard_0005.next_ids(100)"] {
+                for sql in [
+                    "SELECT shard_0005.next_id()",
+                    "SELECT shard_0005.next_ids(100)",
+                ] {
                     let error = client.query(sql, &[]).await.unwrap_err();
                     let error = error.as_db_error().unwrap().clone();
-                    assert_eq!((error.message(), error.code().code()), (words, "22008"), "{sql}");
-                    assert!(error.hint().unwrap().contains("clock right") && error.detail().is_some());
+                    assert_eq!(
+                        (error.message(), error.code().code()),
+                        (words, "22008"),
+                        "{sql}"
+                    );
+                    assert!(
+                        error.hint().unwrap().contains("clock right") && error.detail().is_some()
+                    );
                 }
             }
             fix(&client, right).await;
             ids.extend(next_id(&client, "shard_0005", 2000).await);
             ids.extend(next_ids(&client, "shard_0005", 10).await);
-            assert!((0..4).contains(&(Id::decode(*ids.last().unwrap()).ms() as i64 - (right - EPOCH_MS))));
+            assert!(
+                (0..4)
+                    .contains(&(Id::decode(*ids.last().unwrap()).ms() as i64 - (right - EPOCH_MS)))
+            );
         }
         assert_grows(&ids);
     }
 
-    /// `resume_after` accepts no value that cannot be an ID of this cluster, and goes no further than it is told.
+    /// `resume_after` accepts no value that cannot be an ID of this cluster, and goes no further
+    /// than it is told.
     async fn bounded(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -128,13 +174,21 @@ on_each_version! {
             ("resume_after(-1, '100 years')".to_owned(), true),
             (format!("resume_after({snowflake_of_another_system})"), true),
             (format!("resume_after({})", ids[9] + 25 * hour), true),
-            (format!("resume_after({}, '1 hour')", ids[9] + 2 * hour), true),
-            (format!("resume_after({}, '2 days')", ids[9] + 25 * hour), false),
+            (
+                format!("resume_after({}, '1 hour')", ids[9] + 2 * hour),
+                true,
+            ),
+            (
+                format!("resume_after({}, '2 days')", ids[9] + 25 * hour),
+                false,
+            ),
             // It has been reached already.
             (format!("resume_after({})", ids[9] + 24 * hour), false),
         ] {
             let before = high_water(&client, "shard_0005").await;
-            let done = client.batch_execute(&format!("SELECT shard_0005.{call}")).await;
+            let done = client
+                .batch_execute(&format!("SELECT shard_0005.{call}"))
+                .await;
             match done {
                 Err(error) => {
                     assert!(refused, "{call}: {error:?}");
@@ -149,8 +203,8 @@ on_each_version! {
         assert_grows(&ids);
     }
 
-    /// A shard whose IDs ran away with a wrong clock is brought back, and repeats none. One that is only a little ahead
-    /// is left alone.
+    /// A shard whose IDs ran away with a wrong clock is brought back, and repeats none. One that is
+    /// only a little ahead is left alone.
     async fn repaired(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -165,78 +219,119 @@ on_each_version! {
         fix(&client, today + 2 * year).await;
         next_id(&client, "shard_0005", 10).await;
         fix(&client, today).await;
-        assert_eq!(refused(client.batch_execute(&repair).await.unwrap_err()), "55000");
-        // Ahead by forty years: IDs are negative, and once the clock is right there is only a moment of them left.
+        assert_eq!(
+            refused(client.batch_execute(&repair).await.unwrap_err()),
+            "55000"
+        );
+        // Ahead by forty years: IDs are negative, and once the clock is right there is only a
+        // moment of them left.
         fix(&client, EPOCH_MS + LAST_MS).await;
         let wild = next_id(&client, "shard_0005", 10).await;
         assert!(wild[0] < 0);
-        assert_eq!(refused(client.batch_execute(&repair).await.unwrap_err()), "22003", "by this clock they are right");
+        assert_eq!(
+            refused(client.batch_execute(&repair).await.unwrap_err()),
+            "22003",
+            "by this clock they are right"
+        );
         fix(&client, today).await;
-        assert_eq!(refused(client.batch_execute("SELECT shard_0005.id_repair(-1)").await.unwrap_err()), "22003");
+        assert_eq!(
+            refused(
+                client
+                    .batch_execute("SELECT shard_0005.id_repair(-1)")
+                    .await
+                    .unwrap_err()
+            ),
+            "22003"
+        );
         client.batch_execute(&repair).await.unwrap();
         let mut after = next_id(&client, "shard_0005", 3000).await;
         after.extend(next_ids(&client, "shard_0005", 1000).await);
         assert!(after[0] > last && Id::decode(after[0]).ms() < Id::decode(last).ms() + 5000);
         ids.extend(after);
         assert_grows(&ids);
-        assert_eq!(refused(client.batch_execute(&repair).await.unwrap_err()), "55000");
+        assert_eq!(
+            refused(client.batch_execute(&repair).await.unwrap_err()),
+            "55000"
+        );
     }
 
-    /// An operator that somebody puts into a schema of the search path, as a better match for the operands, is never
-    /// called.
+    /// An operator that somebody puts into a schema of the search path, as a better match for the
+    /// operands, is never called.
     async fn strangers_operators(version) {
         let servers = server(version, 5).await;
         let (client, superuser) = (servers.app(0).await, servers.superuser(0).await);
         superuser
             .batch_execute(
                 "CREATE TABLE public.called (by text); GRANT INSERT ON public.called TO PUBLIC;
-            CREATE TABLE public.t (id bigint DEFAULT shard_0005.next_id(), n int); GRANT ALL ON public.t TO PUBLIC",
+            CREATE TABLE public.t (id bigint DEFAULT shard_0005.next_id(), n int); GRANT ALL ON \
+            public.t TO PUBLIC",
             )
             .await
             .unwrap();
         let types = ["int4", "int8", "float8", "numeric"];
-        for operator in ["+", "-", "*", "/", "&", "|", "<<", ">>", "<", ">", "<=", ">=", "="] {
-            for (left, right) in types.iter().flat_map(|left| types.iter().map(move |right| (left, right))) {
-                let result = if operator.contains(['<', '>', '=']) && !matches!(operator, "<<" | ">>") {
-                    "bool"
-                } else {
-                    "int8"
-                };
+        for operator in [
+            "+", "-", "*", "/", "&", "|", "<<", ">>", "<", ">", "<=", ">=", "=",
+        ] {
+            for (left, right) in types
+                .iter()
+                .flat_map(|left| types.iter().map(move |right| (left, right)))
+            {
+                let result =
+                    if operator.contains(['<', '>', '=']) && !matches!(operator, "<<" | ">>") {
+                        "bool"
+                    } else {
+                        "int8"
+                    };
                 superuser
                     .batch_execute(&format!(
-                        "CREATE FUNCTION public.f_{left}_{right}_{}(a {left}, b {right}) RETURNS {result}
+                        "CREATE FUNCTION public.f_{left}_{right}_{}(a {left}, b {right}) RETURNS \
+                            {result}
                         LANGUAGE plpgsql AS
                         $$ BEGIN INSERT INTO public.called VALUES ('{left} {operator} {right}');
                         RETURN a OPERATOR(pg_catalog.{operator}) b; END $$;
-                    CREATE OPERATOR public.{operator} (FUNCTION = public.f_{left}_{right}_{}, LEFTARG = {left},
+                    CREATE OPERATOR public.{operator} (FUNCTION = public.f_{left}_{right}_{}, \
+                    LEFTARG = {left},
                         RIGHTARG = {right})",
-                        operator.bytes().map(|byte| byte.to_string()).collect::<String>(),
-                        operator.bytes().map(|byte| byte.to_string()).collect::<String>()
+                        operator
+                            .bytes()
+                            .map(|byte| byte.to_string())
+                            .collect::<String>(),
+                        operator
+                            .bytes()
+                            .map(|byte| byte.to_string())
+                            .collect::<String>()
                     ))
                     .await
                     .unwrap();
             }
         }
-        client.batch_execute("SET search_path = public, pg_catalog").await.unwrap();
+        client
+            .batch_execute("SET search_path = public, pg_catalog")
+            .await
+            .unwrap();
         for _ in 0..5 {
             // So that the offset has to grow, and then a burst, and then a lease.
             tokio::time::sleep(Duration::from_millis(5)).await;
             client
                 .batch_execute(
                     "INSERT INTO public.t (n) SELECT 1 FROM pg_catalog.generate_series(1, 3000);
-                SELECT pg_catalog.count(*) FROM shard_0005.next_ids(100); SELECT shard_0005.id_high_water();
+                SELECT pg_catalog.count(*) FROM shard_0005.next_ids(100); SELECT \
+                shard_0005.id_high_water();
                 SELECT shard_0005.resume_after(shard_0005.next_id())",
                 )
                 .await
                 .unwrap();
         }
-        let called = superuser.query("SELECT DISTINCT by FROM public.called", &[]).await.unwrap();
+        let called = superuser
+            .query("SELECT DISTINCT by FROM public.called", &[])
+            .await
+            .unwrap();
         let called: Vec<String> = called.iter().map(|row| row.get(0)).collect();
         assert!(called.is_empty(), "{called:?}");
     }
 
-    /// A session that was stopped between ticket and offset takes another ticket. Without that an ID would be repeated
-    /// here.
+    /// A session that was stopped between ticket and offset takes another ticket. Without that an
+    /// ID would be repeated here.
     async fn a_stale_ticket(version) {
         for (fresh, repeats) in [("128", 0), ("1000000", 1)] {
             let servers = server(version, 5).await;
@@ -244,48 +339,75 @@ on_each_version! {
             with_test_clock(&client, "shard_0005").await;
             client
                 .batch_execute(&format!(
-                    "CREATE FUNCTION test_clock.stop(ticket bigint) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN
+                    "CREATE FUNCTION test_clock.stop(ticket bigint) RETURNS bigint LANGUAGE \
+                        plpgsql AS $$ BEGIN
                     IF current_setting('test.stop', true) = 'on' THEN
                         PERFORM pg_advisory_xact_lock(42);
                     END IF;
                     RETURN ticket;
                 END $$;
-                DO $do$ BEGIN EXECUTE (SELECT replace(replace(pg_get_functiondef('shard_0005.next_id'::regproc),
+                DO $do$ BEGIN EXECUTE (SELECT \
+                replace(replace(pg_get_functiondef('shard_0005.next_id'::regproc),
                     $$h bigint := pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass)$$,
-                    $$h bigint := test_clock.stop(pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass))$$),
+                    $$h bigint := \
+                    \
+                    \
+                    \
+                    \
+                    \
+                    \
+                    \
+                    test_clock.stop(pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass))$$),
                     '128', '{fresh}')); END $do$"
                 ))
                 .await
                 .unwrap();
             let source: String = client
-                .query_one("SELECT prosrc FROM pg_proc WHERE oid = 'shard_0005.next_id'::regproc", &[])
+                .query_one(
+                    "SELECT prosrc FROM pg_proc WHERE oid = \
+                    'shard_0005.next_id'::regproc",
+                    &[],
+                )
                 .await
                 .unwrap()
                 .get(0);
-            assert_eq!((source.matches("test_clock.stop(").count(), source.matches(fresh).count()), (1, 4));
+            assert_eq!(
+                (
+                    source.matches("test_clock.stop(").count(),
+                    source.matches(fresh).count()
+                ),
+                (1, 4)
+            );
             let (gate, sleeper) = (servers.app(0).await, servers.app(0).await);
             fix(&client, EPOCH_MS + 1000).await;
             let mut ids = next_id(&client, "shard_0005", 1).await;
-            gate.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(42)").await.unwrap();
+            gate.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(42)")
+                .await
+                .unwrap();
             sleeper.batch_execute("SET test.stop = on").await.unwrap();
             let sleeping = tokio::spawn(async move { next_id(&sleeper, "shard_0005", 1).await });
             // Waits until it has its ticket.
             loop {
-                let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+                let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT \
+                    granted";
                 if client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1 {
                     break;
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            // A burst of three milliseconds, and then the clock goes on: the offset grows by as much as the tickets
-            // did.
+            // A burst of three milliseconds, and then the clock goes on: the offset grows by as
+            // much as the tickets did.
             ids.extend(next_id(&client, "shard_0005", 3 * 1024 + 6).await);
             fix(&client, EPOCH_MS + 1006).await;
             ids.extend(next_id(&client, "shard_0005", 5).await);
             gate.batch_execute("COMMIT").await.unwrap();
             let late = sleeping.await.unwrap()[0];
             assert_grows(&ids);
-            assert_eq!(ids.iter().filter(|id| **id == late).count(), repeats, "fresh is {fresh}");
+            assert_eq!(
+                ids.iter().filter(|id| **id == late).count(),
+                repeats,
+                "fresh is {fresh}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A column is renamed while the application works, by the steps of docs/migrations.md: old and new versions of the
-//! application work side by side through all steps, and none of their calls fails.
+//! A column is renamed while the application works, by the steps of docs/migrations.md: old and new
+//! versions of the application work side by side through all steps, and none of their calls fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,15 +53,35 @@ impl Process {
         let task = tokio::spawn(async move {
             let mut calls = 0;
             while !stopped.load(Ordering::Relaxed) {
-                let shard = router.shard(ShardId::new(calls as u16 % SHARDS).unwrap()).unwrap();
+                let shard = router
+                    .shard(ShardId::new(calls as u16 % SHARDS).unwrap())
+                    .unwrap();
                 let text = format!("photo {calls}");
-                let id: i64 = shard.query_one(version.insert, &[&1_i64, &text]).await.unwrap().get(0);
-                let read: String = shard.query_one(version.select, &[&id]).await.unwrap().get(0);
+                let id: i64 = shard
+                    .query_one(version.insert, &[&1_i64, &text])
+                    .await
+                    .unwrap()
+                    .get(0);
+                let read: String = shard
+                    .query_one(version.select, &[&id])
+                    .await
+                    .unwrap()
+                    .get(0);
                 assert_eq!(read, text);
                 // Any photo, whichever process has written it.
-                let any = shard.query("SELECT id FROM {shard}.photos ORDER BY random() LIMIT 1", &[]).await.unwrap();
+                let any = shard
+                    .query(
+                        "SELECT id FROM {shard}.photos ORDER BY random() LIMIT 1",
+                        &[],
+                    )
+                    .await
+                    .unwrap();
                 let id: i64 = any[0].get(0);
-                let read: String = shard.query_one(version.select, &[&id]).await.unwrap().get(0);
+                let read: String = shard
+                    .query_one(version.select, &[&id])
+                    .await
+                    .unwrap()
+                    .get(0);
                 assert!(read.starts_with("photo"), "{read}");
                 calls += 1;
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -84,7 +104,10 @@ on_each_version! {
     async fn a_column_is_renamed(version) {
         let world = World::new(&[version, version], SHARDS).await;
         for client in world.all().await {
-            for schema in lines(&client, "SELECT schema_name FROM pgshard.shard").await.lines() {
+            for schema in lines(&client, "SELECT schema_name FROM pgshard.shard")
+                .await
+                .lines()
+            {
                 let rows = format!(
                     "INSERT INTO {schema}.users (id, name) VALUES (1, 'a');
                      INSERT INTO {schema}.photos (user_id, title)
@@ -99,26 +122,52 @@ on_each_version! {
             world.run(&["migrate", "up"]).await.ended(0);
         };
         let old = Process::start(&router, OLD);
-        up("0002_expand.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption text").await;
+        up(
+            "0002_expand.sql",
+            "ALTER TABLE {shard}.photos ADD COLUMN caption text",
+        )
+        .await;
         let both = Process::start(&router, BOTH);
         old.end().await;
         // From here on every process writes both columns.
         world.servers.write(
             "captions.sql",
-            "UPDATE {shard}.photos SET caption = title WHERE id BETWEEN {low} AND {high} AND caption IS NULL",
+            "UPDATE {shard}.photos SET caption = title WHERE id BETWEEN {low} AND {high} AND \
+                caption IS NULL",
         );
         let file = world.servers.directory().join("captions.sql");
-        let backfill = ["migrate", "backfill", file.to_str().unwrap(), "--table", "photos", "--range-ms", "5"];
+        let backfill = [
+            "migrate",
+            "backfill",
+            file.to_str().unwrap(),
+            "--table",
+            "photos",
+            "--range-ms",
+            "5",
+        ];
         world.run(&backfill).await.ended(0);
-        let check = "ALTER TABLE {shard}.photos ADD CONSTRAINT captioned CHECK (caption IS NOT NULL) NOT VALID";
+        let check = "ALTER TABLE {shard}.photos ADD CONSTRAINT captioned CHECK (caption IS NOT \
+            NULL) NOT VALID";
         up("0003_check.sql", check).await;
-        up("0004_validate.sql", "ALTER TABLE {shard}.photos VALIDATE CONSTRAINT captioned").await;
+        up(
+            "0004_validate.sql",
+            "ALTER TABLE {shard}.photos VALIDATE CONSTRAINT captioned",
+        )
+        .await;
         let switched = Process::start(&router, SWITCHED);
         both.end().await;
-        up("0005_release.sql", "ALTER TABLE {shard}.photos ALTER title DROP NOT NULL").await;
+        up(
+            "0005_release.sql",
+            "ALTER TABLE {shard}.photos ALTER title DROP NOT NULL",
+        )
+        .await;
         let new = Process::start(&router, NEW);
         switched.end().await;
-        up("0006_contract.sql", "ALTER TABLE {shard}.photos DROP COLUMN title").await;
+        up(
+            "0006_contract.sql",
+            "ALTER TABLE {shard}.photos DROP COLUMN title",
+        )
+        .await;
         new.end().await;
         world.run(&["check", "--ddl"]).await.ended(0);
     }

@@ -1,11 +1,12 @@
-//! Random runs of `migrate up`: files of every kind, killed and interrupted at random, while a shard moves and a second
-//! operator works.
+//! Random runs of `migrate up`: files of every kind, killed and interrupted at random, while a
+//! shard moves and a second operator works.
 //!
-//! The oracle is a cluster that ran the same files undisturbed: every shard must have the same definitions as its
-//! shards. The exit code of a run is compared with what the hosts have recorded. At the end, sessions and everything
-//! that a killed run began must be gone.
+//! The oracle is a cluster that ran the same files undisturbed: every shard must have the same
+//! definitions as its shards. The exit code of a run is compared with what the hosts have recorded.
+//! At the end, sessions and everything that a killed run began must be gone.
 //!
-//! `PGSHARD_TEST_MATRIX=100` plays that many rounds; `PGSHARD_TEST_MATRIX_SEED=4711` begins with that seed.
+//! `PGSHARD_TEST_MATRIX=100` plays that many rounds; `PGSHARD_TEST_MATRIX_SEED=4711` begins with
+//! that seed.
 
 use std::time::{Duration, Instant};
 
@@ -26,21 +27,31 @@ fn file(rng: &mut Rng, number: usize) -> (String, String) {
     let sql = match rng.u32(0..9) {
         0 => format!("ALTER TABLE {{shard}}.photos ADD COLUMN c{number} text DEFAULT 'x'; {pause}"),
         1 => format!(
-            "CREATE TABLE {{shard}}.t{number} (id bigint PRIMARY KEY DEFAULT {{shard}}.next_id(), p bigint REFERENCES \
+            "CREATE TABLE {{shard}}.t{number} (id bigint PRIMARY KEY DEFAULT {{shard}}.next_id(), \
+                p bigint REFERENCES \
              {{shard}}.photos); {pause}; CREATE INDEX ON {{shard}}.t{number} (p)"
         ),
         2 => {
-            format!("CREATE FUNCTION {{shard}}.f{number}() RETURNS int LANGUAGE sql AS 'SELECT {{shard_id}}'; {pause}")
+            format!(
+                "CREATE FUNCTION {{shard}}.f{number}() RETURNS int LANGUAGE sql AS 'SELECT \
+                    {{shard_id}}'; {pause}"
+            )
         }
         3 => format!(
-            "ALTER TABLE {{shard}}.users ADD COLUMN d{number} int; {pause}; UPDATE {{shard}}.users SET d{number} = 1; \
+            "ALTER TABLE {{shard}}.users ADD COLUMN d{number} int; {pause}; UPDATE {{shard}}.users \
+                SET d{number} = 1; \
              ALTER TABLE {{shard}}.users ADD CHECK (d{number} > 0)"
         ),
         4 => format!("{ALONE}CREATE INDEX CONCURRENTLY i{number} ON {{shard}}.photos (title, id)"),
-        5 => format!("{ALONE}CREATE UNIQUE INDEX CONCURRENTLY u{number} ON {{shard}}.photos (id, user_id)"),
+        5 => format!(
+            "{ALONE}CREATE UNIQUE INDEX CONCURRENTLY u{number} ON {{shard}}.photos (id, user_id)"
+        ),
         6 => format!("{ALONE}VACUUM {{shard}}.photos"),
         7 => format!("{ONCE}CREATE TYPE public.m{number} AS ENUM ('a', 'b'); {pause}"),
-        _ => format!("{ONCE}CREATE FUNCTION public.g{number}() RETURNS int LANGUAGE sql AS 'SELECT {number}'; {pause}"),
+        _ => format!(
+            "{ONCE}CREATE FUNCTION public.g{number}() RETURNS int LANGUAGE sql AS 'SELECT \
+                {number}'; {pause}"
+        ),
     };
     (format!("{number:04}_random.sql"), sql)
 }
@@ -62,13 +73,17 @@ fn fate(rng: &mut Rng) -> Fate {
         0 | 1 => Fate::Kill(rng.u64(30..700)),
         2 => Fate::Interrupt(rng.u64(30..500)),
         3 => Fate::Second(rng.u64(0..200)),
-        4 => Fate::Move(rng.u16(0..SHARDS), if rng.bool() { "online" } else { "blocking" }),
+        4 => Fate::Move(
+            rng.u16(0..SHARDS),
+            if rng.bool() { "online" } else { "blocking" },
+        ),
         _ => Fate::None,
     }
 }
 
 impl World {
-    /// Runs `migrate up` together with its fate, and returns the exit codes of the runs that were not killed.
+    /// Runs `migrate up` together with its fate, and returns the exit codes of the runs that were
+    /// not killed.
     async fn up_beside(&self, fate: Fate) -> Vec<Ran> {
         let up = ["migrate", "up", "--jobs", "2", "--patience-s", "20"];
         let run = self.command(&up, &[]).spawn().unwrap();
@@ -77,7 +92,11 @@ impl World {
             Fate::None => vec![Ran::of(run).await],
             Fate::Kill(after) | Fate::Interrupt(after) => {
                 tokio::time::sleep(Duration::from_millis(after)).await;
-                let signal = if matches!(fate, Fate::Kill(_)) { Signal::KILL } else { Signal::INT };
+                let signal = if matches!(fate, Fate::Kill(_)) {
+                    Signal::KILL
+                } else {
+                    Signal::INT
+                };
                 // It may have ended already.
                 let _ = kill_process(pid, signal);
                 vec![Ran::of(run).await]
@@ -90,13 +109,32 @@ impl World {
                 vec![first, second]
             }
             Fate::Move(shard, mode) => {
-                let target = if self.host_of(shard) == 0 { "db2" } else { "db1" };
+                let target = if self.host_of(shard) == 0 {
+                    "db2"
+                } else {
+                    "db1"
+                };
                 let shard = shard.to_string();
-                let args = ["move", &shard, "--to", target, "--mode", mode, "--yes", "--fence-attempts", "200"];
+                let args = [
+                    "move",
+                    &shard,
+                    "--to",
+                    target,
+                    "--mode",
+                    mode,
+                    "--yes",
+                    "--fence-attempts",
+                    "200",
+                ];
                 let (first, moved) = tokio::join!(Ran::of(run), self.run(&args));
-                // The definitions may be altered while the target is built, or an index may be half built: the move
-                // names it, and nothing is lost.
-                assert!([0, 1, 4, 5, 7].contains(&moved.code()), "{}{}", moved.stdout, moved.stderr);
+                // The definitions may be altered while the target is built, or an index may be half
+                // built: the move names it, and nothing is lost.
+                assert!(
+                    [0, 1, 4, 5, 7].contains(&moved.code()),
+                    "{}{}",
+                    moved.stdout,
+                    moved.stderr
+                );
                 if moved.code() == 7 {
                     self.run(&["moves", "resume", &moved.id(), "--yes"]).await;
                 }
@@ -108,33 +146,50 @@ impl World {
     /// The definitions of each shard, without its own name and number, on the host that serves it.
     async fn definitions(&self) -> Vec<(String, String)> {
         let sql = "SELECT line FROM (
-                SELECT c.relname || '.' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod) || ' '
+                SELECT c.relname || '.' || a.attname || ' ' || format_type(a.atttypid, \
+                a.atttypmod) || ' '
                     || a.attnotnull || ' ' || coalesce(pg_get_expr(d.adbin, d.adrelid), '')
-                FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT \
+                a.attisdropped
                 LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
                 WHERE c.relnamespace = to_regnamespace('SHARD') AND c.relkind IN ('r', 'S')
-                UNION ALL SELECT pg_get_indexdef(indexrelid) || indisvalid FROM pg_index JOIN pg_class c
+                UNION ALL SELECT pg_get_indexdef(indexrelid) || indisvalid FROM pg_index JOIN \
+                pg_class c
                     ON c.oid = indexrelid WHERE c.relnamespace = to_regnamespace('SHARD')
                 UNION ALL SELECT conname || pg_get_constraintdef(oid) FROM pg_constraint
                     WHERE connamespace = to_regnamespace('SHARD')
                 UNION ALL SELECT proname || md5(prosrc) FROM pg_proc
                     WHERE pronamespace = to_regnamespace('SHARD') AND proname ~ '^f[0-9]'
-                UNION ALL SELECT 'once ' || proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+                UNION ALL SELECT 'once ' || proname FROM pg_proc WHERE pronamespace = \
+                'public'::regnamespace
                 UNION ALL SELECT 'once ' || typname FROM pg_type
                     WHERE typnamespace = 'public'::regnamespace AND typtype = 'e'
-                UNION ALL SELECT 'has ' || name || checksum FROM pgshard.shard_migration WHERE shard_id = NUMBER
-                UNION ALL SELECT 'host has ' || name || checksum FROM pgshard.host_migration) AS all_of_it (line)
+                UNION ALL SELECT 'has ' || name || checksum FROM pgshard.shard_migration WHERE \
+                shard_id = NUMBER
+                UNION ALL SELECT 'host has ' || name || checksum FROM pgshard.host_migration) AS \
+                all_of_it (line)
             ORDER BY 1";
         let mut all = Vec::new();
         for client in self.all().await {
-            let served = "SELECT shard_id || ' ' || schema_name FROM pgshard.shard WHERE state = 'serving'";
+            let served =
+                "SELECT shard_id || ' ' || schema_name FROM pgshard.shard WHERE state = 'serving'";
             for line in lines(&client, served).await.lines() {
                 let (number, schema) = line.split_once(' ').unwrap();
-                let made = lines(&client, &sql.replace("SHARD", schema).replace("NUMBER", number)).await;
+                let made = lines(
+                    &client,
+                    &sql.replace("SHARD", schema).replace("NUMBER", number),
+                )
+                .await;
                 // Each function contains its shard's number.
-                let own = client.query_one("SELECT md5('SELECT ' || $1::text)", &[&number]).await.unwrap();
+                let own = client
+                    .query_one("SELECT md5('SELECT ' || $1::text)", &[&number])
+                    .await
+                    .unwrap();
                 let own: String = own.get(0);
-                all.push((schema.to_owned(), made.replace(schema, "SHARD").replace(&own, "OWN")));
+                all.push((
+                    schema.to_owned(),
+                    made.replace(schema, "SHARD").replace(&own, "OWN"),
+                ));
             }
         }
         all
@@ -146,9 +201,12 @@ impl World {
         for client in self.all().await {
             let sql = "SELECT pid || ' ' || state || ' ' || query FROM pg_stat_activity
                 WHERE application_name LIKE 'pgshard migrate%'
-                UNION ALL SELECT 'lock ' || objid FROM pg_locks WHERE locktype = 'advisory' AND classid = 1885827944
-                UNION ALL SELECT 'invalid ' || indexrelid::regclass FROM pg_index WHERE NOT indisvalid
-                UNION ALL SELECT 'attempt ' || shard_id FROM pgshard.migration_attempt JOIN pgshard.shard
+                UNION ALL SELECT 'lock ' || objid FROM pg_locks WHERE locktype = 'advisory' AND \
+                classid = 1885827944
+                UNION ALL SELECT 'invalid ' || indexrelid::regclass FROM pg_index WHERE NOT \
+                indisvalid
+                UNION ALL SELECT 'attempt ' || shard_id FROM pgshard.migration_attempt JOIN \
+                pgshard.shard
                     USING (shard_id) WHERE state = 'serving'";
             loop {
                 let left = lines(&client, sql).await;
@@ -165,11 +223,16 @@ impl World {
 /// One round. If it panics, it tells the story; the same seed gives the same round.
 async fn round(version: u32, seed: u64) {
     let mut rng = Rng::with_seed(seed);
-    let files: Vec<(String, String)> = (2..rng.usize(6..9)).map(|number| file(&mut rng, number)).collect();
+    let files: Vec<(String, String)> = (2..rng.usize(6..9))
+        .map(|number| file(&mut rng, number))
+        .collect();
     let mut story = format!("PGSHARD_TEST_MATRIX_SEED={seed} on {version}: {files:#?}\n");
     let world = World::new(&[version, version], SHARDS).await;
     for client in world.all().await {
-        for schema in lines(&client, "SELECT schema_name FROM pgshard.shard").await.lines() {
+        for schema in lines(&client, "SELECT schema_name FROM pgshard.shard")
+            .await
+            .lines()
+        {
             let rows = format!(
                 "INSERT INTO {schema}.users (name) VALUES ('a'), ('b');
                  INSERT INTO {schema}.photos (user_id, title)
@@ -190,11 +253,23 @@ async fn round(version: u32, seed: u64) {
             story += &format!("{fate:?} with {written} files: ");
             for ran in world.up_beside(fate).await {
                 story += &format!("{} ", ran.code());
-                // 1: nothing was done, for instance because another run is at work; 8: some shards were left.
-                assert!([0, 1, 8, 130, -9].contains(&ran.code()), "{story}\n{}\n{}", ran.stdout, ran.stderr);
-                let all = usize::from(SHARDS) * (written + 1) - once(&files[..written]) * usize::from(SHARDS);
+                // 1: nothing was done, for instance because another run is at work; 8: some shards
+                // were left.
+                assert!(
+                    [0, 1, 8, 130, -9].contains(&ran.code()),
+                    "{story}\n{}\n{}",
+                    ran.stdout,
+                    ran.stderr
+                );
+                let all = usize::from(SHARDS) * (written + 1)
+                    - once(&files[..written]) * usize::from(SHARDS);
                 if ran.code() == 0 {
-                    assert_eq!(recorded(&world).await, all, "{story}: exit code 0\n{}", ran.stdout);
+                    assert_eq!(
+                        recorded(&world).await,
+                        all,
+                        "{story}: exit code 0\n{}",
+                        ran.stdout
+                    );
                 }
             }
             story += "\n";
@@ -231,14 +306,18 @@ async fn round(version: u32, seed: u64) {
 
 /// How many of these run once per host.
 fn once(files: &[(String, String)]) -> usize {
-    files.iter().filter(|(_, sql)| sql.starts_with(ONCE)).count()
+    files
+        .iter()
+        .filter(|(_, sql)| sql.starts_with(ONCE))
+        .count()
 }
 
 /// How many of the application's files the served shards have recorded, all together.
 async fn recorded(world: &World) -> usize {
     let mut count = 0;
     for client in world.all().await {
-        let sql = "SELECT count(*)::text FROM pgshard.shard_migration JOIN pgshard.shard USING (shard_id)
+        let sql =
+            "SELECT count(*)::text FROM pgshard.shard_migration JOIN pgshard.shard USING (shard_id)
             WHERE state <> 'moved' AND name !~ '^pgshard:'";
         count += lines(&client, sql).await.trim().parse::<usize>().unwrap();
     }
@@ -248,7 +327,11 @@ async fn recorded(world: &World) -> usize {
 on_each_version! {
     /// Two rounds, or as many as the environment says.
     async fn random_runs(version) {
-        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+        let number = |name: &str| {
+            std::env::var(name)
+                .ok()
+                .and_then(|text| text.parse::<u64>().ok())
+        };
         let first = number("PGSHARD_TEST_MATRIX_SEED").unwrap_or(u64::from(version));
         for seed in first..first + number("PGSHARD_TEST_MATRIX").unwrap_or(2) {
             eprintln!("PGSHARD_TEST_MATRIX_SEED={seed}");

@@ -1,67 +1,122 @@
-//! What stands in the files of migrations: the schema's name in strings, COPY, and names that PostgreSQL changes.
+//! What stands in the files of migrations: the schema's name in strings, COPY, and names that
+//! PostgreSQL changes.
 
 use crate::support::World;
 
 on_each_version! {
-    /// `{shard}` in a string is the schema's name as the catalogs have it, so that a guard is true; and a shard that
-    /// was made when it had quotes is not another than one that was made since.
+    /// `{shard}` in a string is the schema's name as the catalogs have it, so that a guard is true;
+    /// and a shard that was made when it had quotes is not another than one that was made since.
     async fn the_schema_in_strings(version) {
         let world = World::new(&[version], 2).await;
-        world.file(("migrations/0002_caption.sql", "DO $$ BEGIN
-            IF EXISTS (SELECT FROM information_schema.tables WHERE table_schema = '{shard}' AND table_name = 'photos')
+        world.file((
+            "migrations/0002_caption.sql",
+            "DO $$ BEGIN
+            IF EXISTS (SELECT FROM information_schema.tables WHERE table_schema = '{shard}' AND \
+            table_name = 'photos')
                 AND to_regclass('{shard}.photos') IS NOT NULL
-            THEN ALTER TABLE {shard}.photos ADD COLUMN caption text; END IF; END $$"));
+            THEN ALTER TABLE {shard}.photos ADD COLUMN caption text; END IF; END $$",
+        ));
         world.run(&["migrate", "up"]).await.ended(0);
         assert_eq!(world.having("caption").await, 2);
-        let count = "SELECT count(*) FROM pg_tables WHERE schemaname = '{shard}' AND tablename = 'photos'";
-        let found = world.run(&["sql", count, "--shards", "1"]).await.ended(0).last();
+        let count = "SELECT count(*) FROM pg_tables WHERE schemaname = '{shard}' AND tablename = \
+            'photos'";
+        let found = world
+            .run(&["sql", count, "--shards", "1"])
+            .await
+            .ended(0)
+            .last();
         assert_eq!(found["rows"][0]["count"], "1");
 
-        world.file(("migrations/0003_count.sql", "CREATE FUNCTION {shard}.photos_count() RETURNS bigint LANGUAGE sql
-            AS $$ SELECT count(*) FROM {shard}.photos $$"));
+        world.file((
+            "migrations/0003_count.sql",
+            "CREATE FUNCTION {shard}.photos_count() RETURNS \
+            bigint LANGUAGE sql
+            AS $$ SELECT count(*) FROM {shard}.photos $$",
+        ));
         world.run(&["migrate", "up"]).await.ended(0);
         let quoted = r#"CREATE OR REPLACE FUNCTION shard_0001.photos_count() RETURNS bigint LANGUAGE sql
             AS $$ SELECT count(*) FROM "shard_0001".photos $$"#;
-        world.servers.app(0).await.batch_execute(quoted).await.unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(quoted)
+            .await
+            .unwrap();
         world.run(&["check", "--ddl"]).await.ended(0);
     }
 
-    /// COPY to or from the client is refused before anything runs. One that only the server sees does no harm, and is
-    /// not taken for the end of the connection.
+    /// COPY to or from the client is refused before anything runs. One that only the server sees
+    /// does no harm, and is not taken for the end of the connection.
     async fn rows_for_the_client(version) {
         let world = World::new(&[version], 2).await;
         let alter = "ALTER TABLE {shard}.photos ADD COLUMN caption text;\n";
-        for copy in ["COPY {shard}.users TO STDOUT", "COPY {shard}.users FROM STDIN"] {
+        for copy in [
+            "COPY {shard}.users TO STDOUT",
+            "COPY {shard}.users FROM STDIN",
+        ] {
             world.file(("migrations/0002_caption.sql", &format!("{alter}{copy}")));
             let refused = world.run(&["migrate", "up"]).await;
             assert_ne!(refused.code(), 0);
-            assert!(refused.stderr.contains("0002_caption.sql line 2: COPY SHARD"), "{}", refused.stderr);
-            assert_eq!((world.recorded("0002_caption").await, world.having("caption").await), (0, 0));
+            assert!(
+                refused.stderr.contains(
+                    "0002_caption.sql line 2: COPY \
+                SHARD"
+                ),
+                "{}",
+                refused.stderr
+            );
+            assert_eq!(
+                (
+                    world.recorded("0002_caption").await,
+                    world.having("caption").await
+                ),
+                (0, 0)
+            );
         }
-        let hidden = "CREATE FUNCTION {shard}.one() RETURNS int LANGUAGE sql BEGIN ATOMIC SELECT 1 case; END;\n\
+        let hidden = "CREATE FUNCTION {shard}.one() RETURNS int LANGUAGE sql BEGIN ATOMIC SELECT 1 \
+            case; END;\n\
             COPY {shard}.users TO STDOUT";
         world.file(("migrations/0002_caption.sql", &format!("{alter}{hidden}")));
         world.run(&["migrate", "up"]).await.ended(0);
-        assert_eq!((world.recorded("0002_caption").await, world.having("caption").await), (2, 2));
+        assert_eq!(
+            (
+                world.recorded("0002_caption").await,
+                world.having("caption").await
+            ),
+            (2, 2)
+        );
     }
 
-    /// An index is known by the name that it has, where PostgreSQL cuts the file's off or folds it in its own way: what
-    /// a failure leaves of it does not stay, and the next attempt succeeds.
+    /// An index is known by the name that it has, where PostgreSQL cuts the file's off or folds it
+    /// in its own way: what a failure leaves of it does not stay, and the next attempt succeeds.
     async fn names_of_indexes(version) {
         let world = World::new(&[version], 4).await;
         let db1 = world.servers.app(0).await;
         let long = "users_name_is_unique_in_this_shard_because_somebody_likes_very_long_names_idx";
-        for (file, index, key, rows) in
-            [("0002_long", long, "name", "('a'), ('a')"), ("0003_fold", "ÚNICO", "left(name, 1)", "('x1'), ('x2')")]
-        {
-            world.file((&format!("migrations/{file}.sql"), &format!(
-                "-- pgshard: no-transaction\nCREATE UNIQUE INDEX CONCURRENTLY {index} ON {{shard}}.users (({key}))")));
+        for (file, index, key, rows) in [
+            ("0002_long", long, "name", "('a'), ('a')"),
+            ("0003_fold", "ÚNICO", "left(name, 1)", "('x1'), ('x2')"),
+        ] {
+            world.file((
+                &format!("migrations/{file}.sql"),
+                &format!(
+                    "-- pgshard: no-transaction\nCREATE UNIQUE INDEX CONCURRENTLY {index} ON \
+                    {{shard}}.users (({key}))"
+                ),
+            ));
             let insert = format!("INSERT INTO shard_0001.users (name) VALUES {rows}");
             db1.batch_execute(&insert).await.unwrap();
             world.run(&["migrate", "up"]).await.ended(8);
             let invalid = "SELECT count(*) FROM pg_index WHERE NOT indisvalid";
-            assert_eq!(db1.query_one(invalid, &[]).await.unwrap().get::<_, i64>(0), 0, "{index}");
-            db1.batch_execute("DELETE FROM shard_0001.users").await.unwrap();
+            assert_eq!(
+                db1.query_one(invalid, &[]).await.unwrap().get::<_, i64>(0),
+                0,
+                "{index}"
+            );
+            db1.batch_execute("DELETE FROM shard_0001.users")
+                .await
+                .unwrap();
             world.run(&["migrate", "retry"]).await.ended(0);
             assert_eq!(world.recorded(file).await, 4);
         }
@@ -71,15 +126,34 @@ on_each_version! {
     async fn texts_without_an_end(version) {
         let world = World::new(&[version], 2).await;
         for (text, said) in [
-            ("CREATE TABLE {shard}.y ();\nCOMMENT ON TABLE {shard}.y IS 'never;\n", "line 2: ' opens a text"),
-            ("CREATE TABLE {shard}.y (); /* never\n", "line 1: /* opens a comment"),
+            (
+                "CREATE TABLE {shard}.y ();\nCOMMENT ON TABLE {shard}.y IS \
+                'never;\n",
+                "line 2: ' \
+                opens a text",
+            ),
+            (
+                "CREATE TABLE {shard}.y (); /* never\n",
+                "line 1: /* opens a comment",
+            ),
         ] {
             world.file(("migrations/0002_y.sql", text));
             let refused = world.run(&["migrate", "up"]).await;
-            assert!(refused.stderr.contains(&format!("0002_y.sql {said} that is never closed")), "{}", refused.stderr);
+            assert!(
+                refused.stderr.contains(&format!(
+                    "0002_y.sql {said} that is never \
+                closed"
+                )),
+                "{}",
+                refused.stderr
+            );
         }
-        world.file(("migrations/0002_y.sql", "CREATE FUNCTION {shard}.f() RETURNS int LANGUAGE sql BEGIN ATOMIC
-            SELECT p.end FROM (SELECT 1 AS \"end\") p; SELECT 2; END;"));
+        world.file((
+            "migrations/0002_y.sql",
+            "CREATE FUNCTION {shard}.f() RETURNS int LANGUAGE sql \
+            BEGIN ATOMIC
+            SELECT p.end FROM (SELECT 1 AS \"end\") p; SELECT 2; END;",
+        ));
         world.run(&["migrate", "up"]).await.ended(0);
     }
 }

@@ -1,5 +1,5 @@
-//! The audit at a move's end: changes that are lost, doubled or altered after verification are found and named, and
-//! nothing of the old copy is dropped.
+//! The audit at a move's end: changes that are lost, doubled or altered after verification are
+//! found and named, and nothing of the old copy is dropped.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use tokio::process::Child;
 
 use crate::support::{Ran, World, go_on, other, stopped, until};
 
-/// A table with a text key, so that every change has a key that a failpoint knows; one without a key; columns of all
-/// kinds.
+/// A table with a text key, so that every change has a key that a failpoint knows; one without a
+/// key; columns of all kinds.
 const NOTES: &str = "
     CREATE TABLE {shard}.notes (
         id text PRIMARY KEY, line text, long text GENERATED ALWAYS AS (line || '!') STORED,
@@ -20,14 +20,18 @@ const NOTES: &str = "
     CREATE TABLE {shard}.nets (name varchar(9) PRIMARY KEY, net cidr);
     ALTER TABLE {shard}.loose REPLICA IDENTITY FULL;
     CREATE FUNCTION {shard}.noted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
-    CREATE TRIGGER noted BEFORE INSERT ON {shard}.notes FOR EACH ROW EXECUTE FUNCTION {shard}.noted();
+    CREATE TRIGGER noted BEFORE INSERT ON {shard}.notes FOR EACH ROW EXECUTE FUNCTION \
+    {shard}.noted();
 ";
 
 const LEASE: (&str, &str) = ("PGSHARD_LEASE_MS", "3000");
 
 /// Shards with a few rows each, those of the lower half on the first host.
 async fn world(version: u32, shards: u16) -> World {
-    let tables = [("0001_tables.sql", crate::support::TABLES), ("0002_notes.sql", NOTES)];
+    let tables = [
+        ("0001_tables.sql", crate::support::TABLES),
+        ("0002_notes.sql", NOTES),
+    ];
     let world = World::with_tables(&[version, other(version)], shards, &tables).await;
     let db1 = world.servers.app(0).await;
     for shard in 0..shards / 2 {
@@ -44,13 +48,34 @@ async fn world(version: u32, shards: u16) -> World {
     world
 }
 
-/// A move of one shard that is held before its fence, with everything verified. Its mover harms changes in this way.
+/// A move of one shard that is held before its fence, with everything verified. Its mover harms
+/// changes in this way.
 async fn held(world: &World, shard: u16, harm: &str) -> (Child, String) {
     let (db1, failpoint) = (world.servers.app(0).await, format!("in a change={harm}"));
-    let args = ["move", &shard.to_string(), "--to", "db2", "--yes", "--mode", "online", "--hold"];
-    let mover = world.command(&args, &[LEASE, ("PGSHARD_FAILPOINT", &failpoint)]).spawn().unwrap();
-    until(&db1, &format!("SELECT count(*) = 1 FROM pgshard.move WHERE shard_id = {shard} AND phase = 'ready'")).await;
-    let sql = format!("SELECT move_id::text FROM pgshard.move WHERE shard_id = {shard} AND phase = 'ready'");
+    let args = [
+        "move",
+        &shard.to_string(),
+        "--to",
+        "db2",
+        "--yes",
+        "--mode",
+        "online",
+        "--hold",
+    ];
+    let mover = world
+        .command(&args, &[LEASE, ("PGSHARD_FAILPOINT", &failpoint)])
+        .spawn()
+        .unwrap();
+    until(
+        &db1,
+        &format!(
+            "SELECT count(*) = 1 FROM pgshard.move WHERE shard_id = {shard} AND phase = 'ready'"
+        ),
+    )
+    .await;
+    let sql = format!(
+        "SELECT move_id::text FROM pgshard.move WHERE shard_id = {shard} AND phase = 'ready'"
+    );
     let id = db1.query_one(&sql, &[]).await.unwrap().get(0);
     (mover, id)
 }
@@ -58,66 +83,131 @@ async fn held(world: &World, shard: u16, harm: &str) -> (Child, String) {
 /// What an audit found: tables with the keys of their rows, as `notes (new) (old)`, sorted.
 fn found(audit: &Value) -> Vec<String> {
     let keys = |rows: &Value| {
-        let keys: Vec<&str> = rows.as_array().into_iter().flatten().map(|row| row["key"].as_str().unwrap()).collect();
+        let keys: Vec<&str> = rows
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|row| row["key"].as_str().unwrap())
+            .collect();
         keys.join(" ")
     };
     let each = audit["differences"].as_array().into_iter().flatten();
     let mut found: Vec<String> = each
-        .map(|one| format!("{} {}", one["what"].as_str().unwrap().trim_start_matches("table "), keys(&one["rows"])))
+        .map(|one| {
+            format!(
+                "{} {}",
+                one["what"].as_str().unwrap().trim_start_matches("table "),
+                keys(&one["rows"])
+            )
+        })
         .collect();
     found.sort();
     found
 }
 
-/// Checks that a move ended with this difference, that everybody is told, and that the old copy stays.
-async fn differs(world: &World, ran: &Ran, (shard, id): (u16, &str), host: usize, expected: &[&str]) {
+/// Checks that a move ended with this difference, that everybody is told, and that the old copy
+/// stays.
+async fn differs(
+    world: &World,
+    ran: &Ran,
+    (shard, id): (u16, &str),
+    host: usize,
+    expected: &[&str],
+) {
     let done = ran.ended(6).last();
     let audit = &done["audits"][shard.to_string()];
     assert_eq!(
         (audit["state"].as_str(), found(audit)),
-        (Some("differs"), expected.iter().map(|e| (*e).to_owned()).collect())
+        (
+            Some("differs"),
+            expected.iter().map(|e| (*e).to_owned()).collect()
+        )
     );
     assert!(
-        ran.json().iter().any(|line| line["event"] == "audited" && line["audit"]["state"] == "differs"),
+        ran.json()
+            .iter()
+            .any(|line| line["event"] == "audited" && line["audit"]["state"] == "differs"),
         "{}",
         ran.stdout
     );
     let check = world.run(&["check"]).await.ended(1).last();
-    let of_shard = |finding: &&Value| finding["code"] == "audit_differs" && finding["shard"] == shard;
+    let of_shard =
+        |finding: &&Value| finding["code"] == "audit_differs" && finding["shard"] == shard;
     let finding = check["findings"].as_array().unwrap().iter().find(of_shard);
     let finding = finding.unwrap_or_else(|| panic!("{check}"));
     assert_eq!(finding["severity"], "alarm");
     let message = finding["message"].as_str().unwrap().replace(", (", " (");
-    assert!(expected.iter().all(|one| message.contains(one)), "{finding}");
+    assert!(
+        expected.iter().all(|one| message.contains(one)),
+        "{finding}"
+    );
     let shown = world.run(&["moves", "show", id]).await.ended(0).last();
     assert_eq!(found(&shown["shards"][0]["audit"]), expected);
     let listed = world.run(&["moves", "list"]).await.ended(0).last();
-    let listed = listed["moves"].as_array().unwrap().iter().find(|one| one["move"] == id).unwrap().clone();
+    let listed = listed["moves"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|one| one["move"] == id)
+        .unwrap()
+        .clone();
     assert_eq!(listed["audit"], "differs");
     let completed = world.run(&["moves", "complete", id, "--yes"]).await;
-    assert!(completed.ended(4).stderr.contains("--unaudited"), "{}", completed.stderr);
+    assert!(
+        completed.ended(4).stderr.contains("--unaudited"),
+        "{}",
+        completed.stderr
+    );
     world.run(&["moves", "gc"]).await.ended(0);
     let sql = "SELECT count(*) FROM pg_namespace WHERE nspname LIKE $1";
     let left = format!("shard\\_{shard:04}\\_\\_left\\_e%");
-    assert_eq!(world.servers.app(host).await.query_one(sql, &[&left]).await.unwrap().get::<_, i64>(0), 1);
+    assert_eq!(
+        world
+            .servers
+            .app(host)
+            .await
+            .query_one(sql, &[&left])
+            .await
+            .unwrap()
+            .get::<_, i64>(0),
+        1
+    );
 }
 
 on_each_version! {
-    /// Somebody alters the shard right after it is open at the target, as a migration may: that is no loss.
+    /// Somebody alters the shard right after it is open at the target, as a migration may: that is
+    /// no loss.
     async fn altered_right_after_the_open(version) {
         let world = world(version, 4).await;
         let args = ["move", "0", "--to", "db2", "--yes", "--mode", "online"];
-        let mover = world.command(&args, &[("PGSHARD_FAILPOINT", "after open=stop")]).spawn().unwrap();
+        let mover = world
+            .command(&args, &[("PGSHARD_FAILPOINT", "after open=stop")])
+            .spawn()
+            .unwrap();
         let pid = stopped(&mover).await;
         let altered = "CREATE TABLE shard_0000.extra (id bigint PRIMARY KEY);
             ALTER TABLE shard_0000.loose ADD COLUMN more text";
-        world.servers.app(1).await.batch_execute(altered).await.unwrap();
+        world
+            .servers
+            .app(1)
+            .await
+            .batch_execute(altered)
+            .await
+            .unwrap();
         go_on(pid);
         let done = Ran::of(mover).await.ended(0).last();
         let audit = &done["audits"]["0"];
         assert_eq!(audit["state"], "not audited", "{audit}");
-        let left_out: Vec<_> = audit["left_out"].as_array().unwrap().iter().map(|one| &one["what"]).collect();
-        assert!(left_out.iter().any(|what| **what == "definitions"), "{audit}");
+        let left_out: Vec<_> = audit["left_out"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| &one["what"])
+            .collect();
+        assert!(
+            left_out.iter().any(|what| **what == "definitions"),
+            "{audit}"
+        );
         world.run(&["check", "--fail-on", "error"]).await.ended(0);
     }
 
@@ -126,82 +216,196 @@ on_each_version! {
         let world = world(version, 12).await;
         let db1 = world.servers.app(0).await;
         let dropped =
-            "INSERT INTO notes VALUES ('new', 'failpoint'), ('fine', 'x'); UPDATE notes SET line = 'failpoint'
+            "INSERT INTO notes VALUES ('new', 'failpoint'), ('fine', 'x'); UPDATE notes SET line = \
+                'failpoint'
             WHERE id = 'old';
             DELETE FROM notes WHERE id = 'failpoint'; INSERT INTO loose VALUES ('failpoint')";
-        let altered = "INSERT INTO notes VALUES ('new', 'failpoint'); UPDATE loose SET line = 'failpoint'";
+        let altered = "INSERT INTO notes VALUES ('new', 'failpoint'); UPDATE loose SET line = \
+            'failpoint'";
         for (shard, harm, changes, expected) in [
-            (0, "drop", dropped, vec!["loose (failpoint)", "notes (failpoint) (new) (old)"]),
-            (1, "alter", altered, vec!["loose (\"failpoint altered\") (failpoint)", "notes (new)"]),
-            (2, "double", "INSERT INTO loose VALUES ('failpoint')", vec!["loose (failpoint)"]),
+            (
+                0,
+                "drop",
+                dropped,
+                vec!["loose (failpoint)", "notes (failpoint) (new) (old)"],
+            ),
+            (
+                1,
+                "alter",
+                altered,
+                vec!["loose (\"failpoint altered\") (failpoint)", "notes (new)"],
+            ),
+            (
+                2,
+                "double",
+                "INSERT INTO loose VALUES ('failpoint')",
+                vec!["loose (failpoint)"],
+            ),
         ] {
             let (mover, id) = held(&world, shard, harm).await;
-            db1.batch_execute(&format!("SET search_path = shard_{shard:04}; {changes}; RESET search_path"))
-                .await
-                .unwrap();
+            db1.batch_execute(&format!(
+                "SET search_path = shard_{shard:04}; {changes}; RESET \
+                search_path"
+            ))
+            .await
+            .unwrap();
             world.run(&["moves", "continue", &id]).await.ended(0);
             differs(&world, &Ran::of(mover).await, (shard, &id), 0, &expected).await;
         }
         // A key that comes twice is an error at once, and the source serves.
         let (mover, id) = held(&world, 3, "double").await;
-        db1.batch_execute("INSERT INTO shard_0003.notes VALUES ('new', 'failpoint')").await.unwrap();
+        db1.batch_execute(
+            "INSERT INTO shard_0003.notes VALUES ('new', \
+            'failpoint')",
+        )
+        .await
+        .unwrap();
         Ran::of(mover).await.ended(6);
         assert_eq!(world.state(0, 3).await, "serving");
         world.run(&["moves", "abort", &id]).await.ended(0);
         // If nothing was harmed, it is audited, and completed without objection.
         let (mover, id) = held(&world, 4, "drop").await;
-        db1.batch_execute("INSERT INTO shard_0004.notes VALUES ('new', 'x')").await.unwrap();
+        db1.batch_execute("INSERT INTO shard_0004.notes VALUES ('new', 'x')")
+            .await
+            .unwrap();
         world.run(&["moves", "continue", &id]).await.ended(0);
         let done = Ran::of(mover).await.ended(0).last();
         assert_eq!(done["audits"]["4"]["state"], "audited", "{done}");
-        world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
+        world
+            .run(&["moves", "complete", &id, "--yes"])
+            .await
+            .ended(0);
         // A move that differs is rolled back: its old copy is right.
         let entries = world.mover().list(None).await.found;
-        let first = entries.iter().find(|entry| entry.shard.as_i32() == 0).unwrap().id;
-        let back = world.run(&["moves", "rollback", &first.to_string(), "--yes"]).await.ended(0).last();
+        let first = entries
+            .iter()
+            .find(|entry| entry.shard.as_i32() == 0)
+            .unwrap()
+            .id;
+        let back = world
+            .run(&["moves", "rollback", &first.to_string(), "--yes"])
+            .await
+            .ended(0)
+            .last();
         assert_eq!(back["audits"]["0"]["state"], "not audited", "{back}");
-        let sql = "SELECT string_agg(concat_ws(' ', id, line), ', ' ORDER BY id) FROM shard_0000.notes";
+        let sql = "SELECT string_agg(concat_ws(' ', id, line), ', ' ORDER BY id) FROM \
+            shard_0000.notes";
         let rows: String = db1.query_one(sql, &[]).await.unwrap().get(0);
         assert_eq!(rows, "fine x, new failpoint, old failpoint, same x");
         // Another old copy is dropped by somebody who insists.
-        let second = entries.iter().find(|entry| entry.shard.as_i32() == 1).unwrap().id.to_string();
-        world.run(&["moves", "complete", &second, "--unaudited", "--yes"]).await.ended(0);
+        let second = entries
+            .iter()
+            .find(|entry| entry.shard.as_i32() == 1)
+            .unwrap()
+            .id
+            .to_string();
+        world
+            .run(&["moves", "complete", &second, "--unaudited", "--yes"])
+            .await
+            .ended(0);
     }
 
-    /// A rollback is audited like a move: here its stream loses what an old transaction commits after verification.
+    /// A rollback is audited like a move: here its stream loses what an old transaction commits
+    /// after verification.
     async fn what_a_rollback_loses_is_found(version) {
         let world = world(version, 4).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         let mover = world.mover();
-        let report = mover.run(&mover.plan(&world.online("0", "db2")).await.unwrap()).await;
-        assert_eq!(report.done[0].audit.state, AuditState::Audited, "{report:?}");
-        // It holds a lock, so that no fence succeeds, and the first of them comes after verification.
+        let report = mover
+            .run(&mover.plan(&world.online("0", "db2")).await.unwrap())
+            .await;
+        assert_eq!(
+            report.done[0].audit.state,
+            AuditState::Audited,
+            "{report:?}"
+        );
+        // It holds a lock, so that no fence succeeds, and the first of them comes after
+        // verification.
         let writer = world.servers.app(1).await;
-        writer.batch_execute("BEGIN; INSERT INTO shard_0000.notes VALUES ('new', 'failpoint')").await.unwrap();
+        writer
+            .batch_execute(
+                "BEGIN; INSERT INTO shard_0000.notes VALUES ('new', \
+            'failpoint')",
+            )
+            .await
+            .unwrap();
         let id = report.id.to_string();
-        let args = ["moves", "rollback", &id, "--yes", "--fence-attempts", "1000"];
-        let back = world.command(&args, &[LEASE, ("PGSHARD_FAILPOINT", "in a change=drop")]).spawn().unwrap();
-        until(&db2, "SELECT count(*) = 1 FROM pgshard.move WHERE phase IN ('ready', 'fenced') AND attempt > 0").await;
+        let args = [
+            "moves",
+            "rollback",
+            &id,
+            "--yes",
+            "--fence-attempts",
+            "1000",
+        ];
+        let back = world
+            .command(&args, &[LEASE, ("PGSHARD_FAILPOINT", "in a change=drop")])
+            .spawn()
+            .unwrap();
+        until(
+            &db2,
+            "SELECT count(*) = 1 FROM pgshard.move WHERE phase IN ('ready', 'fenced') AND \
+            attempt > 0",
+        )
+        .await;
         writer.batch_execute("COMMIT").await.unwrap();
         let ran = Ran::of(back).await;
         let back = ran.last()["move"].as_str().unwrap().to_owned();
         differs(&world, &ran, (0, &back), 1, &["notes (new)"]).await;
-        assert_eq!(db1.query("SELECT FROM shard_0000.notes WHERE id = 'new'", &[]).await.unwrap().len(), 0);
+        assert_eq!(
+            db1.query(
+                "SELECT FROM shard_0000.notes WHERE id = \
+            'new'",
+                &[]
+            )
+            .await
+            .unwrap()
+            .len(),
+            0
+        );
     }
 
-    /// A rollback need not wait for an audit, and an audit is not disturbed by writes to the old copy.
+    /// A rollback need not wait for an audit, and an audit is not disturbed by writes to the old
+    /// copy.
     async fn taken_back_while_it_is_audited(version) {
         let world = world(version, 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         let args = ["move", "0", "--to", "db2", "--yes", "--mode", "online"];
-        let mover = world.command(&args, &[("PGSHARD_FAILPOINT", "before audit=stop")]).spawn().unwrap();
+        let mover = world
+            .command(&args, &[("PGSHARD_FAILPOINT", "before audit=stop")])
+            .spawn()
+            .unwrap();
         let pid = crate::support::stopped(&mover).await;
-        db2.batch_execute("UPDATE shard_0000.notes SET line = 'since'; DELETE FROM shard_0000.loose").await.unwrap();
-        let id: String = db1.query_one("SELECT move_id::text FROM pgshard.move", &[]).await.unwrap().get(0);
-        let back = world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0).last();
+        db2.batch_execute(
+            "UPDATE shard_0000.notes SET line = 'since'; DELETE FROM \
+            shard_0000.loose",
+        )
+        .await
+        .unwrap();
+        let id: String = db1
+            .query_one(
+                "SELECT move_id::text FROM \
+            pgshard.move",
+                &[],
+            )
+            .await
+            .unwrap()
+            .get(0);
+        let back = world
+            .run(&["moves", "rollback", &id, "--yes"])
+            .await
+            .ended(0)
+            .last();
         assert_eq!(back["audits"]["0"]["state"], "audited", "{back}");
-        let written: i64 =
-            db1.query_one("SELECT count(*) FROM shard_0000.notes WHERE line = 'since'", &[]).await.unwrap().get(0);
+        let written: i64 = db1
+            .query_one(
+                "SELECT count(*) FROM shard_0000.notes WHERE line = \
+                'since'",
+                &[],
+            )
+            .await
+            .unwrap()
+            .get(0);
         assert_eq!(written, 3);
         crate::support::go_on(pid);
         let done = Ran::of(mover).await.ended(0).last();
@@ -209,153 +413,324 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// An audit has a time limit, and says what it did not compare. The comparison of blocking moves behind the fence
-    /// counts as their audit.
+    /// An audit has a time limit, and says what it did not compare. The comparison of blocking
+    /// moves behind the fence counts as their audit.
     async fn audits_end(version) {
         let world = world(version, 8).await;
         let options = Options::default().audit_max(Duration::ZERO);
         let mover = world.mover_with(options);
-        let report = mover.run(&mover.plan(&world.online("0", "db2")).await.unwrap()).await;
-        assert_eq!((report.done[0].phase, report.done[0].audit.state), (Phase::Kept, AuditState::NotAudited));
-        assert!(matches!(world.mover().complete(report.id).await, Err(Error::Unaudited { .. })));
+        let report = mover
+            .run(&mover.plan(&world.online("0", "db2")).await.unwrap())
+            .await;
+        assert_eq!(
+            (report.done[0].phase, report.done[0].audit.state),
+            (Phase::Kept, AuditState::NotAudited)
+        );
+        assert!(matches!(
+            world.mover().complete(report.id).await,
+            Err(Error::Unaudited { .. })
+        ));
         let mover = world.mover();
-        let report = mover.run(&mover.plan(&world.request("1", "db2")).await.unwrap()).await;
+        let report = mover
+            .run(&mover.plan(&world.request("1", "db2")).await.unwrap())
+            .await;
         assert_eq!(report.done[0].audit.state, AuditState::Audited);
         assert!(mover.complete(report.id).await.unwrap().failed.is_empty());
         let failpoint = Some(Failpoint::parse("before audit=fail").unwrap());
         let mover = world.mover_with(Options::default().failpoint(failpoint));
-        let report = mover.run(&mover.plan(&world.online("2", "db2")).await.unwrap()).await;
-        assert_eq!(report.done[0].audit.state, AuditState::NotAudited, "{report:?}");
+        let report = mover
+            .run(&mover.plan(&world.online("2", "db2")).await.unwrap())
+            .await;
+        assert_eq!(
+            report.done[0].audit.state,
+            AuditState::NotAudited,
+            "{report:?}"
+        );
     }
 }
 
 on_mixed_versions! {
-    /// If a mover dies before its audit is over, the move is kept and not audited; a resume compares what is still
-    /// possible.
+    /// If a mover dies before its audit is over, the move is kept and not audited; a resume
+    /// compares what is still possible.
     15: async fn an_audit_that_was_broken_off_is_made_up_for(version) {
         let world = world(version, 14).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         for (shard, failpoint, meanwhile, expected) in [
             (0, "before audit=kill", "", "audited"),
-            (1, "before audit=kill", "UPDATE shard_0001.notes SET line = 'y' WHERE id = 'old'", "not audited"),
+            (
+                1,
+                "before audit=kill",
+                "UPDATE shard_0001.notes SET line = 'y' WHERE id = \
+                'old'",
+                "not audited",
+            ),
             (2, "after open=kill", "", "audited"),
-            (3, "before audit=kill", "ALTER TABLE shard_0003.notes ADD COLUMN more text", "not audited"),
-            (5, "before audit=kill", "DELETE FROM shard_0005.notes WHERE id = 'old'", "not audited"),
+            (
+                3,
+                "before audit=kill",
+                "ALTER TABLE shard_0003.notes ADD COLUMN more \
+                text",
+                "not audited",
+            ),
+            (
+                5,
+                "before audit=kill",
+                "DELETE FROM shard_0005.notes WHERE id = \
+                'old'",
+                "not audited",
+            ),
         ] {
-            let args = ["move", &shard.to_string(), "--to", "db2", "--yes", "--mode", "online"];
+            let args = [
+                "move",
+                &shard.to_string(),
+                "--to",
+                "db2",
+                "--yes",
+                "--mode",
+                "online",
+            ];
             world.run_until(&args, failpoint).await.ended(-9);
-            let sql = format!("SELECT move_id::text FROM pgshard.move WHERE shard_id = {shard} AND phase <> 'aborted'");
+            let sql = format!(
+                "SELECT move_id::text FROM pgshard.move WHERE shard_id = {shard} AND \
+                phase <> 'aborted'"
+            );
             let id: String = db1.query_one(&sql, &[]).await.unwrap().get(0);
             until(
                 &db1,
-                "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'pgshard audit%')",
+                "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE \
+                    'pgshard audit%')",
             )
             .await;
             if failpoint.starts_with("before audit") {
                 let shown = world.run(&["moves", "show", &id]).await.ended(0).last();
-                assert_eq!(shown["shards"][0]["audit"]["state"], "not audited", "{shown}");
-                assert!(world.run(&["check"]).await.ended(1).stdout.contains("not_audited"));
-                world.run(&["moves", "complete", &id, "--yes"]).await.ended(4);
+                assert_eq!(
+                    shown["shards"][0]["audit"]["state"], "not audited",
+                    "{shown}"
+                );
+                assert!(
+                    world
+                        .run(&["check"])
+                        .await
+                        .ended(1)
+                        .stdout
+                        .contains("not_audited")
+                );
+                world
+                    .run(&["moves", "complete", &id, "--yes"])
+                    .await
+                    .ended(4);
             }
             if !meanwhile.is_empty() {
                 db2.batch_execute(meanwhile).await.unwrap();
             }
             if shard == 5 {
                 // The server no longer knows what was deleted before a crash.
-                tokio::task::block_in_place(|| world.servers.server(1).restart(StopMode::Immediate)).unwrap();
+                tokio::task::block_in_place(|| {
+                    world.servers.server(1).restart(StopMode::Immediate)
+                })
+                .unwrap();
             }
             let done = world.run(&["moves", "resume", &id]).await.ended(0).last();
-            assert_eq!(done["audits"][shard.to_string()]["state"], expected, "{done}");
+            assert_eq!(
+                done["audits"][shard.to_string()]["state"],
+                expected,
+                "{done}"
+            );
             let again = world.run(&["moves", "audit", &id]).await;
             again.ended(if expected == "audited" { 0 } else { 8 });
         }
-        // A row is altered after the open, and deleted between its comparison and the look for later writes: of a row
-        // that is gone nothing shows that somebody had written to it.
+        // A row is altered after the open, and deleted between its comparison and the look for
+        // later writes: of a row that is gone nothing shows that somebody had written to it.
         let args = ["move", "6", "--to", "db2", "--yes", "--mode", "online"];
         world.run_until(&args, "before audit=kill").await.ended(-9);
-        let sql = "SELECT move_id::text FROM pgshard.move WHERE shard_id = 6 AND phase <> 'aborted'";
+        let sql = "SELECT move_id::text FROM pgshard.move WHERE shard_id = 6 AND phase <> \
+            'aborted'";
         let id: String = db1.query_one(sql, &[]).await.unwrap().get(0);
         // The server was started anew above.
         let db2 = world.servers.app(1).await;
-        db2.batch_execute("UPDATE shard_0006.notes SET line = 'y' WHERE id = 'old'").await.unwrap();
+        db2.batch_execute("UPDATE shard_0006.notes SET line = 'y' WHERE id = 'old'")
+            .await
+            .unwrap();
         let locker = world.servers.app(1).await;
-        locker.batch_execute("BEGIN; LOCK TABLE shard_0006.users").await.unwrap();
-        let audit = world.command(&["moves", "audit", &id], &[]).spawn().unwrap();
-        until(&db2, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)").await;
-        db2.batch_execute("DELETE FROM shard_0006.notes WHERE id = 'old'").await.unwrap();
+        locker
+            .batch_execute("BEGIN; LOCK TABLE shard_0006.users")
+            .await
+            .unwrap();
+        let audit = world
+            .command(&["moves", "audit", &id], &[])
+            .spawn()
+            .unwrap();
+        until(
+            &db2,
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)",
+        )
+        .await;
+        db2.batch_execute("DELETE FROM shard_0006.notes WHERE id = 'old'")
+            .await
+            .unwrap();
         locker.batch_execute("COMMIT").await.unwrap();
         let told = crate::support::Ran::of(audit).await.ended(8).last()["audits"]["6"].clone();
         assert_eq!(told["state"], "not audited", "{told}");
         // A lost change can also be found late, as long as nobody has written to the table since.
         let (mover, id) = held(&world, 4, "drop").await;
-        db1.batch_execute("INSERT INTO shard_0004.notes VALUES ('new', 'failpoint')").await.unwrap();
+        db1.batch_execute(
+            "INSERT INTO shard_0004.notes VALUES ('new', \
+            'failpoint')",
+        )
+        .await
+        .unwrap();
         let mut mover = mover;
         let pid = rustix::process::Pid::from_raw(mover.id().unwrap() as i32).unwrap();
         world.run(&["moves", "continue", &id]).await.ended(0);
-        until(&db1, "SELECT count(*) = 1 FROM pgshard.move WHERE shard_id = 4 AND phase = 'kept'").await;
+        until(
+            &db1,
+            "SELECT count(*) = 1 FROM pgshard.move WHERE shard_id = 4 AND phase = \
+            'kept'",
+        )
+        .await;
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         mover.wait().await.unwrap();
-        db1.execute("UPDATE pgshard.move SET audit = 'under way', audit_found = '{}' WHERE shard_id = 4", &[])
-            .await
-            .unwrap();
+        db1.execute(
+            "UPDATE pgshard.move SET audit = 'under way', audit_found = '{}' WHERE \
+            shard_id = 4",
+            &[],
+        )
+        .await
+        .unwrap();
         let done = world.run(&["moves", "audit", &id]).await.ended(6).last();
         assert_eq!(found(&done["audits"]["4"]), ["notes (new)"]);
     }
 
-    /// An older control schema knows of no audits. Of what it has kept is said what the newer one will say, and nothing
-    /// is called broken off.
+    /// An older control schema knows of no audits. Of what it has kept is said what the newer one
+    /// will say, and nothing is called broken off.
     15: async fn a_move_that_was_kept_before_there_were_audits(version) {
         let world = world(version, 4).await;
         for (shard, mode) in [("0", "online"), ("1", "blocking")] {
-            world.run(&["move", shard, "--to", "db2", "--yes", "--mode", mode]).await.ended(0);
+            world
+                .run(&["move", shard, "--to", "db2", "--yes", "--mode", mode])
+                .await
+                .ended(0);
         }
         let db1 = world.servers.app(0).await;
-        let sql = "ALTER TABLE pgshard.move DROP COLUMN audit, DROP COLUMN audited_at, DROP COLUMN audit_found;
+        let sql =
+            "ALTER TABLE pgshard.move DROP COLUMN audit, DROP COLUMN audited_at, DROP COLUMN \
+            audit_found;
             DELETE FROM pgshard.control_migration WHERE version >= 4";
         db1.batch_execute(sql).await.unwrap();
         let told = async || {
             let check = world.run(&["check"]).await.last();
-            let all = check["findings"].as_array().unwrap().iter().filter(|finding| finding["code"] == "not_audited");
-            all.map(|finding| finding["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+            let all = check["findings"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|finding| finding["code"] == "not_audited");
+            all.map(|finding| finding["message"].as_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
         };
         let before = told().await;
-        let [one] = &before[..] else { panic!("{before:?}") };
-        assert!(one.starts_with("shard 0: ") && one.ends_with("it was kept before there were audits"), "{one}");
-        db1.batch_execute(include_str!("../../../migrations/control/0004_audit.sql")).await.unwrap();
+        let [one] = &before[..] else {
+            panic!("{before:?}")
+        };
+        assert!(
+            one.starts_with("shard 0: ")
+                && one.ends_with(
+                    "it was kept before there were \
+            audits"
+                ),
+            "{one}"
+        );
+        db1.batch_execute(include_str!("../../../migrations/control/0004_audit.sql"))
+            .await
+            .unwrap();
         assert_eq!(told().await, before);
     }
 
-    /// What the application does to tables right after the open is neither called a difference nor audited; nor does it
-    /// wait.
+    /// What the application does to tables right after the open is neither called a difference nor
+    /// audited; nor does it wait.
     18: async fn what_cannot_be_compared_any_more_is_named(version) {
         let world = world(version, 22).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         for (shard, statement, left_out) in [
             (0, "TRUNCATE notes", Some("truncated or rewritten")),
             (1, "DROP TABLE loose", Some("dropped")),
-            (2, "ALTER TABLE notes DROP COLUMN rev", Some("columns were altered")),
-            (3, "ALTER TABLE loose ALTER COLUMN line TYPE integer USING 1", Some("columns were altered")),
+            (
+                2,
+                "ALTER TABLE notes DROP COLUMN rev",
+                Some("columns were altered"),
+            ),
+            (
+                3,
+                "ALTER TABLE loose ALTER COLUMN line TYPE integer USING \
+                1",
+                Some(
+                    "columns were \
+                altered",
+                ),
+            ),
             (4, "VACUUM FULL notes", None),
             (5, "ALTER TABLE notes RENAME TO remarks", None),
-            (6, "UPDATE notes SET line = 'y'; DELETE FROM loose; INSERT INTO notes VALUES ('more', 'z')", None),
-            (7, "ALTER TABLE notes ADD COLUMN more text; CREATE INDEX ON notes (line)", None),
-            (8, "ALTER TABLE loose ALTER COLUMN line TYPE jsonb USING '1'", Some("columns were altered")),
+            (
+                6,
+                "UPDATE notes SET line = 'y'; DELETE FROM loose; INSERT INTO notes VALUES ('more', \
+                'z')",
+                None,
+            ),
+            (
+                7,
+                "ALTER TABLE notes ADD COLUMN more text; CREATE INDEX ON notes (line)",
+                None,
+            ),
+            (
+                8,
+                "ALTER TABLE loose ALTER COLUMN line TYPE jsonb USING \
+                '1'",
+                Some(
+                    "columns were \
+                altered",
+                ),
+            ),
             // Neither rewrites a row. Of the second, the bytes that PostgreSQL sends are others.
             (9, "ALTER TABLE nets ALTER COLUMN name TYPE text", None),
-            (10, "ALTER TABLE nets ALTER COLUMN net TYPE inet", Some("columns were altered")),
+            (
+                10,
+                "ALTER TABLE nets ALTER COLUMN net TYPE inet",
+                Some("columns were altered"),
+            ),
         ] {
             // The mover is stopped with its snapshots taken; nothing waits for it.
-            let args = ["move", &shard.to_string(), "--to", "db2", "--yes", "--mode", "online"];
-            let mover = world.command(&args, &[("PGSHARD_FAILPOINT", "before audit=stop")]).spawn().unwrap();
+            let args = [
+                "move",
+                &shard.to_string(),
+                "--to",
+                "db2",
+                "--yes",
+                "--mode",
+                "online",
+            ];
+            let mover = world
+                .command(&args, &[("PGSHARD_FAILPOINT", "before audit=stop")])
+                .spawn()
+                .unwrap();
             let pid = crate::support::stopped(&mover).await;
-            db2.batch_execute(&format!("SET lock_timeout = '1s'; SET search_path = shard_{shard:04}")).await.unwrap();
+            db2.batch_execute(&format!(
+                "SET lock_timeout = '1s'; SET search_path = \
+                shard_{shard:04}"
+            ))
+            .await
+            .unwrap();
             for part in statement.split("; ") {
                 db2.batch_execute(part).await.unwrap();
             }
-            db2.batch_execute("RESET search_path; RESET lock_timeout").await.unwrap();
+            db2.batch_execute("RESET search_path; RESET lock_timeout")
+                .await
+                .unwrap();
             let listed = world.run(&["moves", "list"]).await.ended(0).last();
-            let audits: Vec<&str> =
-                listed["moves"].as_array().unwrap().iter().map(|one| one["audit"].as_str().unwrap()).collect();
+            let audits: Vec<&str> = listed["moves"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|one| one["audit"].as_str().unwrap())
+                .collect();
             assert!(audits.contains(&"under way"), "{listed}");
             crate::support::go_on(pid);
             let ran = Ran::of(mover).await;
@@ -364,14 +739,24 @@ on_mixed_versions! {
                 None => assert_eq!(audit["state"], "audited", "{statement}: {audit}"),
                 Some(why) => {
                     assert_eq!(audit["state"], "not audited", "{statement}: {audit}");
-                    assert!(audit["left_out"].to_string().contains(why), "{statement}: {audit}");
+                    assert!(
+                        audit["left_out"].to_string().contains(why),
+                        "{statement}: {audit}"
+                    );
                 }
             }
         }
         let codes = world.run(&["check"]).await.last();
-        let codes: Vec<&str> =
-            codes["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect();
-        assert!(codes.contains(&"not_audited") && !codes.contains(&"audit_differs"), "{codes:?}");
+        let codes: Vec<&str> = codes["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|finding| finding["code"].as_str().unwrap())
+            .collect();
+        assert!(
+            codes.contains(&"not_audited") && !codes.contains(&"audit_differs"),
+            "{codes:?}"
+        );
         drop(db1);
     }
 }

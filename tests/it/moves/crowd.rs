@@ -1,5 +1,5 @@
-//! Operators who know nothing of each other: random commands, each in a process, while moves of several shards run
-//! during writes.
+//! Operators who know nothing of each other: random commands, each in a process, while moves of
+//! several shards run during writes.
 //!
 //! `PGSHARD_CROWD_SEED` and `PGSHARD_CROWD_ROUNDS` make a different run, or a longer one.
 
@@ -18,7 +18,10 @@ const OPERATORS: usize = 2;
 const COMMANDS: usize = 4;
 
 fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(otherwise)
 }
 
 /// A command, and its result.
@@ -30,7 +33,10 @@ struct Did {
 impl Did {
     async fn run(world: &World, args: &[&str]) -> Did {
         let ran = world.run_with(args, &[LEASE]).await;
-        Did { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ran }
+        Did {
+            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+            ran,
+        }
     }
 
     /// The move that it named, or began.
@@ -47,16 +53,28 @@ impl Did {
     }
 
     fn told(&self) -> String {
-        format!("{:?}: {}\n{}\n{}", self.args, self.ran.code(), self.ran.stdout, self.ran.stderr)
+        format!(
+            "{:?}: {}\n{}\n{}",
+            self.args,
+            self.ran.code(),
+            self.ran.stdout,
+            self.ran.stderr
+        )
     }
 }
 
 async fn listed(world: &World) -> Vec<Value> {
-    world.run(&["moves", "list"]).await.ended(0).last()["moves"].as_array().unwrap().clone()
+    world.run(&["moves", "list"]).await.ended(0).last()["moves"]
+        .as_array()
+        .unwrap()
+        .clone()
 }
 
 fn is_open(listed: &Value) -> bool {
-    !matches!(listed["phase"].as_str(), Some("kept" | "completed" | "aborted"))
+    !matches!(
+        listed["phase"].as_str(),
+        Some("kept" | "completed" | "aborted")
+    )
 }
 
 /// One operator's round: random commands about whatever exists.
@@ -66,8 +84,11 @@ async fn operate(world: &World, rng: &mut Rng) -> Vec<Did> {
         tokio::time::sleep(Duration::from_millis(rng.u64(0..400))).await;
         let moves = listed(world).await;
         let mut any = |open: bool| {
-            let ids: Vec<String> =
-                moves.iter().filter(|m| is_open(m) == open).map(|m| m["move"].as_str().unwrap().to_owned()).collect();
+            let ids: Vec<String> = moves
+                .iter()
+                .filter(|m| is_open(m) == open)
+                .map(|m| m["move"].as_str().unwrap().to_owned())
+                .collect();
             rng.choice(ids)
         };
         let (open, kept) = (any(true), any(false));
@@ -95,20 +116,39 @@ async fn operate(world: &World, rng: &mut Rng) -> Vec<Did> {
 async fn phases(world: &World, id: &str) -> BTreeMap<i64, String> {
     let shown = world.run(&["moves", "show", id]).await.last();
     let shards = shown["shards"].as_array().unwrap().clone();
-    shards.iter().map(|s| (s["shard"].as_i64().unwrap(), s["phase"].as_str().unwrap().to_owned())).collect()
+    shards
+        .iter()
+        .map(|s| {
+            (
+                s["shard"].as_i64().unwrap(),
+                s["phase"].as_str().unwrap().to_owned(),
+            )
+        })
+        .collect()
 }
 
-/// Checks that the exit code and the words are true, as far as possible while others were at work too.
+/// Checks that the exit code and the words are true, as far as possible while others were at work
+/// too.
 async fn judge(world: &World, did: &Did) {
     let (code, told) = (did.ran.code(), did.told());
-    for wrong in ["57P01", "terminating connection", "contradict", "panicked", "does not exist"] {
+    for wrong in [
+        "57P01",
+        "terminating connection",
+        "contradict",
+        "panicked",
+        "does not exist",
+    ] {
         assert!(!told.contains(wrong), "{wrong}: {told}");
     }
-    // On a slow machine a lease ends early. Then somebody else may abort or go on, and the words allow for each.
+    // On a slow machine a lease ends early. Then somebody else may abort or go on, and the words
+    // allow for each.
     if told.contains("has lost its lease") {
         let worked = matches!(did.args[0].as_str(), "move" | "drain" | "rebalance")
             || matches!(did.args[1].as_str(), "resume" | "abort" | "complete");
-        assert!(worked && [1, 7, 8, 130].contains(&code) && told.contains("who works on it"), "{told}");
+        assert!(
+            worked && [1, 7, 8, 130].contains(&code) && told.contains("who works on it"),
+            "{told}"
+        );
         return;
     }
     let codes: &[i32] = match (did.args[0].as_str(), did.args.get(1).map(String::as_str)) {
@@ -126,14 +166,27 @@ async fn judge(world: &World, did: &Did) {
         assert!(told.contains("asked"), "nobody pressed Ctrl-C: {told}");
     }
     let Some(id) = did.id() else { return };
-    let all =
-        |phases: BTreeMap<i64, String>, fine: &[&str]| phases.values().all(|phase| fine.contains(&phase.as_str()));
-    match (did.args[0].as_str(), did.args.get(1).map(String::as_str), code) {
+    let all = |phases: BTreeMap<i64, String>, fine: &[&str]| {
+        phases.values().all(|phase| fine.contains(&phase.as_str()))
+    };
+    match (
+        did.args[0].as_str(),
+        did.args.get(1).map(String::as_str),
+        code,
+    ) {
         ("move", _, 0) | (_, Some("resume"), 0) => {
-            assert!(all(phases(world, &id).await, &["kept", "completed"]), "{told}")
+            assert!(
+                all(phases(world, &id).await, &["kept", "completed"]),
+                "{told}"
+            )
         }
-        ("move", _, 1) | (_, Some("abort"), 0) => assert!(all(phases(world, &id).await, &["aborted"]), "{told}"),
-        (_, Some("complete"), 0) => assert!(all(phases(world, &id).await, &["completed", "aborted"]), "{told}"),
+        ("move", _, 1) | (_, Some("abort"), 0) => {
+            assert!(all(phases(world, &id).await, &["aborted"]), "{told}")
+        }
+        (_, Some("complete"), 0) => assert!(
+            all(phases(world, &id).await, &["completed", "aborted"]),
+            "{told}"
+        ),
         _ => {}
     }
 }
@@ -155,11 +208,22 @@ async fn settled(world: &World, rest: impl Future<Output = Vec<Did>>) -> Vec<Did
 }
 
 async fn round(world: &World, rng: &mut Rng) {
-    let from = usize::from((0..SHARDS).filter(|shard| world.host_of(*shard) == 0).count() < usize::from(SHARDS) / 2);
-    let mut shards: Vec<u16> = (0..SHARDS).filter(|shard| world.host_of(*shard) == from).collect();
+    let from = usize::from(
+        (0..SHARDS)
+            .filter(|shard| world.host_of(*shard) == 0)
+            .count()
+            < usize::from(SHARDS) / 2,
+    );
+    let mut shards: Vec<u16> = (0..SHARDS)
+        .filter(|shard| world.host_of(*shard) == from)
+        .collect();
     rng.shuffle(&mut shards);
     shards.truncate(rng.usize(3..=6));
-    let list = shards.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let list = shards
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(",");
     let to = ["db2", "db1"][from];
     let mode = ["online", "online", "blocking"][rng.usize(0..3)];
     let mut args = vec!["move", &list, "--to", to, "--yes", "--mode", mode];
@@ -174,11 +238,17 @@ async fn round(world: &World, rng: &mut Rng) {
             // It may have ended by itself.
             let _ = child.start_kill();
         }
-        vec![Did { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ran: Ran::of(child).await }]
+        vec![Did {
+            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+            ran: Ran::of(child).await,
+        }]
     };
     let seeds: Vec<u64> = (0..OPERATORS).map(|_| rng.u64(..)).collect();
-    let operators =
-        join_all(seeds.into_iter().map(|seed| async move { operate(world, &mut Rng::with_seed(seed)).await }));
+    let operators = join_all(
+        seeds
+            .into_iter()
+            .map(|seed| async move { operate(world, &mut Rng::with_seed(seed)).await }),
+    );
     let all = async {
         let (mut did, others) = tokio::join!(moves, operators);
         did.extend(others.into_iter().flatten());
@@ -192,8 +262,14 @@ async fn round(world: &World, rng: &mut Rng) {
     for left in listed(world).await.iter().filter(|one| is_open(one)) {
         let id = left["move"].as_str().unwrap();
         assert_eq!(left["at_work"].as_array().map(Vec::len), Some(0), "{left}");
-        let told = did.iter().any(|one| one.ran.code() != 0 && (one.told().contains(id) || one.ran.code() == -9));
-        assert!(told, "nobody said that {id} is left open: {left}\n{}", did.iter().map(Did::told).collect::<String>());
+        let told = did
+            .iter()
+            .any(|one| one.ran.code() != 0 && (one.told().contains(id) || one.ran.code() == -9));
+        assert!(
+            told,
+            "nobody said that {id} is left open: {left}\n{}",
+            did.iter().map(Did::told).collect::<String>()
+        );
         let verb = if rng.bool() { "resume" } else { "abort" };
         let args = ["moves", verb, id];
         let last = Did::run(world, &args).await;
@@ -210,13 +286,20 @@ async fn round(world: &World, rng: &mut Rng) {
     for kept in listed(world).await {
         assert!(!is_open(&kept), "{kept}");
         // A mover that was killed, or stopped, may have left shards that nobody has audited.
-        let args = ["moves", "complete", kept["move"].as_str().unwrap(), "--unaudited", "--yes"];
+        let args = [
+            "moves",
+            "complete",
+            kept["move"].as_str().unwrap(),
+            "--unaudited",
+            "--yes",
+        ];
         world.run(&args).await.ended(0);
     }
 }
 
 on_mixed_versions! {
-    /// Nothing is lost, nobody's mover is harmed, what each command says is true, and nothing is left behind.
+    /// Nothing is lost, nobody's mover is harmed, what each command says is true, and nothing is
+    /// left behind.
     15: async fn a_crowd_of_operators(version) {
         let seed = number("PGSHARD_CROWD_SEED", 1);
         let rounds = number("PGSHARD_CROWD_ROUNDS", 3);
@@ -232,7 +315,8 @@ on_mixed_versions! {
         gc.ended(0);
         world.audit(notes.flawless()).await;
         for client in world.all().await {
-            let sql = "SELECT (SELECT count(*) FROM pg_replication_slots) + (SELECT count(*) FROM pgshard.mover)";
+            let sql = "SELECT (SELECT count(*) FROM pg_replication_slots) + (SELECT count(*) FROM \
+                pgshard.mover)";
             assert_eq!(
                 client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0),
                 0,

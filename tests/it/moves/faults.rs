@@ -1,5 +1,5 @@
-//! Faults at the places of an online move: some of the combinations, half of them in each turn. `script/test-faults`
-//! runs all.
+//! Faults at the places of an online move: some of the combinations, half of them in each turn.
+//! `script/test-faults` runs all.
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -19,7 +19,8 @@ async fn at_places(version: u32, places: Vec<&'static str>, verb: Verb) {
             let (world, first) = (&world, 2 * at as u16);
             async move {
                 let begun = std::time::Instant::now();
-                // For every second place, both shards of a pair: the last shard of a move has no other to wait for.
+                // For every second place, both shards of a pair: the last shard of a move has no
+                // other to wait for.
                 let pair = [first, first + 1];
                 let shards = if at % 2 == 0 { &pair[..] } else { &pair[..1] };
                 combine(world, shards, place, Fault::Kill, verb).await;
@@ -45,7 +46,14 @@ async fn killed_at_the_other_half_and_aborted() {
 async fn crashed_broken_and_taken_over() {
     let world = World::new(&[15, 18], 8).await;
     let writers = Writers::start(&world, 3).await;
-    combine(&world, &[0, 1], "before applied", Fault::Source, Verb::Resume).await;
+    combine(
+        &world,
+        &[0, 1],
+        "before applied",
+        Fault::Source,
+        Verb::Resume,
+    )
+    .await;
     combine(&world, &[2], "after ready", Fault::Target, Verb::Resume).await;
     combine(&world, &[4, 5], "after a chunk", Fault::Reset, Verb::Resume).await;
     combine(&world, &[6], "after swap", Fault::Sleep, Verb::Resume).await;

@@ -1,4 +1,5 @@
-//! Fingerprints that another version of pgshard has recorded: nothing that cannot be compared is called altered.
+//! Fingerprints that another version of pgshard has recorded: nothing that cannot be compared is
+//! called altered.
 
 use crate::support::World;
 
@@ -7,29 +8,48 @@ const LATER: &str = "UPDATE pgshard.move SET fingerprint = '99:' || md5(fingerpr
     UPDATE pgshard.back SET fingerprint = '99:' || md5(fingerprint)";
 
 on_each_version! {
-    /// A move under way copies its shard again. An old copy is dropped where the shard has the same definition today;
-    /// else, and where it is to be taken back, it is said what is unknown, and everything stays.
+    /// A move under way copies its shard again. An old copy is dropped where the shard has the same
+    /// definition today; else, and where it is to be taken back, it is said what is unknown, and
+    /// everything stays.
     async fn of_another_version(version) {
         let world = World::new(&[version, version], 8).await;
         let online = |shards| ["move", shards, "--to", "db2", "--yes", "--mode", "online"];
         let id = world.run(&online("0-1")).await.ended(0).id();
-        world.run_until(&online("2"), "after chunks=kill").await.ended(-9);
+        world
+            .run_until(&online("2"), "after chunks=kill")
+            .await
+            .ended(-9);
         let db1 = world.servers.app(0).await;
         db1.batch_execute(LATER).await.unwrap();
         world.run(&["moves", "resume"]).await.ended(0);
         assert_eq!(world.host_of(2), 1);
 
         let back = world.run(&["moves", "rollback", &id, "--yes"]).await;
-        assert!(back.ended(4).stderr.contains("another version of pgshard"), "{}", back.stderr);
+        assert!(
+            back.ended(4).stderr.contains("another version of pgshard"),
+            "{}",
+            back.stderr
+        );
         let db2 = world.servers.app(1).await;
-        db2.batch_execute("ALTER TABLE shard_0001.photos ADD COLUMN later int").await.unwrap();
+        db2.batch_execute("ALTER TABLE shard_0001.photos ADD COLUMN later int")
+            .await
+            .unwrap();
         let complete = ["moves", "complete", id.as_str(), "--yes"];
         let ran = world.run(&complete).await;
-        assert!(ran.ended(8).stderr.contains("another version of pgshard"), "{}", ran.stderr);
+        assert!(
+            ran.ended(8).stderr.contains("another version of pgshard"),
+            "{}",
+            ran.stderr
+        );
         assert_eq!(ran.last()["shards"], "0", "{}", ran.stdout);
-        db2.batch_execute("ALTER TABLE shard_0001.photos DROP COLUMN later").await.unwrap();
+        db2.batch_execute("ALTER TABLE shard_0001.photos DROP COLUMN later")
+            .await
+            .unwrap();
         world.run(&complete).await.ended(0);
-        world.run(&["moves", "complete", "--all", "--yes"]).await.ended(0);
+        world
+            .run(&["moves", "complete", "--all", "--yes"])
+            .await
+            .ended(0);
         world.audit_places().await;
     }
 }

@@ -1,20 +1,33 @@
-//! Who keeps a table of the source locked for long: transactions that empty it and fill it again, or rewrite it, and
-//! VACUUM.
+//! Who keeps a table of the source locked for long: transactions that empty it and fill it again,
+//! or rewrite it, and VACUUM.
 
 use std::time::Duration;
 
 use crate::support::{Ran, World, go_on, lines, stopped, until};
 
 on_each_version! {
-    /// While the shard is copied, and while it is compared. It is waited for, and comes before the fence.
+    /// While the shard is copied, and while it is compared. It is waited for, and comes before the
+    /// fence.
     async fn is_waited_for(version) {
         let world = World::new(&[version, version], 4).await;
         for (shard, place) in [(0, "after slot"), (1, "after caught up")] {
-            let setup = format!("INSERT INTO shard_{shard:04}.users SELECT g, 'old' FROM generate_series(1, 9) g");
-            world.servers.app(0).await.batch_execute(&setup).await.unwrap();
+            let setup = format!(
+                "INSERT INTO shard_{shard:04}.users SELECT g, 'old' FROM \
+                generate_series(1, 9) g"
+            );
+            world
+                .servers
+                .app(0)
+                .await
+                .batch_execute(&setup)
+                .await
+                .unwrap();
             let (number, place) = (shard.to_string(), format!("{place}=stop"));
             let args = ["move", &number, "--to", "db2", "--mode", "online", "--yes"];
-            let child = world.command(&args, &[("PGSHARD_FAILPOINT", &place)]).spawn().unwrap();
+            let child = world
+                .command(&args, &[("PGSHARD_FAILPOINT", &place)])
+                .spawn()
+                .unwrap();
             let pid = stopped(&child).await;
             let writer = world.servers.app(0).await;
             let fill = format!(
@@ -31,15 +44,24 @@ on_each_version! {
             Ran::of(child).await.ended(0);
             filling.await.unwrap().unwrap();
             let rows = format!("SELECT u::text FROM shard_{shard:04}.users u ORDER BY 1");
-            assert_eq!(lines(&world.servers.app(1).await, &rows).await, "(5,new)\n(6,new)\n(7,new)\n");
+            assert_eq!(
+                lines(&world.servers.app(1).await, &rows).await,
+                "(5,new)\n(6,new)\n(7,new)\n"
+            );
         }
         world.audit_places().await;
     }
-    /// A VACUUM of a large table takes hours, and changes no row: nobody waits for it before the rows are copied.
+    /// A VACUUM of a large table takes hours, and changes no row: nobody waits for it before the
+    /// rows are copied.
     async fn by_vacuum(version) {
         let world = World::new(&[version, version], 2).await;
-        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
-        let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after publication=stop")]).spawn().unwrap();
+        let args = [
+            "move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold",
+        ];
+        let child = world
+            .command(&args, &[("PGSHARD_FAILPOINT", "after publication=stop")])
+            .spawn()
+            .unwrap();
         let pid = stopped(&child).await;
         let vacuum = world.servers.superuser(0).await;
         let locked = "BEGIN; LOCK TABLE ONLY shard_0000.users IN SHARE UPDATE EXCLUSIVE MODE";

@@ -1,4 +1,5 @@
-//! Partitioned tables: moved online while rows change their partition, there and back, and altered meanwhile.
+//! Partitioned tables: moved online while rows change their partition, there and back, and altered
+//! meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,8 +7,9 @@ use std::time::Duration;
 
 use crate::support::{World, lines, never_stopped, other, rounds, stopped};
 
-/// By range with a default that is partitioned again by hash; a partition with another order of columns; by list
-/// without a key; foreign keys from it and to it; a trigger that one partition does not have; an identity.
+/// By range with a default that is partitioned again by hash; a partition with another order of
+/// columns; by list without a key; foreign keys from it and to it; a trigger that one partition
+/// does not have; an identity.
 const SCHEMA: &str = r#"
     CREATE TABLE {shard}.kinds (id int PRIMARY KEY);
     INSERT INTO {shard}.kinds SELECT generate_series(0, 9);
@@ -42,8 +44,8 @@ const SCHEMA: &str = r#"
     INSERT INTO {shard}."Numbered" (at) SELECT generate_series(1, 20);
 "#;
 
-/// What a round does: new rows, rows that move to another partition and some that come back at once, a partition that
-/// is emptied, and sometimes all of them, unless it is calm.
+/// What a round does: new rows, rows that move to another partition and some that come back at
+/// once, a partition that is emptied, and sometimes all of them, unless it is calm.
 fn round(n: u32, is_calm: bool) -> String {
     let s = "shard_0000";
     let truncate = match n % 80 {
@@ -54,7 +56,8 @@ fn round(n: u32, is_calm: bool) -> String {
         _ => String::new(),
     };
     format!(
-        "BEGIN; INSERT INTO {s}.events (day, kind, note) SELECT (g * 7 + {n}) % 30, g % 9, repeat('x', g * {n} % 300)
+        "BEGIN; INSERT INTO {s}.events (day, kind, note) SELECT (g * 7 + {n}) % 30, g % 9, \
+            repeat('x', g * {n} % 300)
             FROM generate_series(1, 8) g;
          INSERT INTO {s}.about (day, event) SELECT day, id FROM {s}.events ORDER BY id DESC LIMIT 1;
          UPDATE {s}.events SET day = (day + 11) % 30 WHERE id % 7 = {n} % 7 AND day < 25;
@@ -77,7 +80,8 @@ const REST: Duration = Duration::from_millis(40);
 async fn rows(world: &World, host: usize) -> String {
     let db = world.servers.app(host).await;
     let sql = "SELECT quote_ident(relname) FROM pg_class
-        WHERE relnamespace = 'shard_0000'::regnamespace AND relkind = 'r' ORDER BY relname COLLATE \"C\"";
+        WHERE relnamespace = 'shard_0000'::regnamespace AND relkind = 'r' ORDER BY relname \
+        COLLATE \"C\"";
     let mut text = String::new();
     for table in lines(&db, sql).await.lines() {
         let rows = format!("SELECT one_row::text FROM shard_0000.{table} AS one_row ORDER BY 1");
@@ -87,21 +91,30 @@ async fn rows(world: &World, host: usize) -> String {
 }
 
 async fn world(version: u32) -> World {
-    World::with_tables(&[version, other(version)], 2, &[("0001_partitions.sql", SCHEMA)]).await
+    World::with_tables(
+        &[version, other(version)],
+        2,
+        &[("0001_partitions.sql", SCHEMA)],
+    )
+    .await
 }
 
 /// What only the parent's definitions give: keys and triggers of a partition that is added later.
 async fn works_as_a_whole(world: &World, host: usize) {
     let db = world.servers.app(host).await;
     db.batch_execute(
-        "SET search_path = shard_0000; TRUNCATE events CASCADE; BEGIN; ALTER TABLE events DETACH PARTITION events_new;
+        "SET search_path = shard_0000; TRUNCATE events CASCADE; BEGIN; ALTER TABLE events DETACH \
+            PARTITION events_new;
          CREATE TABLE events_newer PARTITION OF events FOR VALUES FROM (10) TO (20); COMMIT",
     )
     .await
     .unwrap();
     for (sql, code) in [
         ("INSERT INTO events (day, kind) VALUES (15, 77)", "23503"),
-        ("INSERT INTO events (id, day) VALUES (1, 15), (1, 15)", "23505"),
+        (
+            "INSERT INTO events (id, day) VALUES (1, 15), (1, 15)",
+            "23505",
+        ),
         ("INSERT INTO events (day) VALUES (-1)", "23514"),
         ("INSERT INTO about (day, event) VALUES (15, 1)", "23503"),
         ("INSERT INTO events_old (day, kind) VALUES (5, 77)", "23503"),
@@ -112,10 +125,16 @@ async fn works_as_a_whole(world: &World, host: usize) {
     }
     let noted = "SELECT count(*) FROM noted";
     let before: i64 = db.query_one(noted, &[]).await.unwrap().get(0);
-    db.batch_execute("INSERT INTO events (day) VALUES (3), (13), (29)").await.unwrap();
-    assert_eq!(db.query_one(noted, &[]).await.unwrap().get::<_, i64>(0), before + 3);
+    db.batch_execute("INSERT INTO events (day) VALUES (3), (13), (29)")
+        .await
+        .unwrap();
+    assert_eq!(
+        db.query_one(noted, &[]).await.unwrap().get::<_, i64>(0),
+        before + 3
+    );
     db.batch_execute(
-        "BEGIN; TRUNCATE events CASCADE; ALTER TABLE events DETACH PARTITION events_newer; DROP TABLE events_newer;
+        "BEGIN; TRUNCATE events CASCADE; ALTER TABLE events DETACH PARTITION events_newer; DROP \
+            TABLE events_newer;
          ALTER TABLE events ATTACH PARTITION events_new FOR VALUES FROM (10) TO (20);
          ALTER TABLE events_new DISABLE TRIGGER noted; COMMIT",
     )
@@ -124,11 +143,14 @@ async fn works_as_a_whole(world: &World, host: usize) {
 }
 
 on_each_version! {
-    /// There, taken back, and there again while rows change their partition all the time; then once more with the shard
-    /// closed. Every row and every definition is the same.
+    /// There, taken back, and there again while rows change their partition all the time; then once
+    /// more with the shard closed. Every row and every definition is the same.
     async fn there_and_back(version) {
         let world = world(version).await;
-        let (calm, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (calm, stop) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicBool::new(false)),
+        );
         let worker = tokio::spawn(rounds(world.all().await, REST, stop.clone(), {
             let calm = calm.clone();
             move |n| round(n, calm.load(Ordering::Relaxed))
@@ -136,7 +158,10 @@ on_each_version! {
         let moved = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
         let first = world.run(&moved).await.ended(0).id();
         assert_eq!(world.state(1, 0).await, "serving");
-        world.run(&["moves", "rollback", &first, "--yes"]).await.ended(0);
+        world
+            .run(&["moves", "rollback", &first, "--yes"])
+            .await
+            .ended(0);
         assert_eq!(world.state(0, 0).await, "serving");
         // A table that was emptied after the open can no longer be audited.
         calm.store(true, Ordering::Relaxed);
@@ -144,31 +169,59 @@ on_each_version! {
         let again = world.run(&moved).await.ended(0).id();
         stop.store(true, Ordering::Relaxed);
         let (rounds, refused) = worker.await.unwrap();
-        assert!(rounds > 5 && refused.is_empty(), "{rounds} rounds, and {refused:#?}");
+        assert!(
+            rounds > 5 && refused.is_empty(),
+            "{rounds} rounds, and {refused:#?}"
+        );
         let report = world.run(&["check", "--ddl"]).await.last();
-        let differs = report["findings"].as_array().unwrap().iter().filter(|one| one["code"] == "ddl_differs");
-        assert_eq!(differs.map(|one| one["message"].to_string()).collect::<Vec<_>>(), [""; 0]);
+        let differs = report["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|one| one["code"] == "ddl_differs");
+        assert_eq!(
+            differs
+                .map(|one| one["message"].to_string())
+                .collect::<Vec<_>>(),
+            [""; 0]
+        );
         works_as_a_whole(&world, 1).await;
-        world.run(&["moves", "complete", &again, "--yes"]).await.ended(0);
+        world
+            .run(&["moves", "complete", &again, "--yes"])
+            .await
+            .ended(0);
         let before = rows(&world, 1).await;
-        world.run(&["move", "0", "--to", "db1", "--mode", "blocking", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "0", "--to", "db1", "--mode", "blocking", "--yes"])
+            .await
+            .ended(0);
         assert_eq!(before, rows(&world, 0).await);
         works_as_a_whole(&world, 0).await;
         world.audit_places().await;
     }
 
-    /// Partitions are detached, attached or created while the shard is copied: the target was built from something
-    /// else, and the move says so, or builds it again.
+    /// Partitions are detached, attached or created while the shard is copied: the target was built
+    /// from something else, and the move says so, or builds it again.
     async fn altered_meanwhile(version) {
         let world = world(version).await;
         let db = world.servers.app(0).await;
         let s = "shard_0000";
         for (place, mode, sql) in [
-            ("after keys", "online", format!("ALTER TABLE {s}.keyless DETACH PARTITION {s}.keyless_2")),
+            (
+                "after keys",
+                "online",
+                format!(
+                    "ALTER TABLE {s}.keyless DETACH PARTITION \
+                {s}.keyless_2"
+                ),
+            ),
             (
                 "after loaded",
                 "online",
-                format!("ALTER TABLE {s}.keyless ATTACH PARTITION {s}.keyless_2 FOR VALUES IN (2, 20)"),
+                format!(
+                    "ALTER TABLE {s}.keyless ATTACH PARTITION {s}.keyless_2 FOR VALUES IN (2, \
+                    20)"
+                ),
             ),
             (
                 "after prepare",
@@ -180,17 +233,33 @@ on_each_version! {
             ),
         ] {
             let args = ["move", "0", "--to", "db2", "--mode", mode, "--yes"];
-            let child = world.command(&args, &[("PGSHARD_FAILPOINT", &format!("{place}=stop"))]).spawn().unwrap();
+            let child = world
+                .command(&args, &[("PGSHARD_FAILPOINT", &format!("{place}=stop"))])
+                .spawn()
+                .unwrap();
             stopped(&child).await;
-            db.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+            db.batch_execute(&sql)
+                .await
+                .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
             let ran = never_stopped(child).await;
             if mode == "blocking" {
                 ran.ended(0);
                 let sql = "SELECT string_agg(v, '') FROM shard_0000.keyless_3";
-                let found: String = world.servers.app(1).await.query_one(sql, &[]).await.unwrap().get(0);
+                let found: String = world
+                    .servers
+                    .app(1)
+                    .await
+                    .query_one(sql, &[])
+                    .await
+                    .unwrap()
+                    .get(0);
                 assert_eq!(found, "new");
             } else {
-                assert!(ran.ended(7).stderr.contains("altered"), "{place}: {}", ran.stderr);
+                assert!(
+                    ran.ended(7).stderr.contains("altered"),
+                    "{place}: {}",
+                    ran.stderr
+                );
                 assert_eq!(world.state(0, 0).await, "serving");
                 world.run(&["moves", "abort", &ran.id()]).await.ended(0);
             }
@@ -198,8 +267,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A trigger that one partition has disabled is carried in its state, a constraint trigger too. The catalogs of
-    /// versions before 15 call such a trigger internal.
+    /// A trigger that one partition has disabled is carried in its state, a constraint trigger too.
+    /// The catalogs of versions before 15 call such a trigger internal.
     async fn a_trigger_that_a_partition_has_disabled(version) {
         let tables = r#"
             CREATE TABLE {shard}.noted (n int);
@@ -212,27 +281,63 @@ on_each_version! {
             CREATE CONSTRAINT TRIGGER noted_last AFTER UPDATE ON {shard}.events DEFERRABLE INITIALLY DEFERRED
                 FOR EACH ROW EXECUTE FUNCTION {shard}.note();
         "#;
-        let world = World::with_tables(&[version, other(version)], 8, &[("0001_events.sql", tables)]).await;
+        let world = World::with_tables(
+            &[version, other(version)],
+            8,
+            &[("0001_events.sql", tables)],
+        )
+        .await;
         world.run(&["check", "--ddl", "--movable"]).await.ended(0);
         let disable = "ALTER TABLE shard_0000.events_1 DISABLE TRIGGER noted;
             ALTER TABLE shard_0000.events_2 ENABLE ALWAYS TRIGGER noted_last";
-        world.servers.app(0).await.batch_execute(disable).await.unwrap();
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(disable)
+            .await
+            .unwrap();
         let differs = world.run(&["check", "--ddl"]).await;
-        assert!(differs.ended(1).stdout.contains("trigger noted on events_1"), "{}", differs.stdout);
+        assert!(
+            differs
+                .ended(1)
+                .stdout
+                .contains("trigger noted on events_1"),
+            "{}",
+            differs.stdout
+        );
         let states = "SELECT concat_ws(' ', tgrelid::regclass, tgname, tgenabled) FROM pg_trigger
-            WHERE tgname LIKE 'noted%' AND tgrelid::regclass::text LIKE 'shard\\_0000.%' ORDER BY 1";
+            WHERE tgname LIKE 'noted%' AND tgrelid::regclass::text LIKE 'shard\\_0000.%' ORDER BY \
+            1";
         let before = lines(&world.servers.app(0).await, states).await;
         assert!(before.contains("shard_0000.events_1 noted D\n"), "{before}");
 
-        world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"])
+            .await
+            .ended(0);
         let db2 = world.servers.app(1).await;
         assert_eq!(lines(&db2, states).await, before);
-        db2.batch_execute("INSERT INTO shard_0000.events VALUES (1), (2)").await.unwrap();
-        assert_eq!(lines(&db2, "SELECT n::text FROM shard_0000.noted").await, "2\n");
-        let id = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0]["move"].as_str().unwrap().to_owned();
-        world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+        db2.batch_execute("INSERT INTO shard_0000.events VALUES (1), (2)")
+            .await
+            .unwrap();
+        assert_eq!(
+            lines(&db2, "SELECT n::text FROM shard_0000.noted").await,
+            "2\n"
+        );
+        let id = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0]["move"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        world
+            .run(&["moves", "rollback", &id, "--yes"])
+            .await
+            .ended(0);
         let db1 = world.servers.app(0).await;
         assert_eq!(lines(&db1, states).await, before);
-        assert_eq!(lines(&db1, "SELECT n::text FROM shard_0000.noted").await, "2\n");
+        assert_eq!(
+            lines(&db1, "SELECT n::text FROM shard_0000.noted").await,
+            "2\n"
+        );
     }
 }

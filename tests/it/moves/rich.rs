@@ -127,14 +127,21 @@ const EMPTY: &str = "SELECT relname FROM pg_class
 /// Every row of every table and view as text; and which materialized views are empty.
 async fn rows(world: &World, host: usize) -> String {
     let db = world.servers.app(host).await;
-    db.batch_execute("SET timezone = 'UTC'; SET datestyle = 'ISO, YMD'; SET lc_monetary = 'C'").await.unwrap();
+    db.batch_execute("SET timezone = 'UTC'; SET datestyle = 'ISO, YMD'; SET lc_monetary = 'C'")
+        .await
+        .unwrap();
     let mut text = lines(&db, EMPTY).await;
     let sql = "SELECT quote_ident(relname) FROM pg_class
-        WHERE relnamespace = 'shard_0000'::regnamespace AND relkind IN ('r', 'v', 'm') AND relispopulated ORDER BY 1";
+        WHERE relnamespace = 'shard_0000'::regnamespace AND relkind IN ('r', 'v', 'm') AND \
+        relispopulated ORDER BY 1";
     for relation in lines(&db, sql).await.lines() {
         text += &format!(
             "{relation}:\n{}",
-            lines(&db, &format!("SELECT one_row::text FROM shard_0000.{relation} AS one_row ORDER BY 1")).await
+            lines(
+                &db,
+                &format!("SELECT one_row::text FROM shard_0000.{relation} AS one_row ORDER BY 1")
+            )
+            .await
         );
     }
     text
@@ -144,65 +151,129 @@ async fn rows(world: &World, host: usize) -> String {
 async fn differences(world: &World) -> Vec<String> {
     let report = world.run(&["check", "--ddl"]).await.last();
     let findings = report["findings"].as_array().unwrap().iter();
-    findings.filter(|one| one["code"] == "ddl_differs").map(|one| one["message"].to_string()).collect()
+    findings
+        .filter(|one| one["code"] == "ddl_differs")
+        .map(|one| one["message"].to_string())
+        .collect()
 }
 
-/// What this version knows of it: multiranges came with 14, and before that there is an array of ranges.
+/// What this version knows of it: multiranges came with 14, and before that there is an array of
+/// ranges.
 fn known(version: u32, sql: &str) -> String {
     if version >= 14 {
         return sql.to_owned();
     }
-    sql.replace("int4multirange", "int4range[]").replace("{[1,3),[7,9)}", r#"{"[1,3)","[7,9)"}"#)
+    sql.replace("int4multirange", "int4range[]")
+        .replace("{[1,3),[7,9)}", r#"{"[1,3)","[7,9)"}"#)
 }
 
 on_each_version! {
     /// Every row and every rule is the same on the other version, and back again.
     async fn there_and_back(version) {
         let tables = known(version, SCHEMA);
-        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &tables)]).await;
-        world.servers.app(0).await.batch_execute(&known(version, DATA)).await.unwrap();
+        let world =
+            World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &tables)]).await;
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(&known(version, DATA))
+            .await
+            .unwrap();
         let before = rows(&world, 0).await;
-        world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "0", "--to", "db2", "--yes"])
+            .await
+            .ended(0);
         pretty_equal(&before, &rows(&world, 1).await);
-        world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0);
+        world
+            .run(&["move", "0", "--to", "db1", "--yes"])
+            .await
+            .ended(0);
         pretty_equal(&before, &rows(&world, 0).await);
 
         // Roles still have the same rights.
         let db1 = world.servers.app(0).await;
         for (sql, code) in [
-            ("INSERT INTO shard_0000.accounts (full_name, boss) VALUES ('x', 12345)", "23503"),
-            ("INSERT INTO shard_0000.accounts (full_name, balance) VALUES ('x', -1000)", "23514"),
-            ("INSERT INTO shard_0000.accounts (full_name, email) VALUES ('x', 'nobody')", "23514"),
-            ("INSERT INTO shard_0000.accounts (full_name, email) VALUES ('x', 'a@x')", "23505"),
-            ("INSERT INTO shard_0000.bookings VALUES (3, '[2020-01-01, 2020-01-03)')", "23P01"),
-            ("INSERT INTO shard_0000.accounts (full_name, mood) VALUES ('x', 'angry')", "22P02"),
-            ("INSERT INTO shard_0000.accounts (full_name, number) VALUES ('x', 1)", "428C9"),
+            (
+                "INSERT INTO shard_0000.accounts (full_name, boss) VALUES ('x', 12345)",
+                "23503",
+            ),
+            (
+                "INSERT INTO shard_0000.accounts (full_name, balance) VALUES ('x', -1000)",
+                "23514",
+            ),
+            (
+                "INSERT INTO shard_0000.accounts (full_name, email) VALUES ('x', 'nobody')",
+                "23514",
+            ),
+            (
+                "INSERT INTO shard_0000.accounts (full_name, email) VALUES ('x', 'a@x')",
+                "23505",
+            ),
+            (
+                "INSERT INTO shard_0000.bookings VALUES (3, '[2020-01-01, 2020-01-03)')",
+                "23P01",
+            ),
+            (
+                "INSERT INTO shard_0000.accounts (full_name, mood) VALUES ('x', 'angry')",
+                "22P02",
+            ),
+            (
+                "INSERT INTO shard_0000.accounts (full_name, number) VALUES ('x', 1)",
+                "428C9",
+            ),
         ] {
             let error = db1.batch_execute(sql).await.unwrap_err();
             assert_eq!(error.code().unwrap().code(), code, "{sql}");
         }
-        let swap =
-            "BEGIN; UPDATE shard_0000.accounts SET \"position\" = 3 - \"position\" WHERE \"position\" < 3; COMMIT";
+        let swap = "BEGIN; UPDATE shard_0000.accounts SET \"position\" = 3 - \"position\" \
+                WHERE \"position\" < 3; COMMIT";
         db1.batch_execute(swap).await.unwrap();
         let logged = "SELECT count(*) FROM shard_0000.log";
         let before: i64 = db1.query_one(logged, &[]).await.unwrap().get(0);
-        db1.batch_execute("INSERT INTO shard_0000.accounts (full_name) VALUES ('after')").await.unwrap();
-        assert_eq!(db1.query_one(logged, &[]).await.unwrap().get::<_, i64>(0), before + 1, "the trigger is on");
+        db1.batch_execute(
+            "INSERT INTO shard_0000.accounts (full_name) VALUES \
+            ('after')",
+        )
+        .await
+        .unwrap();
+        assert_eq!(
+            db1.query_one(logged, &[]).await.unwrap().get::<_, i64>(0),
+            before + 1,
+            "the trigger is on"
+        );
         let comment = "SELECT obj_description('shard_0000.accounts'::regclass)";
-        assert_eq!(db1.query_one(comment, &[]).await.unwrap().get::<_, &str>(0), "it's the accounts");
+        assert_eq!(
+            db1.query_one(comment, &[]).await.unwrap().get::<_, &str>(0),
+            "it's the accounts"
+        );
         world.audit_places().await;
     }
 
     /// The same while the shard is open and written to: every row, and every definition.
     async fn there_and_back_under_writers(version) {
         let tables = known(version, SCHEMA);
-        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &tables)]).await;
-        world.servers.app(0).await.batch_execute(&known(version, DATA)).await.unwrap();
+        let world =
+            World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &tables)]).await;
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(&known(version, DATA))
+            .await
+            .unwrap();
         // Without a key, and published for UPDATE and DELETE.
         for (host, shard) in [(0, "shard_0000"), (1, "shard_0001")] {
             let full = ["bookings", "dropped", "nothing"]
                 .map(|table| format!("ALTER TABLE {shard}.{table} REPLICA IDENTITY FULL"));
-            world.servers.app(host).await.batch_execute(&full.join(";")).await.unwrap();
+            world
+                .servers
+                .app(host)
+                .await
+                .batch_execute(&full.join(";"))
+                .await
+                .unwrap();
         }
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let deeds = r#"
@@ -224,11 +295,12 @@ on_each_version! {
                     for client in &clients {
                         match client.batch_execute(deeds).await {
                             Ok(()) => wrote += 1,
-                            // Where the shard is not served, the signpost says so, or there is none yet.
+                            // Where the shard is not served, the signpost says so, or there is none
+                            // yet.
                             Err(error)
-                                if error
-                                    .code()
-                                    .is_some_and(|code| ["SH001", "3F000", "42P01"].contains(&code.code())) => {}
+                                if error.code().is_some_and(|code| {
+                                    ["SH001", "3F000", "42P01"].contains(&code.code())
+                                }) => {}
                             Err(error) => refused.push(format!("{error:?}")),
                         }
                     }
@@ -239,7 +311,9 @@ on_each_version! {
         });
         let mut kept = Vec::new();
         for (to, host) in [("db2", 1), ("db1", 0)] {
-            let ran = world.run(&["move", "0", "--to", to, "--mode", "online", "--yes"]).await;
+            let ran = world
+                .run(&["move", "0", "--to", to, "--mode", "online", "--yes"])
+                .await;
             ran.ended(0);
             assert_eq!(world.state(host, 0).await, "serving");
             kept.push(ran.id());
@@ -247,56 +321,108 @@ on_each_version! {
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         let (wrote, refused) = writer.await.unwrap();
         assert!(wrote > 0, "{refused:?}");
-        assert!(refused.is_empty(), "{wrote} transactions were done, and {refused:#?}");
-        // Nobody writes any longer, so everything is compared completely, except the sequences, which are ahead.
-        let refresh = "REFRESH MATERIALIZED VIEW shard_0000.moods; REFRESH MATERIALIZED VIEW shard_0000.\"1st of all\"";
-        world.servers.app(0).await.batch_execute(refresh).await.unwrap();
+        assert!(
+            refused.is_empty(),
+            "{wrote} transactions were done, and {refused:#?}"
+        );
+        // Nobody writes any longer, so everything is compared completely, except the sequences,
+        // which are ahead.
+        let refresh = "REFRESH MATERIALIZED VIEW shard_0000.moods; REFRESH MATERIALIZED VIEW \
+            shard_0000.\"1st of all\"";
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(refresh)
+            .await
+            .unwrap();
         let before = rows(&world, 0).await;
         let there = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
-        let plan = world.run(&[&there[..6], &["--plan"]].concat()).await.ended(0).last();
+        let plan = world
+            .run(&[&there[..6], &["--plan"]].concat())
+            .await
+            .ended(0)
+            .last();
         let steps = plan["shards"][0]["steps"].to_string();
-        assert!(steps.contains("fill 2 materialized views") && steps.contains("of that moment"), "{steps}");
+        assert!(
+            steps.contains("fill 2 materialized views") && steps.contains("of that moment"),
+            "{steps}"
+        );
         kept.push(world.run(&there).await.ended(0).id());
         pretty_equal(&before, &rows(&world, 1).await);
-        // Shard 1 has never moved, and is on the same host now: different versions deparse a view differently.
+        // Shard 1 has never moved, and is on the same host now: different versions deparse a view
+        // differently.
         assert_eq!(differences(&world).await, [""; 0]);
         // In a rollback the views of the old copy are filled as well, with the data of that time.
         let last = kept.pop().unwrap();
         let more = "INSERT INTO shard_0000.accounts (full_name) VALUES ('after');
-            REFRESH MATERIALIZED VIEW shard_0000.not_yet; REFRESH MATERIALIZED VIEW shard_0000.moods;
+            REFRESH MATERIALIZED VIEW shard_0000.not_yet; REFRESH MATERIALIZED VIEW \
+            shard_0000.moods;
             REFRESH MATERIALIZED VIEW shard_0000.\"1st of all\" WITH NO DATA";
-        world.servers.app(1).await.batch_execute(more).await.unwrap();
+        world
+            .servers
+            .app(1)
+            .await
+            .batch_execute(more)
+            .await
+            .unwrap();
         let now = rows(&world, 1).await;
-        world.run(&["moves", "rollback", &last, "--yes"]).await.ended(0);
+        world
+            .run(&["moves", "rollback", &last, "--yes"])
+            .await
+            .ended(0);
         pretty_equal(&now, &rows(&world, 0).await);
         for id in kept {
-            world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
+            world
+                .run(&["moves", "complete", &id, "--yes"])
+                .await
+                .ended(0);
         }
         world.audit_places().await;
     }
 
-    /// Identity, serial, shared and descending sequences go on: no value comes twice, and a move skips as many as it
-    /// says.
+    /// Identity, serial, shared and descending sequences go on: no value comes twice, and a move
+    /// skips as many as it says.
     async fn sequences_go_on(version) {
         let tables = known(version, SCHEMA);
-        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &tables)]).await;
-        world.servers.app(0).await.batch_execute(&known(version, DATA)).await.unwrap();
-        let insert = "INSERT INTO shard_0000.accounts (full_name) VALUES ('x') RETURNING number, legacy, invoice, id";
+        let world =
+            World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", &tables)]).await;
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(&known(version, DATA))
+            .await
+            .unwrap();
+        let insert = "INSERT INTO shard_0000.accounts (full_name) VALUES ('x') RETURNING number, \
+            legacy, invoice, id";
         let mut last: (i32, i32, i64, i64) = (0, 0, 0, 0);
         let mut moved = false;
         for (host, to) in [(0, "db2"), (1, "db1"), (0, "db2")] {
             for host in [host, 1 - host] {
                 if host == usize::from(to == "db2") {
-                    world.run(&["move", "0", "--to", to, "--yes"]).await.ended(0);
+                    world
+                        .run(&["move", "0", "--to", to, "--yes"])
+                        .await
+                        .ended(0);
                     moved = true;
                 }
                 let db = world.servers.app(host).await;
                 for _ in 0..3 {
                     let row = db.query_one(insert, &[]).await.unwrap();
-                    let next: (i32, i32, i64, i64) = (row.get(0), row.get(1), row.get(2), row.get(3));
+                    let next: (i32, i32, i64, i64) =
+                        (row.get(0), row.get(1), row.get(2), row.get(3));
                     if last.0 > 0 {
-                        let ahead = if std::mem::take(&mut moved) { 10_000 } else { 0 };
-                        let then = (last.0 + 5 + 5 * ahead, last.1 + 1 + ahead, last.2 + 7 + 7 * i64::from(ahead));
+                        let ahead = if std::mem::take(&mut moved) {
+                            10_000
+                        } else {
+                            0
+                        };
+                        let then = (
+                            last.0 + 5 + 5 * ahead,
+                            last.1 + 1 + ahead,
+                            last.2 + 7 + 7 * i64::from(ahead),
+                        );
                         assert_eq!((next.0, next.1, next.2), then);
                         assert!(next.3 > last.3, "{next:?} comes after {last:?}");
                     }
@@ -306,7 +432,10 @@ on_each_version! {
         }
         let db = world.servers.app(1).await;
         for (sequence, value) in [("countdown", 97_i64), ("never_used", 30_042)] {
-            let row = db.query_one(&format!("SELECT nextval('shard_0000.{sequence}')"), &[]).await.unwrap();
+            let row = db
+                .query_one(&format!("SELECT nextval('shard_0000.{sequence}')"), &[])
+                .await
+                .unwrap();
             assert_eq!(row.get::<_, i64>(0), value);
         }
     }

@@ -36,7 +36,9 @@ fn until<'a>(db: &'a Client, sql: &'a str) -> impl Future<Output = ()> + 'a {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), asked).await.unwrap_or_else(|_| panic!("{caller}: never: {sql}"));
+        tokio::time::timeout(Duration::from_secs(60), asked)
+            .await
+            .unwrap_or_else(|_| panic!("{caller}: never: {sql}"));
     }
 }
 
@@ -60,27 +62,60 @@ on_each_version! {
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         fill(&db1, 0..8, 100).await;
         // Four shards are copied at a time, which takes two seconds; the others come after.
-        let mover = spawn(&world, &["move", "0-7", "--to", "db2", "--yes", "--mode", "online", "--max-rate", "200kB"]);
-        until(&db2, "SELECT count(DISTINCT shard_id) = 8 FROM pgshard.chunk").await;
+        let mover = spawn(
+            &world,
+            &[
+                "move",
+                "0-7",
+                "--to",
+                "db2",
+                "--yes",
+                "--mode",
+                "online",
+                "--max-rate",
+                "200kB",
+            ],
+        );
+        until(
+            &db2,
+            "SELECT count(DISTINCT shard_id) = 8 FROM pgshard.chunk",
+        )
+        .await;
         let id = id(&db1).await;
         let watch = spawn(&world, &["moves", "watch", &id]);
         let told = world.run(&["moves", "pause", &id]).await.ended(0).last();
-        assert_eq!((&told["desired"], &told["shards"]), (&"pause".into(), &"0-7".into()));
+        assert_eq!(
+            (&told["desired"], &told["shards"]),
+            (&"pause".into(), &"0-7".into())
+        );
         // What is under way is finished; after that nothing more is begun.
-        let still = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE 'COPY%' AND state = 'active')";
+        let still = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE 'COPY%' AND \
+            state = 'active')";
         until(&db1, "SELECT wanted = 'pause' FROM pgshard.move LIMIT 1").await;
         tokio::time::sleep(Duration::from_millis(700)).await; // A beat.
         until(&db1, still).await;
         // What the source has sent is kept once the target has taken all of it.
         let kept = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity
-            WHERE application_name LIKE 'pgshard%' AND xact_start IS NOT NULL AND pid <> pg_backend_pid())";
+            WHERE application_name LIKE 'pgshard%' AND xact_start IS NOT NULL AND pid <> \
+            pg_backend_pid())";
         until(&db2, kept).await;
         let copied = "SELECT count(snapshot) FROM pgshard.chunk";
         let before: i64 = db2.query_one(copied, &[]).await.unwrap().get(0);
         tokio::time::sleep(Duration::from_millis(500)).await; // In which four more would have begun.
         until(&db1, still).await;
-        assert_eq!(db2.query_one(copied, &[]).await.unwrap().get::<_, i64>(0), before);
-        let all: i64 = db2.query_one("SELECT count(*) FROM pgshard.chunk", &[]).await.unwrap().get(0);
+        assert_eq!(
+            db2.query_one(copied, &[]).await.unwrap().get::<_, i64>(0),
+            before
+        );
+        let all: i64 = db2
+            .query_one(
+                "SELECT count(*) FROM \
+            pgshard.chunk",
+                &[],
+            )
+            .await
+            .unwrap()
+            .get(0);
         assert!(before < all, "{before} of {all}");
         // The watcher has seen it, too: it checks every second.
         tokio::time::sleep(Duration::from_millis(1100)).await;
@@ -89,14 +124,30 @@ on_each_version! {
         let watched = Ran::of(watch).await;
         let lines = watched.ended(0).json();
         let shards = events(&lines, "shard");
-        assert!(shards.iter().any(|line| line["desired"] == "pause"), "{}", watched.stdout);
         assert!(
-            shards.iter().any(|line| line["chunks_copied"].as_u64() < line["chunks"].as_u64()),
+            shards.iter().any(|line| line["desired"] == "pause"),
             "{}",
             watched.stdout
         );
-        assert!(shards.iter().any(|line| line["phase"] == "kept"), "{}", watched.stdout);
-        assert!(events(&lines, "stream").iter().any(|line| line["wal_kept"].as_u64() > Some(0)), "{}", watched.stdout);
+        assert!(
+            shards
+                .iter()
+                .any(|line| line["chunks_copied"].as_u64() < line["chunks"].as_u64()),
+            "{}",
+            watched.stdout
+        );
+        assert!(
+            shards.iter().any(|line| line["phase"] == "kept"),
+            "{}",
+            watched.stdout
+        );
+        assert!(
+            events(&lines, "stream")
+                .iter()
+                .any(|line| line["wal_kept"].as_u64() > Some(0)),
+            "{}",
+            watched.stdout
+        );
         let last = watched.last();
         assert_eq!(
             (&last["event"], &last["exit_code"], &last["phases"]["kept"]),
@@ -106,13 +157,15 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Everything but the fence is done and kept up to date, through an interrupt and a resume, until somebody
-    /// continues it.
+    /// Everything but the fence is done and kept up to date, through an interrupt and a resume,
+    /// until somebody continues it.
     async fn held_before_the_fence(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let db1 = world.servers.app(0).await;
         let writers = Writers::start(&world, 2).await;
-        let args = ["move", "0-1", "--to", "db2", "--yes", "--mode", "online", "--hold", "--jobs", "1"];
+        let args = [
+            "move", "0-1", "--to", "db2", "--yes", "--mode", "online", "--hold", "--jobs", "1",
+        ];
         let mover = spawn(&world, &args);
         let ready = "SELECT count(*) = 2 FROM pgshard.move WHERE phase = 'ready'";
         until(&db1, ready).await;
@@ -123,14 +176,25 @@ on_each_version! {
         ran.ended(130);
         // Nobody works on it: a watcher says so instead of waiting for ever.
         let idle = world.run(&["moves", "watch", &id]).await;
-        assert!(idle.ended(7).stderr.contains("nobody works on the move"), "{}", idle.stderr);
+        assert!(
+            idle.ended(7).stderr.contains("nobody works on the move"),
+            "{}",
+            idle.stderr
+        );
         let resumed = spawn(&world, &["moves", "resume", &id]);
-        until(&db1, "SELECT bool_and(lease_until > clock_timestamp()) FROM pgshard.move").await;
+        until(
+            &db1,
+            "SELECT bool_and(lease_until > clock_timestamp()) FROM pgshard.move",
+        )
+        .await;
         let mover = world.mover();
         let list = mover.progress(id.parse().unwrap()).await.unwrap();
         for shard in &list.shards {
             assert_eq!(shard.entry.desired, pgshard::mover::DesiredState::Hold);
-            assert!(shard.chunks.all > 0 && shard.chunks.verified == shard.chunks.all, "{shard:?}");
+            assert!(
+                shard.chunks.all > 0 && shard.chunks.verified == shard.chunks.all,
+                "{shard:?}"
+            );
         }
         // Until that time it is not fenced.
         until(&db1, "SELECT bool_and(active) FROM pg_replication_slots").await;
@@ -147,8 +211,18 @@ on_each_version! {
         let world = World::new(&[version, other(version)], 4).await;
         let db1 = world.servers.app(0).await;
         let soon = (jiff::Timestamp::now() + Duration::from_secs(6)).to_string();
-        let mover = spawn(&world, &["move", "0", "--to", "db2", "--yes", "--mode", "online", "--at", &soon]);
-        until(&db1, "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND attempt = 0").await;
+        let mover = spawn(
+            &world,
+            &[
+                "move", "0", "--to", "db2", "--yes", "--mode", "online", "--at", &soon,
+            ],
+        );
+        until(
+            &db1,
+            "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND attempt = \
+            0",
+        )
+        .await;
         Ran::of(mover).await.ended(0);
         assert!(jiff::Timestamp::now() >= soon.parse().unwrap());
         world.audit_places().await;
@@ -159,94 +233,207 @@ on_each_version! {
         let world = World::new(&[version, other(version)], 4).await;
         let db1 = world.servers.app(0).await;
         fill(&db1, 0..1, 100).await;
-        let args = ["move", "0", "--to", "db2", "--yes", "--mode", "online", "--max-rate", "10kB", "--max-wal", "2MB"];
+        let args = [
+            "move",
+            "0",
+            "--to",
+            "db2",
+            "--yes",
+            "--mode",
+            "online",
+            "--max-rate",
+            "10kB",
+            "--max-wal",
+            "2MB",
+        ];
         let mover = spawn(&world, &args);
         until(&db1, "SELECT count(*) = 1 FROM pg_replication_slots").await;
         fill(&db1, 1..2, 4000).await;
         let ran = Ran::of(mover).await;
         let said = &ran.ended(5).stderr;
-        assert!(said.contains("of WAL for the move") && said.contains("--max-wal"), "{said}");
+        assert!(
+            said.contains("of WAL for the move") && said.contains("--max-wal"),
+            "{said}"
+        );
         assert_eq!(world.state(0, 0).await, "serving");
-        let nothing = "SELECT NOT EXISTS (SELECT FROM pg_replication_slots) AND NOT EXISTS (SELECT FROM pg_publication)
-            AND NOT EXISTS (SELECT FROM pgshard.ledger) AND NOT EXISTS (SELECT FROM pgshard.incoming)";
+        let nothing =
+            "SELECT NOT EXISTS (SELECT FROM pg_replication_slots) AND NOT EXISTS (SELECT \
+            FROM pg_publication)
+            AND NOT EXISTS (SELECT FROM pgshard.ledger) AND NOT EXISTS (SELECT FROM \
+            pgshard.incoming)";
         for client in world.all().await {
-            assert!(client.query_one(nothing, &[]).await.unwrap().get::<_, bool>(0));
+            assert!(
+                client
+                    .query_one(nothing, &[])
+                    .await
+                    .unwrap()
+                    .get::<_, bool>(0)
+            );
         }
-        let phase: String = db1.query_one("SELECT phase FROM pgshard.move", &[]).await.unwrap().get(0);
+        let phase: String = db1
+            .query_one("SELECT phase FROM pgshard.move", &[])
+            .await
+            .unwrap()
+            .get(0);
         assert_eq!(phase, "aborted");
         world.audit_places().await;
     }
 
-    /// Somebody alters a shard while it is copied, and another while it is followed: these stop, and say why. The
-    /// others go on.
+    /// Somebody alters a shard while it is copied, and another while it is followed: these stop,
+    /// and say why. The others go on.
     async fn altered_while_open(version) {
         let world = World::new(&[version, other(version)], 8).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         fill(&db1, 0..2, 100).await;
-        let args = ["move", "0-1", "--to", "db2", "--yes", "--mode", "online", "--max-rate", "30kB"];
+        let args = [
+            "move",
+            "0-1",
+            "--to",
+            "db2",
+            "--yes",
+            "--mode",
+            "online",
+            "--max-rate",
+            "30kB",
+        ];
         let mover = spawn(&world, &args);
-        until(&db2, "SELECT count(DISTINCT shard_id) = 2 FROM pgshard.chunk").await;
-        db1.batch_execute("CREATE TABLE shard_0000.fresh (a integer)").await.unwrap();
+        until(
+            &db2,
+            "SELECT count(DISTINCT shard_id) = 2 FROM pgshard.chunk",
+        )
+        .await;
+        db1.batch_execute("CREATE TABLE shard_0000.fresh (a integer)")
+            .await
+            .unwrap();
         let ran = Ran::of(mover).await;
         let said = &ran.ended(8).stderr;
-        assert!(said.contains("shard 0: its tables were altered") && !said.contains("shard 1:"), "{said}");
-        assert_eq!((world.state(0, 0).await, world.state(1, 1).await), ("serving".to_owned(), "serving".to_owned()));
-        let loaded = |shard: u16| ran.stdout.contains(&format!("\"shard\":{shard},\"phase\":\"loaded\""));
-        assert!(!loaded(0) && loaded(1), "it stopped in the midst of the copy: {}", ran.stdout);
+        assert!(
+            said.contains(
+                "shard 0: its tables were \
+            altered"
+            ) && !said.contains("shard 1:"),
+            "{said}"
+        );
+        assert_eq!(
+            (world.state(0, 0).await, world.state(1, 1).await),
+            ("serving".to_owned(), "serving".to_owned())
+        );
+        let loaded = |shard: u16| {
+            ran.stdout
+                .contains(&format!("\"shard\":{shard},\"phase\":\"loaded\""))
+        };
+        assert!(
+            !loaded(0) && loaded(1),
+            "it stopped in the midst of the copy: {}",
+            ran.stdout
+        );
         // What it changes from now on is in no stream.
-        let left = "SELECT format('%s, attempt %s', phase, attempt) FROM pgshard.move WHERE shard_id = 0";
+        let left = "SELECT format('%s, attempt %s', phase, attempt) FROM pgshard.move WHERE \
+            shard_id = 0";
         assert_eq!(lines(&db1, left).await, "claimed, attempt 0\n");
         // The one is undone; for the other it is too late.
         world.run(&["moves", "abort", &ran.id()]).await.ended(8);
-        let mover = spawn(&world, &["move", "2", "--to", "db2", "--yes", "--mode", "online", "--hold"]);
-        until(&db1, "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND shard_id = 2").await;
-        db1.batch_execute("ALTER TABLE shard_0002.users ADD COLUMN bio text").await.unwrap();
+        let mover = spawn(
+            &world,
+            &[
+                "move", "2", "--to", "db2", "--yes", "--mode", "online", "--hold",
+            ],
+        );
+        until(
+            &db1,
+            "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND shard_id = \
+            2",
+        )
+        .await;
+        db1.batch_execute("ALTER TABLE shard_0002.users ADD COLUMN bio text")
+            .await
+            .unwrap();
         let ran = Ran::of(mover).await;
-        assert!(ran.ended(7).stderr.contains("shard 2: its tables were altered"), "{}", ran.stderr);
+        assert!(
+            ran.ended(7)
+                .stderr
+                .contains("shard 2: its tables were altered"),
+            "{}",
+            ran.stderr
+        );
         assert_eq!(world.state(0, 2).await, "serving");
         world.run(&["moves", "abort", &ran.id()]).await.ended(0);
         let shard = ShardId::new(2).unwrap();
-        assert!(world.mover().list(None).await.found.iter().all(|entry| entry.shard != shard));
+        assert!(
+            world
+                .mover()
+                .list(None)
+                .await
+                .found
+                .iter()
+                .all(|entry| entry.shard != shard)
+        );
         world.audit_places().await;
     }
 
-    /// Statements that rewrite rows, or exchange them, and leave the definition as it was: no stream carries them. The
-    /// move stops before it decides, whoever looks first, and a resume copies the rows as they are now; so it does
-    /// where no mover looked.
+    /// Statements that rewrite rows, or exchange them, and leave the definition as it was: no
+    /// stream carries them. The move stops before it decides, whoever looks first, and a resume
+    /// copies the rows as they are now; so it does where no mover looked.
     async fn rows_rewritten_while_open(version) {
         let tables = "CREATE TYPE {shard}.pair AS (a text, b text);
             CREATE TABLE {shard}.t (id int PRIMARY KEY, body text, p {shard}.pair);
             CREATE TABLE {shard}.u (id int PRIMARY KEY, body text, p {shard}.pair);";
         // The first half of them is on db1.
-        let world = World::with_tables(&[version, other(version)], 28, &[("0001_tables.sql", tables)]).await;
-        let exchange = "BEGIN; ALTER TABLE t RENAME TO x; ALTER TABLE u RENAME TO t; ALTER TABLE x RENAME TO u;
-            ALTER INDEX t_pkey RENAME TO x; ALTER INDEX u_pkey RENAME TO t_pkey; ALTER INDEX x RENAME TO u_pkey;
+        let world = World::with_tables(
+            &[version, other(version)],
+            28,
+            &[("0001_tables.sql", tables)],
+        )
+        .await;
+        let exchange =
+            "BEGIN; ALTER TABLE t RENAME TO x; ALTER TABLE u RENAME TO t; ALTER TABLE x \
+            RENAME TO u;
+            ALTER INDEX t_pkey RENAME TO x; ALTER INDEX u_pkey RENAME TO t_pkey; ALTER INDEX x \
+            RENAME TO u_pkey;
             COMMIT";
         // Not null constraints have names on 18.
-        let exchange = if version < 18 { exchange } else { "ALTER TABLE t ALTER body TYPE text USING reverse(body)" };
+        let exchange = if version < 18 {
+            exchange
+        } else {
+            "ALTER TABLE t ALTER body TYPE text \
+            USING reverse(body)"
+        };
         let statements = [
             "ALTER TABLE t ALTER body TYPE text USING upper(body)",
-            "ALTER TABLE t DROP p; ALTER TABLE t DROP body, ADD body text; ALTER TABLE t ADD p pair",
+            "ALTER TABLE t DROP p; ALTER TABLE t DROP body, ADD body text; ALTER TABLE t ADD p \
+                pair",
             exchange,
-            "ALTER TYPE pair DROP ATTRIBUTE b CASCADE; ALTER TYPE pair ADD ATTRIBUTE b text CASCADE",
+            "ALTER TYPE pair DROP ATTRIBUTE b CASCADE; ALTER TYPE pair ADD ATTRIBUTE b text \
+                CASCADE",
             // What comes after it fits no more.
             "ALTER TABLE t ADD z int; INSERT INTO t VALUES (1000, 'new', NULL, 1)",
             // What was written before is described by a key that the table no longer has.
             "UPDATE t SET body = 'by its key' WHERE id < 9; ALTER TABLE t DROP CONSTRAINT t_pkey",
             // These alter nothing, and are carried.
-            "TRUNCATE u; REINDEX TABLE t; VACUUM FULL t; ANALYZE t; UPDATE t SET body = 'new' WHERE id < 5",
+            "TRUNCATE u; REINDEX TABLE t; VACUUM FULL t; ANALYZE t; UPDATE t SET body = 'new' \
+                WHERE id < 5",
         ];
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         for (shard, killed) in (0..14).map(|shard| (shard, shard >= 7)) {
             let fill = format!(
                 "SET search_path = shard_{shard:04};
-                INSERT INTO t SELECT g, 'abc' || g, ROW('a', 'b' || g)::pair FROM generate_series(1, 50) g;
-                INSERT INTO u SELECT g, 'zzz' || g, ROW('c', 'd' || g)::pair FROM generate_series(1, 50) g"
+                INSERT INTO t SELECT g, 'abc' || g, ROW('a', 'b' || g)::pair FROM \
+                generate_series(1, 50) g;
+                INSERT INTO u SELECT g, 'zzz' || g, ROW('c', 'd' || g)::pair FROM \
+                generate_series(1, 50) g"
             );
             db1.batch_execute(&fill).await.unwrap();
             let number = shard.to_string();
-            let mut mover = spawn(&world, &["move", &number, "--to", "db2", "--yes", "--mode", "online", "--hold"]);
-            let ready = format!("SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND shard_id = {shard}");
+            let mut mover = spawn(
+                &world,
+                &[
+                    "move", &number, "--to", "db2", "--yes", "--mode", "online", "--hold",
+                ],
+            );
+            let ready = format!(
+                "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND \
+                shard_id = {shard}"
+            );
             until(&db1, &ready).await;
             if killed {
                 mover.kill().await.unwrap();
@@ -277,14 +464,21 @@ on_each_version! {
                     ran
                 } else {
                     let said = &ran.ended(7).stderr;
-                    assert!(said.contains("its tables were altered"), "{}: {said}", statements[at]);
+                    assert!(
+                        said.contains("its tables were altered"),
+                        "{}: {said}",
+                        statements[at]
+                    );
                     assert_eq!(world.state(0, shard).await, "serving");
                     world.run(&["moves", "resume", &ran.id()]).await
                 }
             };
             resumed.ended(0);
             assert_eq!(read(&db2).await, expected, "{}", statements[at]);
-            world.run(&["moves", "complete", &id(&db1).await, "--yes"]).await.ended(0);
+            world
+                .run(&["moves", "complete", &id(&db1).await, "--yes"])
+                .await
+                .ended(0);
         }
         world.audit_places().await;
     }

@@ -11,8 +11,8 @@ use pgshard::router::Error;
 use crate::support::{World, other};
 
 on_each_version! {
-    /// Shards move back and forth. Every call through routers that only ever saw the first map, some of them newly made
-    /// in the middle, gives the right answer, and nothing is lost.
+    /// Shards move back and forth. Every call through routers that only ever saw the first map,
+    /// some of them newly made in the middle, gives the right answer, and nothing is lost.
     async fn the_first_map_does(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let first = Arc::new(world.published());
@@ -35,13 +35,21 @@ on_each_version! {
                     let (name, shard) = (format!("{caller}-{round}"), router.by_key(caller));
                     let insert = "INSERT INTO {shard}.users (name) VALUES ($1) RETURNING id";
                     let id: i64 = if round % 3 == 0 {
-                        let row = shard.transaction(async |tx| tx.query_one(insert, &[&name]).await);
+                        let row =
+                            shard.transaction(async |tx| tx.query_one(insert, &[&name]).await);
                         row.await.unwrap().get(0)
                     } else {
                         shard.query_one(insert, &[&name]).await.unwrap().get(0)
                     };
                     let found = router.by_id(id).unwrap();
-                    let found = found.query_one("SELECT name FROM {shard}.users WHERE id = $1", &[&id]).await.unwrap();
+                    let found = found
+                        .query_one(
+                            "SELECT name FROM {shard}.users WHERE id = \
+                        $1",
+                            &[&id],
+                        )
+                        .await
+                        .unwrap();
                     assert_eq!(found.get::<_, &str>(0), name);
                     acknowledged.push(id);
                     // The test is about moves, not about many rows.
@@ -59,15 +67,27 @@ on_each_version! {
         stop.store(true, Ordering::Relaxed);
         let acknowledged: BTreeSet<i64> = callers.join_all().await.into_iter().flatten().collect();
         assert!(old.map().version() < world.published().version());
-        for router in [old, Router::new(world.config.router_options(first)), world.router().await] {
+        for router in [
+            old,
+            Router::new(world.config.router_options(first)),
+            world.router().await,
+        ] {
             let mut there = BTreeSet::new();
-            let mut rows = router.all_shards().query("SELECT id FROM {shard}.users", &[]);
+            let mut rows = router
+                .all_shards()
+                .query("SELECT id FROM {shard}.users", &[]);
             while let Some((_, rows)) = rows.next().await {
                 there.extend(rows.unwrap().iter().map(|row| row.get::<_, i64>(0)));
             }
             assert_eq!(there, acknowledged);
         }
-        let wrong = world.router().await.by_key(0).query("SELECT 1 FROM {shard}.nothing", &[]).await.unwrap_err();
+        let wrong = world
+            .router()
+            .await
+            .by_key(0)
+            .query("SELECT 1 FROM {shard}.nothing", &[])
+            .await
+            .unwrap_err();
         assert!(matches!(wrong, Error::Statement { .. }));
     }
 }

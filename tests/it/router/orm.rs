@@ -15,7 +15,8 @@ enum Photos {
 }
 
 on_each_version! {
-    /// The query builder does not know the shard, but the transaction does; after it the connection is as before.
+    /// The query builder does not know the shard, but the transaction does; after it the connection
+    /// is as before.
     async fn the_path_ends_with_the_transaction(version) {
         let shards = Shards::start(version, 4).await;
         let mut options = shards.options();
@@ -45,11 +46,17 @@ on_each_version! {
         let path = "SELECT current_setting('search_path')";
         let before: String = router.by_key(0).query_one(path, &[]).await.unwrap().get(0);
         assert!(!before.contains("shard_"), "{before}");
-        let failed = router.by_key(0).orm_transaction(async |tx| tx.query("SELECT * FROM nothing", &[]).await);
+        let failed = router
+            .by_key(0)
+            .orm_transaction(async |tx| tx.query("SELECT * FROM nothing", &[]).await);
         assert_eq!(failed.await.unwrap_err().code().unwrap().code(), "42P01");
         let after: String = router.by_key(0).query_one(path, &[]).await.unwrap().get(0);
         assert_eq!(after, before);
-        let error = router.by_key(0).query("SELECT * FROM photos", &[]).await.unwrap_err();
+        let error = router
+            .by_key(0)
+            .query("SELECT * FROM photos", &[])
+            .await
+            .unwrap_err();
         assert_eq!(error.code().unwrap().code(), "42P01");
     }
 
@@ -60,15 +67,30 @@ on_each_version! {
             .cluster
             .superuser(0)
             .await
-            .batch_execute("CREATE TABLE public.settings (n int); GRANT SELECT ON public.settings TO PUBLIC")
+            .batch_execute(
+                "CREATE TABLE public.settings (n int); GRANT SELECT ON public.settings \
+                TO PUBLIC",
+            )
             .await
             .unwrap();
         let router = shards.router();
         let sql = "SELECT n FROM settings";
-        let error = router.by_key(0).orm_transaction(async |tx| tx.query(sql, &[]).await).await.unwrap_err();
+        let error = router
+            .by_key(0)
+            .orm_transaction(async |tx| tx.query(sql, &[]).await)
+            .await
+            .unwrap_err();
         assert_eq!(error.code().unwrap().code(), "42P01");
-        let both = router.by_key(0).build_transaction().search_path(&["public"]);
-        assert!(both.run(async |tx| tx.query(sql, &[]).await).await.unwrap().is_empty());
+        let both = router
+            .by_key(0)
+            .build_transaction()
+            .search_path(&["public"]);
+        assert!(
+            both.run(async |tx| tx.query(sql, &[]).await)
+                .await
+                .unwrap()
+                .is_empty()
+        );
     }
 
     /// The same prepared text in shards whose types differ, and through a move.
@@ -81,7 +103,10 @@ on_each_version! {
         let router = pgshard::Router::new(options);
         let insert = "INSERT INTO photos (id, title) VALUES ($1, $2) RETURNING kind";
         let write = async |key: i64, id: i64| {
-            router.by_key(key).orm_transaction(async |tx| tx.query_one(insert, &[&id, &"x"]).await.map(drop)).await
+            router
+                .by_key(key)
+                .orm_transaction(async |tx| tx.query_one(insert, &[&id, &"x"]).await.map(drop))
+                .await
         };
         for round in 0..3 {
             write(0, round).await.unwrap();

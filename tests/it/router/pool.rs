@@ -1,4 +1,5 @@
-//! The connections of a router during everything that callers and servers do to them, and their end.
+//! The connections of a router during everything that callers and servers do to them, and their
+//! end.
 
 use std::time::Duration;
 
@@ -18,10 +19,14 @@ const STEPS: u32 = 60;
 const LIMIT: usize = 4;
 const SIZE: usize = 3;
 
-/// One of the things that callers do; some leave at any await. Errors come from servers that end connections or accept
-/// none.
+/// One of the things that callers do; some leave at any await. Errors come from servers that end
+/// connections or accept none.
 async fn step(router: &Router, rng: &mut Rng) {
-    let left = if rng.u8(..3) == 0 { rng.u32(..16) } else { u32::MAX };
+    let left = if rng.u8(..3) == 0 {
+        rng.u32(..16)
+    } else {
+        u32::MAX
+    };
     let key = rng.i64(..8);
     let doing = rng.u8(..6);
     let call = async {
@@ -31,11 +36,15 @@ async fn step(router: &Router, rng: &mut Rng) {
                 let _ = client.batch_execute("BEGIN; SELECT pg_sleep(0.001)").await;
             }
             1 => {
-                router.by_key(key).transaction(async |tx| tx.query(COUNT, &[]).await.map(drop)).await?;
+                router
+                    .by_key(key)
+                    .transaction(async |tx| tx.query(COUNT, &[]).await.map(drop))
+                    .await?;
             }
             2 => {
                 let slow = router.by_key(key).within(Duration::from_millis(3));
-                slow.query(&Sql::reading("SELECT pg_sleep(0.004)"), &[]).await?;
+                slow.query(&Sql::reading("SELECT pg_sleep(0.004)"), &[])
+                    .await?;
             }
             3 => {
                 let sql = Sql::reading(COUNT);
@@ -48,34 +57,56 @@ async fn step(router: &Router, rng: &mut Rng) {
         }
         Ok::<_, Error>(())
     };
-    if let Some(Err(error)) = (Polls { future: Box::pin(call), left }).await {
+    if let Some(Err(error)) = (Polls {
+        future: Box::pin(call),
+        left,
+    })
+    .await
+    {
         let lost = matches!(error, Error::ConnectionLost { .. } | Error::InDoubt { .. });
         let transient = error.is_retryable() || lost;
-        assert!(transient, "{error:?}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
+        assert!(
+            transient,
+            "{error:?}: {:?}",
+            std::error::Error::source(&error).map(ToString::to_string)
+        );
     }
 }
 
 /// Ends connections and refuses new ones from time to time, until told to stop.
 async fn disturb(shards: &Shards, mut stop: oneshot::Receiver<()>, mut rng: Rng) {
-    let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'program'
+    let kill =
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'program'
                 ORDER BY random() LIMIT 1";
     while stop.try_recv().is_err() {
         let server = shards.cluster.superuser(rng.usize(..2)).await;
         match rng.u8(..3) {
-            0 => server.batch_execute("ALTER ROLE app CONNECTION LIMIT 2").await.unwrap(),
-            1 => server.batch_execute("ALTER ROLE app CONNECTION LIMIT -1").await.unwrap(),
+            0 => server
+                .batch_execute("ALTER ROLE app CONNECTION LIMIT 2")
+                .await
+                .unwrap(),
+            1 => server
+                .batch_execute("ALTER ROLE app CONNECTION LIMIT -1")
+                .await
+                .unwrap(),
             _ => drop(server.query(kill, &[]).await.unwrap()),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     for host in 0..2 {
-        shards.cluster.superuser(host).await.batch_execute("ALTER ROLE app CONNECTION LIMIT -1").await.unwrap();
+        shards
+            .cluster
+            .superuser(host)
+            .await
+            .batch_execute("ALTER ROLE app CONNECTION LIMIT -1")
+            .await
+            .unwrap();
     }
 }
 
 on_each_version! {
-    /// Random programs: whatever happens to calls and connections, no slot is lost, none is used twice, and the limits
-    /// hold.
+    /// Random programs: whatever happens to calls and connections, no slot is lost, none is used
+    /// twice, and the limits hold.
     async fn no_slot_is_lost(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -89,7 +120,10 @@ on_each_version! {
         }
         options.idle_timeout = Some(Duration::from_millis(50));
         options.max_lifetime = Some(Duration::from_millis(300));
-        options.hosts.iter_mut().for_each(|host| host.pool_size = SIZE);
+        options
+            .hosts
+            .iter_mut()
+            .for_each(|host| host.pool_size = SIZE);
         let router = Router::new(options);
         let mut callers = JoinSet::new();
         for caller in 0..CALLERS {
@@ -98,7 +132,10 @@ on_each_version! {
                 for _ in 0..STEPS {
                     step(&router, &mut rng).await;
                     let pools = router.pools();
-                    assert!(pools.iter().all(|pool| pool.idle + pool.used <= SIZE), "{pools:?}");
+                    assert!(
+                        pools.iter().all(|pool| pool.idle + pool.used <= SIZE),
+                        "{pools:?}"
+                    );
                     let connections: usize = pools.iter().map(|pool| pool.idle + pool.used).sum();
                     // The pools are not read in one instant.
                     assert!(connections <= LIMIT + 1, "{pools:?}");
@@ -114,11 +151,16 @@ on_each_version! {
         };
         tokio::join!(work, disturb(&shards, stopped, Rng::with_seed(seed)));
         let settled = async {
-            while router.pools().iter().any(|pool| pool.used + pool.waiting > 0) {
+            while router
+                .pools()
+                .iter()
+                .any(|pool| pool.used + pool.waiting > 0)
+            {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             for first in [0, 4] {
-                // All slots of one host at a time. The router may have taken the host for dead a moment ago.
+                // All slots of one host at a time. The router may have taken the host for dead a
+                // moment ago.
                 let mut held = Vec::new();
                 while held.len() < SIZE {
                     match router.by_key(first).client().await {
@@ -131,8 +173,14 @@ on_each_version! {
             loop {
                 let mut backends = 0;
                 for host in 0..2 {
-                    backends +=
-                        shards.cluster.superuser(host).await.query_one(sql, &[]).await.unwrap().get::<_, i64>(0);
+                    backends += shards
+                        .cluster
+                        .superuser(host)
+                        .await
+                        .query_one(sql, &[])
+                        .await
+                        .unwrap()
+                        .get::<_, i64>(0);
                 }
                 if backends <= (LIMIT + 2 * 2) as i64 {
                     break;
@@ -140,10 +188,13 @@ on_each_version! {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(LONG, settled).await.unwrap_or_else(|_| panic!("{:?}", router.pools()));
+        tokio::time::timeout(LONG, settled)
+            .await
+            .unwrap_or_else(|_| panic!("{:?}", router.pools()));
     }
 
-    /// A router that is closed lets running calls end, for as long as they may, and no new one begin.
+    /// A router that is closed lets running calls end, for as long as they may, and no new one
+    /// begin.
     async fn closing(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -176,8 +227,15 @@ on_each_version! {
         let (ran, waited, cut) = tokio::join!(runs, waits, closes);
         ran.unwrap();
         assert!(matches!(waited, Err(Error::Closed)), "{waited:?}");
-        let error = router.by_key(0).execute(INSERT, &[&2_i64, &"late"]).await.unwrap_err();
-        assert!(matches!(error, Error::Closed) && !error.is_retryable() && !error.may_have_run(), "{error:?}");
+        let error = router
+            .by_key(0)
+            .execute(INSERT, &[&2_i64, &"late"])
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, Error::Closed) && !error.is_retryable() && !error.may_have_run(),
+            "{error:?}"
+        );
         assert_eq!(cut, 0);
         assert_eq!(shards.titles(0, 0).await, ["kept"]);
         assert_eq!(router.close(Duration::ZERO).await, 0, "a second time");
@@ -186,21 +244,42 @@ on_each_version! {
         let mut options = shards.options();
         options.application_name = "closing".to_owned();
         let router = Router::new(options);
-        let slow = router.by_key(0).execute("INSERT INTO {shard}.photos SELECT 3, 'x' FROM pg_sleep(60)", &[]);
+        let slow = router.by_key(0).execute(
+            "INSERT INTO {shard}.photos SELECT 3, 'x' FROM \
+            pg_sleep(60)",
+            &[],
+        );
         let closes = async {
-            let sql = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)' AND state = 'active'
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)' AND \
+                state = 'active'
                        AND application_name = 'closing'";
-            while shards.db[0].query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            while shards.db[0]
+                .query_one(sql, &[])
+                .await
+                .unwrap()
+                .get::<_, i64>(0)
+                == 0
+            {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             router.close(Duration::from_millis(200)).await
         };
         let (slow, cut) = tokio::join!(slow, closes);
-        assert!(matches!(slow, Err(Error::ConnectionLost { .. })), "{slow:?}");
+        assert!(
+            matches!(slow, Err(Error::ConnectionLost { .. })),
+            "{slow:?}"
+        );
         assert_eq!(cut, 1);
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'closing' AND state <> 'active'";
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'closing' AND \
+            state <> 'active'";
         let gone = async {
-            while shards.db[0].query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 0 {
+            while shards.db[0]
+                .query_one(sql, &[])
+                .await
+                .unwrap()
+                .get::<_, i64>(0)
+                > 0
+            {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };

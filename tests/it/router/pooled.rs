@@ -12,14 +12,18 @@ use super::pooler::{PREPARED, Pooler};
 use crate::support::{World, other};
 
 on_each_version! {
-    /// Statements, transactions and IDs of many shards, through moves there and back: no error, no row lost, and
-    /// nothing left prepared on the servers.
+    /// Statements, transactions and IDs of many shards, through moves there and back: no error, no
+    /// row lost, and nothing left prepared on the servers.
     async fn unnamed_statements(version) {
         let world = World::new(&[version, other(version)], 4).await;
-        let poolers = [Pooler::start(&world.servers, 0).await, Pooler::start(&world.servers, 1).await];
+        let poolers = [
+            Pooler::start(&world.servers, 0).await,
+            Pooler::start(&world.servers, 1).await,
+        ];
         let mut options = world.config.router_options(Arc::new(world.published()));
         for (host, pooler) in options.hosts.iter_mut().zip(&poolers) {
-            (host.connect, host.prepare, host.pool_size) = (pooler.connect(), PrepareMode::Unnamed, 12);
+            (host.connect, host.prepare, host.pool_size) =
+                (pooler.connect(), PrepareMode::Unnamed, 12);
         }
         // What is read again from the config would bypass the poolers.
         options.host_source = None;
@@ -39,17 +43,25 @@ on_each_version! {
                     let id: i64 = shard.query_one(insert, &[&name]).await.unwrap().get(0);
                     let title = &name;
                     let photo = shard.transaction(async |tx| {
-                        let sql = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";
+                        let sql = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) \
+                            RETURNING id";
                         let row = tx.query_one(sql, &[&id, title]).await?;
-                        tx.execute("UPDATE {shard}.users SET name = name || '!' WHERE id = $1", &[&id]).await?;
+                        tx.execute(
+                            "UPDATE {shard}.users SET name = name || '!' WHERE id = \
+                            $1",
+                            &[&id],
+                        )
+                        .await?;
                         Ok::<i64, pgshard::router::Error>(row.get(0))
                     });
                     photo.await.unwrap();
                     acknowledged.push(id);
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     let some = &acknowledged[acknowledged.len().saturating_sub(20)..];
-                    let rows =
-                        router.by_ids(some).query("SELECT id FROM {shard}.users WHERE id = ANY($1) AND name LIKE '%!'");
+                    let rows = router.by_ids(some).query(
+                        "SELECT id FROM {shard}.users WHERE id = ANY($1) \
+                            AND name LIKE '%!'",
+                    );
                     assert_eq!(rows.await.unwrap().len(), some.len());
                 }
                 acknowledged
@@ -67,15 +79,36 @@ on_each_version! {
         let ids: Vec<i64> = acknowledged.iter().copied().collect();
         let direct = world.router().await;
         for router in [&router, &direct] {
-            let rows = router.by_ids(&ids).query("SELECT id FROM {shard}.users WHERE id = ANY($1)").await.unwrap();
-            assert_eq!(rows.iter().map(|(_, row)| row.get(0)).collect::<BTreeSet<i64>>(), acknowledged);
+            let rows = router
+                .by_ids(&ids)
+                .query(
+                    "SELECT id FROM {shard}.users WHERE id = \
+                ANY($1)",
+                )
+                .await
+                .unwrap();
+            assert_eq!(
+                rows.iter()
+                    .map(|(_, row)| row.get(0))
+                    .collect::<BTreeSet<i64>>(),
+                acknowledged
+            );
         }
         for key in 0..20 {
             let row = router.by_key(key).query_one(PREPARED, &[]).await.unwrap();
             assert_eq!(row.get::<_, i64>(0), 0);
         }
-        // A mistake is still the application's, and a statement is prepared again after a migration.
-        let error = router.by_key(1).query("SELECT * FROM {shard}.nothing WHERE id = $1", &[&1_i64]).await.unwrap_err();
+        // A mistake is still the application's, and a statement is prepared again after a
+        // migration.
+        let error = router
+            .by_key(1)
+            .query(
+                "SELECT * FROM {shard}.nothing WHERE id = \
+            $1",
+                &[&1_i64],
+            )
+            .await
+            .unwrap_err();
         assert_eq!(error.code().unwrap().code(), "42P01");
         let find = "SELECT count(*) FROM {shard}.users WHERE name = $1";
         router.by_key(1).query(find, &[&"x"]).await.unwrap();

@@ -22,12 +22,17 @@ fn write(path: &Path, text: &str, port: u16, other: u16) {
 }
 
 async fn pid(router: &Router) -> Option<i32> {
-    let row = router.by_key(0).query_one(&Sql::reading("SELECT pg_backend_pid()"), &[]).await;
-    row.map_err(|error| assert!(error.is_retryable(), "{error:?}")).ok().map(|row| row.get(0))
+    let row = router
+        .by_key(0)
+        .query_one(&Sql::reading("SELECT pg_backend_pid()"), &[])
+        .await;
+    row.map_err(|error| assert!(error.is_retryable(), "{error:?}"))
+        .ok()
+        .map(|row| row.get(0))
 }
 
-/// Corrects the URL of a host while one of its connections is in use, until the router has taken it over. What the
-/// router notices first may be either.
+/// Corrects the URL of a host while one of its connections is in use, until the router has taken it
+/// over. What the router notices first may be either.
 async fn renew(router: &Router, before: impl Fn(), after: impl Fn()) {
     assert_eq!(router.pools()[0].used, 1);
     let renewed = async {
@@ -40,12 +45,14 @@ async fn renew(router: &Router, before: impl Fn(), after: impl Fn()) {
             }
         }
     };
-    tokio::time::timeout(LONG, renewed).await.expect("the new URL is taken over");
+    tokio::time::timeout(LONG, renewed)
+        .await
+        .expect("the new URL is taken over");
 }
 
 on_each_version! {
-    /// A URL that was wrong is right from the correction on; connections to the former address of a host end when they
-    /// are given back.
+    /// A URL that was wrong is right from the correction on; connections to the former address of a
+    /// host end when they are given back.
     async fn a_corrected_url(version) {
         let shards = Shards::start(version, 8).await;
         let port = shards.cluster.server(0).port();
@@ -54,8 +61,12 @@ on_each_version! {
         let mute = Mute::start().await;
         write(&path, &text, port, mute.port);
         let router = connect(&path).await.unwrap();
-        let error =
-            router.by_key(0).within(Duration::from_millis(500)).query(&Sql::reading(COUNT), &[]).await.unwrap_err();
+        let error = router
+            .by_key(0)
+            .within(Duration::from_millis(500))
+            .query(&Sql::reading(COUNT), &[])
+            .await
+            .unwrap_err();
         assert!(error.is_retryable(), "{error:?}");
         write(&path, &text, port, port);
         let corrected = async {
@@ -63,11 +74,17 @@ on_each_version! {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(LONG, corrected).await.expect("the corrected URL is taken over");
+        tokio::time::timeout(LONG, corrected)
+            .await
+            .expect("the corrected URL is taken over");
 
         // The host is elsewhere from now on.
         let held = router.by_key(0).client().await.unwrap();
-        let held_pid: i32 = held.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+        let held_pid: i32 = held
+            .query_one("SELECT pg_backend_pid()", &[])
+            .await
+            .unwrap()
+            .get(0);
         let proxy = Proxy::to(port).await;
         proxy.fall_silent();
         write(&path, &text, port, proxy.port);
@@ -75,7 +92,11 @@ on_each_version! {
         let moved = async {
             // What was idle is closed, and nothing gets through to the new address.
             loop {
-                let asked = router.by_key(0).within(Duration::from_millis(500)).query(&Sql::reading(COUNT), &[]).await;
+                let asked = router
+                    .by_key(0)
+                    .within(Duration::from_millis(500))
+                    .query(&Sql::reading(COUNT), &[])
+                    .await;
                 if asked.is_err() {
                     break;
                 }
@@ -88,11 +109,19 @@ on_each_version! {
             held.query_one("SELECT 1", &[]).await.unwrap();
             drop(held);
             let sql = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1";
-            while shards.db[0].query_one(sql, &[&held_pid]).await.unwrap().get::<_, i64>(0) > 0 {
+            while shards.db[0]
+                .query_one(sql, &[&held_pid])
+                .await
+                .unwrap()
+                .get::<_, i64>(0)
+                > 0
+            {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(LONG, moved).await.expect("the new URL is taken over");
+        tokio::time::timeout(LONG, moved)
+            .await
+            .expect("the new URL is taken over");
         assert_eq!(router.pools().len(), 2);
     }
 
@@ -105,8 +134,18 @@ on_each_version! {
         let proxy = Proxy::to(port).await;
         let router = connect(&path).await.unwrap();
         let held = router.by_key(0).client().await.unwrap();
-        held.batch_execute("BEGIN; INSERT INTO shard_0000.photos VALUES (1, 'kept')").await.unwrap();
-        renew(&router, || write(&path, &text, port, port), || write(&path, &text, port, proxy.port)).await;
+        held.batch_execute(
+            "BEGIN; INSERT INTO shard_0000.photos VALUES (1, \
+            'kept')",
+        )
+        .await
+        .unwrap();
+        renew(
+            &router,
+            || write(&path, &text, port, port),
+            || write(&path, &text, port, proxy.port),
+        )
+        .await;
         let ended = AtomicBool::new(false);
         let closing = async {
             let cut = router.close(LONG).await;
@@ -134,8 +173,16 @@ on_each_version! {
         let proxy = Proxy::to(port).await;
         let router = connect(&path).await.unwrap();
         let held = router.by_key(0).client().await.unwrap();
-        renew(&router, || write(&path, &text, port, port), || write(&path, &text, port, proxy.port)).await;
+        renew(
+            &router,
+            || write(&path, &text, port, port),
+            || write(&path, &text, port, proxy.port),
+        )
+        .await;
         assert_eq!(router.close(Duration::from_millis(100)).await, 1);
-        assert!(held.query_one("SELECT 1", &[]).await.is_err(), "its connection is closed");
+        assert!(
+            held.query_one("SELECT 1", &[]).await.is_err(),
+            "its connection is closed"
+        );
     }
 }

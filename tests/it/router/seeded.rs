@@ -1,5 +1,5 @@
-//! Random programs: calls, transactions with savepoints, futures that are dropped at any await, while backends are
-//! killed. What each caller was told is compared with what exists in the end.
+//! Random programs: calls, transactions with savepoints, futures that are dropped at any await,
+//! while backends are killed. What each caller was told is compared with what exists in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -43,13 +43,25 @@ impl Noted {
         let (inserted, mut undone) = (self.inserted.clone(), self.undone.clone());
         let none = BTreeSet::new();
         match result {
-            Some(Ok(())) => Told { done: inserted, undone, either: none },
+            Some(Ok(())) => Told {
+                done: inserted,
+                undone,
+                either: none,
+            },
             Some(Err(error)) if !error.may_have_run() => {
                 undone.extend(inserted);
-                Told { done: none.clone(), undone, either: none }
+                Told {
+                    done: none.clone(),
+                    undone,
+                    either: none,
+                }
             }
             // What a savepoint has undone does not exist in any case.
-            Some(Err(_)) | None => Told { done: none, undone, either: inserted },
+            Some(Err(_)) | None => Told {
+                done: none,
+                undone,
+                either: inserted,
+            },
         }
     }
 }
@@ -67,29 +79,53 @@ impl Caller {
     }
 
     async fn step(&mut self) -> Told {
-        let left = if self.rng.u8(..4) == 0 { self.rng.u32(..12) } else { u32::MAX };
+        let left = if self.rng.u8(..4) == 0 {
+            self.rng.u32(..12)
+        } else {
+            u32::MAX
+        };
         match self.rng.u8(..4) {
             0 => {
                 let id = self.id();
-                let noted = Noted { inserted: BTreeSet::from([id]), undone: BTreeSet::new() };
-                let call = async { self.router.by_key(0).execute(INSERT, &[&id, &"single"]).await.map(drop) };
-                let result = Polls { future: Box::pin(call), left }.await;
+                let noted = Noted {
+                    inserted: BTreeSet::from([id]),
+                    undone: BTreeSet::new(),
+                };
+                let call = async {
+                    self.router
+                        .by_key(0)
+                        .execute(INSERT, &[&id, &"single"])
+                        .await
+                        .map(drop)
+                };
+                let result = Polls {
+                    future: Box::pin(call),
+                    left,
+                }
+                .await;
                 noted.told(result.as_ref())
             }
             1 => {
                 // What it leaves is gone for the next caller.
                 let call = self.router.by_key(0).query_one(
-                    "SELECT coalesce(current_setting('app.who', true), ''), set_config('app.who', 'me', false)",
+                    "SELECT coalesce(current_setting('app.who', true), ''), set_config('app.who', \
+                        'me', false)",
                     &[],
                 );
-                if let Some(Ok(row)) = (Polls { future: Box::pin(call), left }).await {
+                if let Some(Ok(row)) = (Polls {
+                    future: Box::pin(call),
+                    left,
+                })
+                .await
+                {
                     assert_eq!(row.get::<_, &str>(0), "");
                 }
                 Noted::default().told(None)
             }
             _ => {
-                let plan: Vec<(u8, i64, i64)> =
-                    (0..self.rng.u8(1..4)).map(|_| (self.rng.u8(..6), self.id(), self.id())).collect();
+                let plan: Vec<(u8, i64, i64)> = (0..self.rng.u8(1..4))
+                    .map(|_| (self.rng.u8(..6), self.id(), self.id()))
+                    .collect();
                 let noted = Mutex::new(Noted::default());
                 let (plan, notes) = (&plan, &noted);
                 let call = self.router.by_key(0).transaction(async |tx| {
@@ -99,7 +135,11 @@ impl Caller {
                     }
                     Ok::<(), Error>(())
                 });
-                let result = Polls { future: Box::pin(call), left }.await;
+                let result = Polls {
+                    future: Box::pin(call),
+                    left,
+                }
+                .await;
                 noted.into_inner().unwrap().told(result.as_ref())
             }
         }
@@ -107,7 +147,11 @@ impl Caller {
 }
 
 /// One part of a transaction.
-async fn run(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Mutex<Noted>) -> Result<(), Error> {
+async fn run(
+    tx: &Transaction,
+    (kind, first, second): (u8, i64, i64),
+    notes: &Mutex<Noted>,
+) -> Result<(), Error> {
     let insert = async |id: i64| {
         tx.execute(INSERT, &[&id, &"of a transaction"]).await?;
         notes.lock().unwrap().inserted.insert(id);
@@ -140,7 +184,11 @@ async fn run(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Mu
                 tokio::task::yield_now().await;
                 insert(second).await
             };
-            let _ = Polls { future: Box::pin(tx.savepoint(half)), left: (first % 7) as u32 }.await;
+            let _ = Polls {
+                future: Box::pin(tx.savepoint(half)),
+                left: (first % 7) as u32,
+            }
+            .await;
             Ok(())
         }
         // Two side by side, of which one fails.
@@ -157,8 +205,8 @@ async fn run(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Mu
     }
 }
 
-/// Kills random backends of the application, until it is told to stop. On a slow machine it does so less often:
-/// something must be acknowledged between two, if the callers get anything done.
+/// Kills random backends of the application, until it is told to stop. On a slow machine it does so
+/// less often: something must be acknowledged between two, if the callers get anything done.
 async fn kill(shards: &Shards, stop: &AtomicBool, acknowledged: &AtomicUsize, mut rng: Rng) {
     let killer = shards.cluster.superuser(0).await;
     while !stop.load(Ordering::Relaxed) {
@@ -171,14 +219,15 @@ async fn kill(shards: &Shards, stop: &AtomicBool, acknowledged: &AtomicUsize, mu
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-            WHERE application_name = 'seeded' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1";
+            WHERE application_name = 'seeded' AND pid <> pg_backend_pid() ORDER BY random() LIMIT \
+            1";
         killer.query(sql, &[]).await.unwrap();
     }
 }
 
 on_each_version! {
-    /// Every row that was acknowledged exists, none that was reported as absent does, and of a transaction all or
-    /// nothing.
+    /// Every row that was acknowledged exists, none that was reported as absent does, and of a
+    /// transaction all or nothing.
     async fn what_was_told_is_so(version) {
         let shards = Shards::start(version, 4).await;
         let seed: u64 = std::env::var("PGSHARD_SEED").map_or(7, |seed| seed.parse().unwrap());
@@ -194,7 +243,11 @@ on_each_version! {
             for number in 0..CALLERS {
                 let rng = Rng::with_seed(seed * 1000 + round * 100 + number);
                 let first = (round * CALLERS + number) as i64 * 1_000_000;
-                let mut caller = Caller { router: way.router.clone(), rng, next: first };
+                let mut caller = Caller {
+                    router: way.router.clone(),
+                    rng,
+                    next: first,
+                };
                 let acknowledged = acknowledged.clone();
                 callers.spawn(async move {
                     let mut told = Vec::new();
@@ -211,9 +264,13 @@ on_each_version! {
                 stop.store(true, Ordering::Relaxed);
                 told
             };
-            let (told, ()) = tokio::join!(calling, kill(&shards, &stop, &acknowledged, Rng::with_seed(seed)));
+            let (told, ()) = tokio::join!(
+                calling,
+                kill(&shards, &stop, &acknowledged, Rng::with_seed(seed))
+            );
             // What was given up has ended.
-            let sql = "SELECT coalesce(string_agg(format('%s for %s: %s', state, now() - state_change, query), E'\\n'),
+            let sql = "SELECT coalesce(string_agg(format('%s for %s: %s', state, now() - \
+                state_change, query), E'\\n'),
                 '')
                 FROM pg_stat_activity WHERE datname = current_database() AND state <> 'idle'
                 AND pid <> pg_backend_pid()";
@@ -225,30 +282,55 @@ on_each_version! {
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            assert_eq!(left, "", "seed {seed}, {}: nothing is left at the server", way.name);
-            let rows = shards.db[0].query("SELECT id, title FROM shard_0000.photos", &[]).await.unwrap();
-            let there: BTreeMap<i64, String> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+            assert_eq!(
+                left, "",
+                "seed {seed}, {}: nothing is left at the server",
+                way.name
+            );
+            let rows = shards.db[0]
+                .query(
+                    "SELECT id, title FROM \
+                shard_0000.photos",
+                    &[],
+                )
+                .await
+                .unwrap();
+            let there: BTreeMap<i64, String> =
+                rows.iter().map(|row| (row.get(0), row.get(1))).collect();
             let mut counts = [0_usize; 3];
             for told in &told {
-                let found = |ids: &BTreeSet<i64>| ids.iter().filter(|id| there.contains_key(id)).count();
+                let found =
+                    |ids: &BTreeSet<i64>| ids.iter().filter(|id| there.contains_key(id)).count();
                 assert_eq!(
                     found(&told.done),
                     told.done.len(),
                     "seed {seed}, {}: acknowledged, and not there: {told:?}",
                     way.name
                 );
-                assert_eq!(found(&told.undone), 0, "seed {seed}, {}: there, and said not to be: {told:?}", way.name);
+                assert_eq!(
+                    found(&told.undone),
+                    0,
+                    "seed {seed}, {}: there, and said not to be: \
+                    {told:?}",
+                    way.name
+                );
                 let either = found(&told.either);
                 assert!(
                     either == 0 || either == told.either.len(),
                     "seed {seed}, {}: half of it is there: {told:?}",
                     way.name
                 );
-                for (count, ids) in counts.iter_mut().zip([&told.done, &told.undone, &told.either]) {
+                for (count, ids) in counts
+                    .iter_mut()
+                    .zip([&told.done, &told.undone, &told.either])
+                {
                     *count += ids.len();
                 }
             }
-            eprintln!("{}: rows acknowledged, undone, in doubt: {counts:?}", way.name);
+            eprintln!(
+                "{}: rows acknowledged, undone, in doubt: {counts:?}",
+                way.name
+            );
             assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
         }
     }

@@ -22,7 +22,11 @@ use super::{COUNT, INSERT};
 #[derive(Clone, Default)]
 struct Spans(Arc<Mutex<Vec<Ended>>>);
 
-type Ended = (&'static str, Option<&'static str>, BTreeMap<&'static str, String>);
+type Ended = (
+    &'static str,
+    Option<&'static str>,
+    BTreeMap<&'static str, String>,
+);
 
 #[derive(Default)]
 struct Fields(BTreeMap<&'static str, String>);
@@ -31,7 +35,8 @@ impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let mut text = String::new();
         write!(text, "{value:?}").unwrap();
-        self.0.insert(field.name(), text.trim_matches('"').to_owned());
+        self.0
+            .insert(field.name(), text.trim_matches('"').to_owned());
     }
 }
 
@@ -43,7 +48,14 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
-        values.record(context.span(id).unwrap().extensions_mut().get_mut::<Fields>().unwrap());
+        values.record(
+            context
+                .span(id)
+                .unwrap()
+                .extensions_mut()
+                .get_mut::<Fields>()
+                .unwrap(),
+        );
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
@@ -65,7 +77,11 @@ impl Spans {
     /// The only one.
     #[track_caller]
     fn one(&self, name: &str) -> BTreeMap<&'static str, String> {
-        let spans: Vec<Ended> = self.take().into_iter().filter(|(found, ..)| *found == name).collect();
+        let spans: Vec<Ended> = self
+            .take()
+            .into_iter()
+            .filter(|(found, ..)| *found == name)
+            .collect();
         assert_eq!(spans.len(), 1, "{spans:?}");
         spans.into_iter().next().unwrap().2
     }
@@ -76,49 +92,111 @@ async fn calls(options: Options, spans: &Spans) {
     let router = Router::new(options);
     let shard = router.by_key(1);
     let fields = |fields: BTreeMap<&'static str, String>, names: &[&str]| {
-        names.iter().map(|name| fields.get(name).cloned().unwrap_or_default()).collect::<Vec<_>>()
+        names
+            .iter()
+            .map(|name| fields.get(name).cloned().unwrap_or_default())
+            .collect::<Vec<_>>()
     };
-    let all = ["shard", "host", "outcome", "retries", "db.system.name", "db.response.status_code", "error.type"];
+    let all = [
+        "shard",
+        "host",
+        "outcome",
+        "retries",
+        "db.system.name",
+        "db.response.status_code",
+        "error.type",
+    ];
 
     shard.execute(INSERT, &[&1_i64, &"x"]).await.unwrap();
-    assert_eq!(fields(spans.one("pgshard.statement"), &all), ["1", "db1", "ok", "0", "postgresql", "", ""]);
+    assert_eq!(
+        fields(spans.one("pgshard.statement"), &all),
+        ["1", "db1", "ok", "0", "postgresql", "", ""]
+    );
     shard.execute(INSERT, &[&1_i64, &"x"]).await.unwrap_err();
-    let constraint = ["1", "db1", "constraint", "0", "postgresql", "23505", "23505"];
+    let constraint = [
+        "1",
+        "db1",
+        "constraint",
+        "0",
+        "postgresql",
+        "23505",
+        "23505",
+    ];
     assert_eq!(fields(spans.one("pgshard.statement"), &all), constraint);
     let in_transaction = shard.transaction(async |tx| tx.execute(INSERT, &[&1_i64, &"x"]).await);
     in_transaction.await.unwrap_err();
     assert_eq!(fields(spans.one("pgshard.transaction"), &all), constraint);
-    let own = shard.transaction(async |_| Err::<(), Error>(Error::TransactionEnded { shard: shard.id() }));
+    let own = shard
+        .transaction(async |_| Err::<(), Error>(Error::TransactionEnded { shard: shard.id() }));
     own.await.unwrap_err();
-    assert_eq!(fields(spans.one("pgshard.transaction"), &all)[2], "rolled_back");
-    shard.query("SELECT * FROM {shard}.nothing", &[]).await.unwrap_err();
-    assert_eq!(fields(spans.one("pgshard.statement"), &all)[2..6], ["application", "0", "postgresql", "42P01"]);
+    assert_eq!(
+        fields(spans.one("pgshard.transaction"), &all)[2],
+        "rolled_back"
+    );
+    shard
+        .query("SELECT * FROM {shard}.nothing", &[])
+        .await
+        .unwrap_err();
+    assert_eq!(
+        fields(spans.one("pgshard.statement"), &all)[2..6],
+        ["application", "0", "postgresql", "42P01"]
+    );
 
-    shard.within(Duration::from_millis(200)).query("SELECT pg_sleep(60)", &[]).await.unwrap_err();
-    let late = fields(spans.one("pgshard.statement"), &["outcome", "error.type", "otel.status_code"]);
+    shard
+        .within(Duration::from_millis(200))
+        .query("SELECT pg_sleep(60)", &[])
+        .await
+        .unwrap_err();
+    let late = fields(
+        spans.one("pgshard.statement"),
+        &["outcome", "error.type", "otel.status_code"],
+    );
     assert_eq!(late, ["timeout", "timeout", "ERROR"]);
     let dropped = shard.query("SELECT pg_sleep(60)", &[]);
-    tokio::time::timeout(Duration::from_millis(200), dropped).await.unwrap_err();
-    assert_eq!(fields(spans.one("pgshard.statement"), &["shard", "outcome"]), ["1", "dropped"]);
+    tokio::time::timeout(Duration::from_millis(200), dropped)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        fields(spans.one("pgshard.statement"), &["shard", "outcome"]),
+        ["1", "dropped"]
+    );
     router.by_key(2).query(COUNT, &[]).await.unwrap_err();
-    assert_eq!(fields(spans.one("pgshard.statement"), &["host", "outcome"]), ["db2", "cluster"]);
+    assert_eq!(
+        fields(spans.one("pgshard.statement"), &["host", "outcome"]),
+        ["db2", "cluster"]
+    );
 
     let results: Vec<_> = router.all_shards().query(COUNT, &[]).collect().await;
-    assert_eq!(results.iter().filter(|(_, result)| result.is_ok()).count(), 2);
-    // The tasks end a little later than their answers arrive, in any order; two pipelines may share the two.
+    assert_eq!(
+        results.iter().filter(|(_, result)| result.is_ok()).count(),
+        2
+    );
+    // The tasks end a little later than their answers arrive, in any order; two pipelines may share
+    // the two.
     let mut ended: Vec<Ended> = Vec::new();
     let statements = |ended: &[Ended]| -> u64 {
         let pipelines = ended.iter().filter(|span| span.0 == "pgshard.pipeline");
-        pipelines.map(|span| span.2["statements"].parse::<u64>().unwrap()).sum()
+        pipelines
+            .map(|span| span.2["statements"].parse::<u64>().unwrap())
+            .sum()
     };
     while statements(&ended) < 2 || !ended.iter().any(|(name, ..)| *name == "pgshard.fanout") {
         tokio::task::yield_now().await;
         ended.extend(spans.take());
     }
     assert_eq!(statements(&ended), 2);
-    let pipeline = ended.iter().find(|(name, ..)| *name == "pgshard.pipeline").unwrap();
-    assert_eq!((pipeline.1, &*pipeline.2["host"]), (Some("pgshard.fanout"), "db1"));
-    let fanout = ended.iter().find(|(name, ..)| *name == "pgshard.fanout").unwrap();
+    let pipeline = ended
+        .iter()
+        .find(|(name, ..)| *name == "pgshard.pipeline")
+        .unwrap();
+    assert_eq!(
+        (pipeline.1, &*pipeline.2["host"]),
+        (Some("pgshard.fanout"), "db1")
+    );
+    let fanout = ended
+        .iter()
+        .find(|(name, ..)| *name == "pgshard.fanout")
+        .unwrap();
     assert_eq!((&*fanout.2["shards"], &*fanout.2["failed"]), ("4", "2"));
 }
 
@@ -126,17 +204,25 @@ on_each_version! {
     /// Each call has one span, with its outcome, in whichever way it ended.
     async fn each_call_has_one(version) {
         let shards = Shards::start(version, 4).await;
-        shards.cluster.server(1).stop(pgshard::dev::StopMode::Fast).unwrap();
+        shards
+            .cluster
+            .server(1)
+            .stop(pgshard::dev::StopMode::Fast)
+            .unwrap();
         let options = shards.options();
         let spans = Spans::default();
         // A runtime on one thread, whose spans are recorded.
         let playing = tokio::task::spawn_blocking(move || {
-            // With only one subscriber in the process, the thread that reaches the span first is asked whether it wants
-            // it; that may be another test's thread, which wants none. A second subscriber prevents this.
+            // With only one subscriber in the process, the thread that reaches the span first is
+            // asked whether it wants it; that may be another test's thread, which wants none. A
+            // second subscriber prevents this.
             let _second = tracing::Dispatch::new(Registry::default());
             let subscriber = Registry::default().with(spans.clone());
             let _here = tracing::subscriber::set_default(subscriber);
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(calls(options, &spans));
         });
         playing.await.unwrap();
@@ -150,29 +236,64 @@ on_each_version! {
         let _here = metrics::set_default_local_recorder(&recorder);
         let router = Router::new(shards.options());
         for number in 0..4 {
-            router.shard(shard(number)).unwrap().query(COUNT, &[]).await.unwrap();
+            router
+                .shard(shard(number))
+                .unwrap()
+                .query(COUNT, &[])
+                .await
+                .unwrap();
         }
         recorded.since();
         let requests = || {
-            let counted = recorded.since().into_iter().filter(|(name, _)| name.starts_with("requests_total"));
+            let counted = recorded
+                .since()
+                .into_iter()
+                .filter(|(name, _)| name.starts_with("requests_total"));
             counted
                 .map(|(name, count)| (name.trim_start_matches("requests_total ").to_owned(), count))
                 .collect::<Vec<_>>()
         };
         let slow = router.by_key(1).query("SELECT pg_sleep(60)", &[]);
-        tokio::time::timeout(Duration::from_millis(100), slow).await.unwrap_err();
+        tokio::time::timeout(Duration::from_millis(100), slow)
+            .await
+            .unwrap_err();
         assert_eq!(requests(), [("db1 dropped".to_owned(), 1)]);
-        let slow = router.by_key(1).transaction(async |tx| tx.query("SELECT pg_sleep(60)", &[]).await);
-        tokio::time::timeout(Duration::from_millis(100), slow).await.unwrap_err();
+        let slow = router
+            .by_key(1)
+            .transaction(async |tx| tx.query("SELECT pg_sleep(60)", &[]).await);
+        tokio::time::timeout(Duration::from_millis(100), slow)
+            .await
+            .unwrap_err();
         assert_eq!(requests(), [("db1 dropped".to_owned(), 1)]);
-        router.by_key(1).within(Duration::from_millis(100)).query("SELECT pg_sleep(60)", &[]).await.unwrap_err();
+        router
+            .by_key(1)
+            .within(Duration::from_millis(100))
+            .query("SELECT pg_sleep(60)", &[])
+            .await
+            .unwrap_err();
         assert_eq!(requests(), [("db1 timeout".to_owned(), 1)]);
         // On each host one shard does not answer; nobody waits for the rest.
         let sleeps = "SELECT CASE WHEN '{shard}' ~ '_000[13]' THEN pg_sleep(60)::text END";
-        let results = router.all_shards().deadline(Duration::from_secs(2)).query(sleeps, &[]).collect::<Vec<_>>().await;
-        assert_eq!(results.iter().filter(|(_, result)| result.is_ok()).count(), 2);
+        let results = router
+            .all_shards()
+            .deadline(Duration::from_secs(2))
+            .query(sleeps, &[])
+            .collect::<Vec<_>>()
+            .await;
+        assert_eq!(
+            results.iter().filter(|(_, result)| result.is_ok()).count(),
+            2
+        );
         let one = |name: &str| (name.to_owned(), 1);
-        assert_eq!(requests(), [one("db1 ok"), one("db1 timeout"), one("db2 ok"), one("db2 timeout")]);
+        assert_eq!(
+            requests(),
+            [
+                one("db1 ok"),
+                one("db1 timeout"),
+                one("db2 ok"),
+                one("db2 timeout")
+            ]
+        );
         // Waits until this many are stuck on each host.
         let sleeping = async |wanted: i64| {
             let sql = "SELECT count(*) FROM pg_stat_activity
@@ -185,10 +306,21 @@ on_each_version! {
         };
         sleeping(0).await;
         let mut results = router.all_shards().query(sleeps, &[]);
-        let both = [results.next().await.unwrap().0, results.next().await.unwrap().0];
+        let both = [
+            results.next().await.unwrap().0,
+            results.next().await.unwrap().0,
+        ];
         assert!(both.iter().all(|number| number.get() % 2 == 0), "{both:?}");
         sleeping(1).await;
         drop(results);
-        assert_eq!(requests(), [one("db1 dropped"), one("db1 ok"), one("db2 dropped"), one("db2 ok")]);
+        assert_eq!(
+            requests(),
+            [
+                one("db1 dropped"),
+                one("db1 ok"),
+                one("db2 dropped"),
+                one("db2 ok")
+            ]
+        );
     }
 }

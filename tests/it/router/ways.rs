@@ -6,8 +6,8 @@ use pgshard::router::{Options, PrepareMode};
 use super::by_hand::Shards;
 use super::pooler::Pooler;
 
-/// One way, and a router that uses it, with one connection to the first host: the next caller gets the session of the
-/// one before.
+/// One way, and a router that uses it, with one connection to the first host: the next caller gets
+/// the session of the one before.
 pub(super) struct Ways {
     pub(super) name: &'static str,
     pub(super) router: Router,
@@ -32,12 +32,21 @@ impl Ways {
                 host.prepare = PrepareMode::Unnamed;
             }
             let pooled = name == "pooled";
-            let pooler = if pooled { Some(Pooler::start(&shards.cluster, 0).await) } else { None };
+            let pooler = if pooled {
+                Some(Pooler::start(&shards.cluster, 0).await)
+            } else {
+                None
+            };
             if let Some(pooler) = &pooler {
                 host.connect = pooler.connect();
             }
             change(&mut options);
-            ways.push(Ways { name, router: Router::new(options), pooled, _pooler: pooler });
+            ways.push(Ways {
+                name,
+                router: Router::new(options),
+                pooled,
+                _pooler: pooler,
+            });
         }
         ways
     }

@@ -8,11 +8,20 @@ use pgshard::dev::{Binaries, StopMode};
 use super::TestCluster;
 
 fn copy(from: &Path, to: &Path) {
-    assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
+    assert!(
+        Command::new("cp")
+            .arg("-a")
+            .arg(from)
+            .arg(to)
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 impl TestCluster {
-    /// Saves the server's files as they are now, like a base backup. The server is stopped for that.
+    /// Saves the server's files as they are now, like a base backup. The server is stopped for
+    /// that.
     pub(crate) fn back_up(&self, host: usize) {
         let server = self.server(host);
         server.stop(StopMode::Fast).unwrap();
@@ -25,17 +34,24 @@ impl TestCluster {
     pub(crate) fn base_backup(&self, version: u32, host: usize) {
         let server = self.server(host);
         let data = server.data_directory();
-        self.pg_basebackup(&Binaries::of_major(version).unwrap(), host, &data.with_extension("backup"), &[]);
+        self.pg_basebackup(
+            &Binaries::of_major(version).unwrap(),
+            host,
+            &data.with_extension("backup"),
+            &[],
+        );
         let (conf, backup) = (data.join("pgshard.conf"), data.with_extension("backup"));
         copy(&conf, &backup.join("pgshard.conf"));
     }
 
-    /// Restores the server to the state of its backup, and recovers it to the backup's end. That starts a new timeline.
+    /// Restores the server to the state of its backup, and recovers it to the backup's end. That
+    /// starts a new timeline.
     pub(crate) fn restore_to_a_new_timeline(&self, host: usize) {
         let backup = self.server(host).data_directory().with_extension("backup");
         let conf = backup.join("pgshard.conf");
         let mut text = std::fs::read_to_string(&conf).unwrap();
-        text += "\nrestore_command = 'false'\nrecovery_target = 'immediate'\nrecovery_target_action = 'promote'\n";
+        text += "\nrestore_command = 'false'\nrecovery_target = \
+            'immediate'\nrecovery_target_action = 'promote'\n";
         std::fs::write(&conf, text).unwrap();
         let signal = backup.join("recovery.signal");
         std::fs::write(&signal, "").unwrap();
@@ -66,9 +82,14 @@ impl TestCluster {
 fn takes_writes(url: &str) -> bool {
     let runtime = tokio::runtime::Handle::current();
     runtime.block_on(async {
-        let Ok((client, connection)) = tokio_postgres::connect(url, tokio_postgres::NoTls).await else { return false };
+        let Ok((client, connection)) = tokio_postgres::connect(url, tokio_postgres::NoTls).await
+        else {
+            return false;
+        };
         tokio::spawn(connection);
-        let asked = client.query_one("SELECT NOT pg_is_in_recovery()", &[]).await;
+        let asked = client
+            .query_one("SELECT NOT pg_is_in_recovery()", &[])
+            .await;
         asked.is_ok_and(|row| row.get(0))
     })
 }

@@ -11,7 +11,8 @@ use tokio_postgres::{Client, NoTls};
 
 /// Throwaway servers `db1`, `db2`, … for one test. Hosts are counted from 0: host 0 is `db1`.
 ///
-/// They stop and vanish at the end of the test; if the test fails, their data stays and its place is printed.
+/// They stop and vanish at the end of the test; if the test fails, their data stays and its place
+/// is printed.
 pub(crate) struct TestCluster {
     /// One for all hosts, or one for each host where their versions differ.
     clusters: Vec<Cluster>,
@@ -36,13 +37,22 @@ impl TestCluster {
         if versions.iter().all(|version| *version == versions[0]) {
             return TestCluster::start(versions[0], versions.len());
         }
-        TestCluster::of(versions.iter().map(|version| start(*version, 1, ServerOptions::default())).collect())
+        TestCluster::of(
+            versions
+                .iter()
+                .map(|version| start(*version, 1, ServerOptions::default()))
+                .collect(),
+        )
     }
 
     fn of(clusters: Vec<Cluster>) -> TestCluster {
         let files = clusters[0].directory().join("files");
         std::fs::create_dir(&files).expect("the cluster's directory is ours to write to");
-        TestCluster { clusters, files, left_out: 0 }
+        TestCluster {
+            clusters,
+            files,
+            left_out: 0,
+        }
     }
 
     /// The server of one host.
@@ -78,8 +88,13 @@ impl TestCluster {
 
     fn text(&self, shards: u16, migrations: Option<&str>) -> String {
         let servers = self.servers();
-        let named = servers.iter().take(servers.len() - self.left_out).enumerate();
-        let hosts: Vec<_> = named.map(|(at, server)| (self.name(at), server.url())).collect();
+        let named = servers
+            .iter()
+            .take(servers.len() - self.left_out)
+            .enumerate();
+        let hosts: Vec<_> = named
+            .map(|(at, server)| (self.name(at), server.url()))
+            .collect();
         config_text(count(shards), &hosts, migrations)
     }
 
@@ -89,7 +104,11 @@ impl TestCluster {
     }
 
     /// The same with `migrations = "migrations"`, and these files (name, SQL) in that folder.
-    pub(crate) fn write_config_with_migrations(&self, shards: u16, migrations: &[(&str, &str)]) -> PathBuf {
+    pub(crate) fn write_config_with_migrations(
+        &self,
+        shards: u16,
+        migrations: &[(&str, &str)],
+    ) -> PathBuf {
         for (name, sql) in migrations {
             self.write(&format!("migrations/{name}"), sql);
         }
@@ -122,7 +141,10 @@ impl Drop for TestCluster {
         if std::thread::panicking() {
             for cluster in &mut self.clusters {
                 cluster.keep();
-                eprintln!("the servers' data is kept in {}", cluster.directory().display());
+                eprintln!(
+                    "the servers' data is kept in {}",
+                    cluster.directory().display()
+                );
             }
             for (host, server) in self.servers().into_iter().enumerate() {
                 eprintln!("  db{}: log in {}", host + 1, server.log().display());
@@ -133,10 +155,17 @@ impl Drop for TestCluster {
 
 /// Starting blocks; on a runtime with several threads the other threads go on.
 fn start(version: u32, hosts: usize, mut server: ServerOptions) -> Cluster {
-    // Shared memory is sized for everything that could be locked, and a server's start and each of its processes pay
-    // for it.
-    let small = [("max_locks_per_transaction", "64"), ("max_wal_senders", "40"), ("max_replication_slots", "40")];
-    server.settings.splice(0..0, small.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    // Shared memory is sized for everything that could be locked, and a server's start and each of
+    // its processes pay for it.
+    let small = [
+        ("max_locks_per_transaction", "64"),
+        ("max_wal_senders", "40"),
+        ("max_replication_slots", "40"),
+    ];
+    server.settings.splice(
+        0..0,
+        small.map(|(name, value)| (name.to_owned(), value.to_owned())),
+    );
     Cluster::start(&ClusterOptions::new(hosts, binaries(version)).server(server))
         .unwrap_or_else(|error| panic!("{error}"))
 }
@@ -152,7 +181,9 @@ fn binaries(version: u32) -> Binaries {
 
 /// A connection whose socket is driven by a task of the runtime.
 pub(crate) async fn connect(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("a test's server takes connections");
+    let (client, connection) = tokio_postgres::connect(url, NoTls)
+        .await
+        .expect("a test's server takes connections");
     // When the server goes away, the user of the client is told too.
     tokio::spawn(connection);
     client

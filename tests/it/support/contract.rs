@@ -15,31 +15,48 @@ pub(crate) fn schemas() -> PathBuf {
 
 /// The schemas, by the names of their files.
 static KNOWN: LazyLock<HashMap<String, Value>> = LazyLock::new(|| {
-    let files = fs::read_dir(schemas()).unwrap().map(|file| file.unwrap().path());
+    let files = fs::read_dir(schemas())
+        .unwrap()
+        .map(|file| file.unwrap().path());
     let json = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
     let parsed = json.map(|path| {
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        (name, serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap())
+        (
+            name,
+            serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap(),
+        )
     });
     parsed.collect()
 });
 
-/// Checks that a run has printed what the schemas say. `args` are the command's arguments, as a shell has them.
+/// Checks that a run has printed what the schemas say. `args` are the command's arguments, as a
+/// shell has them.
 #[track_caller]
 pub(crate) fn keeps(args: &[&str], stdout: &str, stderr: &str) {
-    static VALIDATORS: LazyLock<Mutex<HashMap<String, &'static Validator>>> = LazyLock::new(Mutex::default);
+    static VALIDATORS: LazyLock<Mutex<HashMap<String, &'static Validator>>> =
+        LazyLock::new(Mutex::default);
     let validator = |name: &str| -> &'static Validator {
         let mut validators = VALIDATORS.lock().unwrap();
         validators.entry(name.to_owned()).or_insert_with(|| {
-            let schema = KNOWN.get(name).unwrap_or_else(|| panic!("docs/json has {name}.json: {args:?}"));
-            Box::leak(Box::new(jsonschema::validator_for(schema).expect("it is a schema")))
+            let schema = KNOWN
+                .get(name)
+                .unwrap_or_else(|| panic!("docs/json has {name}.json: {args:?}"));
+            Box::leak(Box::new(
+                jsonschema::validator_for(schema).expect("it is a schema"),
+            ))
         })
     };
     let check = |name: &str, line: &str| {
-        let value: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{args:?}: {error}: {line}"));
-        let wrong: Vec<String> =
-            validator(name).iter_errors(&value).map(|error| format!("{}: {error}", error.instance_path())).collect();
-        assert!(wrong.is_empty(), "{args:?} prints what docs/json/{name}.json does not have: {wrong:?}\n{line}");
+        let value: Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{args:?}: {error}: {line}"));
+        let wrong: Vec<String> = validator(name)
+            .iter_errors(&value)
+            .map(|error| format!("{}: {error}", error.instance_path()))
+            .collect();
+        assert!(
+            wrong.is_empty(),
+            "{args:?} prints what docs/json/{name}.json does not have: {wrong:?}\n{line}"
+        );
     };
     if !stdout.is_empty() {
         let name = command(args);
@@ -61,7 +78,12 @@ fn command(args: &[&str]) -> String {
             word => words.push(word),
         }
     }
-    let names = (1..=words.len().min(2)).rev().map(|count| words[..count].join("-"));
+    let names = (1..=words.len().min(2))
+        .rev()
+        .map(|count| words[..count].join("-"));
     let listed = (words.first() == Some(&"moves")).then(|| "moves-list".to_owned());
-    names.chain(listed).find(|name| KNOWN.contains_key(name)).unwrap_or_else(|| panic!("{args:?} has a schema"))
+    names
+        .chain(listed)
+        .find(|name| KNOWN.contains_key(name))
+        .unwrap_or_else(|| panic!("{args:?} has a schema"))
 }

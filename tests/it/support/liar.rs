@@ -1,8 +1,8 @@
 //! [`Liar`]: a real server behind a proxy that understands its messages and says one of them wrongly.
 //!
-//! Answers are counted in the order in which they are asked for, over all connections: the greeting of a connection is
-//! one, so is all that comes up to ReadyForQuery, and so is each piece of a replication stream. A [`Lie`] says which is
-//! changed, and how.
+//! Answers are counted in the order in which they are asked for, over all connections: the greeting
+//! of a connection is one, so is all that comes up to ReadyForQuery, and so is each piece of a
+//! replication stream. A [`Lie`] says which is changed, and how.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -90,9 +90,12 @@ impl Kind {
     /// Whether a message with this tag can be changed so.
     fn fits(self, tag: u8) -> bool {
         match self {
-            Kind::Null | Kind::OtherValue | Kind::FewerColumns | Kind::MoreColumns | Kind::NoRow | Kind::RowTwice => {
-                tag == b'D'
-            }
+            Kind::Null
+            | Kind::OtherValue
+            | Kind::FewerColumns
+            | Kind::MoreColumns
+            | Kind::NoRow
+            | Kind::RowTwice => tag == b'D',
             Kind::OtherType => tag == b'T',
             _ => true,
         }
@@ -150,9 +153,12 @@ impl Liar {
                 let (state, mut life) = (shared.clone(), shared.life.subscribe());
                 life.mark_unchanged();
                 tokio::spawn(async move {
-                    let Ok(far) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+                    let Ok(far) = TcpStream::connect(("127.0.0.1", target)).await else {
+                        return;
+                    };
                     let _ = near.set_nodelay(true).and(far.set_nodelay(true));
-                    let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                    let ((near_in, near_out), (far_in, far_out)) =
+                        (near.into_split(), far.into_split());
                     let queue = Arc::new(Mutex::new(Queue::default()));
                     queue.lock().unwrap().push(&state, b'!', "the greeting");
                     tokio::select! {
@@ -163,7 +169,11 @@ impl Liar {
                 });
             }
         });
-        Liar { port, state, running }
+        Liar {
+            port,
+            state,
+            running,
+        }
     }
 
     /// Counts answers from here on, and tells this lie. Open connections end.
@@ -214,7 +224,12 @@ impl Queue {
 }
 
 /// What the client says, as it says it.
-async fn ask(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &State, queue: &Mutex<Queue>) -> io::Result<()> {
+async fn ask(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    state: &State,
+    queue: &Mutex<Queue>,
+) -> io::Result<()> {
     let mut first = vec![0; 8];
     from.read_exact(&mut first).await?;
     let length = u32::from_be_bytes(first[..4].try_into().unwrap()) as usize;
@@ -240,7 +255,12 @@ async fn ask(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &State, que
 }
 
 /// What the server says, but for the lie.
-async fn answer(from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &State, queue: &Mutex<Queue>) -> io::Result<()> {
+async fn answer(
+    from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    state: &State,
+    queue: &Mutex<Queue>,
+) -> io::Result<()> {
     let mut from = BufReader::new(from);
     let mut streaming = false;
     loop {
@@ -248,13 +268,21 @@ async fn answer(from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &State, queu
         streaming |= tag == b'W';
         let (at, sql) = {
             let mut queue = queue.lock().unwrap();
-            let (at, asked_by, sql) = queue.awaited.front().cloned().unwrap_or((u64::MAX, 0, String::new()));
+            let (at, asked_by, sql) =
+                queue
+                    .awaited
+                    .front()
+                    .cloned()
+                    .unwrap_or((u64::MAX, 0, String::new()));
             // The Sync that goes with a COPY is not answered.
             if tag == b'Z' || tag == b'G' && asked_by == b'S' {
                 queue.awaited.pop_front();
             }
             match streaming && tag == b'd' {
-                true => (state.asked.fetch_add(1, Ordering::SeqCst), "the stream".to_owned()),
+                true => (
+                    state.asked.fetch_add(1, Ordering::SeqCst),
+                    "the stream".to_owned(),
+                ),
                 false => (at, sql),
             }
         };
@@ -309,7 +337,11 @@ fn due(state: &State, at: u64, tag: u8, sql: &str) -> Option<Lie> {
         return None;
     }
     let (lie, _) = armed.take()?;
-    *state.told.lock().unwrap() = Some(format!("{:?} {:?} in the answer {at} to {sql}", lie.kind, char::from(tag)));
+    *state.told.lock().unwrap() = Some(format!(
+        "{:?} {:?} in the answer {at} to {sql}",
+        lie.kind,
+        char::from(tag)
+    ));
     Some(lie)
 }
 
@@ -354,7 +386,9 @@ fn row(columns: &[Option<Vec<u8>>]) -> Vec<u8> {
 /// What is sent in place of a message.
 fn changed(kind: Kind, tag: u8, mut body: Vec<u8>, rng: &mut Rng) -> Vec<u8> {
     match kind {
-        Kind::Null | Kind::OtherValue | Kind::FewerColumns | Kind::MoreColumns => changed_row(kind, &body, rng),
+        Kind::Null | Kind::OtherValue | Kind::FewerColumns | Kind::MoreColumns => {
+            changed_row(kind, &body, rng)
+        }
         Kind::OtherType => whole(tag, &other_type(body, rng)),
         Kind::NoRow | Kind::Left => Vec::new(),
         Kind::RowTwice | Kind::Twice => whole(tag, &body).repeat(2),
@@ -397,7 +431,8 @@ fn changed_row(kind: Kind, body: &[u8], rng: &mut Rng) -> Vec<u8> {
     row(&columns)
 }
 
-/// A description in which one column is of another type: a name that ends with 0, then table, number and type.
+/// A description in which one column is of another type: a name that ends with 0, then table,
+/// number and type.
 fn other_type(mut body: Vec<u8>, rng: &mut Rng) -> Vec<u8> {
     let count = u16::from_be_bytes([body[0], body[1]]);
     if count == 0 {
@@ -405,9 +440,15 @@ fn other_type(mut body: Vec<u8>, rng: &mut Rng) -> Vec<u8> {
     }
     let (mut at, wanted) = (2, rng.u16(..count));
     for column in 0..=wanted {
-        at += body[at..].iter().position(|byte| *byte == 0).expect("a name ends") + 1;
+        at += body[at..]
+            .iter()
+            .position(|byte| *byte == 0)
+            .expect("a name ends")
+            + 1;
         if column == wanted {
-            let other = *rng.choice(&[16_u32, 20, 21, 23, 25, 600, 1009, 2950, 999_999]).expect("there are some");
+            let other = *rng
+                .choice(&[16_u32, 20, 21, 23, 25, 600, 1009, 2950, 999_999])
+                .expect("there are some");
             body[at + 6..at + 10].copy_from_slice(&other.to_be_bytes());
         }
         at += 18;

@@ -26,7 +26,8 @@ pub(crate) use world::{
 };
 pub(crate) use writers::Writers;
 
-/// What a command says on stderr, as it says it without `--json`: a test of its words reads both in the same way.
+/// What a command says on stderr, as it says it without `--json`: a test of its words reads both in
+/// the same way.
 pub(crate) fn readable(stderr: &str) -> String {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let mut lines = Vec::new();
@@ -38,11 +39,19 @@ pub(crate) fn readable(stderr: &str) -> String {
         };
         match said["level"].as_str() {
             Some("note") => lines.push(text(&said["message"])),
-            level => lines.push(format!("{}: {}", level.unwrap_or_default(), text(&said["message"]))),
+            level => lines.push(format!(
+                "{}: {}",
+                level.unwrap_or_default(),
+                text(&said["message"])
+            )),
         }
         let causes = said["causes"].as_array().into_iter().flatten();
         lines.extend(causes.map(|cause| format!("  caused by: {}", text(cause))));
-        lines.extend(said["remedy"].as_str().map(|remedy| format!("  remedy: {remedy}")));
+        lines.extend(
+            said["remedy"]
+                .as_str()
+                .map(|remedy| format!("  remedy: {remedy}")),
+        );
     }
     lines.iter().map(|line| format!("{line}\n")).collect()
 }

@@ -1,6 +1,6 @@
-//! What is between a client and a server in these tests: a TCP proxy that can be slow, fall silent, lose bytes, reset
-//! connections or lead elsewhere; a host that accepts connections and never answers; and a future that is dropped
-//! halfway.
+//! What is between a client and a server in these tests: a TCP proxy that can be slow, fall silent,
+//! lose bytes, reset connections or lead elsewhere; a host that accepts connections and never
+//! answers; and a future that is dropped halfway.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -20,8 +20,8 @@ pub(crate) enum Weather {
     Fair,
     /// They wait until it is fair again.
     Silent,
-    /// They are gone, and no connection that has lost some carries any again: it is half open. Its server finds that
-    /// out after a while, as by its own keepalives, and its client has to.
+    /// They are gone, and no connection that has lost some carries any again: it is half open. Its
+    /// server finds that out after a while, as by its own keepalives, and its client has to.
     Lost,
     /// They come late, and few at a time.
     Slow(Duration),
@@ -39,7 +39,8 @@ pub(crate) struct Proxy {
     /// New connections lead to these, one after the other.
     targets: Arc<Mutex<Vec<u16>>>,
     weather: watch::Sender<Weather>,
-    /// How many bytes servers may send before all connections are reset; negative: as many as they like.
+    /// How many bytes servers may send before all connections are reset; negative: as many as they
+    /// like.
     until_reset: Arc<AtomicI64>,
     from_server: Arc<AtomicU64>,
     running: JoinHandle<()>,
@@ -49,7 +50,10 @@ impl Proxy {
     pub(crate) async fn to(target: u16) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (targets, weather) = (Arc::new(Mutex::new(vec![target])), watch::Sender::new(Weather::Fair));
+        let (targets, weather) = (
+            Arc::new(Mutex::new(vec![target])),
+            watch::Sender::new(Weather::Fair),
+        );
         let (until_reset, resets) = (Arc::new(AtomicI64::new(-1)), watch::Sender::new(0));
         let from_server = Arc::<AtomicU64>::default();
         let (leads_to, passed, sky) = (targets.clone(), from_server.clone(), weather.clone());
@@ -77,7 +81,14 @@ impl Proxy {
                 tokio::spawn(connect(near, target, asked, answered));
             }
         });
-        Proxy { port, targets, weather, until_reset, from_server, running }
+        Proxy {
+            port,
+            targets,
+            weather,
+            until_reset,
+            from_server,
+            running,
+        }
     }
 
     /// How many bytes the server has sent, as far as they were passed on.
@@ -98,7 +109,8 @@ impl Proxy {
         self.weather.send_replace(weather);
     }
 
-    /// Resets all connections, each in the middle of whatever it is, once servers have sent so many bytes more.
+    /// Resets all connections, each in the middle of whatever it is, once servers have sent so many
+    /// bytes more.
     pub(crate) fn reset_after(&self, bytes: u32) {
         self.until_reset.store(bytes.into(), Ordering::SeqCst);
     }
@@ -137,10 +149,13 @@ enum End {
 }
 
 async fn connect(near: TcpStream, target: u16, asked: Way, answered: Way) {
-    let Ok(far) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+    let Ok(far) = TcpStream::connect(("127.0.0.1", target)).await else {
+        return;
+    };
     let _ = near.set_nodelay(true).and(far.set_nodelay(true));
     let mut resets = answered.resets.subscribe();
-    let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (near.into_split(), far.into_split());
+    let ((mut near_in, mut near_out), (mut far_in, mut far_out)) =
+        (near.into_split(), far.into_split());
     let end = tokio::select! {
         end = pass(&mut near_in, &mut far_out, asked) => end,
         end = pass(&mut far_in, &mut near_out, answered) => end,
@@ -165,7 +180,11 @@ async fn pass(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, mut way: Way) -
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         let mut bytes = &buffer[..count];
-        let Ok(weather) = way.weather.wait_for(|weather| *weather != Weather::Silent).await.map(|weather| *weather)
+        let Ok(weather) = way
+            .weather
+            .wait_for(|weather| *weather != Weather::Silent)
+            .await
+            .map(|weather| *weather)
         else {
             return End::Closed;
         };
@@ -190,7 +209,8 @@ async fn pass(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, mut way: Way) -
             return End::Reset;
         }
         if left >= 0 {
-            way.until_reset.fetch_sub(bytes.len() as i64, Ordering::SeqCst);
+            way.until_reset
+                .fetch_sub(bytes.len() as i64, Ordering::SeqCst);
         }
         if to.write_all(bytes).await.is_err() {
             return End::Closed;
@@ -210,7 +230,10 @@ pub(crate) struct Mute {
 impl Mute {
     pub(crate) async fn start() -> Mute {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (port, taken) = (listener.local_addr().unwrap().port(), Arc::<AtomicU32>::default());
+        let (port, taken) = (
+            listener.local_addr().unwrap().port(),
+            Arc::<AtomicU32>::default(),
+        );
         let count = taken.clone();
         let running = tokio::spawn(async move {
             let mut held = Vec::new();
@@ -219,7 +242,11 @@ impl Mute {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         });
-        Mute { port, taken, running }
+        Mute {
+            port,
+            taken,
+            running,
+        }
     }
 
     /// How many connections were accepted.

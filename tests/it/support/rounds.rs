@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-/// Runs the round of each number at each host, until it is told to stop. Gives how many were done, and the errors that
-/// should not have occurred.
+/// Runs the round of each number at each host, until it is told to stop. Gives how many were done,
+/// and the errors that should not have occurred.
 pub(crate) async fn rounds(
     clients: Vec<Client>,
     rest: Duration,

@@ -1,4 +1,5 @@
-//! Online moves in great number: the same shards back and forth, and very many small shards at once.
+//! Online moves in great number: the same shards back and forth, and very many small shards at
+//! once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -7,20 +8,28 @@ use std::time::{Duration, Instant};
 use super::world::World;
 use super::writers::Writers;
 
-/// Moves two shards to the other host and back this many times, under load. Gives the pauses in milliseconds, sorted.
+/// Moves two shards to the other host and back this many times, under load. Gives the pauses in
+/// milliseconds, sorted.
 pub(crate) async fn ping_pong(versions: &[u32], moves: usize) -> Vec<f64> {
     let world = World::new(versions, 4).await;
     let writers = Writers::start_all(&world, 3).await;
     let mut pauses = Vec::new();
     for number in 0..moves {
         let to = if number % 2 == 0 { "db2" } else { "db1" };
-        let ran = world.run(&["move", "0-1", "--to", to, "--mode", "online", "--yes"]).await;
+        let ran = world
+            .run(&["move", "0-1", "--to", to, "--mode", "online", "--yes"])
+            .await;
         let last = ran.ended(0).last();
-        let by_shard = last["pause_ms"].as_object().unwrap_or_else(|| panic!("{last}"));
+        let by_shard = last["pause_ms"]
+            .as_object()
+            .unwrap_or_else(|| panic!("{last}"));
         pauses.extend(by_shard.values().filter_map(serde_json::Value::as_f64));
         let id = ran.id();
         // Old copies would only fill the disk.
-        world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
+        world
+            .run(&["moves", "complete", &id, "--yes"])
+            .await
+            .ended(0);
         world.audit_streams(Some(&id)).await;
     }
     let notes = writers.stop().await;
@@ -46,8 +55,12 @@ pub(crate) async fn wave(versions: &[u32], shards: u16) -> Wave {
     let stop = Arc::new(AtomicBool::new(false));
     let (backends, slots) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
     let look = {
-        let (db, stop, backends, slots) =
-            (world.servers.superuser(0).await, stop.clone(), backends.clone(), slots.clone());
+        let (db, stop, backends, slots) = (
+            world.servers.superuser(0).await,
+            stop.clone(),
+            backends.clone(),
+            slots.clone(),
+        );
         tokio::spawn(async move {
             let sql = "SELECT (SELECT count(*) FROM pg_stat_activity
                     WHERE application_name ~ '^pgshard (mover|[0-9a-f-]{36}/)'),
@@ -63,14 +76,29 @@ pub(crate) async fn wave(versions: &[u32], shards: u16) -> Wave {
     };
     let begun = Instant::now();
     let list = format!("0-{}", shards - 1);
-    let child = world.command(&["move", &list, "--to", "db2", "--mode", "online", "--yes"], &[]).spawn().unwrap();
+    let child = world
+        .command(
+            &["move", &list, "--to", "db2", "--mode", "online", "--yes"],
+            &[],
+        )
+        .spawn()
+        .unwrap();
     let output = child.wait_with_output().await.unwrap();
     let took = begun.elapsed();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}\n{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
     stop.store(true, Ordering::Relaxed);
     look.await.unwrap();
     let notes = writers.stop().await;
     world.audit(notes.flawless()).await;
-    Wave { took, backends: backends.load(Ordering::Relaxed), slots: slots.load(Ordering::Relaxed) }
+    Wave {
+        took,
+        backends: backends.load(Ordering::Relaxed),
+        slots: slots.load(Ordering::Relaxed),
+    }
 }

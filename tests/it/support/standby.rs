@@ -11,18 +11,23 @@ use pgshard::dev::{Binaries, StopMode};
 use super::TestCluster;
 
 impl TestCluster {
-    /// Makes one host a streaming standby of another, by `pg_basebackup`: on its own port, in its own directory, and
-    /// ended with the cluster as before. What it contained is gone.
+    /// Makes one host a streaming standby of another, by `pg_basebackup`: on its own port, in its
+    /// own directory, and ended with the cluster as before. What it contained is gone.
     pub(crate) fn make_standby(&self, version: u32, standby: usize, primary: usize) {
         let (standby, primary) = (self.server(standby), self.server(primary));
         standby.stop(StopMode::Fast).expect("the server stops");
         let data = standby.data_directory();
-        let conf = fs::read(data.join("pgshard.conf")).expect("the harness wrote its settings there");
+        let conf =
+            fs::read(data.join("pgshard.conf")).expect("the harness wrote its settings there");
         let owner = fs::metadata(&data).expect("the data directory is there");
         fs::remove_dir_all(&data).expect("the server has stopped");
 
         let binaries = Binaries::of_major(version).expect("the server of this version ran");
-        let its_number = self.servers().iter().position(|server| server.port() == primary.port()).expect("it is ours");
+        let its_number = self
+            .servers()
+            .iter()
+            .position(|server| server.port() == primary.port())
+            .expect("it is ours");
         self.pg_basebackup(&binaries, its_number, &data, &["-R"]);
         fs::write(data.join("pgshard.conf"), conf).expect("the directory is ours to write to");
         give(&data, owner.uid(), owner.gid());
@@ -33,10 +38,32 @@ impl TestCluster {
     pub(crate) fn pg_basebackup(&self, binaries: &Binaries, host: usize, to: &Path, more: &[&str]) {
         let server = self.server(host);
         let mut backup = Command::new(binaries.program("pg_basebackup"));
-        backup.args(["-h", "127.0.0.1", "-U", "postgres", "-X", "stream", "-c", "fast", "--no-sync", "-p"]);
-        let output = backup.arg(server.port().to_string()).arg("-D").arg(to).args(more).output();
-        let output = output.unwrap_or_else(|error| panic!("{}: {error}", binaries.program("pg_basebackup").display()));
-        assert!(output.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
+        backup.args([
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "postgres",
+            "-X",
+            "stream",
+            "-c",
+            "fast",
+            "--no-sync",
+            "-p",
+        ]);
+        let output = backup
+            .arg(server.port().to_string())
+            .arg("-D")
+            .arg(to)
+            .args(more)
+            .output();
+        let output = output.unwrap_or_else(|error| {
+            panic!("{}: {error}", binaries.program("pg_basebackup").display())
+        });
+        assert!(
+            output.status.success(),
+            "pg_basebackup: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         if server.data_directory().exists() {
             give_as(to, &server.data_directory());
         }
@@ -47,7 +74,10 @@ impl TestCluster {
         let flushed = "SELECT pg_current_wal_flush_lsn()::text";
         let there = super::lines(&self.superuser(primary).await, flushed).await;
         let client = self.superuser(standby).await;
-        let caught_up = format!("SELECT (pg_last_wal_replay_lsn() >= '{}')::text", there.trim());
+        let caught_up = format!(
+            "SELECT (pg_last_wal_replay_lsn() >= '{}')::text",
+            there.trim()
+        );
         while super::lines(&client, &caught_up).await.trim() != "true" {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -58,18 +88,31 @@ impl TestCluster {
         // It has all that was acknowledged before.
         self.caught_up(standby, primary).await;
         let client = self.superuser(standby).await;
-        client.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.expect("it is the superuser");
-        client.batch_execute("SELECT pg_reload_conf()").await.expect("it is the superuser");
-        while !super::lines(&client, "SELECT pid::text FROM pg_stat_wal_receiver").await.is_empty() {
+        client
+            .batch_execute("ALTER SYSTEM SET primary_conninfo = ''")
+            .await
+            .expect("it is the superuser");
+        client
+            .batch_execute("SELECT pg_reload_conf()")
+            .await
+            .expect("it is the superuser");
+        while !super::lines(&client, "SELECT pid::text FROM pg_stat_wal_receiver")
+            .await
+            .is_empty()
+        {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Has a standby synchronize the slots of its primary that were made with `failover`, from PostgreSQL 17 on.
+    /// Has a standby synchronize the slots of its primary that were made with `failover`, from
+    /// PostgreSQL 17 on.
     pub(crate) async fn synchronize_slots(&self, standby: usize, primary: usize) {
         let primary = self.superuser(primary).await;
         let slot = "SELECT FROM pg_create_physical_replication_slot('standby')";
-        primary.execute(slot, &[]).await.expect("it is the superuser");
+        primary
+            .execute(slot, &[])
+            .await
+            .expect("it is the superuser");
         let client = self.superuser(standby).await;
         let conninfo = super::lines(&client, "SELECT current_setting('primary_conninfo')").await;
         let conninfo = format!("{} dbname=app", conninfo.trim()).replace('\'', "''");
@@ -79,10 +122,17 @@ impl TestCluster {
             "hot_standby_feedback = on".to_owned(),
             "sync_replication_slots = on".to_owned(),
         ] {
-            client.batch_execute(&format!("ALTER SYSTEM SET {set}")).await.expect("it is the superuser");
+            client
+                .batch_execute(&format!("ALTER SYSTEM SET {set}"))
+                .await
+                .expect("it is the superuser");
         }
-        client.batch_execute("SELECT pg_reload_conf()").await.expect("it is the superuser");
-        let used = "SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = 'standby' AND active";
+        client
+            .batch_execute("SELECT pg_reload_conf()")
+            .await
+            .expect("it is the superuser");
+        let used = "SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = 'standby' \
+            AND active";
         while super::lines(&primary, used).await.is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -90,8 +140,15 @@ impl TestCluster {
 
     /// Makes a standby a primary.
     pub(crate) async fn promote(&self, standby: usize) {
-        let promoted = self.superuser(standby).await.query_one("SELECT pg_promote(true, 60)", &[]).await;
-        assert!(promoted.expect("it is a standby").get::<_, bool>(0), "it is promoted within a minute");
+        let promoted = self
+            .superuser(standby)
+            .await
+            .query_one("SELECT pg_promote(true, 60)", &[])
+            .await;
+        assert!(
+            promoted.expect("it is a standby").get::<_, bool>(0),
+            "it is promoted within a minute"
+        );
     }
 }
 

@@ -1,15 +1,20 @@
 //! `on_each_version!`.
 
-/// The older of the two versions that we test: 15, or what `script/test-versions` puts in its place.
+/// The older of the two versions that we test: 15, or what `script/test-versions` puts in its
+/// place.
 macro_rules! older {
     () => {
-        std::env::var("PGSHARD_TEST_MAJOR")
-            .map_or(15, |major| major.parse::<u32>().expect("PGSHARD_TEST_MAJOR is a major version, such as 13"))
+        std::env::var("PGSHARD_TEST_MAJOR").map_or(15, |major| {
+            major
+                .parse::<u32>()
+                .expect("PGSHARD_TEST_MAJOR is a major version, such as 13")
+        })
     };
 }
 
-/// Makes a test of every function in it for every tested major version of PostgreSQL: `name::pg15` and `name::pg18`. If
-/// one is not installed its tests fail and name the remedy; they are never skipped.
+/// Makes a test of every function in it for every tested major version of PostgreSQL: `name::pg15`
+/// and `name::pg18`. If one is not installed its tests fail and name the remedy; they are never
+/// skipped.
 ///
 /// ```ignore
 /// on_each_version! {
@@ -23,8 +28,8 @@ macro_rules! older {
 ///
 /// A test that waits for something that never happens fails after ten minutes.
 ///
-/// The runtime has two threads, so that background tasks (a writer, say) go on while a test blocks in
-/// `Server::restart`.
+/// The runtime has two threads, so that background tasks (a writer, say) go on while a test blocks
+/// in `Server::restart`.
 macro_rules! on_each_version {
     ($($(#[$attribute:meta])* async fn $name:ident($version:ident) $body:block)+) => {$(
         $(#[$attribute])*
@@ -52,10 +57,11 @@ macro_rules! on_each_version {
     )+};
 }
 
-/// Makes one test of every function in it, `name::mixed`, whose hosts have different versions: the first host has
-/// `version`, given before the function, and the next one has [`other`](super::world::other). It is for tests that take
-/// long, go both ways between the hosts, and ask nothing of PostgreSQL that the tests of each version do not ask too.
-/// With `PGSHARD_TEST_LONG` it also runs the other way round.
+/// Makes one test of every function in it, `name::mixed`, whose hosts have different versions: the
+/// first host has `version`, given before the function, and the next one has
+/// [`other`](super::world::other). It is for tests that take long, go both ways between the hosts,
+/// and ask nothing of PostgreSQL that the tests of each version do not ask too. With
+/// `PGSHARD_TEST_LONG` it also runs the other way round.
 ///
 /// ```ignore
 /// on_mixed_versions! {

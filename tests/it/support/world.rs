@@ -20,7 +20,8 @@ use super::TestCluster;
 
 /// Users and photos, as a shard migration.
 pub(crate) const TABLES: &str = "
-    CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL);
+    CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT \
+    NULL);
     CREATE TABLE {shard}.photos (
         id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
         user_id bigint NOT NULL REFERENCES {shard}.users,
@@ -29,8 +30,8 @@ pub(crate) const TABLES: &str = "
     CREATE INDEX ON {shard}.photos (user_id, id);
 ";
 
-/// A machine that is busy with other tests may need longer for a snapshot than the open should wait. Without this the
-/// move would not be audited.
+/// A machine that is busy with other tests may need longer for a snapshot than the open should
+/// wait. Without this the move would not be audited.
 const SNAPSHOT_MAX: Duration = Duration::from_secs(5);
 
 /// The other version that is tested.
@@ -43,23 +44,34 @@ pub(crate) fn is_long() -> bool {
     std::env::var_os("PGSHARD_TEST_LONG").is_some()
 }
 
-/// Every second of these for version 15, and the others for 18, because each costs a second or more. With
-/// `PGSHARD_TEST_LONG`, all of them for both.
+/// Every second of these for version 15, and the others for 18, because each costs a second or
+/// more. With `PGSHARD_TEST_LONG`, all of them for both.
 pub(crate) fn share<T>(version: u32, all: impl IntoIterator<Item = T>) -> Vec<T> {
     let whole = is_long();
     let skipped = usize::from(version == 18);
-    all.into_iter().enumerate().filter(|(at, _)| whole || at % 2 == skipped).map(|(_, one)| one).collect()
+    all.into_iter()
+        .enumerate()
+        .filter(|(at, _)| whole || at % 2 == skipped)
+        .map(|(_, one)| one)
+        .collect()
 }
 
-/// Every second of these in one turn of `script/test`, and the others in another (`PGSHARD_TEST_TURN`); all of them if
-/// nobody takes turns.
+/// Every second of these in one turn of `script/test`, and the others in another
+/// (`PGSHARD_TEST_TURN`); all of them if nobody takes turns.
 pub(crate) fn in_turn<T>(all: Vec<T>) -> Vec<T> {
-    let turn = std::env::var("PGSHARD_TEST_TURN").ok().and_then(|turn| turn.parse::<usize>().ok());
+    let turn = std::env::var("PGSHARD_TEST_TURN")
+        .ok()
+        .and_then(|turn| turn.parse::<usize>().ok());
     let kept = |at: usize| turn.is_none_or(|turn| at % 2 == turn % 2);
-    all.into_iter().enumerate().filter(|(at, _)| kept(*at)).map(|(_, one)| one).collect()
+    all.into_iter()
+        .enumerate()
+        .filter(|(at, _)| kept(*at))
+        .map(|(_, one)| one)
+        .collect()
 }
 
-/// A bootstrapped cluster of servers: users and photos in every shard, the shards spread evenly over the hosts.
+/// A bootstrapped cluster of servers: users and photos in every shard, the shards spread evenly
+/// over the hosts.
 pub(crate) struct World {
     pub(crate) servers: TestCluster,
     pub(crate) config: Config,
@@ -72,14 +84,23 @@ impl World {
     }
 
     /// The same with other migrations: names and SQL.
-    pub(crate) async fn with_tables(versions: &[u32], shards: u16, migrations: &[(&str, &str)]) -> World {
+    pub(crate) async fn with_tables(
+        versions: &[u32],
+        shards: u16,
+        migrations: &[(&str, &str)],
+    ) -> World {
         World::on(TestCluster::start_mixed(versions), shards, migrations).await
     }
 
     /// The same with one more table, which has no key: an online move lends it a replica identity.
     pub(crate) async fn with_a_keyless_table(versions: &[u32], shards: u16) -> World {
         let visits = "CREATE TABLE {shard}.visits (user_id bigint NOT NULL, page text)";
-        World::with_tables(versions, shards, &[("0001_tables.sql", TABLES), ("0002_visits.sql", visits)]).await
+        World::with_tables(
+            versions,
+            shards,
+            &[("0001_tables.sql", TABLES), ("0002_visits.sql", visits)],
+        )
+        .await
     }
 
     /// The same, with a last server that is no host.
@@ -89,7 +110,8 @@ impl World {
         World::on(servers, shards, &[("0001_tables.sql", TABLES)]).await
     }
 
-    /// Two hosts, and a last server as a standby of one of them, which the config names as that host's other address.
+    /// Two hosts, and a last server as a standby of one of them, which the config names as that
+    /// host's other address.
     pub(crate) async fn with_standby(version: u32, shards: u16, primary: usize) -> World {
         let world = World::with_spare(&[version, version, version], shards).await;
         world.add_standby(version, 2, primary);
@@ -115,7 +137,11 @@ impl World {
         let config = config.replace(&format!(":{first}/"), &both);
         let at = config.find(&both).expect("the host has a url");
         let end = at + config[at..].find('"').expect("it ends");
-        let config = format!("{}?target_session_attrs=read-write{}", &config[..end], &config[end..]);
+        let config = format!(
+            "{}?target_session_attrs=read-write{}",
+            &config[..end],
+            &config[end..]
+        );
         self.write("pgshard.toml", &config);
     }
 
@@ -133,10 +159,18 @@ impl World {
         let host = |host: &HostConfig| bootstrap::Host {
             name: host.name.clone(),
             connect: host.connect.clone(),
-            shards: map.iter().filter(|(_, on, _)| **on == host.name).map(|(s, _, e)| (s, e)).collect(),
+            shards: map
+                .iter()
+                .filter(|(_, on, _)| **on == host.name)
+                .map(|(s, _, e)| (s, e))
+                .collect(),
         };
         let migrations = Migrations::read(config.cluster.migrations.as_ref().unwrap()).unwrap();
-        let request = bootstrap::Request::new(self.cluster(), config.hosts.values().map(host).collect(), migrations);
+        let request = bootstrap::Request::new(
+            self.cluster(),
+            config.hosts.values().map(host).collect(),
+            migrations,
+        );
         let report = bootstrap::bootstrap(&request, &|_| ()).await;
         assert!(report.is_complete(), "{report:?}");
     }
@@ -144,8 +178,14 @@ impl World {
     /// What the hosts record of the cluster.
     pub(crate) fn cluster(&self) -> Cluster {
         let cluster = &self.config.cluster;
-        let (shards, epoch, schema_prefix) = (cluster.shards, cluster.epoch, cluster.prefix.clone());
-        Cluster { shards, epoch, schema_prefix, key: cluster.key }
+        let (shards, epoch, schema_prefix) =
+            (cluster.shards, cluster.epoch, cluster.prefix.clone());
+        Cluster {
+            shards,
+            epoch,
+            schema_prefix,
+            key: cluster.key,
+        }
     }
 
     pub(crate) fn mover(&self) -> Mover {
@@ -153,7 +193,12 @@ impl World {
     }
 
     pub(crate) fn mover_with(&self, options: Options) -> Mover {
-        let hosts = Hosts::new(self.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
+        let hosts = Hosts::new(
+            self.config
+                .hosts
+                .values()
+                .map(|host| (host.name.clone(), host.connect.clone())),
+        );
         let observer = Observer::new(|event| eprintln!("{event:?}"));
         let store = Arc::new(self.config.map_store());
         let options = options.snapshot_max(SNAPSHOT_MAX);
@@ -177,14 +222,21 @@ impl World {
 
     /// The map that the file has now.
     pub(crate) fn published(&self) -> pgshard::map::ShardMap {
-        Config::load(&self.config.path).unwrap().map.expect("the config keeps its map")
+        Config::load(&self.config.path)
+            .unwrap()
+            .map
+            .expect("the config keeps its map")
     }
 
     /// Where the file says that a shard is: 0 for `db1`.
     pub(crate) fn host_of(&self, shard: u16) -> usize {
         let map = self.published();
         let host = map.host(ShardId::new(shard).unwrap()).unwrap();
-        self.config.hosts.keys().position(|name| name == host).unwrap()
+        self.config
+            .hosts
+            .keys()
+            .position(|name| name == host)
+            .unwrap()
     }
 
     /// Connections to all hosts.
@@ -199,10 +251,17 @@ impl World {
     /// What a host's own row says about a shard: `serving`, `fenced`, `moved`, or `none`.
     pub(crate) async fn state(&self, host: usize, shard: u16) -> String {
         let sql = "SELECT coalesce((SELECT state FROM pgshard.shard WHERE shard_id = $1), 'none')";
-        self.servers.app(host).await.query_one(sql, &[&i32::from(shard)]).await.unwrap().get(0)
+        self.servers
+            .app(host)
+            .await
+            .query_one(sql, &[&i32::from(shard)])
+            .await
+            .unwrap()
+            .get(0)
     }
 
-    /// The command on the world's config, as JSON. A move is a blocking one unless its arguments say more.
+    /// The command on the world's config, as JSON. A move is a blocking one unless its arguments
+    /// say more.
     pub(crate) fn command(&self, args: &[&str], environment: &[(&str, &str)]) -> Command {
         let mut command = self.bare(args, environment);
         command.arg("--json");
@@ -212,7 +271,13 @@ impl World {
     /// The same, with the text that people read.
     fn bare(&self, args: &[&str], environment: &[(&str, &str)]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
-        for name in ["PGSHARD_FAILPOINT", "PGSHARD_LOG", "RUST_LOG", "PGSHARD_LEASE_MS", "PGSHARD_CHUNK_BYTES"] {
+        for name in [
+            "PGSHARD_FAILPOINT",
+            "PGSHARD_LOG",
+            "RUST_LOG",
+            "PGSHARD_LEASE_MS",
+            "PGSHARD_CHUNK_BYTES",
+        ] {
             command.env_remove(name);
         }
         command.args(args);
@@ -220,8 +285,14 @@ impl World {
             command.args(["--mode", "blocking"]);
         }
         command.env("PGSHARD_SNAPSHOT_MS", SNAPSHOT_MAX.as_millis().to_string());
-        command.env("PGSHARD_CONFIG", &self.config.path).envs(environment.iter().copied());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+            .env("PGSHARD_CONFIG", &self.config.path)
+            .envs(environment.iter().copied());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         command
     }
 
@@ -237,46 +308,61 @@ impl World {
 
     /// Runs the command to its end, or to a failpoint such as `after swap=kill`.
     pub(crate) async fn run_until(&self, args: &[&str], failpoint: &str) -> Ran {
-        self.run_with(args, &[("PGSHARD_FAILPOINT", failpoint)]).await
+        self.run_with(args, &[("PGSHARD_FAILPOINT", failpoint)])
+            .await
     }
 
     pub(crate) async fn run_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Ran {
-        let child = self.command(args, environment).spawn().expect("the command was built");
+        let child = self
+            .command(args, environment)
+            .spawn()
+            .expect("the command was built");
         let ran = Ran::of(child).await;
         super::contract::keeps(args, &ran.stdout, "");
         ran
     }
 
-    /// Everything that the hosts and the file say about moves and shards, and every schema: it is equal before and
-    /// after something that changes nothing.
+    /// Everything that the hosts and the file say about moves and shards, and every schema: it is
+    /// equal before and after something that changes nothing.
     pub(crate) async fn everything(&self) -> String {
         let mut text = std::fs::read_to_string(&self.config.path).unwrap();
         for client in self.all().await {
-            for table in ["shard", "incoming", "move", "ledger", "marker", "shard_migration"] {
+            for table in [
+                "shard",
+                "incoming",
+                "move",
+                "ledger",
+                "marker",
+                "shard_migration",
+            ] {
                 let sql = format!("SELECT t::text FROM pgshard.{table} t ORDER BY 1");
                 text += &lines(&client, &sql).await;
             }
             let sql = "SELECT n.nspname || '.' || coalesce(c.relname, '') FROM pg_namespace n
-                LEFT JOIN pg_class c ON c.relnamespace = n.oid WHERE n.nspname LIKE 'shard%' ORDER BY 1";
+                LEFT JOIN pg_class c ON c.relnamespace = n.oid WHERE n.nspname LIKE 'shard%' ORDER \
+                BY 1";
             text += &lines(&client, sql).await;
         }
         text
     }
 
-    /// Everything that the hosts say about one shard and its moves, except how long a lease lasts: its holder renews
-    /// it, and gives it back.
+    /// Everything that the hosts say about one shard and its moves, except how long a lease lasts:
+    /// its holder renews it, and gives it back.
     pub(crate) async fn all_about(&self, shard: u16) -> String {
         let mut text = String::new();
         for client in self.all().await {
             for table in ["shard", "incoming", "move", "ledger"] {
                 let sql = format!(
-                    "SELECT (to_jsonb(t) - 'lease_until')::text FROM pgshard.{table} t WHERE shard_id = {shard} \
+                    "SELECT (to_jsonb(t) - 'lease_until')::text FROM pgshard.{table} t WHERE \
+                        shard_id = {shard} \
                      ORDER BY 1"
                 );
                 text += &lines(&client, &sql).await;
             }
-            let sql =
-                format!("SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 'shard\\_{shard:04}%' ORDER BY 1");
+            let sql = format!(
+                "SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 'shard\\_{shard:04}%' \
+                    ORDER BY 1"
+            );
             text += &lines(&client, &sql).await;
         }
         text
@@ -291,13 +377,21 @@ impl World {
 /// The rows of a query that gives one text each.
 pub(crate) async fn lines(client: &Client, sql: &str) -> String {
     let rows = client.query(sql, &[]).await.unwrap();
-    rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
+    rows.iter()
+        .map(|row| row.get::<_, String>(0) + "\n")
+        .collect()
 }
 
 /// Waits until a query gives true.
 pub(crate) async fn until(client: &Client, sql: &str) {
     for _ in 0..3000 {
-        if client.query_one(sql, &[]).await.unwrap().get::<_, Option<bool>>(0) == Some(true) {
+        if client
+            .query_one(sql, &[])
+            .await
+            .unwrap()
+            .get::<_, Option<bool>>(0)
+            == Some(true)
+        {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -318,17 +412,30 @@ impl Ran {
         let ended = tokio::time::timeout(Duration::from_secs(120), child.wait_with_output()).await;
         let output = ended.expect("a command ends").unwrap();
         let text = |bytes| String::from_utf8(bytes).expect("the command writes UTF-8");
-        Ran { status: output.status, stdout: text(output.stdout), stderr: super::readable(&text(output.stderr)) }
+        Ran {
+            status: output.status,
+            stdout: text(output.stdout),
+            stderr: super::readable(&text(output.stderr)),
+        }
     }
 
     /// For a command that did not end.
     pub(crate) fn none() -> Ran {
-        Ran { status: ExitStatus::from_raw(0x7f00), stdout: String::new(), stderr: String::new() }
+        Ran {
+            status: ExitStatus::from_raw(0x7f00),
+            stdout: String::new(),
+            stderr: String::new(),
+        }
     }
 
     /// The exit code; a signal's is negative.
     pub(crate) fn code(&self) -> i32 {
-        self.status.code().unwrap_or_else(|| -self.status.signal().expect("a command ends by a code or a signal"))
+        self.status.code().unwrap_or_else(|| {
+            -self
+                .status
+                .signal()
+                .expect("a command ends by a code or a signal")
+        })
     }
 
     /// Checks that the code is this one.
@@ -340,13 +447,18 @@ impl Ran {
 
     /// What `--json` printed.
     pub(crate) fn json(&self) -> Vec<Value> {
-        self.stdout.lines().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
+        self.stdout
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("each line is JSON"))
+            .collect()
     }
 
     /// The last line.
     #[track_caller]
     pub(crate) fn last(&self) -> Value {
-        self.json().pop().unwrap_or_else(|| panic!("a line of JSON\n{}", self.stderr))
+        self.json()
+            .pop()
+            .unwrap_or_else(|| panic!("a line of JSON\n{}", self.stderr))
     }
 
     /// The move that the command began.
@@ -354,13 +466,18 @@ impl Ran {
     pub(crate) fn id(&self) -> String {
         let lines = self.json();
         let started = lines.iter().find(|line| line["event"] == "started");
-        started.and_then(|line| line["move"].as_str()).unwrap_or_else(|| panic!("{}", self.stdout)).to_owned()
+        started
+            .and_then(|line| line["move"].as_str())
+            .unwrap_or_else(|| panic!("{}", self.stdout))
+            .to_owned()
     }
 }
 
 /// Waits until a process has stopped itself by SIGSTOP.
 pub(crate) async fn stopped(child: &Child) -> rustix::process::Pid {
-    stopped_if(child).await.expect("the process stops instead of ending")
+    stopped_if(child)
+        .await
+        .expect("the process stops instead of ending")
 }
 
 /// The same; `None` if it has ended instead.
@@ -368,27 +485,39 @@ pub(crate) async fn stopped_if(child: &Child) -> Option<rustix::process::Pid> {
     let pid = child.id().expect("the process was not waited for");
     let begun = Instant::now();
     loop {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+        let stat =
+            std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
         // The state comes after the name, which is in parentheses and may contain anything.
-        if stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')) {
-            return Some(rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive"));
+        if stat
+            .rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('T'))
+        {
+            return Some(
+                rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive"),
+            );
         }
         if stat.contains(") Z") {
             return None;
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "the process stops itself");
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "the process stops itself"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Waits for a command that stops itself at a failpoint each time it passes it, and lets it go on each time.
+/// Waits for a command that stops itself at a failpoint each time it passes it, and lets it go on
+/// each time.
 pub(crate) async fn never_stopped(child: Child) -> Ran {
     let pid = child.id().expect("the process was not waited for");
     let nudge = tokio::spawn(async move {
-        let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive");
+        let pid =
+            rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive");
         loop {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            // Only a process that is gone accepts no signal; for one that runs this signal means nothing.
+            // Only a process that is gone accepts no signal; for one that runs this signal means
+            // nothing.
             if rustix::process::kill_process(pid, rustix::process::Signal::CONT).is_err() {
                 break;
             }

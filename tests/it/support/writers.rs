@@ -29,7 +29,8 @@ pub(crate) struct Notes {
     pub(crate) in_doubt: Vec<String>,
     /// Every error that reached the application.
     pub(crate) errors: Vec<String>,
-    /// Errors after which the application may simply try again, and those that leave a row in doubt.
+    /// Errors after which the application may simply try again, and those that leave a row in
+    /// doubt.
     pub(crate) tolerable: usize,
     /// How long the slowest call through the router took.
     pub(crate) longest: Duration,
@@ -55,7 +56,12 @@ impl Notes {
     /// Checks that the application saw no error at all.
     #[track_caller]
     pub(crate) fn flawless(&self) -> &Notes {
-        assert!(self.errors.is_empty(), "{} errors: {:#?}", self.errors.len(), self.errors);
+        assert!(
+            self.errors.is_empty(),
+            "{} errors: {:#?}",
+            self.errors.len(),
+            self.errors
+        );
         assert!(!self.acknowledged.is_empty(), "somebody wrote something");
         self
     }
@@ -82,8 +88,8 @@ pub(crate) struct Writers {
     running: JoinSet<Notes>,
 }
 
-/// The pause between two calls of a writer: four tests run at the same time on two cores, which must have time left for
-/// the moves.
+/// The pause between two calls of a writer: four tests run at the same time on two cores, which
+/// must have time left for the moves.
 const REST: Duration = Duration::from_millis(40);
 
 impl Writers {
@@ -95,19 +101,34 @@ impl Writers {
         for writer in 0..writers {
             running.spawn(through_router(router.clone(), writer, stop.clone()));
         }
-        let urls = world.servers.servers().iter().map(|server| server.url()).collect();
-        running.spawn(by_hand(urls, i64::from(router.shards_total().get()), stop.clone()));
+        let urls = world
+            .servers
+            .servers()
+            .iter()
+            .map(|server| server.url())
+            .collect();
+        running.spawn(by_hand(
+            urls,
+            i64::from(router.shards_total().get()),
+            stop.clone(),
+        ));
         Writers { stop, running }
     }
 
-    /// The same, and others that use only SQL: transactions of all kinds, COPY, commits that do not wait for the disk
-    /// (so no server may crash), updates and deletions.
+    /// The same, and others that use only SQL: transactions of all kinds, COPY, commits that do not
+    /// wait for the disk (so no server may crash), updates and deletions.
     pub(crate) async fn start_all(world: &World, writers: usize) -> Writers {
         let mut all = Writers::start(world, writers).await;
-        let urls: Vec<String> = world.servers.servers().iter().map(|server| server.url()).collect();
+        let urls: Vec<String> = world
+            .servers
+            .servers()
+            .iter()
+            .map(|server| server.url())
+            .collect();
         let shards = world.config.cluster.shards.get();
         for writer in 0..2 {
-            all.running.spawn(plainly(urls.clone(), shards, writer, all.stop.clone()));
+            all.running
+                .spawn(plainly(urls.clone(), shards, writer, all.stop.clone()));
         }
         all
     }
@@ -145,7 +166,9 @@ async fn through_router(router: Router, writer: usize, stop: Arc<AtomicBool>) ->
         if let Some(row) = fastrand::choice(&notes.acknowledged).cloned() {
             match read(&router, &row).await {
                 Ok(found) if found == [row.payload.clone()] => {}
-                Ok(found) => notes.errors.push(format!("{row:?} was read back as {found:?}")),
+                Ok(found) => notes
+                    .errors
+                    .push(format!("{row:?} was read back as {found:?}")),
                 Err(error) => notes.failed(&error, "a read"),
             }
         }
@@ -157,7 +180,11 @@ async fn through_router(router: Router, writer: usize, stop: Arc<AtomicBool>) ->
 async fn one(router: &Router, key: i64, payload: &str) -> Result<Vec<Noted>, Error> {
     let sql = "INSERT INTO {shard}.users (name) VALUES ($1) RETURNING id";
     let row = router.by_key(key).query_one(sql, &[&payload]).await?;
-    Ok(vec![Noted { table: "users", id: row.get(0), payload: payload.to_owned() }])
+    Ok(vec![Noted {
+        table: "users",
+        id: row.get(0),
+        payload: payload.to_owned(),
+    }])
 }
 
 async fn both(router: &Router, key: i64, payload: &str) -> Result<Vec<Noted>, Error> {
@@ -172,19 +199,31 @@ async fn both(router: &Router, key: i64, payload: &str) -> Result<Vec<Noted>, Er
             Ok::<_, Error>((user, photo))
         })
         .await?;
-    let noted = |table, id, payload: &str| Noted { table, id, payload: payload.to_owned() };
-    Ok(vec![noted("users", user, payload), noted("photos", photo, &title)])
+    let noted = |table, id, payload: &str| Noted {
+        table,
+        id,
+        payload: payload.to_owned(),
+    };
+    Ok(vec![
+        noted("users", user, payload),
+        noted("photos", photo, &title),
+    ])
 }
 
 async fn read(router: &Router, row: &Noted) -> Result<Vec<String>, Error> {
-    let column = if row.table == "users" { "name" } else { "title" };
+    let column = if row.table == "users" {
+        "name"
+    } else {
+        "title"
+    };
     let sql = format!("SELECT {column} FROM {{shard}}.{} WHERE id = $1", row.table);
     let rows = router.by_id(row.id)?.query(&sql, &[&row.id]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// An application without our library: plain SQL at the host that has the shard, and after an error it looks who has it
-/// now. Half of its rows come by a prepared statement that it keeps across moves.
+/// An application without our library: plain SQL at the host that has the shard, and after an error
+/// it looks who has it now. Half of its rows come by a prepared statement that it keeps across
+/// moves.
 async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes {
     let mut notes = Notes::default();
     let mut clients: Vec<Option<Client>> = urls.iter().map(|_| None).collect();
@@ -202,7 +241,9 @@ async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes
                 Some(client) if !client.is_closed() => client,
                 _ => {
                     prepared.retain(|(on, _), _| *on != host);
-                    let Ok((client, connection)) = tokio_postgres::connect(&urls[host], NoTls).await else {
+                    let Ok((client, connection)) =
+                        tokio_postgres::connect(&urls[host], NoTls).await
+                    else {
                         // The server is being restarted.
                         tokio::time::sleep(Duration::from_millis(20)).await;
                         continue;
@@ -211,8 +252,12 @@ async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes
                     client
                 }
             };
-            let text = format!("INSERT INTO shard_{shard:04}.users (name) VALUES ($1) RETURNING id");
-            let statement = match prepared.get(&(host, shard)).filter(|_| number.is_multiple_of(2)) {
+            let text =
+                format!("INSERT INTO shard_{shard:04}.users (name) VALUES ($1) RETURNING id");
+            let statement = match prepared
+                .get(&(host, shard))
+                .filter(|_| number.is_multiple_of(2))
+            {
                 Some(statement) => Ok(Clone::clone(statement)),
                 None => client.prepare(&text).await,
             };
@@ -225,7 +270,11 @@ async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes
             };
             let answer = match wrote {
                 Ok(row) => {
-                    notes.acknowledged.push(Noted { table: "users", id: row.get(0), payload });
+                    notes.acknowledged.push(Noted {
+                        table: "users",
+                        id: row.get(0),
+                        payload,
+                    });
                     clients[host] = Some(client);
                     break;
                 }
@@ -237,14 +286,18 @@ async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes
                 break;
             }
             prepared.remove(&(host, shard));
-            let look = client.query_one("SELECT state FROM pgshard.look($1)", &[&(shard as i32)]).await;
+            let look = client
+                .query_one("SELECT state FROM pgshard.look($1)", &[&(shard as i32)])
+                .await;
             let serves = look.is_ok_and(|row| row.get::<_, Option<&str>>(0) == Some("serving"));
             clients[host] = Some(client);
             if !serves {
                 places[shard] = (host + 1) % urls.len();
             }
             if begun.elapsed() > Duration::from_secs(60) {
-                notes.errors.push(format!("{payload}: nobody serves shard {shard} for a minute: {answer}"));
+                notes.errors.push(format!(
+                    "{payload}: nobody serves shard {shard} for a minute: {answer}"
+                ));
                 break;
             }
             tokio::time::sleep(Duration::from_millis(3)).await;
@@ -267,8 +320,15 @@ enum Deed {
     Delete,
 }
 
-const DEEDS: [Deed; 7] =
-    [Deed::Repeatable, Deed::Copy, Deed::Asynchronous, Deed::Touch, Deed::Repeatable, Deed::Asynchronous, Deed::Delete];
+const DEEDS: [Deed; 7] = [
+    Deed::Repeatable,
+    Deed::Copy,
+    Deed::Asynchronous,
+    Deed::Touch,
+    Deed::Repeatable,
+    Deed::Asynchronous,
+    Deed::Delete,
+];
 
 /// An application that uses a map of its own, and asks the next host if one refuses.
 async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<AtomicBool>) -> Notes {
@@ -286,7 +346,9 @@ async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<Atomic
             _ => None,
         };
         let shard = match row {
-            Some(row) => pgshard::id::Id::decode(notes.acknowledged[row].id).shard().get(),
+            Some(row) => pgshard::id::Id::decode(notes.acknowledged[row].id)
+                .shard()
+                .get(),
             None => fastrand::u16(0..shards),
         };
         let begun = Instant::now();
@@ -295,7 +357,9 @@ async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<Atomic
             let client = match clients[host].take().filter(|client| !client.is_closed()) {
                 Some(client) => client,
                 None => {
-                    let Ok((client, connection)) = tokio_postgres::connect(&urls[host], NoTls).await else {
+                    let Ok((client, connection)) =
+                        tokio_postgres::connect(&urls[host], NoTls).await
+                    else {
                         tokio::time::sleep(Duration::from_millis(20)).await;
                         continue;
                     };
@@ -309,7 +373,11 @@ async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<Atomic
                     match (deed, row) {
                         (Deed::Delete, Some(row)) => drop(notes.acknowledged.swap_remove(row)),
                         (Deed::Touch, _) => {}
-                        _ => notes.acknowledged.push(Noted { table: "users", id, payload }),
+                        _ => notes.acknowledged.push(Noted {
+                            table: "users",
+                            id,
+                            payload,
+                        }),
                     }
                     clients[host] = Some(client);
                     break;
@@ -318,20 +386,26 @@ async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<Atomic
             };
             if answer.as_db_error().is_none() {
                 match (deed, row) {
-                    (Deed::Delete, Some(row)) => notes.in_doubt.push(notes.acknowledged.swap_remove(row).payload),
+                    (Deed::Delete, Some(row)) => notes
+                        .in_doubt
+                        .push(notes.acknowledged.swap_remove(row).payload),
                     (Deed::Touch, _) => {}
                     _ => notes.in_doubt.push(payload),
                 }
                 break;
             }
             let _ = client.batch_execute("ROLLBACK").await;
-            let look = client.query_one("SELECT state FROM pgshard.look($1)", &[&i32::from(shard)]).await;
+            let look = client
+                .query_one("SELECT state FROM pgshard.look($1)", &[&i32::from(shard)])
+                .await;
             if !look.is_ok_and(|row| row.get::<_, Option<&str>>(0) == Some("serving")) {
                 places[usize::from(shard)] = (host + 1) % urls.len();
             }
             clients[host] = Some(client);
             if begun.elapsed() > Duration::from_secs(60) {
-                notes.errors.push(format!("{payload}, {deed:?} in shard {shard}: refused for a minute: {answer:?}"));
+                notes.errors.push(format!(
+                    "{payload}, {deed:?} in shard {shard}: refused for a minute: {answer:?}"
+                ));
                 break;
             }
             tokio::time::sleep(Duration::from_millis(3)).await;
@@ -365,21 +439,33 @@ async fn perform(
             Ok(row.id)
         }
         (Deed::Copy, _) => {
-            let id: i64 = client.query_one(&format!("SELECT {schema}.next_id()"), &[]).await?.get(0);
-            let sink = client.copy_in(&format!("COPY {schema}.users (id, name) FROM STDIN")).await?;
+            let id: i64 = client
+                .query_one(&format!("SELECT {schema}.next_id()"), &[])
+                .await?
+                .get(0);
+            let sink = client
+                .copy_in(&format!("COPY {schema}.users (id, name) FROM STDIN"))
+                .await?;
             let mut sink = std::pin::pin!(sink);
-            sink.send(bytes::Bytes::from(format!("{id}\t{payload}\n"))).await?;
+            sink.send(bytes::Bytes::from(format!("{id}\t{payload}\n")))
+                .await?;
             sink.finish().await?;
             Ok(id)
         }
         (Deed::Repeatable, _) => {
-            client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class LIMIT 1").await?;
+            client
+                .batch_execute(
+                    "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class LIMIT 1",
+                )
+                .await?;
             let id = client.query_one(&insert, &[&payload]).await?.get(0);
             client.batch_execute("COMMIT").await?;
             Ok(id)
         }
         _ => {
-            client.batch_execute("BEGIN; SET LOCAL synchronous_commit = off").await?;
+            client
+                .batch_execute("BEGIN; SET LOCAL synchronous_commit = off")
+                .await?;
             let id = client.query_one(&insert, &[&payload]).await?.get(0);
             client.batch_execute("COMMIT").await?;
             Ok(id)

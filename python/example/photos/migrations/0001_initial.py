@@ -18,7 +18,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Photo",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("title", models.CharField(max_length=200)),
                 ("likes", models.IntegerField(default=0)),
                 (
@@ -35,7 +38,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Like",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("by", models.BigIntegerField()),
                 (
                     "user",
@@ -49,7 +55,9 @@ class Migration(migrations.Migration):
                 (
                     "photo",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="liked", to="photos.photo"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="liked",
+                        to="photos.photo",
                     ),
                 ),
             ],
@@ -57,7 +65,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Follow",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("whom", models.BigIntegerField()),
                 (
                     "user",
@@ -70,7 +81,9 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "constraints": [models.UniqueConstraint(fields=("user", "whom"), name="follow_once")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("user", "whom"), name="follow_once")
+                ],
             },
         ),
         migrations.AddIndex(

@@ -1,9 +1,11 @@
 """The connection object of one shard, `connections["shard-31"]`.
 
-In autocommit it uses the thread's connection to the shard's host, which it shares with the thread's other aliases. For a
-transaction, and for each server-side cursor outside of one, it takes a connection of its own.
+In autocommit it uses the thread's connection to the shard's host, which it shares with the thread's
+other aliases. For a transaction, and for each server-side cursor outside of one, it takes a
+connection of its own.
 
-Invariant: a statement is run again only if no effect of it, or of the transaction it began, can have stayed.
+Invariant: a statement is run again only if no effect of it, or of the transaction it began, can
+have stayed.
 """
 
 from __future__ import annotations
@@ -44,14 +46,22 @@ from .schema import refuse
 READ_ONLY = "25006"
 _IDLE = TransactionStatus.IDLE
 alias_created = Signal()
-"""Sent when a thread makes `wrapper`, its connection object for a shard. A loop over all databases does not find these
-objects."""
+"""Sent when a thread makes `wrapper`, its connection object for a shard. A loop over all databases
+does not find these objects."""
 _ENSURE_CONNECTION = BaseDatabaseWrapper.ensure_connection
 # Without the check for a running event loop: `cursor` itself has just made it.
 _CREATE_CURSOR = getattr(
-    postgresql.DatabaseWrapper.create_cursor, "__wrapped__", postgresql.DatabaseWrapper.create_cursor
+    postgresql.DatabaseWrapper.create_cursor,
+    "__wrapped__",
+    postgresql.DatabaseWrapper.create_cursor,
 )
-_PASSING = (core.ShardUnavailable, core.TooManyWaiting, core.LookUpFailed, core.HostUnreachable, core.WrongServer)
+_PASSING = (
+    core.ShardUnavailable,
+    core.TooManyWaiting,
+    core.LookUpFailed,
+    core.HostUnreachable,
+    core.WrongServer,
+)
 
 
 @contextmanager
@@ -82,18 +92,23 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         super().__init__(settings_dict, alias)
         shard = shard_of_alias(alias)
         if shard is None:
-            raise NotSupportedError(f"{alias} is not the alias of a shard: those are shard-0, shard-1, …")
+            raise NotSupportedError(
+                f"{alias} is not the alias of a shard: those are shard-0, shard-1, …"
+            )
         self.shard = shard
         self.schema = cluster().config.schema(shard)
         self.quoted_schema = quote_name(self.schema)
         self.autocommit = True
         self._place = Placement("", 0)
         self._shared: dict[str, tuple[Pool, Connection]] = {}  # The thread's connections, by host.
-        self._own: Pool | None = None  # The pool of self.connection, while only this object uses it.
+        self._own: Pool | None = (
+            None  # The pool of self.connection, while only this object uses it.
+        )
         self._sent = 0  # How many statements the transaction has sent, without savepoints.
         self._began = 0.0  # When the first of them was sent.
         self.kept = 0
-        """How often something was kept: how many COMMITs there were, and statements outside of transactions that may write."""
+        """How often something was kept: how many COMMITs there were, and statements outside of
+        transactions that may write."""
         self.ended: OperationalError | None = None
         """What has ended the transaction. No savepoint takes it back."""
         self._savepoints: list[str] = []
@@ -102,7 +117,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         pools.touch(alias)
         alias_created.send(sender=type(self), wrapper=self)
 
-    # ------------------------------------------------------------------------------------------------------ connections
+    # --------------------------------------------------------------------------
+    # connections
 
     def connection_options(self) -> dict[str, Any]:
         """Arguments for new connections to a host, besides those from the config."""
@@ -134,8 +150,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._attach()
 
     def ensure_connection(self) -> None:
-        """In a transaction, makes sure of its connection; else of the thread's connection to the host where the shard is
-        now."""
+        """In a transaction, makes sure of its connection; else of the thread's connection to the
+        host where the shard is now."""
         if BaseDatabaseWrapper.ensure_connection is not _ENSURE_CONNECTION:
             # Tests that forbid databases replace this method.
             BaseDatabaseWrapper.ensure_connection(self)
@@ -167,8 +183,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return connection
 
     def _is_attached(self) -> bool:
-        """Whether it has the thread's connection to the host where the shard is now, and the end of that connection has not
-        been noticed. Asked before each statement."""
+        """Whether it has the thread's connection to the host where the shard is now, and the end of
+        that connection has not been noticed. Asked before each statement."""
         connection = self.connection
         if connection is None or self._own is not None:
             return False
@@ -197,8 +213,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         mine.attached[self.alias] = self
 
     def set_autocommit(self, autocommit: bool, *args: Any, **kwargs: Any) -> None:
-        """The same as Django's. At the end of a transaction whose connection is gone it opens no other: that could fail, and the
-        error would take the place of the one that says what became of the transaction."""
+        """The same as Django's. At the end of a transaction whose connection is gone it opens no
+        other: that could fail, and the error would take the place of the one that says what became
+        of the transaction."""
         if autocommit and self.connection is None:
             self._own, self.autocommit = None, True
         else:
@@ -212,13 +229,15 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                     self._share()
                 return
             if self._own is None:
-                # The thread's connection now belongs to this object; another alias gets another one.
+                # The thread's connection now belongs to this object; another alias gets another
+                # one.
                 self._own, _ = pools.slots().shared.pop(self._place.host)
             self.connection.autocommit = False
             self._sent, self.ended, self._savepoints = 0, None, []
 
     def _share(self) -> None:
-        """Makes the connection the thread's again, or gives it back if the thread has another one by now."""
+        """Makes the connection the thread's again, or gives it back if the thread has another one
+        by now."""
         mine, own, self._own = pools.slots(), self._own, None
         assert own is not None, "only after a transaction"
         if self._place.host in mine.shared:
@@ -241,7 +260,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self.__dict__.pop(name, None)
 
     def is_busy(self) -> bool:
-        """Whether something relies on this very object: a transaction, an open cursor, a test that counts statements."""
+        """Whether something relies on this very object: a transaction, an open cursor, a test that
+        counts statements."""
         return bool(
             self._own is not None
             or self.in_atomic_block
@@ -253,7 +273,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         )
 
     def is_usable(self) -> bool:
-        """Whether the connection takes statements and its end has not been noticed. Django's tests ask this after each test."""
+        """Whether the connection takes statements and its end has not been noticed. Django's tests
+        ask this after each test."""
         return self.connection is not None and is_alive(self.connection) and not self.has_failed()
 
     def close_if_health_check_failed(self) -> None:
@@ -265,7 +286,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def close_pool(self) -> None:
         """Does nothing: each pool belongs to a host, not to an alias."""
 
-    # ---------------------------------------------------------------------------------------------------------- cursors
+    # --------------------------------------------------------------------------
+    # cursors
 
     def make_cursor(self, cursor: Any) -> Cursor:
         if type(cursor) is OnceCursor:
@@ -278,7 +300,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _cursor(self, name: str | None = None) -> Any:
         known = BaseDatabaseWrapper.ensure_connection is _ENSURE_CONNECTION
         if name is None and known and self.connection is not None:
-            # It does not matter which connection it is on: `_ready` checks that before each statement, and once is enough.
+            # It does not matter which connection it is on: `_ready` checks that before each
+            # statement, and once is enough.
             try:
                 return self._prepare_cursor(_CREATE_CURSOR(self))
             except psycopg.Error:
@@ -289,7 +312,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return wrapped
 
     def chunked_cursor(self) -> Any:
-        """A server-side cursor. Outside of transactions it has a connection of its own, so that no other statement ends it."""
+        """A server-side cursor. Outside of transactions it has a connection of its own, so that no
+        other statement ends it."""
         self.ensure_connection()
         if not cluster().directory.host(self._place.host).named:
             # Behind a pooler in transaction mode the next FETCH may reach another session.
@@ -330,12 +354,16 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             sql = sql.as_string(self.connection)
         return render(sql, self.schema) if "{shard}" in sql else sql
 
-    # ------------------------------------------------------------------------------------------------------------ moves
+    # --------------------------------------------------------------------------
+    # moves
 
-    def run(self, cursor: Any, sql: str, execute: Callable[[], Any], repeatable: bool = True) -> Any:
+    def run(
+        self, cursor: Any, sql: str, execute: Callable[[], Any], repeatable: bool = True
+    ) -> Any:
         """Runs a statement. Runs it again if the shard has moved and that is safe.
 
-        Raises `ShardMoved` if it is not safe, and `ShardUnavailable` if the shard could not be used in time.
+        Raises `ShardMoved` if it is not safe, and `ShardUnavailable` if the shard could not be used
+        in time.
         """
         recovery: Recovery | None = None
         self._ready(cursor)
@@ -349,7 +377,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                     result = execute()
                 else:
                     recovery = recovery or Recovery(cluster().asking, self.shard)
-                    believed, result = self._believed(cursor, sql, execute, recovery, began, repeatable)
+                    believed, result = self._believed(
+                        cursor, sql, execute, recovery, began, repeatable
+                    )
                     if not believed:
                         continue
             except DatabaseError as error:
@@ -361,7 +391,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 first = self._own is None or self._sent == 0 or cursor.stream is not None
                 if how is None:
                     self._lost(cursor, error)
-                    if getattr(cause, "sqlstate", None) == READ_ONLY and self._is_on_standby(cursor):
+                    if getattr(cause, "sqlstate", None) == READ_ONLY and self._is_on_standby(
+                        cursor
+                    ):
                         recovery = recovery or Recovery(cluster().asking, self.shard)
                         self._failed_over(cursor, recovery, first and repeatable, began, error)
                         continue
@@ -385,10 +417,17 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             return result
 
     def _believed(
-        self, cursor: Any, sql: str, execute: Callable[[], Any], recovery: Recovery, began: float, repeatable: bool
+        self,
+        cursor: Any,
+        sql: str,
+        execute: Callable[[], Any],
+        recovery: Recovery,
+        began: float,
+        repeatable: bool,
     ) -> tuple[bool, Any]:
-        """Runs a statement that a signpost would answer without an error, and asks the host whether it served the shard. The
-        first value is False if it did not, no effect of the statement stays, and the statement is worth another try.
+        """Runs a statement that a signpost would answer without an error, and asks the host whether
+        it served the shard. The first value is False if it did not, no effect of the statement
+        stays, and the statement is worth another try.
         """
         repeatable = repeatable and may_repeat(sql) and not _several(sql)
         if self._own is not None or cursor.stream is not None or not repeatable:
@@ -416,13 +455,22 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._sent += self._counts
 
     def _ready(self, cursor: Any) -> None:
-        """Makes sure that the cursor is on this object's connection: another alias may have taken the one it began on."""
+        """Makes sure that the cursor is on this object's connection: another alias may have taken
+        the one it began on."""
         if cursor.stream is None:
-            if BaseDatabaseWrapper.ensure_connection is not _ENSURE_CONNECTION or not self._is_attached():
+            if (
+                BaseDatabaseWrapper.ensure_connection is not _ENSURE_CONNECTION
+                or not self._is_attached()
+            ):
                 self.ensure_connection()
-            if self._own is not None and self._sent and cluster().directory.epoch(self.shard) > self._place.epoch:
-                # The transaction can only have read so far, because a write would have kept the shard where it is. What it
-                # reads next could be the old copy, through a plan that was made before.
+            if (
+                self._own is not None
+                and self._sent
+                and cluster().directory.epoch(self.shard) > self._place.epoch
+            ):
+                # The transaction can only have read so far, because a write would have kept the
+                # shard where it is. What it reads next could be the old copy, through a plan that
+                # was made before.
                 self._moved(Met.SIGNPOST, self._began)
             if cursor.cursor.connection is not self.connection:
                 cursor.cursor = self._on(self.connection, cursor.server_side_name)
@@ -431,7 +479,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         """For SQL that began a transaction on the connection that the thread's aliases share."""
         self._drop_shared()
         begin = f'transaction.atomic(using="{self.alias}")'
-        raise ProgrammingError(f"the statement began a transaction, which was rolled back: use {begin}")
+        raise ProgrammingError(
+            f"the statement began a transaction, which was rolled back: use {begin}"
+        )
 
     def _drop_shared(self) -> None:
         held = pools.slots().shared.pop(self._place.host, None)
@@ -440,8 +490,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.connection = None
 
     def _refuse(self, how: Met, began: float, error: BaseException | None) -> None:
-        """Raises `ShardMoved`, unless the error or the answer is the application's own. Raises `InDoubt` if nobody can say that,
-        and something of the statement may stay."""
+        """Raises `ShardMoved`, unless the error or the answer is the application's own. Raises
+        `InDoubt` if nobody can say that, and something of the statement may stay."""
         since = self._began if self._own is not None else began
         try:
             with djangos():
@@ -453,7 +503,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 raise
             self.kept += 1
             raise InDoubt(
-                f"whether the shard was served during a statement, which may have taken effect: {unknown}"
+                "whether the shard was served during a statement, which may have taken effect:"
+                f" {unknown}"
             ) from unknown
         self._moved(how, since, error)
 
@@ -462,7 +513,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         if whole:
             words = "a transaction was open: nothing of it stays, so run all of it again"
         else:
-            words = "a statement ran that is not repeated, because a part of it may have taken effect"
+            words = (
+                "a statement ran that is not repeated, because a part of it may have taken effect"
+            )
         moved = ShardMoved(f"shard {self.shard} was moved, or closed for a move, while {words}")
         moved.met_move(self.shard, how, self._place, since, whole)
         if whole:
@@ -472,25 +525,32 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         raise moved from error
 
     def _lost(self, cursor: Any, error: DatabaseError) -> None:
-        """If the error is that of a lost connection, raises one that says what became of the statement."""
+        """If the error is that of a lost connection, raises one that says what became of the
+        statement."""
         if not is_lost(error.__cause__, cursor.cursor.connection):
             return
         host = f"the connection to host {self._place.host} was lost"
         if self._own is not None and cursor.stream is None:
-            self.ended = ConnectionLost(f"{host} in a transaction: nothing has taken effect: {error}")
+            self.ended = ConnectionLost(
+                f"{host} in a transaction: nothing has taken effect: {error}"
+            )
             raise self.ended from error
         if cursor.stream is None:
             self._drop_shared()
         self.kept += 1
-        raise InDoubt(f"{host} while a statement was on its way, which may have taken effect: {error}") from error
+        raise InDoubt(
+            f"{host} while a statement was on its way, which may have taken effect: {error}"
+        ) from error
 
     def fetch_failed(self, cursor: Any, error: DatabaseError) -> None:
-        """Rows of a statement that ran before could not be fetched. Raises another error if the connection was lost."""
+        """Rows of a statement that ran before could not be fetched. Raises another error if the
+        connection was lost."""
         if cursor.stream is not None or cursor.cursor.connection is self.connection:
             self._lost(cursor, error)
 
     def _is_on_standby(self, cursor: Any) -> bool:
-        """Whether a server that refused to write is a standby. Otherwise the transaction is read-only by choice."""
+        """Whether a server that refused to write is a standby. Otherwise the transaction is
+        read-only by choice."""
         connection = cursor.cursor.connection
         identity = connection.server.identity
         if identity is not None and identity.timeline is None:
@@ -498,18 +558,24 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         try:
             if connection.pgconn.transaction_status == TransactionStatus.IDLE:
                 return is_standby(connection)
-            # Behind a pooler the server may be another one by now. The transaction has failed, so it cannot ask.
+            # Behind a pooler the server may be another one by now. The transaction has failed, so
+            # it cannot ask.
             return cluster().asking.questions(self._place.host).control.run(is_standby)
         except (psycopg.Error, core.PgshardError):
             return False
 
-    def _failed_over(self, cursor: Any, recovery: Recovery, again: bool, began: float, error: DatabaseError) -> None:
-        """Goes to the server that is the primary now, after a statement found that this one is a standby."""
+    def _failed_over(
+        self, cursor: Any, recovery: Recovery, again: bool, began: float, error: DatabaseError
+    ) -> None:
+        """Goes to the server that is the primary now, after a statement found that this one is a
+        standby."""
         if again:
             self._recovered(cursor, recovery, None, began)
             return
         where = f"the server of host {self._place.host} is a standby since a fail-over"
-        moved = ShardMoved(f"{where}: nothing of the transaction has taken effect: run all of it again")
+        moved = ShardMoved(
+            f"{where}: nothing of the transaction has taken effect: run all of it again"
+        )
         moved.met_move(self.shard, None, self._place, self._began, self._own is not None)
         if self._own is not None:
             self.ended = moved
@@ -518,8 +584,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         raise moved from error
 
     def _recovered(self, cursor: Any, recovery: Recovery, how: Met | None, began: float) -> bool:
-        """Waits until the statement is worth another try, and prepares the cursor for it; False if it is not worth one. `how`
-        is None if the statement met a standby."""
+        """Waits until the statement is worth another try, and prepares the cursor for it; False if
+        it is not worth one. `how` is None if the statement met a standby."""
         given_back: list[bool] = []
 
         def give_back() -> None:
@@ -545,7 +611,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return True
 
     def _let_go(self, cursor: Any) -> None:
-        """Closes the connection before anything is waited for, because its session may remember a signpost."""
+        """Closes the connection before anything is waited for, because its session may remember a
+        signpost."""
         if cursor.stream is not None:
             pool, connection = cursor.stream
             pool.discard(connection)
@@ -555,7 +622,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self._drop_shared()
 
     def _resume(self, cursor: Any) -> None:
-        """Puts the cursor on a connection to the host where the shard is now. A transaction begins again there."""
+        """Puts the cursor on a connection to the host where the shard is now. A transaction begins
+        again there."""
         if cursor.stream is not None:
             self._place = cluster().directory.place(self.shard)
             pool = self._pool(self._place.host)
@@ -595,11 +663,13 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 self._refuse(how, began, error)
             raise
 
-    # ----------------------------------------------------------------------------------------------------- transactions
+    # --------------------------------------------------------------------------
+    # transactions
 
     def _commit(self) -> None:
         if self.ended is not None:
-            # The application went on after the error was raised. Nothing of the transaction may count as done.
+            # The application went on after the error was raised. Nothing of the transaction may
+            # count as done.
             ended = self.ended
             self._rollback()
             raise ended
@@ -610,9 +680,13 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             if closed or is_lost(error.__cause__, self.connection):
                 host = f"the connection to host {self._place.host} was lost"
                 if closed:
-                    self.ended = ConnectionLost(f"{host} before COMMIT: nothing has taken effect: {error}")
+                    self.ended = ConnectionLost(
+                        f"{host} before COMMIT: nothing has taken effect: {error}"
+                    )
                 else:
-                    self.ended = InDoubt(f"{host} during COMMIT, which may have taken effect: {error}")
+                    self.ended = InDoubt(
+                        f"{host} during COMMIT, which may have taken effect: {error}"
+                    )
                 raise self.ended from error
             # A trigger or a constraint that is deferred to the commit raised the error.
             how = met(getattr(error.__cause__, "sqlstate", None), _message(error.__cause__))
@@ -646,12 +720,16 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return self.in_atomic_block or (self._own is not None and self.connection is not None)
 
     def has_failed(self) -> bool:
-        """Whether a statement of the transaction failed and no savepoint has undone that: COMMIT would roll back."""
-        return self.connection is not None and self.connection.pgconn.transaction_status == TransactionStatus.INERROR
+        """Whether a statement of the transaction failed and no savepoint has undone that: COMMIT
+        would roll back."""
+        return (
+            self.connection is not None
+            and self.connection.pgconn.transaction_status == TransactionStatus.INERROR
+        )
 
     def will_roll_back(self) -> bool:
-        """Whether the end of the transaction, or of its innermost savepoint, will be a rollback, of which Django says
-        nothing."""
+        """Whether the end of the transaction, or of its innermost savepoint, will be a rollback, of
+        which Django says nothing."""
         return self.needs_rollback or self.closed_in_transaction or self.has_failed()
 
     def _savepoint(self, sid: str) -> None:
@@ -679,10 +757,12 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         finally:
             self._counts = True
 
-    # ---------------------------------------------------------------------------------------------------------- schemas
+    # --------------------------------------------------------------------------
+    # schemas
 
     def prepare_database(self) -> None:
-        """Refuses `manage.py migrate --database shard-N`, which would create Django's own tables in the host's `public`."""
+        """Refuses `manage.py migrate --database shard-N`, which would create Django's own tables in
+        the host's `public`."""
         refuse(self.alias)
 
     def schema_editor(self, *args: Any, **kwargs: Any) -> Any:
@@ -695,5 +775,6 @@ def _message(error: BaseException | None) -> str:
 
 
 def _several(sql: str) -> bool:
-    """Whether the text may hold several statements, some of which may have taken effect: it has a semicolon before its end."""
+    """Whether the text may hold several statements, some of which may have taken effect: it has a
+    semicolon before its end."""
     return ";" in sql.rstrip().rstrip(";")

@@ -1,4 +1,5 @@
-"""`manage.py dbshell --database shard-31`: psql on the shard's host, with the shard's schema in the search path."""
+"""`manage.py dbshell --database shard-31`: psql on the shard's host, with the shard's schema in the
+search path."""
 
 from __future__ import annotations
 
@@ -22,5 +23,9 @@ class DatabaseClient(PostgresqlClient):
         password = host.password()
         if password is not None:
             env["PGPASSWORD"] = password
-        env["PGOPTIONS"] = f"{env.get('PGOPTIONS', '')} -c search_path={self.connection.schema}".strip()
-        subprocess.run([self.executable_name, *parameters, host.server_conninfo()], env=env, check=True)
+        env["PGOPTIONS"] = (
+            f"{env.get('PGOPTIONS', '')} -c search_path={self.connection.schema}".strip()
+        )
+        subprocess.run(
+            [self.executable_name, *parameters, host.server_conninfo()], env=env, check=True
+        )

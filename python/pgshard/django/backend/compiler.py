@@ -1,7 +1,9 @@
-"""The SQL of the ORM, with the shard's schema before each table of a FROM, a JOIN, an INSERT, an UPDATE and a DELETE.
+"""The SQL of the ORM, with the shard's schema before each table of a FROM, a JOIN, an INSERT, an
+UPDATE and a DELETE.
 
-Everywhere else the bare table name stays, which PostgreSQL takes as the implicit alias. So `FOR UPDATE OF "t"` and `RETURNING
-"t"."id"` work, and so does a column with the same name as a table.
+Everywhere else the bare table name stays, which PostgreSQL takes as the implicit alias. So
+`FOR UPDATE OF "t"` and `RETURNING "t"."id"` work, and so does a column with the same name as a
+table.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from ..sharded import is_sharded, placed_names, unsharded_tables
 
 
 def _django(name: str) -> Any:
-    """PostgreSQL's compiler, which differs from the standard one; which classes it has depends on the version of Django."""
+    """PostgreSQL's compiler, which differs from the standard one; which classes it has depends on
+    the version of Django."""
     return getattr(postgresql, name, getattr(standard, name))
 
 
@@ -50,7 +53,8 @@ class _Qualified:
                 if type(table) is BaseTable and query.alias_refcount[alias]:
                     sql, params = table.as_sql(self, self.connection)
                     return [self._qualified(table, sql)], params
-        # Tables are only compiled here. Django's own `compile`, which is called for each column, compiles the rest.
+        # Tables are only compiled here. Django's own `compile`, which is called for each column,
+        # compiles the rest.
         self.compile = self._compile_from
         try:
             parts, params = super().get_from_clause()  # type: ignore[misc]
@@ -61,7 +65,8 @@ class _Qualified:
         return parts, params
 
     def _extra(self, part: str) -> str:
-        """A part of FROM. It gets the schema if it comes from `extra(tables=…)`, whose tables Django adds as they are."""
+        """A part of FROM. It gets the schema if it comes from `extra(tables=…)`, whose tables
+        Django adds as they are."""
         if not part.startswith(", "):
             return part
         self._known(part[2:].strip('"'))
@@ -79,21 +84,29 @@ class _Qualified:
         connection = self.connection
         if there is None:
             if getattr(self.query, "pgshard_several", False):
-                refuse(self.query.model, "keys or IDs in a part of the query may be of several shards, so it")
+                refuse(
+                    self.query.model,
+                    "keys or IDs in a part of the query may be of several shards, so it",
+                )
             check_alternative(self.query, connection.alias)
         elif there != connection.alias:
             here = connection.alias
-            raise WrongShard(f"a part of a query on {here} is for {there}: run it by itself, and use its result")
+            raise WrongShard(
+                f"a part of a query on {here} is for {there}: run it by itself, and use its result"
+            )
         schema = connection.quoted_schema
-        return f"{schema}.{sql}" if node.join_type is None else _put(sql, f"{node.join_type} ", schema)
+        return (
+            f"{schema}.{sql}" if node.join_type is None else _put(sql, f"{node.join_type} ", schema)
+        )
 
     def _known(self, table: str) -> None:
-        """Refuses the table of a model that is not in the shards. The server would only say that it does not exist."""
+        """Refuses the table of a model that is not in the shards. The server would only say that it
+        does not exist."""
         model = unsharded_tables().get(table)
         if model is not None:
             raise WrongShard(
-                f"{model._meta.label} is not sharded, its rows are not on {self.connection.alias}: query it by itself, without "
-                f"using(), and join by its primary key in Python"
+                f"{model._meta.label} is not sharded, its rows are not on {self.connection.alias}:"
+                " query it by itself, without using(), and join by its primary key in Python"
             )
 
 
@@ -112,7 +125,8 @@ class SQLInsertCompiler(_Qualified, _Insert):
         table, schema = self.query.model._meta.db_table, self.connection.quoted_schema
         self._known(table)
         if is_sharded(self.query.model):
-            # Each way to make a row comes here, also those that ask no model and no manager of shards.
+            # Each way to make a row comes here, also those that ask no model and no manager of
+            # shards.
             for one in self.query.objs:
                 check_instance(one, self.connection.alias)
         found = super().as_sql()

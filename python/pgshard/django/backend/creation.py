@@ -18,7 +18,8 @@ class DatabaseCreation(PostgresqlCreation):
         """Does nothing: `pgshard.django.test` drops the database."""
 
     def setup_worker_connection(self, _worker_id: int) -> None:
-        """In a process of `manage.py test --parallel`, switches to the shards of the process's own copy."""
+        """In a process of `manage.py test --parallel`, switches to the shards of the process's own
+        copy."""
         from ..test import use_copy
 
         use_copy(_worker_id)

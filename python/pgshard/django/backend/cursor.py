@@ -1,4 +1,5 @@
-"""Cursors that notice moves. They are below users' `execute_wrapper`s, which see one call, and above the driver."""
+"""Cursors that notice moves. They are below users' `execute_wrapper`s, which see one call, and
+above the driver."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ from django.db.backends.utils import CursorWrapper
 from ...pool import Connection, Pool
 
 abandoned: list[Any] = []
-"""Objects that belong to the parent of this process. They must not be collected here, because that would close their
-connections."""
+"""Objects that belong to the parent of this process. They must not be collected here, because that
+would close their connections."""
 
 
 class _Moving:
-    """What both kinds of cursors share. `self.cursor` is psycopg's; it is replaced when the shard gets another connection."""
+    """What both kinds of cursors share. `self.cursor` is psycopg's; it is replaced when the shard
+    gets another connection."""
 
     cursor: Any
     db: Any
@@ -45,7 +47,8 @@ class _Moving:
         return self.db.run(self, sql, partial(self._send, sql, params))
 
     def _send(self, sql: Any, params: Any) -> Any:
-        """The same as Django's `_execute`, which prepares for an error before each statement, and not when there is one."""
+        """The same as Django's `_execute`, which prepares for an error before each statement, and
+        not when there is one."""
         if self.db.needs_rollback or not apps.ready:
             return CursorWrapper._execute(self, sql, params)
         try:
@@ -80,22 +83,29 @@ class _Moving:
 
     def callproc(self, procname: Any, params: Any = None, kparams: Any = None) -> Any:
         """Not supported on shards: the procedure's name has no place for the schema."""
-        raise NotSupportedError(f"name the schema: execute('SELECT * FROM {{shard}}.{procname}(…)')")
+        raise NotSupportedError(
+            f"name the schema: execute('SELECT * FROM {{shard}}.{procname}(…)')"
+        )
 
     @contextmanager
     def copy(self, statement: Any, params: Any = None, **more: Any) -> Iterator[Any]:
         """psycopg's COPY. It is never repeated: raises `ShardMoved` if the shard is being moved."""
-        with self.db.copying(self), self.cursor.copy(self.db.rendered(statement), params, **more) as copy:
+        with (
+            self.db.copying(self),
+            self.cursor.copy(self.db.rendered(statement), params, **more) as copy,
+        ):
             yield copy
 
     def close(self) -> None:
-        """Closes the cursor. A server-side one outside of transactions gives its connection back."""
+        """Closes the cursor. A server-side one outside of transactions gives its connection
+        back."""
         if self.pid is None:
             self.cursor.close()
             return
         stream = self._take_stream()
         if self.pid != os.getpid():
-            # In the child of a fork: the cursor belongs to the parent, and closing it here would close it there.
+            # In the child of a fork: the cursor belongs to the parent, and closing it here would
+            # close it there.
             abandoned.append((self.cursor, stream))
             return
         try:
@@ -110,14 +120,15 @@ class _Moving:
             self.end_stream()
 
     def end_stream(self) -> None:
-        """Called when whoever opened a server-side cursor outside of transactions has dropped it: closes its connection if it
-        is open."""
+        """Called when whoever opened a server-side cursor outside of transactions has dropped it:
+        closes its connection if it is open."""
         stream = self._take_stream()
         if stream is not None:
             self.db.stream_ended(*stream, discard=True)
 
     def _take_stream(self) -> tuple[Pool, Connection] | None:
-        # In one step, because the thread that opened it and the one that collects it may both get here at the same time.
+        # In one step, because the thread that opened it and the one that collects it may both get
+        # here at the same time.
         return self.__dict__.pop("stream", None)
 
 

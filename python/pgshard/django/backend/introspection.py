@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from django.db.backends.postgresql.introspection import DatabaseIntrospection as PostgresqlIntrospection
+from django.db.backends.postgresql.introspection import (
+    DatabaseIntrospection as PostgresqlIntrospection,
+)
 from django.db.backends.postgresql.introspection import TableInfo
 
 _VISIBLE = re.compile(r"pg_catalog\.pg_table_is_visible\((\w+)\.oid\)")
@@ -13,13 +15,16 @@ _FIRST_ROW = re.compile(r"^SELECT \* FROM (?=\")")
 
 
 class _InSchema:
-    """A cursor for Django's own statements, which look for a bare name along the search path: this one looks in the shard's
-    schema."""
+    """A cursor for Django's own statements, which look for a bare name along the search path: this
+    one looks in the shard's schema."""
 
     def __init__(self, cursor: Any, schema: str, quoted_schema: str) -> None:
         self._cursor = cursor
         literal = schema.replace("'", "''")
-        self._there = rf"\1.relnamespace = (SELECT s.oid FROM pg_catalog.pg_namespace s WHERE s.nspname = '{literal}')"
+        self._there = (
+            r"\1.relnamespace = (SELECT s.oid FROM pg_catalog.pg_namespace s WHERE s.nspname ="
+            rf" '{literal}')"
+        )
         self._first_row = f"SELECT * FROM {quoted_schema}."
 
     def execute(self, sql: str, params: Any = None) -> Any:
@@ -37,10 +42,10 @@ class DatabaseIntrospection(PostgresqlIntrospection):
     def get_table_list(self, cursor: Any) -> list[Any]:
         """The schema's tables and views."""
         cursor.execute(
-            "SELECT c.relname, CASE WHEN c.relkind IN ('m', 'v') THEN 'v' WHEN c.relispartition THEN 'p' ELSE 't' END, "
-            "pg_catalog.obj_description(c.oid, 'pg_class') FROM pg_catalog.pg_class c "
-            "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND c.relkind IN ('f', 'm', 'p', 'r', 'v')",
+            "SELECT c.relname, CASE WHEN c.relkind IN ('m', 'v') THEN 'v' WHEN c.relispartition"
+            " THEN 'p' ELSE 't' END, pg_catalog.obj_description(c.oid, 'pg_class') FROM"
+            " pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE"
+            " n.nspname = %s AND c.relkind IN ('f', 'm', 'p', 'r', 'v')",
             [self.connection.schema],
         )
         return [TableInfo(*row) for row in cursor.fetchall()]

@@ -28,22 +28,28 @@ class DatabaseOperations(PostgresqlOperations):
             return []
         schema = self.connection.quoted_schema
         names = ", ".join(f"{schema}.{self.quote_name(table)}" for table in tables)
-        tail = (" RESTART IDENTITY" if reset_sequences else "") + (" CASCADE" if allow_cascade else "")
+        tail = (" RESTART IDENTITY" if reset_sequences else "") + (
+            " CASCADE" if allow_cascade else ""
+        )
         return [f"TRUNCATE {names}{tail};"]
 
     def sequence_reset_sql(self, style: Any, model_list: Any) -> list[str]:
-        """For ordinary sequences, such as those of automatic many-to-many tables. `next_id()` never gives an ID that is
-        taken."""
+        """For ordinary sequences, such as those of automatic many-to-many tables. `next_id()` never
+        gives an ID that is taken."""
         found = []
         for model in model_list:
             for field in model._meta.local_fields:
-                if isinstance(field, models.AutoField) and not isinstance(field, ShardedBigAutoField):
-                    table = f"{self.connection.quoted_schema}.{self.quote_name(model._meta.db_table)}"
+                if isinstance(field, models.AutoField) and not isinstance(
+                    field, ShardedBigAutoField
+                ):
+                    table = (
+                        f"{self.connection.quoted_schema}.{self.quote_name(model._meta.db_table)}"
+                    )
                     literal = table.replace("'", "''")
                     column, quoted = field.column.replace("'", "''"), self.quote_name(field.column)
                     found.append(
-                        f"SELECT setval(pg_get_serial_sequence('{literal}', '{column}'), coalesce(max({quoted}), 1), "
-                        f"max({quoted}) IS NOT NULL) FROM {table};"
+                        f"SELECT setval(pg_get_serial_sequence('{literal}', '{column}'),"
+                        f" coalesce(max({quoted}), 1), max({quoted}) IS NOT NULL) FROM {table};"
                     )
         return found
 
@@ -52,5 +58,8 @@ class DatabaseOperations(PostgresqlOperations):
         found = []
         for one in sequences:
             table = f"{self.connection.quoted_schema}.{self.quote_name(one['table'])}"
-            found.append(f"SELECT setval(pg_get_serial_sequence('{table}', '{one['column'] or 'id'}'), 1, false);")
+            found.append(
+                f"SELECT setval(pg_get_serial_sequence('{table}', '{one['column'] or 'id'}'), 1,"
+                " false);"
+            )
         return found

@@ -1,5 +1,6 @@
-"""Connections of a process and of a thread. A process has a pool for each host. While no transaction is open, a thread holds at
-most one connection to each host, which all its aliases share."""
+"""Connections of a process and of a thread. A process has a pool for each host. While no
+transaction is open, a thread holds at most one connection to each host, which all its aliases
+share."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from ..cluster import Cluster, cluster, state
 from .cursor import abandoned
 
 WRAPPERS_MAX = 1024
-"""How many connection objects for shards a thread keeps. Each takes 4 KiB, and making one takes a quarter of the time of a
-query."""
+"""How many connection objects for shards a thread keeps. Each takes 4 KiB, and making one takes a
+quarter of the time of a query."""
 
 shard_connection_created = Signal()
 """Sent for each new connection to a host, with `host` (its name) and `connection` (psycopg's)."""
@@ -42,7 +43,8 @@ _held = Local(thread_critical=True)
 
 
 class Slots:
-    """What a thread holds. It is given back when the thread (or the event loop, or the worker) ends."""
+    """What a thread holds. It is given back when the thread (or the event loop, or the worker)
+    ends."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -51,12 +53,15 @@ class Slots:
         self.touched: dict[str, None] = {}
         """The aliases that have a connection object in this thread, oldest first."""
         self.attached: dict[str, Any] = {}
-        """By alias: the connection objects that may have one of the connections. They are asked to let go of it."""
+        """By alias: the connection objects that may have one of the connections. They are asked to
+        let go of it."""
         self.streams: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The server-side cursors that this thread opened outside of transactions, and that may still be open."""
+        """The server-side cursors that this thread opened outside of transactions, and that may
+        still be open."""
 
     def give_back(self, getpid: Any = os.getpid) -> None:
-        """Gives all connections back. In the child of a fork they belong to the parent, and stay as they are."""
+        """Gives all connections back. In the child of a fork they belong to the parent, and stay as
+        they are."""
         # The dictionary itself stays, because connection objects refer to it.
         shared = dict(self.shared)
         self.shared.clear()
@@ -85,8 +90,8 @@ def slots() -> Slots:
 
 
 def pool(name: str, wrapper: Any) -> Pool:
-    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`, and `ImproperlyConfigured` if
-    tests would reach a real shard."""
+    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`,
+    and `ImproperlyConfigured` if tests would reach a real shard."""
     current = cluster()
     found = _pools.by_host.get(name) if _pools.cluster is current else None
     if found is not None:
@@ -94,8 +99,9 @@ def pool(name: str, wrapper: Any) -> Pool:
     if hasattr(mail, "outbox") and not state.visible:
         # This is only set while tests run.
         raise ImproperlyConfigured(
-            "tests run, and this is the first one to use a real shard: give them shards of their own by "
-            'TEST_RUNNER = "pgshard.django.test.ShardedTestRunner", or by pytest with pytest-django'
+            "tests run, and this is the first one to use a real shard: give them shards of their"
+            ' own by TEST_RUNNER = "pgshard.django.test.ShardedTestRunner", or by pytest with'
+            " pytest-django"
         )
     directory = current.directory
     host = directory.host(name)
@@ -121,8 +127,8 @@ def pool(name: str, wrapper: Any) -> Pool:
 
 
 def close_all() -> None:
-    """Closes all connections that no thread holds, and drops this thread's connection objects for shards: for tests, and before
-    the server is stopped."""
+    """Closes all connections that no thread holds, and drops this thread's connection objects for
+    shards: for tests, and before the server is stopped."""
     release()
     _forget(slots(), 0)
     with _pools.lock:
@@ -132,8 +138,9 @@ def close_all() -> None:
 
 
 def release(**_: Any) -> None:
-    """Gives back what this thread holds. Call it at the end of a request, a task, or a round of a long loop. Connections in a
-    transaction stay; so do the connection objects for shards, without a connection."""
+    """Gives back what this thread holds. Call it at the end of a request, a task, or a round of a
+    long loop. Connections in a transaction stay; so do the connection objects for shards, without a
+    connection."""
     mine = slots()
     attached, mine.attached = mine.attached, {}
     for alias, wrapper in attached.items():
@@ -149,11 +156,12 @@ def release(**_: Any) -> None:
 
 
 def request_ended(sender: Any = None, **_: Any) -> None:
-    """Called at the end of a request: does what `release` does, and closes what the request left open on a server-side cursor.
+    """Called at the end of a request: does what `release` does, and closes what the request left
+    open on a server-side cursor.
 
-    If a browser disconnects, its request is cancelled by an exception that refers to itself and to the iterator it met, so
-    Python would close that only at some later time. A test's client is not a server, and its test may still be using an
-    iterator.
+    If a browser disconnects, its request is cancelled by an exception that refers to itself and to
+    the iterator it met, so Python would close that only at some later time. A test's client is not
+    a server, and its test may still be using an iterator.
     """
     if isinstance(sender, type) and issubclass(sender, (ASGIHandler, WSGIHandler)):
         slots().end_streams()
@@ -161,7 +169,8 @@ def request_ended(sender: Any = None, **_: Any) -> None:
 
 
 def touch(alias: str) -> None:
-    """Notes that this thread has a connection object for a shard, and drops old ones when there are many."""
+    """Notes that this thread has a connection object for a shard, and drops old ones when there are
+    many."""
     mine = slots()
     mine.touched[alias] = None
     if len(mine.touched) > WRAPPERS_MAX:
@@ -183,11 +192,14 @@ def _forget(mine: Slots, keep: int, but: str | None = None) -> None:
 
 
 def _after_fork() -> None:
-    # The sockets belong to the parent, so they are neither closed nor used here. Whatever refers to them must not be collected,
-    # because closing them would tell the server that the parent's sessions end.
+    # The sockets belong to the parent, so they are neither closed nor used here. Whatever refers to
+    # them must not be collected, because closing them would tell the server that the parent's
+    # sessions end.
     global _pools
     mine = getattr(_held, "slots", None)
-    wrappers = [getattr(connections._connections, alias, None) for alias in (mine.touched if mine else ())]
+    wrappers = [
+        getattr(connections._connections, alias, None) for alias in (mine.touched if mine else ())
+    ]
     abandoned.append((_pools, mine, wrappers))
     _pools = _Pools()
     if mine is not None:

@@ -1,6 +1,8 @@
-"""psycopg reads a statement's text once for all shards: it finds the placeholders in a text without the schema, and keeps that.
+"""psycopg reads a statement's text once for all shards: it finds the placeholders in a text without
+the schema, and keeps that.
 
-psycopg keeps what it has read by the text, 128 texts at most, and the same statement for another shard is another text.
+psycopg keeps what it has read by the text, 128 texts at most, and the same statement for another
+shard is another text.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import psycopg
 from django.db.backends.postgresql import base as postgresql
 
 HOLE = "\0"
-"""Stands for the schema. No SQL contains this character, because it would end there for the server."""
+"""Stands for the schema. No SQL contains this character, because it would end there for the
+server."""
 
 # Names that psycopg does not promise: without them each text is read by itself.
 _Read: Any = getattr(psycopg.ClientCursor, "_query_cls", None)

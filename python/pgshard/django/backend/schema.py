@@ -11,21 +11,27 @@ from django.db.backends.postgresql.schema import DatabaseSchemaEditor
 from django.db.backends.utils import split_identifier
 
 SCHEMA = "pgshard_schema_of_this_shard"
-"""Stands for {shard} while Django makes SQL, so that a {shard} in the application's own text can be distinguished."""
+"""Stands for {shard} while Django makes SQL, so that a {shard} in the application's own text can be
+distinguished."""
 
 _FOUND = re.compile(r'"(pgshard_found_\d+)"')
 
-# Each shard looks the names up when the statement runs: if a table or column was renamed since, the name that Django gave its
-# constraint cannot be computed here.
+# Each shard looks the names up when the statement runs: if a table or column was renamed since, the
+# name that Django gave its constraint cannot be computed here.
 _CONSTRAINTS = """SELECT c.conname FROM pg_catalog.pg_constraint c
-        WHERE c.conrelid = {table}::pg_catalog.regclass AND c.contype = '{kind}' AND c.conname <> ALL ({but}) AND {columns} =
-            (SELECT pg_catalog.array_agg(a.attname::text ORDER BY k.place) FROM pg_catalog.unnest(c.conkey)
+        WHERE c.conrelid = {table}::pg_catalog.regclass AND c.contype = '{kind}' AND c.conname <>
+            ALL ({but}) AND {columns} =
+            (SELECT pg_catalog.array_agg(a.attname::text ORDER BY k.place) FROM
+                pg_catalog.unnest(c.conkey)
              WITH ORDINALITY AS k(number, place)
              JOIN pg_catalog.pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.number)"""
-_INDEXES = """SELECT i.relname FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
-        WHERE x.indrelid = {table}::pg_catalog.regclass AND NOT x.indisunique AND i.relname <> ALL ({but})
+_INDEXES = """SELECT i.relname FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class i ON i.oid =
+    x.indexrelid
+        WHERE x.indrelid = {table}::pg_catalog.regclass AND NOT x.indisunique AND i.relname <> ALL
+            ({but})
             AND {columns} =
-            (SELECT pg_catalog.array_agg(a.attname::text ORDER BY k.place) FROM pg_catalog.unnest(x.indkey::int2[])
+            (SELECT pg_catalog.array_agg(a.attname::text ORDER BY k.place) FROM
+                pg_catalog.unnest(x.indkey::int2[])
              WITH ORDINALITY AS k(number, place)
              JOIN pg_catalog.pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.number)"""
 _DO = """DO $pgshard$
@@ -44,14 +50,14 @@ $pgshard$"""
 def refuse(alias: str) -> NoReturn:
     """Raises an error: a single shard is never migrated."""
     raise NotSupportedError(
-        f"{alias} is not migrated by Django: `manage.py shards makesql` writes files for all shards, "
-        f"and `pgshard migrate up` runs them"
+        f"{alias} is not migrated by Django: `manage.py shards makesql` writes files for all"
+        " shards, and `pgshard migrate up` runs them"
     )
 
 
 class TemplateSchemaEditor(DatabaseSchemaEditor):
-    """Collects SQL for all shards, and asks no database. Table names already have `SCHEMA`; this class adds it to the other
-    names."""
+    """Collects SQL for all shards, and asks no database. Table names already have `SCHEMA`; this
+    class adds it to the other names."""
 
     sql_delete_index = f'DROP INDEX IF EXISTS "{SCHEMA}".%(name)s'
     sql_delete_index_concurrently = f'DROP INDEX CONCURRENTLY IF EXISTS "{SCHEMA}".%(name)s'
@@ -69,7 +75,8 @@ class TemplateSchemaEditor(DatabaseSchemaEditor):
         return [self._looked_up(one) for one in collected]
 
     def _looked_up(self, statement: str) -> str:
-        """The statement; if it contains a placeholder for names, it runs once for each name that the query finds."""
+        """The statement; if it contains a placeholder for names, it runs once for each name that
+        the query finds."""
         names = set(_FOUND.findall(statement))
         if not names:
             return statement
@@ -106,7 +113,11 @@ class TemplateSchemaEditor(DatabaseSchemaEditor):
             "but": f"ARRAY[{but}]::name[]",
         }
         name = f"pgshard_found_{len(self._queries) + 1}"
-        query = _CONSTRAINTS.format(kind=kind, **parts) if kind is not None else _INDEXES.format(**parts)
+        query = (
+            _CONSTRAINTS.format(kind=kind, **parts)
+            if kind is not None
+            else _INDEXES.format(**parts)
+        )
         self._queries[name] = query
         return [name]
 

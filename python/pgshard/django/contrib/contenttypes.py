@@ -1,4 +1,5 @@
-"""Generic references to rows of shards: content types are in the default database, and an ID says where its row is."""
+"""Generic references to rows of shards: content types are in the default database, and an ID says
+where its row is."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class _Rows(list[Any]):
 
 
 def install() -> None:
-    """Makes Django's content types go by this. Django asks for them, and for what they refer to, in the database of the object
-    at the other end."""
+    """Makes Django's content types go by this. Django asks for them, and for what they refer to, in
+    the database of the object at the other end."""
     if ContentTypeManager.db_manager.__module__ == __name__:
         return  # Tests load the applications again.
     of_database, of_one, of_all = (

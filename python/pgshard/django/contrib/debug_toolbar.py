@@ -1,9 +1,10 @@
-"""The SQL panel of django-debug-toolbar, with the statements on shards. In the settings it replaces the toolbar's own panel:
+"""The SQL panel of django-debug-toolbar, with the statements on shards. In the settings it replaces
+the toolbar's own panel:
 
     DEBUG_TOOLBAR_PANELS = [… "pgshard.django.contrib.debug_toolbar.ShardedSQLPanel" …]
 
-The toolbar wraps all databases when a request begins, but does not find the aliases of shards: this panel wraps them when they
-are made.
+The toolbar wraps all databases when a request begins, but does not find the aliases of shards: this
+panel wraps them when they are made.
 """
 
 from __future__ import annotations
@@ -56,13 +57,22 @@ def _watch(wrapper: Any, panel: ShardedSQLPanel) -> None:
 
 
 def _chunked(wrapper: Any) -> Any:
-    """The same as the toolbar's, but the new cursor takes over the connection that the other one had for itself."""
+    """The same as the toolbar's, but the new cursor takes over the connection that the other one
+    had for itself."""
     logger, cursor = wrapper._djdt_logger, wrapper._djdt_chunked_cursor()
     if logger is None or isinstance(cursor, tracking.DjDTCursorWrapperMixin):
         return cursor
-    mixin = tracking.NormalCursorMixin if tracking.allow_sql.get() else tracking.ExceptionCursorMixin
-    watched = tracking.patch_cursor_wrapper_with_mixin(cursor.__class__, mixin)(cursor.cursor, wrapper, logger)
-    watched.server_side_name, watched.stream, watched.pid = cursor.server_side_name, cursor.stream, cursor.pid
+    mixin = (
+        tracking.NormalCursorMixin if tracking.allow_sql.get() else tracking.ExceptionCursorMixin
+    )
+    watched = tracking.patch_cursor_wrapper_with_mixin(cursor.__class__, mixin)(
+        cursor.cursor, wrapper, logger
+    )
+    watched.server_side_name, watched.stream, watched.pid = (
+        cursor.server_side_name,
+        cursor.stream,
+        cursor.pid,
+    )
     cursor.stream = None
     return watched
 

@@ -1,4 +1,5 @@
-"""IDs for browsers, through Django REST framework: they are texts, because JavaScript has no exact integers beyond 2^53."""
+"""IDs for browsers, through Django REST framework: they are texts, because JavaScript has no exact
+integers beyond 2^53."""
 
 from __future__ import annotations
 
@@ -29,8 +30,13 @@ class ShardIdField(serializers.Field):
     }
 
     def to_internal_value(self, data: Any) -> int:
-        """The ID as an integer. Raises `ValidationError` for a number that no shard of this cluster can have made."""
-        if isinstance(data, bool) or not isinstance(data, (int, str)) or not _NUMBER.fullmatch(str(data)):
+        """The ID as an integer. Raises `ValidationError` for a number that no shard of this cluster
+        can have made."""
+        if (
+            isinstance(data, bool)
+            or not isinstance(data, (int, str))
+            or not _NUMBER.fullmatch(str(data))
+        ):
             self.fail("invalid")
         try:
             shard_of_id(int(data), cluster().shards)
@@ -44,8 +50,8 @@ class ShardIdField(serializers.Field):
 
 
 class ShardedModelSerializer(serializers.ModelSerializer):
-    """A `ModelSerializer` whose IDs are texts, including those of references to sharded models. Where the shard of its row is
-    known, rows of other shards do not exist for it."""
+    """A `ModelSerializer` whose IDs are texts, including those of references to sharded models.
+    Where the shard of its row is known, rows of other shards do not exist for it."""
 
     serializer_field_mapping = {
         **serializers.ModelSerializer.serializer_field_mapping,
@@ -62,13 +68,17 @@ class ShardedModelSerializer(serializers.ModelSerializer):
         return made, kwargs
 
     def run_validation(self, data: Any = serializers.empty) -> Any:
-        """Django REST framework calls this. Raises `ValidationError` too for what is chosen of another shard: saving would
-        find it after the row itself was written."""
+        """Django REST framework calls this. Raises `ValidationError` too for what is chosen of
+        another shard: saving would find it after the row itself was written."""
         values = super().run_validation(data)
         if values and is_sharded(self.Meta.model):
             found = strays(self.instance, self.Meta.model, values)
             text = serializers.PrimaryKeyRelatedField.default_error_messages["does_not_exist"]
-            chosen = {field.field_name: found[field.source] for field in self.fields.values() if field.source in found}
+            chosen = {
+                field.field_name: found[field.source]
+                for field in self.fields.values()
+                if field.source in found
+            }
             if chosen:
                 raise serializers.ValidationError(
                     {name: [text.format(pk_value=one.pk)] for name, one in chosen.items()}

@@ -1,5 +1,5 @@
-"""The argument `--database` of Django's commands. Django offers what a loop over all databases sees; here the shards are
-accepted too."""
+"""The argument `--database` of Django's commands. Django offers what a loop over all databases
+sees; here the shards are accepted too."""
 
 from __future__ import annotations
 
@@ -18,5 +18,6 @@ class AnyDatabase:
         parent.add_arguments(parser)
         for action in parser._actions:
             if "--database" in action.option_strings:
-                # A loop over it, for the help, sees the real databases; but `in` also finds the shards.
+                # A loop over it, for the help, sees the real databases; but `in` also finds the
+                # shards.
                 action.choices = connections.settings

@@ -1,4 +1,5 @@
-"""Threads of users, with the kinds of models that older projects have: generic relations, a key or a word as primary key."""
+"""Threads of users, with the kinds of models that older projects have: generic relations, a key or
+a word as primary key."""
 
 from django.conf import settings
 from django.contrib.contenttypes.fields import GenericForeignKey, GenericRelation
@@ -12,7 +13,9 @@ class Remark(ShardedModel):
     """A remark about anything of the same user."""
 
     user_id = ShardKeyField()
-    content_type = models.ForeignKey(ContentType, models.DO_NOTHING, db_constraint=False, related_name="+")
+    content_type = models.ForeignKey(
+        ContentType, models.DO_NOTHING, db_constraint=False, related_name="+"
+    )
     object_id = models.BigIntegerField()
     about = GenericForeignKey()
     text = models.CharField(max_length=50)
@@ -39,7 +42,9 @@ class Vote(ShardedModel):
 
     user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, related_name="+")
     thread = models.ForeignKey(Thread, models.CASCADE, related_name="votes")
-    by = models.ForeignKey(settings.AUTH_USER_MODEL, models.DO_NOTHING, db_constraint=False, related_name="+")
+    by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.DO_NOTHING, db_constraint=False, related_name="+"
+    )
 
 
 class Post(ShardedModel):

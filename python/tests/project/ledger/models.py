@@ -18,7 +18,9 @@ class Bill(ShardedModel):
     checker = models.ForeignKey(
         Account, models.DO_NOTHING, null=True, db_constraint=False, related_name="checked_bills"
     )
-    previous = models.ForeignKey("self", models.DO_NOTHING, null=True, db_constraint=False, related_name="next_bills")
+    previous = models.ForeignKey(
+        "self", models.DO_NOTHING, null=True, db_constraint=False, related_name="next_bills"
+    )
     text = models.CharField(max_length=50)
     sent_from = models.GenericIPAddressField(null=True)
 
@@ -26,4 +28,6 @@ class Bill(ShardedModel):
 class Pointer(models.Model):
     """Not sharded. It refers to a bill."""
 
-    bill = models.ForeignKey(Bill, models.DO_NOTHING, null=True, db_constraint=False, related_name="+")
+    bill = models.ForeignKey(
+        Bill, models.DO_NOTHING, null=True, db_constraint=False, related_name="+"
+    )

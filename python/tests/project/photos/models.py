@@ -40,7 +40,9 @@ class Photo(ShardedModel):
 
     user_id = ShardKeyField()
     album = models.ForeignKey(Album, models.CASCADE, null=True, related_name="photos")
-    category = models.ForeignKey(Category, models.DO_NOTHING, null=True, db_constraint=False, related_name="photos")
+    category = models.ForeignKey(
+        Category, models.DO_NOTHING, null=True, db_constraint=False, related_name="photos"
+    )
     tags = models.ManyToManyField(Tag, related_name="photos")
     title = models.CharField(max_length=100, db_comment="What it says {shard}")
     likes = models.IntegerField(default=0, db_default=0)
@@ -51,7 +53,9 @@ class Photo(ShardedModel):
 
     class Meta:
         indexes = [models.Index(fields=["-likes"], name="photo_likes")]
-        constraints = [models.CheckConstraint(condition=models.Q(likes__gte=0), name="photo_likes_positive")]
+        constraints = [
+            models.CheckConstraint(condition=models.Q(likes__gte=0), name="photo_likes_positive")
+        ]
 
 
 class Note(ShardedModel):

@@ -40,7 +40,8 @@ class Rollback(TestCase):
         self.assertEqual(len(hooks), 1)
 
     def test_an_error_at_the_end(self):
-        # Django checks deferred constraints after each test, and must not if the transaction has failed.
+        # Django checks deferred constraints after each test, and must not if the transaction has
+        # failed.
         with self.assertRaises(DataError), connections["shard-1"].cursor() as cursor:
             cursor.execute("SELECT 1 / 0")
 
@@ -59,7 +60,9 @@ class Fixtures(TestCase):
 
     def test_rows_are_there_once(self):
         self.assertEqual(Photo.objects.across_shards().count(), 2)
-        self.assertEqual([photo.title for photo in Photo.objects.filter(user_id=1)], ["of the first"])
+        self.assertEqual(
+            [photo.title for photo in Photo.objects.filter(user_id=1)], ["of the first"]
+        )
         self.assertEqual([tag.word for tag in Photo.objects.for_key(2).get().tags.all()], ["blue"])
         self.assertEqual(Category.objects.count(), 1)
 

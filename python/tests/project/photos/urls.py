@@ -23,7 +23,11 @@ def photo(request: HttpRequest, id: int) -> JsonResponse:
 async def photos(request: HttpRequest, user: int) -> JsonResponse:
     """A user's photos."""
     return JsonResponse(
-        {"titles": [found.title async for found in Photo.objects.filter(user_id=user).order_by("title")]}
+        {
+            "titles": [
+                found.title async for found in Photo.objects.filter(user_id=user).order_by("title")
+            ]
+        }
     )
 
 

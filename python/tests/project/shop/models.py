@@ -1,4 +1,5 @@
-"""The models after all migrations of this application, which use every operation that Django has."""
+"""The models after all migrations of this application, which use every operation that Django
+has."""
 
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
@@ -26,7 +27,9 @@ class Product(ShardedModel):
             GinIndex(fields=["words"], name="product_words"),
         ]
         constraints = [
-            models.UniqueConstraint(fields=["user_id", "label"], name="product_label", condition=models.Q(price__gt=1))
+            models.UniqueConstraint(
+                fields=["user_id", "label"], name="product_label", condition=models.Q(price__gt=1)
+            )
         ]
 
 

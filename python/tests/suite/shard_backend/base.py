@@ -1,4 +1,5 @@
-"""pgshard's backend, changed for Django's own tests: their models are not sharded, and create their tables themselves."""
+"""pgshard's backend, changed for Django's own tests: their models are not sharded, and create their
+tables themselves."""
 
 from typing import Any
 
@@ -19,7 +20,10 @@ class SchemaEditor(DatabaseSchemaEditor):
 
     def __enter__(self) -> Any:
         super().__enter__()
-        self.execute(f"SET {'LOCAL' if self.atomic_migration else ''} search_path = {self.connection.schema}, public")
+        self.execute(
+            f"SET {'LOCAL' if self.atomic_migration else ''} search_path ="
+            f" {self.connection.schema}, public"
+        )
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -34,7 +38,13 @@ class Creation(creation.DatabaseCreation):
     """Makes the tables of the apps under test."""
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
-        call_command("migrate", database=self.connection.alias, run_syncdb=True, verbosity=0, interactive=False)
+        call_command(
+            "migrate",
+            database=self.connection.alias,
+            run_syncdb=True,
+            verbosity=0,
+            interactive=False,
+        )
         return super().create_test_db(*args, **kwargs)
 
 

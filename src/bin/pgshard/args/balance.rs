@@ -11,11 +11,13 @@ use super::{MoveMode, Pace};
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Shows every host before and after, and asks. A host's share is its weight in the config beside \
-the others'; max_shards, max_bytes and [rebalance] there are never violated. Nothing is moved while \
+the others'; max_shards, max_bytes and [rebalance] there are never violated. Nothing is moved \
+while \
 the fullest host is within the threshold. Moves run in waves: one group of shards out of a host, \
 and one in.
 
-A second run finishes moves that were interrupted, then plans anew from what the hosts have. Ctrl-C \
+A second run finishes moves that were interrupted, then plans anew from what the hosts have. \
+Ctrl-C \
 ends the running wave in order, and prints the command that goes on.
 
 Examples:
@@ -30,7 +32,12 @@ pub(crate) struct Rebalance {
     #[arg(long, value_name = "COUNT")]
     pub(crate) max_moves: Option<usize>,
     /// How far over its share the fullest host may be before anything is moved
-    #[arg(long, value_name = "PERCENT", default_value_t = Percent(Options::THRESHOLD * 100.0), value_parser = percent)]
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = Percent(Options::THRESHOLD * 100.0),
+        value_parser = percent,
+    )]
     pub(crate) threshold: Percent,
     #[command(flatten)]
     pub(crate) doing: Doing,
@@ -92,7 +99,8 @@ pub(crate) struct Doing {
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
-    /// How the rows get across [default: online if the host that a wave leaves has wal_level = logical, else blocking]
+    /// How the rows get across [default: online if the host that a wave leaves has wal_level =
+    /// logical, else blocking]
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<MoveMode>,
     /// The most groups that leave one host at the same time, and the most that come to one
@@ -136,8 +144,12 @@ pub(crate) fn by(text: &str) -> Result<By, String> {
         ("count", _) => Ok(By::Count),
         ("bytes", _) => Ok(By::Bytes),
         ("writes", _) => Ok(By::Writes),
-        (_, Some(sql)) if sql.contains("{shard}") => Ok(By::Sql(sql.trim().trim_end_matches(';').to_owned())),
-        (_, Some(_)) => Err("the query must name {shard}, as in sql:SELECT count(*) FROM {shard}.photos".to_owned()),
+        (_, Some(sql)) if sql.contains("{shard}") => {
+            Ok(By::Sql(sql.trim().trim_end_matches(';').to_owned()))
+        }
+        (_, Some(_)) => Err(
+            "the query must name {shard}, as in sql:SELECT count(*) FROM {shard}.photos".to_owned(),
+        ),
         _ => Err("none of count, bytes, writes, sql:SELECT …".to_owned()),
     }
 }
@@ -154,6 +166,13 @@ impl std::fmt::Display for Percent {
 
 /// `5%` or `5`.
 fn percent(text: &str) -> Result<Percent, String> {
-    let number = text.trim_end_matches('%').trim_end().parse().ok().filter(|number| (0.0..=1000.0).contains(number));
-    number.map(Percent).ok_or_else(|| "not a percentage such as 5%".to_owned())
+    let number = text
+        .trim_end_matches('%')
+        .trim_end()
+        .parse()
+        .ok()
+        .filter(|number| (0.0..=1000.0).contains(number));
+    number
+        .map(Percent)
+        .ok_or_else(|| "not a percentage such as 5%".to_owned())
 }

@@ -14,7 +14,8 @@ use crate::values;
 /// Write a commented pgshard.toml to begin with
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-With --from, names, shards, epoch, prefix, keys and map are as the hosts have recorded them. What no host \
+With --from, names, shards, epoch, prefix, keys and map are as the hosts have recorded them. What \
+no host \
 knows has to be written again: where passwords are, how routers work, the weights of hosts.
 
 Examples:
@@ -24,9 +25,15 @@ Examples:
   pgshard init --from postgres://app@10.0.0.1/app --from postgres://app@10.0.0.2/app")]
 pub(crate) struct Init {
     /// How many hosts to write down; the shards are spread evenly over them
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u16).range(1..=64),
+    )]
     pub(crate) hosts: u16,
-    /// N, the number of shards, 1 to 8192. It cannot be changed once bootstrapped: take far more than hosts
+    /// N, the number of shards, 1 to 8192. It cannot be changed once bootstrapped: take far more
+    /// than hosts
     #[arg(long, value_name = "N", default_value = "4096", value_parser = values::shard_count)]
     pub(crate) shards: ShardCount,
     /// The url of a host of a cluster whose config is lost; once for each host
@@ -40,8 +47,10 @@ pub(crate) struct Init {
 /// Are config, map and hosts as they should be, and do they agree?
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Reads only. All hosts are asked at the same time, each has twice its connect_timeout to answer (10 s where \
-its url says nothing). Every finding has a remedy. The exit code is 1 if anything is as bad as --fail-on says.
+Reads only. All hosts are asked at the same time, each has twice its connect_timeout to answer (10 \
+s where \
+its url says nothing). Every finding has a remedy. The exit code is 1 if anything is as bad as \
+--fail-on says.
 
 Examples:
   pgshard check
@@ -51,15 +60,16 @@ Examples:
   pgshard check --fail-on alarm        rows may be lost unless somebody acts
   pgshard check --json | jq -r '.findings[] | [.severity, .host, .shards]'")]
 pub(crate) struct Check {
-    /// Compare what the shards are made of with each other, too: tables, columns, indexes, functions and all
+    /// Compare what the shards are made of with each other, too: tables, columns, indexes,
+    /// functions and all
     #[arg(long)]
     pub(crate) ddl: bool,
-    /// Say what would stop a move of any shard, too, in the words of `pgshard move --plan`: looks once at each
-    /// definition, not at each shard
+    /// Say what would stop a move of any shard, too, in the words of `pgshard move --plan`: looks
+    /// once at each definition, not at each shard
     #[arg(long)]
     pub(crate) movable: bool,
-    /// Read every row, too, at half speed: for IDs of other shards, or ahead of their shard's clock, and sequences
-    /// behind their tables
+    /// Read every row, too, at half speed: for IDs of other shards, or ahead of their shard's
+    /// clock, and sequences behind their tables
     #[arg(long)]
     pub(crate) rows: bool,
     /// From which severity on the exit code is 1
@@ -88,7 +98,8 @@ impl From<FailOn> for Severity {
     }
 }
 
-/// What a code means, and what to do: of a finding, an exit code, a phase, a SQLSTATE or an error of ours
+/// What a code means, and what to do: of a finding, an exit code, a phase, a SQLSTATE or an error
+/// of ours
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 The words are those of the pages in docs/, of this very release. No config is needed.
@@ -107,9 +118,12 @@ pub(crate) struct Explain {
 /// Answer Prometheus: findings of `check`, moves, pauses, slots and hosts; runs until it is stopped
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Config, map and hosts are asked once a scrape, and no more often than --floor-s says: who comes in between gets the \
-last answer. A host that has not answered within --timeout-s is pgshard_host_up 0; nobody waits for it. There is no \
-login: elsewhere than on the loopback address, mind who can reach the port. docs/metrics.md lists the metrics.
+Config, map and hosts are asked once a scrape, and no more often than --floor-s says: who comes in \
+between gets the \
+last answer. A host that has not answered within --timeout-s is pgshard_host_up 0; nobody waits \
+for it. There is no \
+login: elsewhere than on the loopback address, mind who can reach the port. docs/metrics.md lists \
+the metrics.
 
 Examples:
   pgshard exporter
@@ -120,10 +134,20 @@ pub(crate) struct Exporter {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9788")]
     pub(crate) listen: SocketAddr,
     /// The shortest time between two looks at the hosts
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(0..=3600),
+    )]
     pub(crate) floor_s: u64,
     /// How long config, map and hosts may take to answer
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=300))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u64).range(1..=300),
+    )]
     pub(crate) timeout_s: u64,
 }
 
@@ -131,9 +155,12 @@ pub(crate) struct Exporter {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Doing it again does only what is left. All hosts are read, whichever are written to, so that no \
-shard is ever made a second time: each host remembers which shards were on the others. Where a host \
-is empty now, or the config does not name it, the shards that it is known to have had are made again \
-only with --lost; restore the host instead, if there is any way. A shard that fails is named and the \
+shard is ever made a second time: each host remembers which shards were on the others. Where a \
+host \
+is empty now, or the config does not name it, the shards that it is known to have had are made \
+again \
+only with --lost; restore the host instead, if there is any way. A shard that fails is named and \
+the \
 others go on; the exit code is then 8.
 
 Examples:
@@ -150,8 +177,8 @@ pub(crate) struct Bootstrap {
     /// This host certainly holds no shard: create shards even if it cannot be read; can be repeated
     #[arg(long, value_name = "HOST")]
     pub(crate) assume_empty: Vec<String>,
-    /// The rows of this host are lost for good: make its shards anew, without any; a host that the config does not name
-    /// is forgotten by the others. Can be repeated
+    /// The rows of this host are lost for good: make its shards anew, without any; a host that the
+    /// config does not name is forgotten by the others. Can be repeated
     #[arg(long, value_name = "HOST", value_parser = host_name)]
     pub(crate) lost: Vec<HostName>,
 }
@@ -164,10 +191,12 @@ fn host_name(text: &str) -> Result<HostName, String> {
 /// Run a query on all shards, or on some
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-{shard} stands for the name of the shard's schema, in strings too (schemaname = '{shard}'); {{shard}} \
+{shard} stands for the name of the shard's schema, in strings too (schemaname = '{shard}'); \
+{{shard}} \
 is the text {shard} itself. The query runs in a READ ONLY transaction on each shard, \
 eight shards of a host at a time. With --json each shard is one line, written as soon as it is \
-there; every bigint in it is a string, since it may be an ID, and so is every whole number of a row that has \
+there; every bigint in it is a string, since it may be an ID, and so is every whole number of a \
+row that has \
 no type, as ROW(1, 2). Shards that fail are named, and the \
 exit code is 8, or 1 if none answered.
 
@@ -191,7 +220,8 @@ Runs SELECT 1 and writes nothing: this is about the way to the hosts, not about 
 host that has shards is measured by itself, by hand (a prepared statement on a connection) and \
 through the router, turn by turn: opening a connection, one call at a time, all connections busy. \
 Then one call over up to 1000 shards, beside a loop. It keeps that many connections of each host \
-busy for two times the seconds, and loads hosts and network: mind who else needs them. A host's url \
+busy for two times the seconds, and loads hosts and network: mind who else needs them. A host's \
+url \
 is used, also where routers have a router_url. Hosts that cannot be measured are named, and the \
 exit code is 8, or 1 if none could.
 
@@ -201,17 +231,28 @@ Examples:
   pgshard bench --json | jq '.hosts | map_values(.latency_ratio)'")]
 pub(crate) struct Bench {
     /// How long each part of a host's run takes, two of them a host
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u64).range(1..=60),
+    )]
     pub(crate) seconds: u64,
     /// Calls in flight, each on a connection of its own; not more than the host's pool_size
-    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=256),
+    )]
     pub(crate) connections: u16,
 }
 
 /// Print the SQL that gives a role the least that it needs
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Prints only: no config is read, no host is asked. Running the SQL again changes nothing. `pgshard check` says which \
+Prints only: no config is read, no host is asked. Running the SQL again changes nothing. `pgshard \
+check` says which \
 role lacks something.
 
 Examples:
@@ -242,7 +283,8 @@ pub(crate) enum RightsFor {
     Router,
     /// Reads rows, through a router
     Reader,
-    /// Watches: for `console`, `exporter`, `check` and `moves list`; reads no row, and writes nothing
+    /// Watches: for `console`, `exporter`, `check` and `moves list`; reads no row, and writes
+    /// nothing
     Monitor,
 }
 

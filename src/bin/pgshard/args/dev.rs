@@ -8,10 +8,12 @@ use pgshard::ShardCount;
 
 use crate::values;
 
-/// The whole story on throwaway servers, in under a minute: bootstrap, writers, moves, a kill, an audit
+/// The whole story on throwaway servers, in under a minute: bootstrap, writers, moves, a kill, an
+/// audit
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Needs PostgreSQL's programs (see `pgshard dev up --help`), and no config. Exit code 1 if a single row is \
+Needs PostgreSQL's programs (see `pgshard dev up --help`), and no config. Exit code 1 if a single \
+row is \
 lost, doubled or misplaced, or a writer has seen a single error.
 
 Examples:
@@ -19,16 +21,31 @@ Examples:
   pgshard demo --hosts 4 --shards 1024 --moves 64 --writers 16")]
 pub(crate) struct Demo {
     /// How many servers
-    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(2..=16))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u16).range(2..=16),
+    )]
     pub(crate) hosts: u16,
     /// N, the number of shards
     #[arg(long, value_name = "N", default_value = "256", value_parser = values::shard_count)]
     pub(crate) shards: ShardCount,
     /// How many shards are moved under the writers
-    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=4096),
+    )]
     pub(crate) moves: u16,
     /// How many writers work without pause
-    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=256),
+    )]
     pub(crate) writers: u16,
 }
 
@@ -44,7 +61,8 @@ pub(crate) enum DevCommand {
 #[command(after_help = "\
 The servers run until `pgshard dev down`. Doing it again changes nothing: servers that run go on, \
 the config and the migrations that are there stay. PGSHARD_PG_BIN names the folder of PostgreSQL's \
-programs where they are not found. For development only. The servers ask for random passwords: they \
+programs where they are not found. For development only. The servers ask for random passwords: \
+they \
 stand in files that only you can read, whose names are in the URLs (passfile=).
 
 Examples:
@@ -53,7 +71,12 @@ Examples:
   psql \"$(pgshard dev up --json | jq -r .hosts.db1.url)\"")]
 pub(crate) struct DevUp {
     /// How many servers
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u16).range(1..=64),
+    )]
     pub(crate) hosts: u16,
     /// N, the number of shards, 1 to 8192, for a config that is not there yet
     #[arg(long, value_name = "N", default_value = "256", value_parser = values::shard_count)]
@@ -116,7 +139,12 @@ pub(crate) struct ConformanceServe {
     #[arg(long, value_name = "SCENE")]
     pub(crate) only: Vec<String>,
     /// Seconds that the client may take for an answer
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..=3600),
+    )]
     pub(crate) answer_s: u64,
     /// The client, and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -138,7 +166,8 @@ pub(crate) struct Completions {
 /// Print the JSON Schema of what a command prints with --json
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-stderr is the schema of errors and notes. What may change and what does not is in docs/json/README.md.
+stderr is the schema of errors and notes. What may change and what does not is in \
+docs/json/README.md.
 
 Examples:
   pgshard json-schema

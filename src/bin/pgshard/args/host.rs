@@ -72,7 +72,8 @@ pub(crate) struct HostList {}
 The cluster remembers which server each host is: its system identifier, and the highest timeline \
 at which it was seen. Another server, or one of an earlier timeline, is refused by routers \
 and commands, for it may be a former primary. pg_upgrade, a dump that is restored, and a backup of \
-an earlier timeline make such a server on purpose; this accepts it. A fail-over, and a restore that \
+an earlier timeline make such a server on purpose; this accepts it. A fail-over, and a restore \
+that \
 ends with a new timeline, need nothing. Never run it to get rid of an alarm that nobody has \
 explained: see docs/high-availability.md.
 

@@ -15,8 +15,10 @@ use crate::values;
 #[derive(Debug, ArgGroup)]
 #[group(required = true, multiple = false)]
 #[command(after_help = "\
-No database is asked: the answer is the config's shard map. With --keys and --ids each line of the file, or of stdin, \
-is answered as it comes: with --json by an object, else by itself, shard, schema and host, with tabs between them. A \
+No database is asked: the answer is the config's shard map. With --keys and --ids each line of the \
+file, or of stdin, \
+is answered as it comes: with --json by an object, else by itself, shard, schema and host, with \
+tabs between them. A \
 line that is wrong is named, and the exit code is 8, or 1 if no line was right.
 
 Examples:
@@ -44,8 +46,10 @@ pub(crate) struct Locate {
 #[derive(Debug, ArgGroup)]
 #[command(group = clap::ArgGroup::new("target").required(true).args(["key", "id", "shard"]))]
 #[command(after_help = "\
-The hosts are asked which of them serves the shard. psql gets the config's role and TLS files by its environment, and \
-the password by a file that only you can read and that is gone afterwards; nothing of it is in an argument. \
+The hosts are asked which of them serves the shard. psql gets the config's role and TLS files by \
+its environment, and \
+the password by a file that only you can read and that is gone afterwards; nothing of it is in an \
+argument. \
 Transactions that you leave open there are in the way of moves. The exit code is psql's.
 
 Examples:
@@ -79,7 +83,8 @@ pub(crate) enum IdCommand {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 No database and no config are needed. The time of a shard's ID is known only with the epoch: from \
---epoch, else from the config if there is one; that of a snowflake without either counts from Twitter's epoch.
+--epoch, else from the config if there is one; that of a snowflake without either counts from \
+Twitter's epoch.
 
 Examples:
   pgshard id decode 11637205501278089 --epoch 2011-01-01
@@ -131,7 +136,10 @@ impl IdDecode {
             IdScheme::Uuid7 => Scheme::Uuid7,
             IdScheme::Ticket => {
                 let default = Layout::default();
-                let (stride, run) = (self.stride.unwrap_or(default.stride), self.run.unwrap_or(default.run));
+                let (stride, run) = (
+                    self.stride.unwrap_or(default.stride),
+                    self.run.unwrap_or(default.run),
+                );
                 Scheme::Ticket(Layout { stride, run })
             }
         }
@@ -183,7 +191,8 @@ pub(crate) struct IdRange {
 
 #[derive(Debug, ArgGroup)]
 pub(crate) struct EpochArg {
-    /// The zero of the IDs' clock, a time or Unix milliseconds [default: the config's, if there is one]
+    /// The zero of the IDs' clock, a time or Unix milliseconds [default: the config's, if there is
+    /// one]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = values::epoch)]
     pub(crate) epoch: Option<Epoch>,
 }

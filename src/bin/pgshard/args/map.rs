@@ -28,7 +28,8 @@ Examples:
   pgshard map show --by writes --sample-s 60 --svg shards.svg
   pgshard map show --json | jq '.hosts | map_values(.count)'")]
 pub(crate) struct MapShow {
-    /// Ask the hosts, and show what each shard weighs: bytes, writes, or sql:SELECT with one number a shard
+    /// Ask the hosts, and show what each shard weighs: bytes, writes, or sql:SELECT with one number
+    /// a shard
     #[arg(long, value_name = "WHAT", value_parser = balance::by)]
     pub(crate) by: Option<By>,
     /// With --by writes: how long to count the rows written
@@ -47,7 +48,8 @@ pub(crate) struct MapShow {
 /// What is different between the map and what the hosts say, another config, or an earlier version
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Without OTHER the hosts are asked which shards they serve; `pgshard map rebuild` publishes that. Earlier \
+Without OTHER the hosts are asked which shards they serve; `pgshard map rebuild` publishes that. \
+Earlier \
 versions are there where the map is kept in PostgreSQL: the newest thousand.
 
 Examples:
@@ -69,7 +71,8 @@ pub(crate) struct MapDiff {
 /// Which versions the map had: when, by whom and why each was published, and what it changed
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Where the map is kept in PostgreSQL: the newest thousand are there. The config file keeps none; put it \
+Where the map is kept in PostgreSQL: the newest thousand are there. The config file keeps none; \
+put it \
 under version control.
 
 Examples:
@@ -90,8 +93,10 @@ pub(crate) struct MapHistory {
 /// Bring the map of a config file into the database of this config
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The config in use names the database: [map] store = \"postgres\" and its url. Tables are made where there are \
-none. Where a map is kept already, the newer placements of the file are taken into it, each by its epoch, \
+The config in use names the database: [map] store = \"postgres\" and its url. Tables are made \
+where there are \
+none. Where a map is kept already, the newer placements of the file are taken into it, each by its \
+epoch, \
 after showing them and asking; nothing newer is taken back. Doing it again changes nothing.
 
 Examples:
@@ -108,8 +113,10 @@ pub(crate) struct MapImport {
 /// Print the map for a config file, a proxy or a program
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-It is the map of this moment: a proxy that is told of it knows nothing of later moves, until it is told again. pgdog \
-is databases and sharded_schemas of a pgdog.toml, by each shard's schema; env is lines for a shell; both name \
+It is the map of this moment: a proxy that is told of it knows nothing of later moves, until it is \
+told again. pgdog \
+is databases and sharded_schemas of a pgdog.toml, by each shard's schema; env is lines for a \
+shell; both name \
 addresses, and no password. --json is --format json.
 
 Examples:
@@ -136,8 +143,10 @@ pub(crate) enum MapFormat {
 /// Rebuild the map from what the hosts say, and publish it
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The hosts are the truth, the map is a hint. Shows what changes and asks. A host that does not answer \
-keeps the shards that it has in the map. Nothing is published when somebody else published meanwhile.
+The hosts are the truth, the map is a hint. Shows what changes and asks. A host that does not \
+answer \
+keeps the shards that it has in the map. Nothing is published when somebody else published \
+meanwhile.
 
 Examples:
   pgshard map rebuild

@@ -35,8 +35,10 @@ pub(crate) struct MigrateNew {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 A pending shard lacks the migration, a changed one ran another text of it, a failed one tried it \
-without success. The exit code is 0 when every shard of the cluster has every file, and 8 when not: \
-shards that no host says it serves are named and count as well, and so do hosts that do not answer. \
+without success. The exit code is 0 when every shard of the cluster has every file, and 8 when \
+not: \
+shards that no host says it serves are named and count as well, and so do hosts that do not \
+answer. \
 It takes one query a host, however many shards there are.
 
 Examples:
@@ -91,15 +93,20 @@ pub(crate) struct MigratePlan {
 /// Run the migrations that shards lack, while the application works
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Each shard has a transaction of its own, and waits for a lock for --lock-timeout-ms at most: then it \
-is put off, and tried again after a pause that grows, so that nobody queues up behind a busy table. \
-A shard that fails is named and the others go on; a shard that a move has claimed waits for the end \
+Each shard has a transaction of its own, and waits for a lock for --lock-timeout-ms at most: then \
+it \
+is put off, and tried again after a pause that grows, so that nobody queues up behind a busy \
+table. \
+A shard that fails is named and the others go on; a shard that a move has claimed waits for the \
+end \
 of the move; shards that no host says it serves are named. The exit code is then 8. \
 Doing it again does only what is left. Nothing is run anywhere if a file was edited or taken away \
 after it was run, or put in before one that was run: exit code 4.
 
-In a file {shard} stands for the name of the shard's schema, in strings too ('{shard}.photos'::regclass), \
-and {shard_id} for its number; {{shard}} is the text {shard} itself. Shards that are not there yet are \
+In a file {shard} stands for the name of the shard's schema, in strings too \
+('{shard}.photos'::regclass), \
+and {shard_id} for its number; {{shard}} is the text {shard} itself. Shards that are not there yet \
+are \
 made by `pgshard bootstrap`, with all migrations.
 
 Examples:
@@ -119,7 +126,8 @@ pub(crate) struct MigrateUp {
 /// Run what is pending in the shards that failed, and in no other
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Which shards have failed, and with what, `pgshard migrate status` says; the hosts keep it. Shards that were \
+Which shards have failed, and with what, `pgshard migrate status` says; the hosts keep it. Shards \
+that were \
 not tried, because of a canary or an interrupt, are left to `up`.
 
 Examples:
@@ -135,18 +143,23 @@ pub(crate) struct MigrateRetry {
 /// Record that a migration was done by hand, that its file was edited, or that it is undone
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Only records are written, never tables. --applied is for shards that lack the file, and all that comes \
-before it has run there. --accept-edit is for shards that ran the file before it was edited: its text \
+Only records are written, never tables. --applied is for shards that lack the file, and all that \
+comes \
+before it has run there. --accept-edit is for shards that ran the file before it was edited: its \
+text \
 as it is now counts as what they ran; shards that have not run it run the new text with `up`. \
 --not-applied is for shards that were restored from before it ran: `up` runs it again. Where \
-that cannot be true of a shard that is asked for, nothing is written anywhere: exit code 4. A shard \
+that cannot be true of a shard that is asked for, nothing is written anywhere: exit code 4. A \
+shard \
 that a move has claimed waits for the end of the move: exit code 8.
 
 Examples:
   pgshard migrate resolve 0007_captions --accept-edit --plan
   pgshard migrate resolve 0007_captions --applied --only 17
   pgshard migrate resolve 0007_captions --not-applied --only 17")]
-#[command(group = clap::ArgGroup::new("resolution").required(true).args(["applied", "accept_edit", "not_applied"]))]
+#[command(
+    group = clap::ArgGroup::new("resolution").required(true).args(["applied", "accept_edit", "not_applied"]),
+)]
 pub(crate) struct MigrateResolve {
     /// The name of its file, with or without .sql
     #[arg(value_name = "NAME")]
@@ -170,14 +183,21 @@ pub(crate) struct MigrateResolve {
 /// Run a statement over a table's rows in every shard, a range of keys at a time
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The statement says {shard} for the shard's schema, {shard_id} for its number, and {low} and {high} for \
-the first and the last key of a range, both of them in it. Each range is a transaction, short, with the \
-record of how far it is; the record is a row of the shard itself and moves with it. So each range is run \
-once, whoever is killed. A range has as many keys as take --range-ms. Rows that were added since it was \
-begun, with higher keys, are not gone through: let the application write them as they should be first.
+The statement says {shard} for the shard's schema, {shard_id} for its number, and {low} and {high} \
+for \
+the first and the last key of a range, both of them in it. Each range is a transaction, short, \
+with the \
+record of how far it is; the record is a row of the shard itself and moves with it. So each range \
+is run \
+once, whoever is killed. A range has as many keys as take --range-ms. Rows that were added since \
+it was \
+begun, with higher keys, are not gone through: let the application write them as they should be \
+first.
 
-Shards that move meanwhile are gone on with where they are then. A shard that fails is named and the \
-others go on: exit code 8; run it again for what is left. A statement that was edited since it was begun \
+Shards that move meanwhile are gone on with where they are then. A shard that fails is named and \
+the \
+others go on: exit code 8; run it again for what is left. A statement that was edited since it was \
+begun \
 is refused: exit code 4. The first backfill makes the table pgshard_backfill in each shard, as a \
 migration would, and ends the way back of shards that were moved and could be taken back.
 
@@ -216,7 +236,12 @@ pub(crate) struct MigrateBackfill {
     #[arg(long, value_name = "COUNT", default_value = "16")]
     pub(crate) max_jobs: NonZeroUsize,
     /// How long a range should take; its rows are locked that long
-    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 200,
+        value_parser = clap::value_parser!(u64).range(1..=10_000),
+    )]
     pub(crate) range_ms: u64,
     /// Wait while a standby, or whoever else streams from the host, is further behind than this
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = crate::values::bytes)]
@@ -225,7 +250,12 @@ pub(crate) struct MigrateBackfill {
     #[arg(long, value_name = "ROWS")]
     pub(crate) rows_per_s: Option<NonZeroU64>,
     /// How long to wait for a lock
-    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u64).range(1..=60_000),
+    )]
     pub(crate) lock_timeout_ms: u64,
     /// How long to keep trying a shard that is busy or closed, or a host that does not answer
     #[arg(
@@ -271,7 +301,12 @@ pub(crate) struct MigratePace {
     #[arg(long, value_name = "COUNT", default_value = "64")]
     pub(crate) max_jobs: NonZeroUsize,
     /// How long to wait for a lock, while the application's statements wait behind us
-    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u64).range(1..=60_000),
+    )]
     pub(crate) lock_timeout_ms: u64,
     /// How long to keep trying a busy shard, before it counts as failed
     #[arg(
@@ -311,7 +346,10 @@ mod tests {
 
     #[test]
     fn canaries() {
-        assert_eq!(canary("8"), Ok(Canary::Shards(NonZeroUsize::new(8).unwrap())));
+        assert_eq!(
+            canary("8"),
+            Ok(Canary::Shards(NonZeroUsize::new(8).unwrap()))
+        );
         assert_eq!(canary("0.5%"), Ok(Canary::Percent(0.5)));
         for text in ["0", "", "%", "-1", "101%", "0%", "NaN%", "a"] {
             assert!(canary(text).is_err(), "{text}");

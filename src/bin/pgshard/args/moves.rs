@@ -13,9 +13,12 @@ use crate::values;
 /// Move shards to another host, while the application works
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Where the source has wal_level = logical, a shard stays open while it is copied, and is closed for some \
-milliseconds at the end; elsewhere, and with --mode blocking, it is closed while it is copied. Its callers \
-wait, and go on at the target. Before the source has decided, whatever goes wrong leaves the shard where \
+Where the source has wal_level = logical, a shard stays open while it is copied, and is closed for \
+some \
+milliseconds at the end; elsewhere, and with --mode blocking, it is closed while it is copied. Its \
+callers \
+wait, and go on at the target. Before the source has decided, whatever goes wrong leaves the shard \
+where \
 it was; afterwards it is at the target. Any machine with the config can go on with a move that was \
 interrupted: `pgshard moves resume`.
 
@@ -36,19 +39,23 @@ pub(crate) struct Move {
     /// With --plan: every statement that would run, of every shard
     #[arg(long, requires = "plan")]
     pub(crate) sql: bool,
-    /// How the rows get across [default: online if all sources have wal_level = logical, else blocking]
+    /// How the rows get across [default: online if all sources have wal_level = logical, else
+    /// blocking]
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<MoveMode>,
-    /// Do all but the fence, then wait for `pgshard moves continue`; the source serves, the target follows
+    /// Do all but the fence, then wait for `pgshard moves continue`; the source serves, the target
+    /// follows
     #[arg(long, conflicts_with = "at")]
     pub(crate) hold: bool,
     /// Do all but the fence, then wait until this time: 22:30 (local, the next one), or RFC 3339
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub(crate) at: Option<Timestamp>,
-    /// Online: keep the old copies as they are at the switch; no slot on the target, and no `moves rollback`
+    /// Online: keep the old copies as they are at the switch; no slot on the target, and no
+    /// `moves rollback`
     #[arg(long, alias = "no-way-back")]
     pub(crate) no_reverse_replication: bool,
-    /// Online: alter no table; refuse a table without a key, instead of lending it a replica identity until the end
+    /// Online: alter no table; refuse a table without a key, instead of lending it a replica
+    /// identity until the end
     #[arg(long)]
     pub(crate) no_replica_identity: bool,
     /// Do not ask
@@ -61,12 +68,20 @@ pub(crate) struct Move {
 impl Move {
     /// Whether the shards can be taken back.
     pub(crate) fn back(&self) -> Back {
-        if self.no_reverse_replication { Back::Forgone } else { Back::Prepared }
+        if self.no_reverse_replication {
+            Back::Forgone
+        } else {
+            Back::Prepared
+        }
     }
 
     /// What is done about tables without a key, whose changed rows no stream can identify.
     pub(crate) fn replica_identity(&self) -> IdentityPolicy {
-        if self.no_replica_identity { IdentityPolicy::Keep } else { IdentityPolicy::Lend }
+        if self.no_replica_identity {
+            IdentityPolicy::Keep
+        } else {
+            IdentityPolicy::Lend
+        }
     }
 
     /// When the shards are fenced.
@@ -140,11 +155,14 @@ pub(crate) struct MovesShow {
     pub(crate) id: Option<String>,
 }
 
-/// How far a move is, until it has ended: phases, rows, WAL that its source keeps, who is in the way
+/// How far a move is, until it has ended: phases, rows, WAL that its source keeps, who is in the
+/// way
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-From any machine; it only reads. A table on a terminal, else a line for each change; with --json an object a \
-line. Ends with the move: exit code 0 if all of its shards are at the target, 1 if all were aborted, \
+From any machine; it only reads. A table on a terminal, else a line for each change; with --json \
+an object a \
+line. Ends with the move: exit code 0 if all of its shards are at the target, 1 if all were \
+aborted, \
 8 if only some were, 7 if nobody works on it any more.
 
 Examples:
@@ -184,8 +202,10 @@ pub(crate) struct MovesContinue {
 /// Ask whoever works on a move to stop, from any machine
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Like Ctrl-C on the mover's own machine: fences are taken back, decided shards are opened, every shard can be used, and \
-the move can be resumed. Waits until nobody works on the move any more. Exit code 4: somebody still does after \
+Like Ctrl-C on the mover's own machine: fences are taken back, decided shards are opened, every \
+shard can be used, and \
+the move can be resumed. Waits until nobody works on the move any more. Exit code 4: somebody \
+still does after \
 --wait-s.
 
 Examples:
@@ -215,8 +235,10 @@ impl Patience {
 /// Go on with a move that was interrupted, from any machine
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-A mover that died is replaced at once; one that is paused, or out of reach, once its lease has ended, which \
-takes ten seconds. A mover that works on the move is left alone: exit code 4, and who it is. `pgshard moves stop` \
+A mover that died is replaced at once; one that is paused, or out of reach, once its lease has \
+ended, which \
+takes ten seconds. A mover that works on the move is left alone: exit code 4, and who it is. \
+`pgshard moves stop` \
 asks it to stop.
 
 Examples:
@@ -233,7 +255,8 @@ pub(crate) struct MovesGoOn {
 /// Undo a move: what is not decided stays where it was
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-A mover that works on the move, on whatever machine, is asked to abort it, and waited for. A shard that was decided \
+A mover that works on the move, on whatever machine, is asked to abort it, and waited for. A shard \
+that was decided \
 cannot be aborted, only resumed: its target may serve it already.
 
 Examples:
@@ -261,10 +284,12 @@ impl MovesAbort {
 /// Take shards that a move has kept back to where they were, with all that was written since
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The old copies catch up with what was changed since, are compared, and take over; each shard is closed for \
+The old copies catch up with what was changed since, are compared, and take over; each shard is \
+closed for \
 milliseconds, as by the move itself. It is a move of its own: resume, abort or take it back in turn.
 
-Possible for as long as the move is kept and its reverse replication is open: the column `back` of `pgshard moves`.
+Possible for as long as the move is kept and its reverse replication is open: the column `back` of \
+`pgshard moves`.
 
 Examples:
   pgshard moves rollback
@@ -279,12 +304,15 @@ pub(crate) struct MovesRollback {
     pub(crate) pace: Pace,
 }
 
-/// Compare what a move has brought with its old copies, where the move's own audit was broken off or left something out
+/// Compare what a move has brought with its old copies, where the move's own audit was broken off
+/// or left something out
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 The snapshots of the move's end are lost by then. So it can only name the tables that are the same \
-on both hosts now, and those that differ although nobody has written to them since. A table that was \
-written to since is named as not audited. Exit code 6 if something differs, 8 if something could not \
+on both hosts now, and those that differ although nobody has written to them since. A table that \
+was \
+written to since is named as not audited. Exit code 6 if something differs, 8 if something could \
+not \
 be audited.
 
 Examples:
@@ -300,7 +328,8 @@ pub(crate) struct MovesAudit {
 /// Keep old copies up to date, so that a rollback is quick; runs until it is stopped
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Without it the new hosts keep the WAL that a rollback would need. It can be killed at any time; the \
+Without it the new hosts keep the WAL that a rollback would need. It can be killed at any time; \
+the \
 next one goes on. It finds new moves by itself. Run it under systemd, or beside the application.
 
 Examples:
@@ -312,7 +341,13 @@ pub(crate) struct MovesFeed {
     #[command(flatten)]
     pub(crate) limit: BackLimit,
     /// For pgshard's own tests: how long a lease outlives the process that feeds
-    #[arg(long, hide = true, env = "PGSHARD_LEASE_MS", value_name = "MS", default_value_t = 10_000)]
+    #[arg(
+        long,
+        hide = true,
+        env = "PGSHARD_LEASE_MS",
+        value_name = "MS",
+        default_value_t = 10_000
+    )]
     pub(crate) lease_ms: u64,
 }
 
@@ -334,10 +369,12 @@ impl BackLimit {
 /// Drop the old copies that a move has kept; cannot be undone
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Refuses (exit code 4) what its audit found to differ, and what was not audited: --unaudited overrules it. The move \
+Refuses (exit code 4) what its audit found to differ, and what was not audited: --unaudited \
+overrules it. The move \
 cannot be taken back afterwards.
 
-Ctrl-C ends it between two shards (exit code 130) and names those whose old copies are left; a second one ends it at \
+Ctrl-C ends it between two shards (exit code 130) and names those whose old copies are left; a \
+second one ends it at \
 once. The same command drops the rest.
 
 Examples:
@@ -350,8 +387,8 @@ pub(crate) struct MovesComplete {
     /// Every move whose old copies are kept, one after the other
     #[arg(long, conflicts_with = "id")]
     pub(crate) all: bool,
-    /// Also the old copies of shards whose move was not audited, or whose audit found a difference: they may be the
-    /// only right ones
+    /// Also the old copies of shards whose move was not audited, or whose audit found a difference:
+    /// they may be the only right ones
     #[arg(long)]
     unaudited: bool,
     /// Do not ask
@@ -365,21 +402,32 @@ pub(crate) struct MovesComplete {
 impl MovesComplete {
     /// The mover's options.
     pub(crate) fn options(self) -> Options {
-        let unaudited = if self.unaudited { Unaudited::Dropped } else { Unaudited::Kept };
-        Options::default().unaudited(unaudited).failpoint(self.failpoint)
+        let unaudited = if self.unaudited {
+            Unaudited::Dropped
+        } else {
+            Unaudited::Kept
+        };
+        Options::default()
+            .unaudited(unaudited)
+            .failpoint(self.failpoint)
     }
 }
 
 /// Have one host serve a shard that two hosts serve, or none, after a host has lost data
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-For use after a fail-over that lost commits, a restored backup, an empty disk, or with a host that is gone for good. \
-Asks every host what it knows of the shard, and says what each answers, what can be done about it, which rows the \
+For use after a fail-over that lost commits, a restored backup, an empty disk, or with a host that \
+is gone for good. \
+Asks every host what it knows of the shard, and says what each answers, what can be done about it, \
+which rows the \
 shard may then lack, and where those are. It drops no row.
 
-It does what is safe: a host stands down if another has the shard by a later epoch, and a target that has lost the \
-open of a decided shard opens it again. Where a repair would give up rows that a host has, or may have, it says so \
-and does nothing (exit code 4) until --give-up names that host. Such a host must not come back as it was.
+It does what is safe: a host stands down if another has the shard by a later epoch, and a target \
+that has lost the \
+open of a decided shard opens it again. Where a repair would give up rows that a host has, or may \
+have, it says so \
+and does nothing (exit code 4) until --give-up names that host. Such a host must not come back as \
+it was.
 
 Examples:
   pgshard moves repair 7 --plan
@@ -401,7 +449,8 @@ pub(crate) struct MovesRepair {
     pub(crate) failpoint: Option<Failpoint>,
 }
 
-/// Put right what dead moves left: late fences, shards decided but not opened, slots and schemas that nobody needs
+/// Put right what dead moves left: late fences, shards decided but not opened, slots and schemas
+/// that nobody needs
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 A move that can be resumed is never touched, nor an old copy that is kept.

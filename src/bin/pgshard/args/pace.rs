@@ -22,11 +22,22 @@ pub(crate) struct Pace {
     /// Shards moved at the same time
     #[arg(long, value_name = "COUNT", default_value = "2")]
     pub(crate) jobs: NonZeroUsize,
-    /// How long a fence may wait for transactions that hold locks on the shard; all its callers wait with it
-    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    /// How long a fence may wait for transactions that hold locks on the shard; all its callers
+    /// wait with it
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u64).range(1..=60_000),
+    )]
     pub(crate) fence_budget_ms: u64,
     /// How often to try the fence before giving up
-    #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..=10_000),
+    )]
     pub(crate) fence_attempts: u32,
     /// How long a shard may be closed while it is copied; then the source serves again
     #[arg(
@@ -40,13 +51,19 @@ pub(crate) struct Pace {
     #[arg(long, value_name = "BYTES", value_parser = values::rate)]
     pub(crate) max_rate: Option<NonZeroU64>,
     /// Online: fence no shard while the target is further behind
-    #[arg(long, value_name = "MS", default_value_t = 250, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 250,
+        value_parser = clap::value_parser!(u64).range(1..=60_000),
+    )]
     pub(crate) max_lag_ms: u64,
-    /// Online: the most WAL that a source may have to keep for the move; past it the move is aborted
+    /// Online: the most WAL that a source may have to keep for the move; past it the move is
+    /// aborted
     #[arg(long, value_name = "BYTES", default_value = "10GiB", value_parser = values::bytes)]
     pub(crate) max_wal: u64,
-    /// Online: how long the audit at a move's end may hold back VACUUM on both hosts; what it has not compared by then
-    /// is named. 0: no audit
+    /// Online: how long the audit at a move's end may hold back VACUUM on both hosts; what it has
+    /// not compared by then is named. 0: no audit
     #[arg(
         long,
         value_name = "SECONDS",
@@ -54,8 +71,8 @@ pub(crate) struct Pace {
         value_parser = clap::value_parser!(u64).range(0..=86_400),
     )]
     pub(crate) audit_max_s: u64,
-    /// What unlogged tables have at the target: their rows, copied while the shard is closed, or nothing, as after a
-    /// crash
+    /// What unlogged tables have at the target: their rows, copied while the shard is closed, or
+    /// nothing, as after a crash
     #[arg(long, value_name = "WHAT", default_value = "rows")]
     pub(crate) unlogged: Unlogged,
     #[command(flatten)]
@@ -69,13 +86,25 @@ pub(crate) struct ForTests {
     #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
     failpoint: Option<Failpoint>,
     /// For pgshard's own tests: how long lease and fence outlive the mover
-    #[arg(long, hide = true, env = "PGSHARD_LEASE_MS", value_name = "MS", default_value_t = 10_000)]
+    #[arg(
+        long,
+        hide = true,
+        env = "PGSHARD_LEASE_MS",
+        value_name = "MS",
+        default_value_t = 10_000
+    )]
     lease_ms: u64,
     /// For pgshard's own tests: how much of a table is copied in one snapshot at the most
     #[arg(long, hide = true, env = "PGSHARD_CHUNK_BYTES", value_name = "BYTES")]
     chunk_bytes: Option<u64>,
     /// For pgshard's own tests: how long an open waits for the snapshot of its audit
-    #[arg(long, hide = true, env = "PGSHARD_SNAPSHOT_MS", value_name = "MS", default_value_t = 50)]
+    #[arg(
+        long,
+        hide = true,
+        env = "PGSHARD_SNAPSHOT_MS",
+        value_name = "MS",
+        default_value_t = 50
+    )]
     snapshot_ms: u64,
 }
 
@@ -101,7 +130,8 @@ pub(crate) struct AuditPace {
     /// The most to read in a second, all shards together, such as 20MB [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = values::rate)]
     max_rate: Option<NonZeroU64>,
-    /// How long the audit may hold back VACUUM on both hosts; what it has not compared by then is named
+    /// How long the audit may hold back VACUUM on both hosts; what it has not compared by then is
+    /// named
     #[arg(
         long,
         value_name = "SECONDS",
@@ -117,7 +147,11 @@ impl AuditPace {
     /// The mover's options.
     pub(crate) fn options(self) -> Options {
         let audit_max = Duration::from_secs(self.audit_max_s);
-        self.tests.options().jobs(self.jobs.get()).rate_max(self.max_rate).audit_max(audit_max)
+        self.tests
+            .options()
+            .jobs(self.jobs.get())
+            .rate_max(self.max_rate)
+            .audit_max(audit_max)
     }
 }
 

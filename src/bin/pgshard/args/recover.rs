@@ -8,7 +8,8 @@ use pgshard::mover::Failpoint;
 #[command(after_help = "\
 For a host that came back from an earlier time: from a backup, as a standby that lacked the last \
 seconds, or with an empty disk. It asks all hosts and says which moves the host does not know of, \
-which shards others have since, which rows others have kept, and whether IDs could come twice. Then \
+which shards others have since, which rows others have kept, and whether IDs could come twice. \
+Then \
 it asks, raises the ID clocks, and has each shard that hosts contradict each other about served by \
 one of them, as `pgshard moves repair` does. What only you can decide is named with its commands. \
 Keep the application out until it has run. Done again, it does what is left.

@@ -16,14 +16,16 @@ pub(crate) enum TicketsCommand {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Hosts take turns in the numbers, a run each. A host gives the tickets with ticket / run modulo \
-stride = its residue, so it need not ask the others. Runs are as long as the largest N, so that key \
+stride = its residue, so it need not ask the others. Runs are as long as the largest N, so that \
+key \
 mod N reaches every shard; --stride 2 --run 1 is odd and even. Every host of the config records \
 which residue belongs to which host, so all must answer. Doing it again changes nothing. To add a \
 host, name it; it begins where the others are.
 
 A host that is lost for good is taken out of the config. Its residue stays taken, unless another \
 takes it over: --replace, with a --start above every ticket that the lost one may have given. \
-Of the hosts that give the tickets more than half must answer, not counting those named with --lost. \
+Of the hosts that give the tickets more than half must answer, not counting those named with \
+--lost. \
 A host restored from a backup, or built anew, needs a --start too before it serves.
 
 Examples:
@@ -92,10 +94,13 @@ pub(crate) enum WorkersCommand {
 /// Make the table of leases on a host, once
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-All generators whose IDs must differ lease from the same host; the schema is pgshard_workers, and the \
-role needs CREATE on the database. Doing it again changes nothing; a table of an older pgshard is upgraded.
+All generators whose IDs must differ lease from the same host; the schema is pgshard_workers, and \
+the \
+role needs CREATE on the database. Doing it again changes nothing; a table of an older pgshard is \
+upgraded.
 
-A new table grants no number for two minutes, because generators may still lease from another one, or \
+A new table grants no number for two minutes, because generators may still lease from another one, \
+or \
 from one that is lost. Where there never were any, --first spares the wait.
 
 Examples:
@@ -112,9 +117,12 @@ pub(crate) struct WorkersInstall {
 /// Grant no worker number for a while, after the table of leases was restored
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-A table that went back in time does not know who holds its numbers. A restart, a restored base backup and \
-a promoted standby are noticed by themselves; rows that were put back by hand are not. Generators that hold \
-a number go on with it; those that need one wait. It lasts for the longest lease, two minutes at least.
+A table that went back in time does not know who holds its numbers. A restart, a restored base \
+backup and \
+a promoted standby are noticed by themselves; rows that were put back by hand are not. Generators \
+that hold \
+a number go on with it; those that need one wait. It lasts for the longest lease, two minutes at \
+least.
 
 Examples:
   pgshard workers hold --host db1
@@ -133,7 +141,8 @@ pub(crate) struct WorkersHold {
 #[command(after_help = "\
 A generator gives its number back when it ends; one that is killed keeps it until its lease ends, \
 half a minute unless it asked for more. So this is for leases of hours. If a holder is alive after \
-all, it goes on until its lease ends, then takes another number. The next holder of its number makes \
+all, it goes on until its lease ends, then takes another number. The next holder of its number \
+makes \
 only IDs of later milliseconds, and waits for those.
 
 Examples:
@@ -154,7 +163,8 @@ pub(crate) struct WorkersRelease {
 /// Which worker numbers are held, and for how long
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Reads only. A number is kept for its holder until its lease ends; the next holder makes IDs of later \
+Reads only. A number is kept for its holder until its lease ends; the next holder makes IDs of \
+later \
 milliseconds than its ceiling.
 
 Examples:

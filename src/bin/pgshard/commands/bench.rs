@@ -1,7 +1,8 @@
-//! `pgshard bench`: what the router costs on this network, compared with the same queries by hand in the same run.
+//! `pgshard bench`: what the router costs on this network, compared with the same queries by hand
+//! in the same run.
 //!
-//! It runs `SELECT 1` and writes nothing: what is measured is the way to the hosts and the router, not anybody's
-//! tables.
+//! It runs `SELECT 1` and writes nothing: what is measured is the way to the hosts and the router,
+//! not anybody's tables.
 
 mod runs;
 
@@ -45,13 +46,24 @@ pub(crate) async fn run(
     let all: Vec<ShardId> = map.shards().iter().collect();
     let by_host = context::by_host(&map, &all);
     let router = context::router(&config, map, "pgshard bench");
-    let mut report = Report { seconds, connections, hosts: BTreeMap::new(), fan_out: None, failed: BTreeMap::new() };
+    let mut report = Report {
+        seconds,
+        connections,
+        hosts: BTreeMap::new(),
+        fan_out: None,
+        failed: BTreeMap::new(),
+    };
     let mut measured: Vec<(&ConnectOptions, &[ShardId])> = Vec::new();
 
     let bar = output.progress("bench".to_owned(), "hosts", by_host.len() as u64);
     for (name, shards) in &by_host {
-        let (Some(host), Some(shard)) = (config.hosts.get(name), shards.first()) else { continue };
-        let pace = Pace { length: Duration::from_secs(seconds), connections: connections.min(host.pool_size) };
+        let (Some(host), Some(shard)) = (config.hosts.get(name), shards.first()) else {
+            continue;
+        };
+        let pace = Pace {
+            length: Duration::from_secs(seconds),
+            connections: connections.min(host.pool_size),
+        };
         match runs::host(&host.connect, &router, *shard, pace).await {
             Ok(run) => {
                 report.hosts.insert(name.to_string(), run);
@@ -99,7 +111,14 @@ impl Report {
         let rows = self.hosts.iter().flat_map(|(name, run)| {
             let way = |host: &str, connect: String, what: &str, way: &runs::Way| {
                 let rate = format!("{:.0}", way.per_second);
-                [host.to_owned(), connect, what.to_owned(), ms(way.p50_ms), ms(way.p99_ms), rate]
+                [
+                    host.to_owned(),
+                    connect,
+                    what.to_owned(),
+                    ms(way.p50_ms),
+                    ms(way.p99_ms),
+                    rate,
+                ]
             };
             let ratio = |ratio: f64| format!("{ratio:.2} ×");
             let (latency, rate) = (ratio(run.latency_ratio), ratio(run.rate_ratio));

@@ -30,11 +30,15 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let all = hosts(&config, &context::map(&config).await?);
-    let request = Request::new(context::cluster(&config), all, context::migrations(&config)?)
-        .only(context::hosts(&config, only)?)
-        .vouched(context::hosts(&config, assume_empty)?)
-        .lost(lost.iter().cloned().collect())
-        .width(jobs);
+    let request = Request::new(
+        context::cluster(&config),
+        all,
+        context::migrations(&config)?,
+    )
+    .only(context::hosts(&config, only)?)
+    .vouched(context::hosts(&config, assume_empty)?)
+    .lost(lost.iter().cloned().collect())
+    .width(jobs);
     let identities = context::identities(&config).await?;
     let watcher = Watcher::new(output);
     let report = schema::bootstrap(&request, &|event| watcher.saw(&event)).await;
@@ -46,8 +50,15 @@ pub(crate) async fn run(
 /// Every host of the config with what the map places there.
 pub(crate) fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
     let host = |host: &pgshard::config::HostConfig| {
-        let shards = map.iter().filter(|(_, on, _)| **on == host.name).map(|(shard, _, epoch)| (shard, epoch));
-        Host { name: host.name.clone(), connect: host.connect.clone(), shards: shards.collect() }
+        let shards = map
+            .iter()
+            .filter(|(_, on, _)| **on == host.name)
+            .map(|(shard, _, epoch)| (shard, epoch));
+        Host {
+            name: host.name.clone(),
+            connect: host.connect.clone(),
+            shards: shards.collect(),
+        }
     };
     config.hosts.values().map(host).collect()
 }
@@ -55,11 +66,19 @@ pub(crate) fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
 pub(super) fn exit(report: &Report) -> Exit {
     let drift = |fault: &ShardFault| matches!(fault, ShardFault::Drift(_) | ShardFault::Withheld);
     let refused = |host: &HostReport| {
-        matches!(host.fault, Some(HostFault::Refused(_) | HostFault::Drift(_))) || host.failed.values().any(drift)
+        matches!(
+            host.fault,
+            Some(HostFault::Refused(_) | HostFault::Drift(_))
+        ) || host.failed.values().any(drift)
     };
-    // Shards that are only on their way are no failure: a later run does them, whether this one did anything or not.
-    let on_its_way = |fault: &ShardFault| matches!(fault, ShardFault::Moving(_) | ShardFault::Arriving { .. });
-    let waits = report.hosts.values().all(|host| host.fault.is_none() && host.failed.values().all(on_its_way));
+    // Shards that are only on their way are no failure: a later run does them, whether this one did
+    // anything or not.
+    let on_its_way =
+        |fault: &ShardFault| matches!(fault, ShardFault::Moving(_) | ShardFault::Arriving { .. });
+    let waits = report
+        .hosts
+        .values()
+        .all(|host| host.fault.is_none() && host.failed.values().all(on_its_way));
     match (report.is_complete(), report.changed() || waits) {
         (true, _) => Exit::Done,
         (false, true) => Exit::Partly,
@@ -100,7 +119,8 @@ pub(crate) enum BootstrapEvent<'a> {
     },
     Done {
         hosts: BTreeMap<String, HostDone>,
-        /// Of a migration: the shards that no host says it serves, as ranges; left out where there is none.
+        /// Of a migration: the shards that no host says it serves, as ranges; left out where there
+        /// is none.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         unserved: String,
     },
@@ -131,31 +151,56 @@ pub(crate) struct ShardFailed {
 
 impl Watcher<'_> {
     pub(super) fn new(output: &Output) -> Watcher<'_> {
-        Watcher { output, bars: Mutex::default() }
+        Watcher {
+            output,
+            bars: Mutex::default(),
+        }
     }
 
     pub(super) fn saw(&self, event: &Event<'_>) {
         match event {
-            Event::HostPlanned { host, to_do, unchanged } => {
+            Event::HostPlanned {
+                host,
+                to_do,
+                unchanged,
+            } => {
                 let (to_do, unchanged) = (*to_do, *unchanged);
-                self.output.event(BootstrapEvent::Planned { host: host.as_str(), to_do, unchanged });
+                self.output.event(BootstrapEvent::Planned {
+                    host: host.as_str(),
+                    to_do,
+                    unchanged,
+                });
                 if to_do > 0 {
-                    let bar = self.output.progress(host.to_string(), "shards", to_do as u64);
+                    let bar = self
+                        .output
+                        .progress(host.to_string(), "shards", to_do as u64);
                     self.bars().insert((*host).clone(), bar);
                 }
             }
             Event::ControlInstalled { host, version } => {
-                self.output.event(BootstrapEvent::ControlInstalled { host: host.as_str(), version: *version });
+                self.output.event(BootstrapEvent::ControlInstalled {
+                    host: host.as_str(),
+                    version: *version,
+                });
             }
             Event::ShardDone { host, .. } => self.step(host),
             Event::ShardFailed { host, shard, fault } => {
                 let (message, remedy) = (fault.to_string(), fault.remedy());
-                self.output.event(BootstrapEvent::ShardFailed { host: host.as_str(), shard: *shard, message, remedy });
+                self.output.event(BootstrapEvent::ShardFailed {
+                    host: host.as_str(),
+                    shard: *shard,
+                    message,
+                    remedy,
+                });
                 self.step(host);
             }
             Event::HostFailed { host, fault } => {
                 let (message, remedy) = (fault.to_string(), fault.remedy());
-                self.output.event(BootstrapEvent::HostFailed { host: host.as_str(), message, remedy });
+                self.output.event(BootstrapEvent::HostFailed {
+                    host: host.as_str(),
+                    message,
+                    remedy,
+                });
             }
             Event::HostDone { host, .. } => {
                 if let Some(bar) = self.bars().remove(host.as_str()) {
@@ -189,8 +234,15 @@ pub(super) fn tell(report: &Report, output: &Output) {
         if let Some(fault) = &host.fault {
             output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
         }
-        for (fault, shards) in by_fault(host.failed.iter().filter(|(_, fault)| !fault.is_not_tried())) {
-            output.error_with_remedy(format_args!("{name}: {}: {fault}", named(shards)), &fault.remedy());
+        for (fault, shards) in by_fault(
+            host.failed
+                .iter()
+                .filter(|(_, fault)| !fault.is_not_tried()),
+        ) {
+            output.error_with_remedy(
+                format_args!("{name}: {}: {fault}", named(shards)),
+                &fault.remedy(),
+            );
         }
     }
     // Of the canary the same is true on all hosts.
@@ -203,7 +255,11 @@ pub(super) fn tell(report: &Report, output: &Output) {
     }
     match output.format() {
         Format::Json => {
-            let hosts = report.hosts.iter().map(|(name, host)| (name.to_string(), done(host))).collect();
+            let hosts = report
+                .hosts
+                .iter()
+                .map(|(name, host)| (name.to_string(), done(host)))
+                .collect();
             let unserved = print_shards(report.unserved.keys().copied());
             output.event(BootstrapEvent::Done { hosts, unserved });
         }
@@ -217,7 +273,10 @@ pub(super) fn tell(report: &Report, output: &Output) {
                 ("not tried", Align::Right),
                 ("time", Align::Right),
             ];
-            output.table(&columns, report.hosts.iter().map(|(name, host)| row(name, host)));
+            output.table(
+                &columns,
+                report.hosts.iter().map(|(name, host)| row(name, host)),
+            );
         }
     }
     if report.nothing_to_do() {
@@ -251,7 +310,10 @@ fn done(host: &HostReport) -> HostDone {
         .failed
         .iter()
         .filter(|(_, fault)| !fault.is_not_tried())
-        .map(|(shard, fault)| ShardFailed { shard: *shard, message: fault.to_string() });
+        .map(|(shard, fault)| ShardFailed {
+            shard: *shard,
+            message: fault.to_string(),
+        });
     HostDone {
         created: host.created.len(),
         migrated: host.migrated.len(),
@@ -265,7 +327,10 @@ fn done(host: &HostReport) -> HostDone {
 }
 
 fn not_tried(host: &HostReport) -> impl Iterator<Item = ShardId> {
-    host.failed.iter().filter(|(_, fault)| fault.is_not_tried()).map(|(shard, _)| *shard)
+    host.failed
+        .iter()
+        .filter(|(_, fault)| fault.is_not_tried())
+        .map(|(shard, _)| *shard)
 }
 
 fn row(name: &HostName, host: &HostReport) -> [String; 7] {

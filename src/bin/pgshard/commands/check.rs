@@ -23,8 +23,8 @@ use crate::output::{Format, Output};
 pub(crate) struct Report<'a> {
     ok: bool,
     findings: Vec<Found<'a>>,
-    /// The largest ID in each shard's rows, if they were read. The IDs are texts, since not every reader of JSON has
-    /// integers of 64 bits.
+    /// The largest ID in each shard's rows, if they were read. The IDs are texts, since not every
+    /// reader of JSON has integers of 64 bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     largest_ids: Option<BTreeMap<String, String>>,
 }
@@ -48,8 +48,14 @@ impl Report<'_> {
     /// What was found. Without --fail-on a notice is no fault.
     pub(super) fn about<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> Report<'a> {
         let findings: Vec<&Finding> = findings.into_iter().collect();
-        let ok = findings.iter().all(|finding| finding.severity < Severity::Warning);
-        Report { ok, findings: findings.into_iter().map(found).collect(), largest_ids: None }
+        let ok = findings
+            .iter()
+            .all(|finding| finding.severity < Severity::Warning);
+        Report {
+            ok,
+            findings: findings.into_iter().map(found).collect(),
+            largest_ids: None,
+        }
     }
 }
 
@@ -65,9 +71,10 @@ pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// What an alarm is about: its code, the host, one of its shards.
 type Alarm = (&'static str, Option<HostName>, Option<ShardId>);
 
-/// Which alarms are believed. The hosts do not answer at the same instant: a shard that is opened in between is seen on
-/// two hosts, and nobody should follow the remedy for that in vain. A real alarm is seen every time; that there is one
-/// each time does not make it real, since many shards may move.
+/// Which alarms are believed. The hosts do not answer at the same instant: a shard that is opened
+/// in between is seen on two hosts, and nobody should follow the remedy for that in vain. A real
+/// alarm is seen every time; that there is one each time does not make it real, since many shards
+/// may move.
 #[derive(Default)]
 pub(super) struct Doubts {
     looks: u32,
@@ -76,8 +83,8 @@ pub(super) struct Doubts {
 }
 
 impl Doubts {
-    /// Takes in what a look has found. Returns whether the hosts have to be asked again; if not, the alarms that are
-    /// not believed are warnings.
+    /// Takes in what a look has found. Returns whether the hosts have to be asked again; if not,
+    /// the alarms that are not believed are warnings.
     pub(super) fn remain(&mut self, findings: &mut [Finding]) -> bool {
         self.looks += 1;
         for alarm in findings.iter().flat_map(alarms) {
@@ -87,11 +94,16 @@ impl Doubts {
         if self.looks < LOOKS_MAX && !findings.iter().flat_map(alarms).all(is_believed) {
             return true;
         }
-        for finding in findings.iter_mut().filter(|one| one.severity == Severity::Alarm) {
+        for finding in findings
+            .iter_mut()
+            .filter(|one| one.severity == Severity::Alarm)
+        {
             if !alarms(finding).any(is_believed) {
                 finding.severity = Severity::Warning;
-                finding.message += &format!(" (seen in fewer than {LOOKS} of {} looks)", self.looks);
-                finding.remedy = format!("run `pgshard check` again; if it stays, {}", finding.remedy);
+                finding.message +=
+                    &format!(" (seen in fewer than {LOOKS} of {} looks)", self.looks);
+                finding.remedy =
+                    format!("run `pgshard check` again; if it stays, {}", finding.remedy);
             }
         }
         false
@@ -105,15 +117,28 @@ fn alarms(finding: &Finding) -> impl Iterator<Item = Alarm> {
         shards => shards.iter().copied().map(Some).collect(),
     };
     let is_alarm = finding.severity == Severity::Alarm;
-    shards.into_iter().filter(move |_| is_alarm).map(|shard| (finding.code, finding.host.clone(), shard))
+    shards
+        .into_iter()
+        .filter(move |_| is_alarm)
+        .map(|shard| (finding.code, finding.host.clone(), shard))
 }
 
 /// Compares the config, the map and the hosts, and names every difference.
-pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    args: &Check,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    // A folder that cannot be used is a finding like any other; the shards are compared with each other then.
+    // A folder that cannot be used is a finding like any other; the shards are compared with each
+    // other then.
     let (migrations, unusable) = context::usable_migrations(&config);
-    let folder = config.cluster.migrations.as_ref().filter(|_| unusable.is_none()).map(|_| &migrations);
+    let folder = config
+        .cluster
+        .migrations
+        .as_ref()
+        .filter(|_| unusable.is_none())
+        .map(|_| &migrations);
     let mut doubts = Doubts::default();
     let (map, survey, findings) = loop {
         let FoundMap { map, lost } = context::map_or_last(&config).await?;
@@ -122,14 +147,27 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         let (survey, identities) = tokio::join!(context::survey_with_clocks(&config), identities);
         let mut findings = schema::check(&map, &survey, &context::cluster(&config), folder);
         findings.extend(lost.map(|lost| Finding::damaged_map(lost.error.to_string())));
-        findings.extend(unusable.iter().flat_map(context::mistakes).map(Finding::unusable_migrations));
+        findings.extend(
+            unusable
+                .iter()
+                .flat_map(context::mistakes)
+                .map(Finding::unusable_migrations),
+        );
         let identities = identities.findings();
         // That a host does not answer at all is said once.
         let heard = |host: &HostName| survey.get(host).is_some_and(Result::is_ok);
-        let new = |one: &Finding| one.code != "identity_unread" || one.host.as_ref().is_some_and(heard);
+        let new =
+            |one: &Finding| one.code != "identity_unread" || one.host.as_ref().is_some_and(heard);
         findings.extend(identities.into_iter().filter(new));
-        let hosts = config.hosts.values().map(|host| (&host.name, &host.connect));
-        findings.extend(schema::exposed(hosts, &config.path, config.cluster.migrations.as_deref()));
+        let hosts = config
+            .hosts
+            .values()
+            .map(|host| (&host.name, &host.connect));
+        findings.extend(schema::exposed(
+            hosts,
+            &config.path,
+            config.cluster.migrations.as_deref(),
+        ));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         if !doubts.remain(&mut findings) {
             break (map, survey, findings);
@@ -142,12 +180,18 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
     let (findings, largest) = deeper(args, &config, &survey, findings).await;
     // Without --fail-on a notice is no fault.
     let fails = Severity::from(args.fail_on);
-    let ok = findings.iter().all(|finding| finding.severity < fails.min(Severity::Warning));
+    let ok = findings
+        .iter()
+        .all(|finding| finding.severity < fails.min(Severity::Warning));
     match output.format() {
         Format::Json => {
             let text = |(shard, id): (ShardId, i64)| (shard.to_string(), id.to_string());
             let largest_ids = largest.map(|largest| largest.into_iter().map(text).collect());
-            output.object(Report { ok, findings: findings.iter().map(found).collect(), largest_ids });
+            output.object(Report {
+                ok,
+                findings: findings.iter().map(found).collect(),
+                largest_ids,
+            });
         }
         Format::Text => {
             for finding in &findings {
@@ -167,16 +211,22 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
 
 /// Rows, and what a mover may do, are not for a role that only watches.
 fn needs_owner(survey: &Survey) -> Result<(), Failure> {
-    let mut asked = survey.values().filter_map(|facts| Some(&facts.as_ref().ok()?.server));
-    let Some((watcher, owner)) = asked.find_map(|server| Some((server.watcher.as_ref()?, &server.role))) else {
+    let mut asked = survey
+        .values()
+        .filter_map(|facts| Some(&facts.as_ref().ok()?.server));
+    let Some((watcher, owner)) =
+        asked.find_map(|server| Some((server.watcher.as_ref()?, &server.role)))
+    else {
         return Ok(());
     };
-    let error = format!("--rows and --movable need the role that owns the shards, and {watcher} only watches");
+    let error = format!(
+        "--rows and --movable need the role that owns the shards, and {watcher} only watches"
+    );
     Err(Failure::usage(error).hint(format!("use a config whose urls have the role {owner}")))
 }
 
-/// Adds what takes longer to find: about the sources of IDs always, about definitions and rows if they are asked for.
-/// With rows, it also gives the largest ID of each shard.
+/// Adds what takes longer to find: about the sources of IDs always, about definitions and rows if
+/// they are asked for. With rows, it also gives the largest ID of each shard.
 async fn deeper(
     args: &Check,
     config: &Config,
@@ -190,11 +240,19 @@ async fn deeper(
         .filter_map(|host| Some((host, survey.get(&host.name)?.as_ref().ok()?)))
         .filter(|(_, facts)| facts.control.is_some())
         .collect();
-    let hosts = || heard.iter().map(|(host, _)| (host.name.clone(), host.connect.clone()));
+    let hosts = || {
+        heard
+            .iter()
+            .map(|(host, _)| (host.name.clone(), host.connect.clone()))
+    };
     findings.extend(schema::sources(hosts()).await);
     if args.ddl || args.movable {
         let definitions = schema::definitions(hosts()).await;
-        findings.extend(schema::compare(&definitions).into_iter().filter(|one| args.ddl || one.code != "ddl_differs"));
+        findings.extend(
+            schema::compare(&definitions)
+                .into_iter()
+                .filter(|one| args.ddl || one.code != "ddl_differs"),
+        );
         if args.movable {
             let mover = relocate::mover(config, Options::default(), Observer::silent());
             findings.extend(mover.movable(&definitions).await);
@@ -203,10 +261,19 @@ async fn deeper(
     let mut largest = None;
     if args.rows {
         let shelf = |(host, facts): &(&HostConfig, &HostFacts)| {
-            let served =
-                facts.control.iter().flat_map(|control| &control.shards).filter(|(_, row)| row.state.is_owner());
-            let schemas = served.map(|(shard, row)| (*shard, row.schema.clone())).collect();
-            Shelf { host: host.name.clone(), connect: host.connect.clone(), schemas }
+            let served = facts
+                .control
+                .iter()
+                .flat_map(|control| &control.shards)
+                .filter(|(_, row)| row.state.is_owner());
+            let schemas = served
+                .map(|(shard, row)| (*shard, row.schema.clone()))
+                .collect();
+            Shelf {
+                host: host.name.clone(),
+                connect: host.connect.clone(),
+                schemas,
+            }
         };
         let shelves: Vec<Shelf> = heard.iter().map(shelf).collect();
         let contents = schema::contents(&shelves, config.cluster.epoch).await;
@@ -232,16 +299,31 @@ fn found(finding: &Finding) -> Found<'_> {
 
 /// A finding as people read it: shards with the same trouble are together.
 fn text(finding: &Finding) -> String {
-    let host = finding.host.as_ref().map(|host| format!(" {host}")).unwrap_or_default();
+    let host = finding
+        .host
+        .as_ref()
+        .map(|host| format!(" {host}"))
+        .unwrap_or_default();
     let (severity, code) = (finding.severity.as_str(), finding.code);
-    format!("{severity}{host}: {}\n  code: {code}\n  remedy: {}", finding.message, finding.remedy)
+    format!(
+        "{severity}{host}: {}\n  code: {code}\n  remedy: {}",
+        finding.message, finding.remedy
+    )
 }
 
 /// How many findings of each severity, the worst first.
 fn summary(findings: &[Finding]) -> String {
-    let severities = [Severity::Alarm, Severity::Error, Severity::Warning, Severity::Notice];
+    let severities = [
+        Severity::Alarm,
+        Severity::Error,
+        Severity::Warning,
+        Severity::Notice,
+    ];
     let counted = severities.iter().filter_map(|severity| {
-        let count = findings.iter().filter(|finding| finding.severity == *severity).count();
+        let count = findings
+            .iter()
+            .filter(|finding| finding.severity == *severity)
+            .count();
         let plural = if count == 1 { "" } else { "s" };
         (count > 0).then(|| format!("{count} {}{plural}", severity.as_str()))
     });
@@ -249,7 +331,12 @@ fn summary(findings: &[Finding]) -> String {
 }
 
 /// What was looked at.
-fn checked(config: &Config, map: &ShardMap, migrations: &Migrations, survey: &Survey) -> Vec<(&'static str, String)> {
+fn checked(
+    config: &Config,
+    map: &ShardMap,
+    migrations: &Migrations,
+    survey: &Survey,
+) -> Vec<(&'static str, String)> {
     let version = |version: i32| format!("{}.{}", version / 10_000, version % 10_000);
     let hosts = survey.iter().map(|(name, facts)| match facts {
         Ok(facts) => format!("{name} (PostgreSQL {})", version(facts.server.version)),
@@ -257,7 +344,10 @@ fn checked(config: &Config, map: &ShardMap, migrations: &Migrations, survey: &Su
     });
     vec![
         ("config", config.path.display().to_string()),
-        ("map", format!("version {}, {} shards", map.version(), map.shards())),
+        (
+            "map",
+            format!("version {}, {} shards", map.version(), map.shards()),
+        ),
         ("hosts", hosts.collect::<Vec<_>>().join(", ")),
         ("migrations", migrations.iter().len().to_string()),
     ]
@@ -268,24 +358,40 @@ mod tests {
     use super::*;
 
     fn finding(severity: Severity, shards: &[u16]) -> Finding {
-        let shards = shards.iter().map(|shard| ShardId::new(*shard).unwrap()).collect();
+        let shards = shards
+            .iter()
+            .map(|shard| ShardId::new(*shard).unwrap())
+            .collect();
         let (message, remedy) = ("it is served twice".to_owned(), "look".to_owned());
-        Finding { severity, code: "served_twice", host: None, shards, message, remedy }
+        Finding {
+            severity,
+            code: "served_twice",
+            host: None,
+            shards,
+            message,
+            remedy,
+        }
     }
 
-    /// The alarms that are left after looks that find these, and how many looks there were. None is left out.
+    /// The alarms that are left after looks that find these, and how many looks there were. None is
+    /// left out.
     fn left(looks: &[&[u16]]) -> (Vec<Vec<u16>>, usize) {
         let mut doubts = Doubts::default();
         for (at, shards) in looks.iter().enumerate() {
             let mut findings = vec![finding(Severity::Warning, &[9])];
             findings.extend((!shards.is_empty()).then(|| finding(Severity::Alarm, shards)));
             if !doubts.remain(&mut findings) {
-                let last = looks[at]
-                    .iter()
-                    .all(|shard| findings.iter().any(|one| one.shards.iter().any(|its| its.get() == *shard)));
+                let last = looks[at].iter().all(|shard| {
+                    findings
+                        .iter()
+                        .any(|one| one.shards.iter().any(|its| its.get() == *shard))
+                });
                 assert!(last, "{looks:?}: {findings:?}");
-                let alarms = findings.iter().filter(|finding| finding.severity == Severity::Alarm);
-                let shards = alarms.map(|alarm| alarm.shards.iter().map(|shard| shard.get()).collect());
+                let alarms = findings
+                    .iter()
+                    .filter(|finding| finding.severity == Severity::Alarm);
+                let shards =
+                    alarms.map(|alarm| alarm.shards.iter().map(|shard| shard.get()).collect());
                 return (shards.collect(), at + 1);
             }
         }
@@ -301,7 +407,10 @@ mod tests {
         assert_eq!(left(&[&[1], &[2], &[3], &[4], &[5], &[6]]), (vec![], 6));
         assert_eq!(left(&[&[1, 7], &[2, 7], &[7]]), (vec![vec![7]], 3));
         // One of the two hosts answers now and then.
-        assert_eq!(left(&[&[1, 7], &[1], &[1, 7], &[2], &[1, 7]]), (vec![vec![1, 7]], 5));
+        assert_eq!(
+            left(&[&[1, 7], &[1], &[1, 7], &[2], &[1, 7]]),
+            (vec![vec![1, 7]], 5)
+        );
         // It has begun meanwhile.
         assert_eq!(left(&[&[1], &[7], &[7], &[7]]), (vec![vec![7]], 4));
     }

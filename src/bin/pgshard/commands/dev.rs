@@ -25,16 +25,30 @@ pub(crate) struct UpHost {
 }
 
 /// Starts the servers that do not run yet.
-pub(crate) async fn up(directory: PathBuf, hosts: usize, shards: ShardCount, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn up(
+    directory: PathBuf,
+    hosts: usize,
+    shards: ShardCount,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let options = UpOptions::new(directory, hosts, shards);
     let up = tokio::task::spawn_blocking(move || dev::up(&options)).await??;
     match output.format() {
         Format::Json => {
-            let hosts = up.hosts.iter().map(|(name, url)| (name.to_string(), UpHost { url: url.clone() }));
-            output.object(UpReport { config: up.config.clone(), hosts: hosts.collect() });
+            let hosts = up
+                .hosts
+                .iter()
+                .map(|(name, url)| (name.to_string(), UpHost { url: url.clone() }));
+            output.object(UpReport {
+                config: up.config.clone(),
+                hosts: hosts.collect(),
+            });
         }
         Format::Text => {
-            let rows = up.hosts.iter().map(|(name, url)| [name.to_string(), url.clone()]);
+            let rows = up
+                .hosts
+                .iter()
+                .map(|(name, url)| [name.to_string(), url.clone()]);
             output.table(&[("host", Align::Left), ("url", Align::Left)], rows);
         }
     }
@@ -45,17 +59,25 @@ pub(crate) async fn up(directory: PathBuf, hosts: usize, shards: ShardCount, out
     }
     for name in &up.open {
         output.warning(format_args!(
-            "{name} lets in every user of this machine, as an older pgshard made it: `pgshard dev down`, which removes \
+            "{name} lets in every user of this machine, as an older pgshard made it: `pgshard dev \
+                down`, which removes \
              its data, and `dev up` make one that asks for a password"
         ));
     }
-    for (name, url) in up.hosts.iter().filter(|(name, _)| up.unnamed.contains(name)) {
+    for (name, url) in up
+        .hosts
+        .iter()
+        .filter(|(name, _)| up.unnamed.contains(name))
+    {
         output.warning(format_args!(
-            "{name} asks for a password, which {config} does not name: write url = \"{url}\" below [hosts.{name}]"
+            "{name} asks for a password, which {config} does not name: write url = \"{url}\" below \
+                [hosts.{name}]"
         ));
     }
     for (name, url) in up.hosts.iter().filter(|(name, _)| up.absent.contains(name)) {
-        output.hint(format_args!("{config} does not name {name}: pgshard --config {config} host add {name} '{url}'"));
+        output.hint(format_args!(
+            "{config} does not name {name}: pgshard --config {config} host add {name} '{url}'"
+        ));
     }
     if up.absent.is_empty() {
         output.hint(format_args!("next: pgshard --config {config} bootstrap"));
@@ -69,17 +91,27 @@ pub(crate) struct DownReport {
 }
 
 /// Stops the servers and removes them with their data, after asking.
-pub(crate) async fn down(directory: PathBuf, consent: Consent, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn down(
+    directory: PathBuf,
+    consent: Consent,
+    output: &Output,
+) -> Result<Exit, Failure> {
     // A server that cannot be looked at can be removed all the same.
     let names = status_of(&directory).await.ok().map(|servers| {
-        let names: Vec<String> = servers.iter().map(|server| server.name.to_string()).collect();
+        let names: Vec<String> = servers
+            .iter()
+            .map(|server| server.name.to_string())
+            .collect();
         names.join(", ")
     });
     let removed = if names.as_ref().is_some_and(String::is_empty) {
         Vec::new()
     } else {
         let names = names.as_deref().unwrap_or("the servers");
-        let question = format!("remove {names} in {} with all their data?", directory.display());
+        let question = format!(
+            "remove {names} in {} with all their data?",
+            directory.display()
+        );
         if !confirm(&question, consent, output).await? {
             return Err(Failure::new(Exit::Failed, "nothing was removed"));
         }
@@ -88,7 +120,10 @@ pub(crate) async fn down(directory: PathBuf, consent: Consent, output: &Output) 
     let removed: Vec<String> = removed.iter().map(ToString::to_string).collect();
     match removed.as_slice() {
         [] => output.note("there are no servers here: nothing to do"),
-        names => output.note(format_args!("removed {}; the config and the migrations stay", names.join(", "))),
+        names => output.note(format_args!(
+            "removed {}; the config and the migrations stay",
+            names.join(", ")
+        )),
     }
     if output.format() == Format::Json {
         output.object(DownReport { removed });
@@ -123,7 +158,10 @@ pub(crate) async fn status(directory: PathBuf, output: &Output) -> Result<Exit, 
         ServerState::Stopped => "stopped".to_owned(),
     };
     if servers.is_empty() {
-        output.note(format_args!("there are no servers in {}", directory.display()));
+        output.note(format_args!(
+            "there are no servers in {}",
+            directory.display()
+        ));
     }
     match output.format() {
         Format::Json => {
@@ -131,15 +169,35 @@ pub(crate) async fn status(directory: PathBuf, output: &Output) -> Result<Exit, 
                 let running = matches!(server.state, ServerState::Running { .. });
                 let pid = pid(server.state);
                 let (major, url, directory) = (server.major, server.url, server.directory);
-                (server.name.to_string(), StatusHost { running, pid, major, url, directory })
+                (
+                    server.name.to_string(),
+                    StatusHost {
+                        running,
+                        pid,
+                        major,
+                        url,
+                        directory,
+                    },
+                )
             });
-            output.object(StatusReport { hosts: hosts.collect() });
+            output.object(StatusReport {
+                hosts: hosts.collect(),
+            });
         }
         Format::Text => {
-            let columns =
-                [("host", Align::Left), ("state", Align::Left), ("version", Align::Right), ("url", Align::Left)];
+            let columns = [
+                ("host", Align::Left),
+                ("state", Align::Left),
+                ("version", Align::Right),
+                ("url", Align::Left),
+            ];
             let rows = servers.iter().map(|server| {
-                [server.name.to_string(), text(server.state), server.major.to_string(), server.url.clone()]
+                [
+                    server.name.to_string(),
+                    text(server.state),
+                    server.major.to_string(),
+                    server.url.clone(),
+                ]
             });
             output.table(&columns, rows);
         }

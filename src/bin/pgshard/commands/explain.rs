@@ -1,7 +1,7 @@
 //! `pgshard explain`: what a code means and what to do, from pages of docs/.
 //!
-//! The pages are the only source: this module reads their tables, and `tests/tidy.rs` compares them with the code, in
-//! both directions.
+//! The pages are the only source: this module reads their tables, and `tests/tidy.rs` compares them
+//! with the code, in both directions.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -38,8 +38,18 @@ const SECTIONS: [Section; 5] = [
         heading: "# What `pgshard check` finds",
         kind: "finding",
     },
-    Section { page: "errors.md", text: ERRORS, heading: "## SQLSTATEs of ours", kind: "SQLSTATE" },
-    Section { page: "errors.md", text: ERRORS, heading: "## Errors of the router", kind: "error" },
+    Section {
+        page: "errors.md",
+        text: ERRORS,
+        heading: "## SQLSTATEs of ours",
+        kind: "SQLSTATE",
+    },
+    Section {
+        page: "errors.md",
+        text: ERRORS,
+        heading: "## Errors of the router",
+        kind: "error",
+    },
 ];
 
 const ERRORS: &str = include_str!("../../../../docs/errors.md");
@@ -65,29 +75,46 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
             Format::Json => all.iter().for_each(|one| output.object(one)),
             Format::Text => {
                 // A code with several remedies has a row for each.
-                let mut rows: Vec<_> = all.iter().map(|one| [one.code.clone(), one.kind.to_owned()]).collect();
+                let mut rows: Vec<_> = all
+                    .iter()
+                    .map(|one| [one.code.clone(), one.kind.to_owned()])
+                    .collect();
                 rows.dedup();
                 output.table(&[("code", Align::Left), ("what it is", Align::Left)], rows);
             }
         }
         return Ok(Exit::Done);
     };
-    let found: Vec<&Explained> = all.iter().filter(|one| one.code.eq_ignore_ascii_case(code)).collect();
+    let found: Vec<&Explained> = all
+        .iter()
+        .filter(|one| one.code.eq_ignore_ascii_case(code))
+        .collect();
     if found.is_empty() {
         let alike = |one: &&Explained| strsim::osa_distance(&one.code, code);
         let nearest = all.iter().min_by_key(alike).filter(|one| alike(one) <= 3);
-        return Err(Failure::usage(format!("nothing of ours has the code {code:?}")).hint(match nearest {
-            Some(nearest) => format!("did you mean {}? `pgshard explain` lists all", nearest.code),
-            None => "`pgshard explain` lists all".to_owned(),
-        }));
+        return Err(
+            Failure::usage(format!("nothing of ours has the code {code:?}")).hint(match nearest {
+                Some(nearest) => {
+                    format!("did you mean {}? `pgshard explain` lists all", nearest.code)
+                }
+                None => "`pgshard explain` lists all".to_owned(),
+            }),
+        );
     }
     for (at, one) in found.into_iter().enumerate() {
         match output.format() {
             Format::Json => output.object(one),
             Format::Text => {
-                let severity = one.severity.as_ref().map(|severity| format!(", {severity}")).unwrap_or_default();
+                let severity = one
+                    .severity
+                    .as_ref()
+                    .map(|severity| format!(", {severity}"))
+                    .unwrap_or_default();
                 let space = if at > 0 { "\n" } else { "" };
-                output.data(format_args!("{space}{} ({}{severity})\n", one.code, one.kind));
+                output.data(format_args!(
+                    "{space}{} ({}{severity})\n",
+                    one.code, one.kind
+                ));
                 output.data(format_args!("means:  {}", one.means));
                 if !one.r#do.is_empty() {
                     output.data(format_args!("remedy: {}", one.r#do));
@@ -100,7 +127,11 @@ pub(crate) fn run(code: Option<&str>, output: &Output) -> Result<Exit, Failure> 
 
 /// What the document says about each finding, by its code.
 pub(super) fn findings() -> std::collections::BTreeMap<String, Explained> {
-    all().into_iter().filter(|one| one.kind == "finding").map(|one| (one.code.clone(), one)).collect()
+    all()
+        .into_iter()
+        .filter(|one| one.kind == "finding")
+        .map(|one| (one.code.clone(), one))
+        .collect()
 }
 
 /// Every row of the tables.
@@ -109,7 +140,11 @@ fn all() -> Vec<Explained> {
 }
 
 fn of_section(section: &Section) -> Vec<Explained> {
-    let lines = section.text.lines().skip_while(|line| *line != section.heading).skip(1);
+    let lines = section
+        .text
+        .lines()
+        .skip_while(|line| *line != section.heading)
+        .skip(1);
     // Up to the next heading of its level: where there are several tables, all have one head.
     let level = section.heading.trim_start_matches('#');
     let level = &section.heading[..section.heading.len() - level.len() + 1];
@@ -117,15 +152,23 @@ fn of_section(section: &Section) -> Vec<Explained> {
     let mut rows = lines.filter(|line| line.starts_with("| ")).map(cells);
     let head = rows.next().unwrap_or_default();
     let column = |names: &[&str]| head.iter().position(|name| names.contains(&name.as_str()));
-    let (severity, means, remedy) =
-        (column(&["severity"]), column(&["means", "what it means"]), column(&["do", "type"]));
+    let (severity, means, remedy) = (
+        column(&["severity"]),
+        column(&["means", "what it means"]),
+        column(&["do", "type"]),
+    );
     rows.filter(|row| *row != head && row.first().is_some_and(|code| !code.starts_with("---")))
         .map(|cells| {
             let cell = |at: Option<usize>| {
-                at.and_then(|at| cells.get(at)).map(|text| plain(text, section.page)).unwrap_or_default()
+                at.and_then(|at| cells.get(at))
+                    .map(|text| plain(text, section.page))
+                    .unwrap_or_default()
             };
             Explained {
-                code: cells.first().map(|code| code.trim_matches('`').to_owned()).unwrap_or_default(),
+                code: cells
+                    .first()
+                    .map(|code| code.trim_matches('`').to_owned())
+                    .unwrap_or_default(),
                 kind: section.kind,
                 severity: severity.map(|at| cell(Some(at))),
                 means: cell(means),
@@ -138,19 +181,23 @@ fn of_section(section: &Section) -> Vec<Explained> {
 fn cells(row: &str) -> Vec<String> {
     let row = row.trim().trim_start_matches('|').trim_end_matches('|');
     // An empty cell shares no space with its neighbours then.
-    row.replace("| |", "|  |").split(" | ").map(|cell| cell.trim().to_owned()).collect()
+    row.replace("| |", "|  |")
+        .split(" | ")
+        .map(|cell| cell.trim().to_owned())
+        .collect()
 }
 
-/// A cell of a page without its links: `[text](keys.md#part)` gives `text (docs/keys.md#part)`, `[keys.md](keys.md)`
-/// only `docs/keys.md`. Bold is not.
+/// A cell of a page without its links: `[text](keys.md#part)` gives `text (docs/keys.md#part)`,
+/// `[keys.md](keys.md)` only `docs/keys.md`. Bold is not.
 fn plain(cell: &str, page: &str) -> String {
     let mut text = String::new();
     let mut rest = cell;
     while let Some((before, link)) = rest.split_once('[') {
-        let Some((words, target, after)) = link
-            .split_once("](")
-            .and_then(|(words, target)| target.split_once(')').map(|(target, after)| (words, target, after)))
-        else {
+        let Some((words, target, after)) = link.split_once("](").and_then(|(words, target)| {
+            target
+                .split_once(')')
+                .map(|(target, after)| (words, target, after))
+        }) else {
             break;
         };
         let place = match target.split_once('#') {
@@ -177,10 +224,24 @@ mod tests {
         for section in &SECTIONS {
             let of_kind: Vec<_> = all.iter().filter(|one| one.kind == section.kind).collect();
             assert!(!of_kind.is_empty(), "{}", section.heading);
-            assert!(of_kind.iter().all(|one| !one.code.is_empty() && !one.means.is_empty()), "{}", section.heading);
-            assert!(of_kind.iter().any(|one| !one.r#do.is_empty()), "{}", section.heading);
+            assert!(
+                of_kind
+                    .iter()
+                    .all(|one| !one.code.is_empty() && !one.means.is_empty()),
+                "{}",
+                section.heading
+            );
+            assert!(
+                of_kind.iter().any(|one| !one.r#do.is_empty()),
+                "{}",
+                section.heading
+            );
         }
-        assert!(all.iter().filter(|one| one.kind == "finding").all(|one| one.severity.is_some()));
+        assert!(
+            all.iter()
+                .filter(|one| one.kind == "finding")
+                .all(|one| one.severity.is_some())
+        );
     }
 
     /// Who asks for a code sees one row: nothing in it may stand above or below.
@@ -190,8 +251,12 @@ mod tests {
             let words: Vec<&str> = text.split(|c: char| !c.is_alphanumeric()).collect();
             words.contains(&"above") || words.contains(&"below") || text.starts_with(['…', '|'])
         };
-        let leaning = all().into_iter().filter(|one| leans(&one.means) || leans(&one.r#do));
-        let leaning: Vec<String> = leaning.map(|one| format!("{}: {} | {}", one.code, one.means, one.r#do)).collect();
+        let leaning = all()
+            .into_iter()
+            .filter(|one| leans(&one.means) || leans(&one.r#do));
+        let leaning: Vec<String> = leaning
+            .map(|one| format!("{}: {} | {}", one.code, one.means, one.r#do))
+            .collect();
         assert!(leaning.is_empty(), "{}", leaning.join("\n"));
     }
 
@@ -203,8 +268,17 @@ mod tests {
     #[test]
     fn links_are_places() {
         let plain = |cell: &str| plain(cell, "moves.md");
-        assert_eq!(plain("[above](#a-host), **now**"), "above (docs/moves.md#a-host), now");
-        assert_eq!(plain("[keys.md](keys.md), [rights](rights.md)"), "docs/keys.md, rights (docs/rights.md)");
-        assert_eq!(plain("see [it](high-availability.md#x); [a]"), "see it (docs/high-availability.md#x); [a]");
+        assert_eq!(
+            plain("[above](#a-host), **now**"),
+            "above (docs/moves.md#a-host), now"
+        );
+        assert_eq!(
+            plain("[keys.md](keys.md), [rights](rights.md)"),
+            "docs/keys.md, rights (docs/rights.md)"
+        );
+        assert_eq!(
+            plain("see [it](high-availability.md#x); [a]"),
+            "see it (docs/high-availability.md#x); [a]"
+        );
     }
 }

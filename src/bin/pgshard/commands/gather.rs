@@ -1,5 +1,5 @@
-//! One look at the cluster, for `pgshard exporter` and `pgshard console`: all hosts are asked at the same time, each
-//! within the limit.
+//! One look at the cluster, for `pgshard exporter` and `pgshard console`: all hosts are asked at
+//! the same time, each within the limit.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,8 @@ use pgshard::mover::{Entry, Hosts, Mover, Observer, Options};
 use pgshard::pg::ConnectError;
 use pgshard::pg::cause::chain;
 use pgshard::schema::{
-    self, ClockFacts, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations, Sizes, Streams, Survey,
+    self, ClockFacts, FactsError, Finding, HostFacts, HostLoad, HostStatus, Measure, Migrations,
+    Sizes, Streams, Survey,
 };
 use pgshard::store::{MapStore, StoreError};
 
@@ -26,7 +27,8 @@ use crate::context;
 pub(super) enum Depth {
     /// What the metrics have.
     Metrics,
-    /// What the pages of the console show, too: settings, sizes and writes of shards, everything that `check` finds.
+    /// What the pages of the console show, too: settings, sizes and writes of shards, everything
+    /// that `check` finds.
     Pages,
 }
 
@@ -48,7 +50,8 @@ pub(super) struct Gathered {
     pub(super) mistakes: Vec<(String, String)>,
     /// What `schema::check` finds.
     pub(super) findings: Vec<Finding>,
-    /// What else `pgshard check` finds, if pages were asked for: about identities, sources of IDs, the config's file.
+    /// What else `pgshard check` finds, if pages were asked for: about identities, sources of IDs,
+    /// the config's file.
     pub(super) further: Vec<Finding>,
     /// Every shard of every move that the hosts remember.
     pub(super) entries: Vec<Entry>,
@@ -80,8 +83,14 @@ pub(super) struct Host {
 /// What hosts said of their clocks before, for those that need not say it again.
 pub(super) type Clocks = BTreeMap<HostName, ClockFacts>;
 
-/// Asks config, map and hosts. A host in `clocks` is not asked for its clocks, which cost it more than all else.
-pub(super) async fn gather(path: &Path, bound: Duration, depth: Depth, clocks: &Clocks) -> Gathered {
+/// Asks config, map and hosts. A host in `clocks` is not asked for its clocks, which cost it more
+/// than all else.
+pub(super) async fn gather(
+    path: &Path,
+    bound: Duration,
+    depth: Depth,
+    clocks: &Clocks,
+) -> Gathered {
     let began = Instant::now();
     let mut gathered = Gathered::default();
     match context::config(Some(path)) {
@@ -98,15 +107,38 @@ pub(super) async fn gather(path: &Path, bound: Duration, depth: Depth, clocks: &
     gathered
 }
 
-async fn hosts(config: &Config, bound: Duration, depth: Depth, clocks: &Clocks, gathered: &mut Gathered) {
-    let asked = join_all(config.hosts.values().map(|host| ask(config, host, bound, depth, clocks)));
+async fn hosts(
+    config: &Config,
+    bound: Duration,
+    depth: Depth,
+    clocks: &Clocks,
+    gathered: &mut Gathered,
+) {
+    let asked = join_all(
+        config
+            .hosts
+            .values()
+            .map(|host| ask(config, host, bound, depth, clocks)),
+    );
     let map_store = config.map_store();
     let map = tokio::time::timeout(bound, map_store.load());
     let (answers, map) = tokio::join!(asked, map);
-    for Answer { name, facts, mut host, entries } in answers {
+    for Answer {
+        name,
+        facts,
+        mut host,
+        entries,
+    } in answers
+    {
         gathered.entries.extend(entries);
         let control = facts.as_ref().ok().and_then(|facts| facts.control.as_ref());
-        host.shards = control.map(|control| control.shards.values().filter(|row| row.state.is_owner()).count());
+        host.shards = control.map(|control| {
+            control
+                .shards
+                .values()
+                .filter(|row| row.state.is_owner())
+                .count()
+        });
         host.is_up = facts.is_ok();
         gathered.hosts.insert(name.clone(), host);
         gathered.survey.insert(name, facts);
@@ -114,7 +146,9 @@ async fn hosts(config: &Config, bound: Duration, depth: Depth, clocks: &Clocks, 
     match map {
         Ok(Ok(map)) => judge(config, map, bound, depth, gathered).await,
         Ok(Err(error)) => gathered.findings.push(no_map(&error)),
-        Err(_) => gathered.findings.push(Finding::unreachable_map("its database did not answer in time")),
+        Err(_) => gathered.findings.push(Finding::unreachable_map(
+            "its database did not answer in time",
+        )),
     }
 }
 
@@ -130,13 +164,25 @@ fn no_map(error: &StoreError) -> Finding {
 }
 
 /// Compares what the hosts say with the map, and with each other.
-async fn judge(config: &Config, mut map: ShardMap, bound: Duration, depth: Depth, gathered: &mut Gathered) {
+async fn judge(
+    config: &Config,
+    mut map: ShardMap,
+    bound: Duration,
+    depth: Depth,
+    gathered: &mut Gathered,
+) {
     let (migrations, unusable) = context::usable_migrations(config);
-    let folder = config.cluster.migrations.as_ref().filter(|_| unusable.is_none()).map(|_| &migrations);
+    let folder = config
+        .cluster
+        .migrations
+        .as_ref()
+        .filter(|_| unusable.is_none())
+        .map(|_| &migrations);
     let cluster = context::cluster(config);
     gathered.findings = schema::check(&map, &gathered.survey, &cluster, folder);
     let mut doubts = Doubts::default();
-    // A shard that is opened while the hosts answer is seen on two of them. `check` looks again, too.
+    // A shard that is opened while the hosts answer is seen on two of them. `check` looks again,
+    // too.
     while depth == Depth::Pages && doubts.remain(&mut gathered.findings) {
         tokio::time::sleep(BETWEEN_LOOKS).await;
         let heard = heard(config, &gathered.survey);
@@ -145,15 +191,29 @@ async fn judge(config: &Config, mut map: ShardMap, bound: Duration, depth: Depth
         }
         if let Ok(again) = tokio::time::timeout(bound, schema::survey(heard)).await {
             for (name, facts) in again {
-                let clock = gathered.survey.get(&name).and_then(|facts| facts.as_ref().ok()?.clock.clone());
-                gathered.survey.insert(name, facts.map(|facts| HostFacts { clock, ..facts }));
+                let clock = gathered
+                    .survey
+                    .get(&name)
+                    .and_then(|facts| facts.as_ref().ok()?.clock.clone());
+                gathered
+                    .survey
+                    .insert(name, facts.map(|facts| HostFacts { clock, ..facts }));
             }
         }
         gathered.findings = schema::check(&map, &gathered.survey, &cluster, folder);
     }
-    gathered.findings.extend(unusable.iter().flat_map(context::mistakes).map(Finding::unusable_migrations));
-    let mistakes = unusable.iter().flat_map(|error| error.mistakes.iter().zip(context::mistakes(error)));
-    gathered.mistakes = mistakes.map(|(mistake, words)| (mistake.file().to_owned(), words)).collect();
+    gathered.findings.extend(
+        unusable
+            .iter()
+            .flat_map(context::mistakes)
+            .map(Finding::unusable_migrations),
+    );
+    let mistakes = unusable
+        .iter()
+        .flat_map(|error| error.mistakes.iter().zip(context::mistakes(error)));
+    gathered.mistakes = mistakes
+        .map(|(mistake, words)| (mistake.file().to_owned(), words))
+        .collect();
     if depth == Depth::Pages {
         gathered.further = further(config, &gathered.survey, bound).await;
     }
@@ -172,18 +232,34 @@ fn heard(config: &Config, survey: &Survey) -> Vec<(HostName, pgshard::pg::Connec
 async fn further(config: &Config, survey: &Survey, bound: Duration) -> Vec<Finding> {
     let answered = heard(config, survey);
     let with_control = answered.iter().filter(|(name, _)| {
-        survey.get(name).and_then(|facts| facts.as_ref().ok()).is_some_and(|facts| facts.control.is_some())
+        survey
+            .get(name)
+            .and_then(|facts| facts.as_ref().ok())
+            .is_some_and(|facts| facts.control.is_some())
     });
     let with_control: Vec<_> = with_control.cloned().collect();
     let identities = async {
         let findings = tokio::time::timeout(bound, schema::identities(answered)).await;
-        findings.map(|identities| identities.findings()).unwrap_or_default()
+        findings
+            .map(|identities| identities.findings())
+            .unwrap_or_default()
     };
-    let sources = async { tokio::time::timeout(bound, schema::sources(with_control)).await.unwrap_or_default() };
+    let sources = async {
+        tokio::time::timeout(bound, schema::sources(with_control))
+            .await
+            .unwrap_or_default()
+    };
     let (mut found, sources) = tokio::join!(identities, sources);
     found.extend(sources);
-    let hosts = config.hosts.values().map(|host| (&host.name, &host.connect));
-    found.extend(schema::exposed(hosts, &config.path, config.cluster.migrations.as_deref()));
+    let hosts = config
+        .hosts
+        .values()
+        .map(|host| (&host.name, &host.connect));
+    found.extend(schema::exposed(
+        hosts,
+        &config.path,
+        config.cluster.migrations.as_deref(),
+    ));
     found
 }
 
@@ -195,26 +271,51 @@ struct Answer {
     entries: Vec<Entry>,
 }
 
-/// Asks one host. If it takes longer than the limit, it counts as out of reach, and no other host waits for it.
-async fn ask(config: &Config, host: &HostConfig, bound: Duration, depth: Depth, clocks: &Clocks) -> Answer {
+/// Asks one host. If it takes longer than the limit, it counts as out of reach, and no other host
+/// waits for it.
+async fn ask(
+    config: &Config,
+    host: &HostConfig,
+    bound: Duration,
+    depth: Depth,
+    clocks: &Clocks,
+) -> Answer {
     let (name, connect) = (host.name.clone(), &host.connect);
     let facts = async {
         let hosts = [(name.clone(), connect.clone())];
-        let Some(clock) = clocks.get(&name) else { return schema::survey_with_clocks(hosts).await.remove(&name) };
+        let Some(clock) = clocks.get(&name) else {
+            return schema::survey_with_clocks(hosts).await.remove(&name);
+        };
         let facts = schema::survey(hosts).await.remove(&name)?;
-        Some(facts.map(|facts| HostFacts { clock: Some(clock.clone()), ..facts }))
+        Some(facts.map(|facts| HostFacts {
+            clock: Some(clock.clone()),
+            ..facts
+        }))
     };
-    let application_name = if depth == Depth::Pages { "pgshard console" } else { "pgshard exporter" };
+    let application_name = if depth == Depth::Pages {
+        "pgshard console"
+    } else {
+        "pgshard exporter"
+    };
     let load = async {
         let mut found = Host::default();
-        let Ok(connection) = connect.connect(application_name).await else { return found };
+        let Ok(connection) = connect.connect(application_name).await else {
+            return found;
+        };
         found.load = schema::host_load(connection.client()).await.ok();
         if depth == Depth::Pages {
             found.status = schema::host_status(connection.client()).await.ok();
             found.streams = schema::streams(connection.client()).await.ok();
             // It may wait for a lock of somebody else's, which says nothing about the host.
-            let measured = tokio::time::timeout(bound / 2, schema::measure(connection.client(), Sizes::Estimated));
-            found.measured = measured.await.ok().and_then(Result::ok).map(|measures| (Instant::now(), measures));
+            let measured = tokio::time::timeout(
+                bound / 2,
+                schema::measure(connection.client(), Sizes::Estimated),
+            );
+            found.measured = measured
+                .await
+                .ok()
+                .and_then(Result::ok)
+                .map(|measures| (Instant::now(), measures));
         }
         found
     };
@@ -226,7 +327,10 @@ async fn ask(config: &Config, host: &HostConfig, bound: Duration, depth: Depth, 
         tokio::time::timeout(bound, mover.list_all())
     );
     let late = || {
-        let source = ConnectError::TimedOut { to: connect.to_string(), timeout_ms: bound.as_millis() };
+        let source = ConnectError::TimedOut {
+            to: connect.to_string(),
+            timeout_ms: bound.as_millis(),
+        };
         Err(FactsError::Unreachable { source })
     };
     let (facts, load, heard) = all;
@@ -244,5 +348,11 @@ pub(super) fn mover(
     hosts: impl IntoIterator<Item = (HostName, pgshard::pg::ConnectOptions)>,
 ) -> Mover {
     let (cluster, store) = (context::cluster(config), Arc::new(config.map_store()));
-    Mover::new(Hosts::new(hosts), cluster, store, Options::default(), Observer::silent())
+    Mover::new(
+        Hosts::new(hosts),
+        cluster,
+        store,
+        Options::default(),
+        Observer::silent(),
+    )
 }

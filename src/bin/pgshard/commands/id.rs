@@ -61,7 +61,13 @@ impl Decoded {
     }
 
     fn row(&self) -> [String; 5] {
-        [self.id.clone(), self.time_or_dash(), self.ms.to_string(), self.shard.to_string(), self.seq.to_string()]
+        [
+            self.id.clone(),
+            self.time_or_dash(),
+            self.ms.to_string(),
+            self.shard.to_string(),
+            self.seq.to_string(),
+        ]
     }
 }
 
@@ -81,49 +87,83 @@ impl OtherDecoded {
             Field::Time(None) => serde_json::Value::Null,
             text => text.to_string().into(),
         };
-        let fields = decoded.fields.iter().map(|(name, field)| ((*name).to_owned(), value(field)));
-        OtherDecoded { scheme: scheme.as_str(), id: decoded.id.clone(), fields: fields.collect() }
+        let fields = decoded
+            .fields
+            .iter()
+            .map(|(name, field)| ((*name).to_owned(), value(field)));
+        OtherDecoded {
+            scheme: scheme.as_str(),
+            id: decoded.id.clone(),
+            fields: fields.collect(),
+        }
     }
 }
 
 /// Takes IDs apart.
-pub(crate) fn decode(args: &IdDecode, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) fn decode(
+    args: &IdDecode,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     match args.scheme() {
         Scheme::Shard => {
-            let id =
-                |text: &String| values::id(text).map_err(|error| Failure::usage(format!("{text:?} is no ID: {error}")));
+            let id = |text: &String| {
+                values::id(text)
+                    .map_err(|error| Failure::usage(format!("{text:?} is no ID: {error}")))
+            };
             let ids: Vec<i64> = args.ids.iter().map(id).collect::<Result<_, _>>()?;
             decode_shard(&ids, args.epoch.epoch, config, output)
         }
         // The epoch of snowflakes is that of --epoch, else the config's, else Twitter's.
-        Scheme::Snowflake => {
-            decode_other(Scheme::Snowflake, args, context::epoch_if_known(args.epoch.epoch, config)?, output)
-        }
+        Scheme::Snowflake => decode_other(
+            Scheme::Snowflake,
+            args,
+            context::epoch_if_known(args.epoch.epoch, config)?,
+            output,
+        ),
         scheme => decode_other(scheme, args, args.epoch.epoch, output),
     }
 }
 
-fn decode_other(scheme: Scheme, args: &IdDecode, epoch: Option<Epoch>, output: &Output) -> Result<Exit, Failure> {
+fn decode_other(
+    scheme: Scheme,
+    args: &IdDecode,
+    epoch: Option<Epoch>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let decode = |text: &String| scheme.decode(text, epoch).map_err(Failure::usage);
     let decoded: Vec<_> = args.ids.iter().map(decode).collect::<Result<_, _>>()?;
     match (output.format(), decoded.as_slice()) {
-        (Format::Json, all) => all.iter().for_each(|id| output.object(OtherDecoded::new(scheme, id))),
+        (Format::Json, all) => all
+            .iter()
+            .for_each(|id| output.object(OtherDecoded::new(scheme, id))),
         (Format::Text, [one]) => {
             let id = [("id", one.id.clone())].into_iter();
-            let pairs = id.chain(one.fields.iter().map(|(name, field)| (*name, field.to_string())));
+            let pairs = id.chain(
+                one.fields
+                    .iter()
+                    .map(|(name, field)| (*name, field.to_string())),
+            );
             output.pairs(&pairs.collect::<Vec<_>>());
         }
         (Format::Text, all) => {
             // All of one kind have the same fields.
-            let names = all.first().map(|first| first.fields.as_slice()).unwrap_or_default();
+            let names = all
+                .first()
+                .map(|first| first.fields.as_slice())
+                .unwrap_or_default();
             let column = |(name, field): &(&'static str, Field)| match field {
                 Field::Number(_) => (*name, Align::Right),
                 _ => (*name, Align::Left),
             };
-            let columns: Vec<_> = std::iter::once(("id", Align::Right)).chain(names.iter().map(column)).collect();
+            let columns: Vec<_> = std::iter::once(("id", Align::Right))
+                .chain(names.iter().map(column))
+                .collect();
             let row = |id: &scheme::Decoded| {
                 let fields = id.fields.iter().map(|(_, field)| field.to_string());
-                std::iter::once(id.id.clone()).chain(fields).collect::<Vec<_>>()
+                std::iter::once(id.id.clone())
+                    .chain(fields)
+                    .collect::<Vec<_>>()
             };
             output.table(&columns, all.iter().map(row));
         }
@@ -132,7 +172,12 @@ fn decode_other(scheme: Scheme, args: &IdDecode, epoch: Option<Epoch>, output: &
 }
 
 /// Takes shards' IDs apart.
-fn decode_shard(ids: &[i64], epoch: Option<Epoch>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+fn decode_shard(
+    ids: &[i64],
+    epoch: Option<Epoch>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let epoch = context::epoch_if_known(epoch, config)?;
     let decoded: Vec<Decoded> = ids.iter().map(|id| Decoded::new(*id, epoch)).collect();
     match (output.format(), decoded.as_slice()) {
@@ -156,7 +201,11 @@ fn decode_shard(ids: &[i64], epoch: Option<Epoch>, config: Option<&Path>, output
 }
 
 /// Puts an ID together.
-pub(crate) fn encode(args: IdEncode, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) fn encode(
+    args: IdEncode,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let (ms, epoch) = match (args.ms, args.time) {
         (Some(ms), _) => (ms, None),
         (None, Some(time)) => {
@@ -167,7 +216,11 @@ pub(crate) fn encode(args: IdEncode, config: Option<&Path>, output: &Output) -> 
     };
     let shard = ShardId::new(args.shard).ok_or_else(|| Failure::usage("the last shard is 8191"))?;
     let id = Id::new(ms, shard, args.seq);
-    let id = id.ok_or_else(|| Failure::usage(format!("{ms} ms are past {MS_MAX}, the last that 41 bits can hold")))?;
+    let id = id.ok_or_else(|| {
+        Failure::usage(format!(
+            "{ms} ms are past {MS_MAX}, the last that 41 bits can hold"
+        ))
+    })?;
     match output.format() {
         Format::Json => output.object(Decoded::new(id.encode(), epoch)),
         Format::Text => output.data(id.encode()),
@@ -193,19 +246,30 @@ pub(crate) fn range(
 ) -> Result<Exit, Failure> {
     let epoch = context::epoch(epoch, config)?;
     let range = IdRange::between(epoch, from, to).map_err(|error| match error {
-        RangeError::SignFlip { flip } => {
-            Failure::usage(error).hint(format!("--from {from} --to {flip}, then --from {flip} --to {to}"))
-        }
+        RangeError::SignFlip { flip } => Failure::usage(error).hint(format!(
+            "--from {from} --to {flip}, then --from {flip} --to {to}"
+        )),
         error => Failure::usage(error),
     })?;
     match output.format() {
         Format::Json => {
             let (from, to) = (from.to_string(), to.to_string());
-            output.object(Range { from, to, min: range.min.to_string(), max: range.max.to_string() });
+            output.object(Range {
+                from,
+                to,
+                min: range.min.to_string(),
+                max: range.max.to_string(),
+            });
         }
         Format::Text => {
-            output.pairs(&[("min", range.min.to_string()), ("max", range.max.to_string())]);
-            output.note(format_args!("\nWHERE id BETWEEN {} AND {}", range.min, range.max));
+            output.pairs(&[
+                ("min", range.min.to_string()),
+                ("max", range.max.to_string()),
+            ]);
+            output.note(format_args!(
+                "\nWHERE id BETWEEN {} AND {}",
+                range.min, range.max
+            ));
         }
     }
     Ok(Exit::Done)

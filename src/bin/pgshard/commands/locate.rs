@@ -30,7 +30,8 @@ pub(crate) enum Target {
     Shard(ShardId),
 }
 
-/// IDs of the first minute after the epoch, when no cluster was there yet: up to 503 thousand million.
+/// IDs of the first minute after the epoch, when no cluster was there yet: up to 503 thousand
+/// million.
 const TICKETS_END: i64 = 60_000 << 23;
 
 #[derive(JsonSchema, Serialize)]
@@ -52,7 +53,11 @@ pub(crate) enum What {
 }
 
 /// Says where it is.
-pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    target: Target,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let located = located(target, &config, &map)?;
@@ -70,11 +75,19 @@ pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) 
 pub(crate) fn shard_of(target: &Target, config: &Config) -> Result<ShardId, Failure> {
     let shards = config.cluster.shards;
     let shard = match target {
-        Target::Key(key) => config.cluster.key.shard_of_text(key, shards).map_err(Failure::usage)?,
+        Target::Key(key) => config
+            .cluster
+            .key
+            .shard_of_text(key, shards)
+            .map_err(Failure::usage)?,
         Target::Id(id) if (0..TICKETS_END).contains(id) => {
-            let error =
-                format!("{id} is no ID of a shard: there is no time in it. Is it a ticket, or a serial number?");
-            return Err(Failure::usage(error).hint(format!("if it is a key, `pgshard locate --key {id}` finds it")));
+            let error = format!(
+                "{id} is no ID of a shard: there is no time in it. Is it a ticket, or a serial \
+                    number?"
+            );
+            return Err(Failure::usage(error).hint(format!(
+                "if it is a key, `pgshard locate --key {id}` finds it"
+            )));
         }
         Target::Id(id) => Id::decode(*id).shard(),
         Target::Shard(shard) => *shard,
@@ -84,18 +97,27 @@ pub(crate) fn shard_of(target: &Target, config: &Config) -> Result<ShardId, Fail
     }
     let last = shards.get() - 1;
     if let Target::Shard(_) = target {
-        return Err(Failure::usage(format!("there is no shard {shard}: the cluster has {shards}, 0 to {last}")));
+        return Err(Failure::usage(format!(
+            "there is no shard {shard}: the cluster has {shards}, 0 to {last}"
+        )));
     }
-    let error = format!("the ID is of shard {shard}, but the cluster has {shards} shards, 0 to {last}");
-    Err(Failure::usage(error)
-        .hint("it is not an ID of this cluster, or it lost digits on the way (a double keeps 53 bits)"))
+    let error =
+        format!("the ID is of shard {shard}, but the cluster has {shards} shards, 0 to {last}");
+    Err(Failure::usage(error).hint(
+        "it is not an ID of this cluster, or it lost digits on the way (a double keeps 53 bits)",
+    ))
 }
 
 pub(super) fn located(target: Target, config: &Config, map: &ShardMap) -> Result<Located, Failure> {
     let shard = shard_of(&target, config)?;
-    let place = map.placement(shard).ok_or_else(|| Failure::usage(format!("the map has no shard {shard}")))?;
+    let place = map
+        .placement(shard)
+        .ok_or_else(|| Failure::usage(format!("the map has no shard {shard}")))?;
     let what = match target {
-        Target::Key(key) => What::Key { key, shard: shard.get() },
+        Target::Key(key) => What::Key {
+            key,
+            shard: shard.get(),
+        },
         Target::Id(id) => What::Id(Decoded::new(id, Some(config.cluster.epoch))),
         Target::Shard(shard) => What::Shard { shard: shard.get() },
     };

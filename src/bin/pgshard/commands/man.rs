@@ -27,9 +27,16 @@ pub(crate) fn run(out: Option<&Path>, output: &Output) -> Result<Exit, Failure> 
             output.raw(&page);
         }
         Some(folder) => {
-            let written = fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(Args::command(), folder));
-            written.map_err(|source| ManError { folder: folder.to_owned(), source })?;
-            output.note(format_args!("wrote the manual pages to {}", folder.display()));
+            let written = fs::create_dir_all(folder)
+                .and_then(|()| clap_mangen::generate_to(Args::command(), folder));
+            written.map_err(|source| ManError {
+                folder: folder.to_owned(),
+                source,
+            })?;
+            output.note(format_args!(
+                "wrote the manual pages to {}",
+                folder.display()
+            ));
         }
     }
     Ok(Exit::Done)

@@ -41,47 +41,92 @@ pub(crate) struct HostShown {
 }
 
 impl Shown {
-    /// The map, with the config's hosts that have no shards, and the map's hosts that the config does not name.
+    /// The map, with the config's hosts that have no shards, and the map's hosts that the config
+    /// does not name.
     pub(super) fn of(config: &Config, map: &ShardMap) -> Shown {
         let host = |name: &HostName| {
-            (name.to_string(), HostShown { ranges: map.ranges(name), count: map.shards_on(name).count() })
+            (
+                name.to_string(),
+                HostShown {
+                    ranges: map.ranges(name),
+                    count: map.shards_on(name).count(),
+                },
+            )
         };
         let hosts = config.hosts.keys().chain(map.hosts()).map(host).collect();
-        Shown { version: map.version().get(), shards: map.shards().get(), hosts }
+        Shown {
+            version: map.version().get(),
+            shards: map.shards().get(),
+            hosts,
+        }
     }
 }
 
 /// Which host serves which shards, as a list and drawn. Hosts without any are shown too.
-pub(crate) async fn show(args: MapShow, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn show(
+    args: MapShow,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let shown = Shown::of(&config, &map);
     let weighed = match &args.by {
         None => None,
-        Some(by) => Some((by, weigh(&config, by, Duration::from_secs(args.sample_s), output).await?)),
+        Some(by) => Some((
+            by,
+            weigh(&config, by, Duration::from_secs(args.sample_s), output).await?,
+        )),
     };
-    let picture = Picture::of(&config, &map, weighed.as_ref().map(|(by, weighed)| (*by, weighed)));
+    let picture = Picture::of(
+        &config,
+        &map,
+        weighed.as_ref().map(|(by, weighed)| (*by, weighed)),
+    );
     match output.format() {
         Format::Json => output.object(shown),
         Format::Text => {
-            output.data(format_args!("map version {}, {} shards\n", shown.version, shown.shards));
-            let rows =
-                shown.hosts.iter().map(|(name, host)| [name.clone(), host.count.to_string(), host.ranges.clone()]);
-            output.table(&[("host", Align::Left), ("count", Align::Right), ("shards", Align::Left)], rows);
-            output.drawing(format_args!("\n{}", picture.text(output.columns(), output.data_is_coloured())));
+            output.data(format_args!(
+                "map version {}, {} shards\n",
+                shown.version, shown.shards
+            ));
+            let rows = shown
+                .hosts
+                .iter()
+                .map(|(name, host)| [name.clone(), host.count.to_string(), host.ranges.clone()]);
+            output.table(
+                &[
+                    ("host", Align::Left),
+                    ("count", Align::Right),
+                    ("shards", Align::Left),
+                ],
+                rows,
+            );
+            output.drawing(format_args!(
+                "\n{}",
+                picture.text(output.columns(), output.data_is_coloured())
+            ));
         }
     }
     if let Some(file) = args.svg {
-        whole::write(&file, &svg::draw(&picture), Overwrite::Allowed)
-            .map_err(|error| Failure::new(Exit::Failed, format!("cannot write {}: {error}", file.display())))?;
+        whole::write(&file, &svg::draw(&picture), Overwrite::Allowed).map_err(|error| {
+            Failure::new(
+                Exit::Failed,
+                format!("cannot write {}: {error}", file.display()),
+            )
+        })?;
         output.note(format_args!("wrote {}", file.display()));
     }
     Ok(Exit::Done)
 }
 
-/// What is different between the map and that of another config, which is taken as the newer; or, where there is no
-/// other, between the map and what the hosts say.
-pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+/// What is different between the map and that of another config, which is taken as the newer; or,
+/// where there is no other, between the map and what the hosts say.
+pub(crate) async fn diff(
+    other: Option<&Path>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let Some(other) = other else {
@@ -91,7 +136,12 @@ pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &O
     };
     let newer = context::map(&context::config(Some(other))?).await?;
     if map.shards() != newer.shards() {
-        let error = format!("the map has {} shards, that of {} {}", map.shards(), other.display(), newer.shards());
+        let error = format!(
+            "the map has {} shards, that of {} {}",
+            map.shards(),
+            other.display(),
+            newer.shards()
+        );
         return Err(Failure::usage(error).hint("they are not maps of one cluster"));
     }
     print_changes(&map, &newer, output);
@@ -99,13 +149,20 @@ pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &O
 }
 
 /// Publishes the map as the hosts have it, after showing what changes and asking.
-pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn rebuild(
+    consent: Consent,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let FoundMap { map, lost } = context::map_or_last(&config).await?;
     if let Some(lost) = &lost {
         output.warning(&lost.error);
         output.note(match lost.instead {
-            Instead::History => format!("this is version {} of the history, with what the hosts say", map.version()),
+            Instead::History => format!(
+                "this is version {} of the history, with what the hosts say",
+                map.version()
+            ),
             Instead::Hosts => format!("this is what the hosts say: {}", counted_by_host(&map)),
         });
     }
@@ -115,8 +172,14 @@ pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Ou
         return Ok(Exit::Done);
     }
     let question = match &lost {
-        Some(LostMap { instead: Instead::History, .. }) => "replace the damaged map by this?".to_owned(),
-        Some(LostMap { instead: Instead::Hosts, .. }) => "keep this as the map?".to_owned(),
+        Some(LostMap {
+            instead: Instead::History,
+            ..
+        }) => "replace the damaged map by this?".to_owned(),
+        Some(LostMap {
+            instead: Instead::Hosts,
+            ..
+        }) => "keep this as the map?".to_owned(),
         None => format!("publish this as map version {}?", rebuilt.version()),
     };
     if !confirm(&question, consent, output).await? {
@@ -131,41 +194,51 @@ pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Ou
         catch_up(&config, output).await?;
         return Ok(Exit::Done);
     }
-    context::store(&config).publish(map.version(), &rebuilt).await.map_err(|error| match error {
-        PublishError::Conflict { .. } => {
-            Failure::from(error).hint("run it again: somebody else has published meanwhile")
-        }
-        error => error.into(),
-    })?;
+    context::store(&config)
+        .publish(map.version(), &rebuilt)
+        .await
+        .map_err(|error| match error {
+            PublishError::Conflict { .. } => {
+                Failure::from(error).hint("run it again: somebody else has published meanwhile")
+            }
+            error => error.into(),
+        })?;
     output.note(format_args!("published map version {}", rebuilt.version()));
     catch_up(&config, output).await?;
     Ok(Exit::Done)
 }
 
-/// Publishes where shards have gone since the look that a rebuilt map was made from. Their mover does not do it if it
-/// has died, or if it found the map that could not be read. One that comes later finds the rebuilt map.
+/// Publishes where shards have gone since the look that a rebuilt map was made from. Their mover
+/// does not do it if it has died, or if it found the map that could not be read. One that comes
+/// later finds the rebuilt map.
 async fn catch_up(config: &Config, output: &Output) -> Result<(), Failure> {
     let store = context::store(config);
     let kept = store.load().await?;
     let changes = schema::rebuild_map(&kept, &context::survey(config).await).changes;
-    let gone = changes.into_iter().filter(|change| change.to.epoch > change.from.epoch);
+    let gone = changes
+        .into_iter()
+        .filter(|change| change.to.epoch > change.from.epoch);
     let gone: map::Changes = gone.map(|change| (change.shard, change.to)).collect();
     if !gone.is_empty() {
         let shards = print_shards(gone.iter().map(|(shard, _)| shard));
         let published = publish_merged(&store, &gone).await?;
         let version = published.version();
-        output.note(format_args!("published map version {version}: shards {shards} have moved meanwhile"));
+        output.note(format_args!(
+            "published map version {version}: shards {shards} have moved meanwhile"
+        ));
     }
     Ok(())
 }
 
 /// `db1 16 shards, db2 32 shards`.
 fn counted_by_host(map: &ShardMap) -> String {
-    let host = |host: &HostName| format!("{host} {}", counted(map.shards_on(host).count(), "shard"));
+    let host =
+        |host: &HostName| format!("{host} {}", counted(map.shards_on(host).count(), "shard"));
     map.hosts().iter().map(host).collect::<Vec<_>>().join(", ")
 }
 
-/// The map as the hosts have it. What cannot be learned from them is said; it is an error if no host can be asked.
+/// The map as the hosts have it. What cannot be learned from them is said; it is an error if no
+/// host can be asked.
 async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> Result<ShardMap, Failure> {
     let mut doubts = Doubts::default();
     let (survey, rebuilt) = loop {
@@ -177,12 +250,19 @@ async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> Result<Sha
         tokio::time::sleep(BETWEEN_LOOKS).await;
     };
     for note in &rebuilt.notes {
-        let host = note.host.as_ref().map(|host| format!("{host}: ")).unwrap_or_default();
+        let host = note
+            .host
+            .as_ref()
+            .map(|host| format!("{host}: "))
+            .unwrap_or_default();
         output.warning(format_args!("{host}{}", note.message));
     }
     context::of_this_cluster(config, &survey)?;
     if survey.values().all(Result::is_err) {
-        return Err(Failure::new(Exit::Failed, "no host can be asked, so nothing is known of where the shards are"));
+        return Err(Failure::new(
+            Exit::Failed,
+            "no host can be asked, so nothing is known of where the shards are",
+        ));
     }
     Ok(rebuilt.map)
 }
@@ -210,7 +290,10 @@ pub(crate) struct Place {
 
 impl Place {
     fn of(placement: &Placement) -> Place {
-        Place { host: placement.host.to_string(), epoch: placement.epoch.get() }
+        Place {
+            host: placement.host.to_string(),
+            epoch: placement.epoch.get(),
+        }
     }
 }
 
@@ -228,12 +311,24 @@ pub(super) fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) {
                 to: Place::of(&change.to),
             };
             let (from_version, to_version) = (map.version().get(), newer.version().get());
-            output.object(Changes { from_version, to_version, changes: changes.iter().map(one).collect() });
+            output.object(Changes {
+                from_version,
+                to_version,
+                changes: changes.iter().map(one).collect(),
+            });
         }
         Format::Text => {
-            let rows =
-                grouped(&changes).into_iter().map(|(change, shards)| [shards, place(&change.from), place(&change.to)]);
-            output.table(&[("shards", Align::Left), ("from", Align::Left), ("to", Align::Left)], rows);
+            let rows = grouped(&changes)
+                .into_iter()
+                .map(|(change, shards)| [shards, place(&change.from), place(&change.to)]);
+            output.table(
+                &[
+                    ("shards", Align::Left),
+                    ("from", Align::Left),
+                    ("to", Align::Left),
+                ],
+                rows,
+            );
         }
     }
 }
@@ -242,12 +337,18 @@ pub(super) fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) {
 pub(super) fn grouped(changes: &[Change]) -> Vec<(&Change, String)> {
     let mut groups: Vec<(&Change, Vec<ShardId>)> = Vec::new();
     for change in changes {
-        match groups.iter_mut().find(|(known, _)| (&known.from, &known.to) == (&change.from, &change.to)) {
+        match groups
+            .iter_mut()
+            .find(|(known, _)| (&known.from, &known.to) == (&change.from, &change.to))
+        {
             Some((_, shards)) => shards.push(change.shard),
             None => groups.push((change, vec![change.shard])),
         }
     }
-    groups.into_iter().map(|(change, shards)| (change, print_shards(shards))).collect()
+    groups
+        .into_iter()
+        .map(|(change, shards)| (change, print_shards(shards)))
+        .collect()
 }
 
 /// `db2 @3`

@@ -34,7 +34,11 @@ pub(crate) struct Version {
 }
 
 /// The newest versions.
-pub(crate) async fn history(count: usize, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn history(
+    count: usize,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let store = postgres(&config)?;
     // One more, to compare the oldest with.
@@ -52,9 +56,25 @@ pub(crate) async fn history(count: usize, config: Option<&Path>, output: &Output
                 ("what", Align::Left),
             ];
             let row = |one: Version| {
-                let what = one.changes.unwrap_or_else(|| "the oldest that is kept".to_owned());
-                let at = one.published_at.split('.').next().unwrap_or_default().trim_end_matches('Z').to_owned() + "Z";
-                [one.version.to_string(), at, one.role, one.publisher, one.reason, what]
+                let what = one
+                    .changes
+                    .unwrap_or_else(|| "the oldest that is kept".to_owned());
+                let at = one
+                    .published_at
+                    .split('.')
+                    .next()
+                    .unwrap_or_default()
+                    .trim_end_matches('Z')
+                    .to_owned()
+                    + "Z";
+                [
+                    one.version.to_string(),
+                    at,
+                    one.role,
+                    one.publisher,
+                    one.reason,
+                    what,
+                ]
             };
             output.table(&columns, versions.into_iter().map(row));
         }
@@ -66,14 +86,20 @@ pub(crate) async fn history(count: usize, config: Option<&Path>, output: &Output
 pub(super) fn versions(found: &[Publication], count: usize) -> Vec<Version> {
     let version = |at: usize| {
         let publication = &found[at];
-        let changes = found.get(at + 1).map(|before| before.map.diff(&publication.map));
+        let changes = found
+            .get(at + 1)
+            .map(|before| before.map.diff(&publication.map));
         let words = changes.as_ref().map(|changes| {
             let one = |(change, shards)| -> String { words_of(change, shards) };
             let groups: Vec<String> = grouped(changes).into_iter().map(one).collect();
             match groups.len() {
                 0 => "no shard elsewhere".to_owned(),
                 1..=GROUPS_MAX => groups.join("; "),
-                more => format!("{}; … {} more", groups[..GROUPS_MAX].join("; "), more - GROUPS_MAX),
+                more => format!(
+                    "{}; … {} more",
+                    groups[..GROUPS_MAX].join("; "),
+                    more - GROUPS_MAX
+                ),
             }
         });
         Version {
@@ -97,7 +123,12 @@ fn words_of(change: &pgshard::map::Change, shards: String) -> String {
 }
 
 /// What is different between two versions. Without `to`, the second is the map as it is.
-pub(crate) async fn diff(from: u64, to: Option<u64>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn diff(
+    from: u64,
+    to: Option<u64>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let store = postgres(&config)?;
     let older = version(&store, from).await?;
@@ -110,10 +141,13 @@ pub(crate) async fn diff(from: u64, to: Option<u64>, config: Option<&Path>, outp
 }
 
 async fn version(store: &PostgresStore, version: u64) -> Result<ShardMap, Failure> {
-    store.version(MapVersion::new(version)).await?.ok_or_else(|| {
-        let error = format!("the history has no version {version} of the map");
-        Failure::new(Exit::Failed, error).hint("`pgshard map history` shows those that it has")
-    })
+    store
+        .version(MapVersion::new(version))
+        .await?
+        .ok_or_else(|| {
+            let error = format!("the history has no version {version} of the map");
+            Failure::new(Exit::Failed, error).hint("`pgshard map history` shows those that it has")
+        })
 }
 
 /// The store, if it is one that keeps a history.
@@ -122,8 +156,14 @@ fn postgres(config: &Config) -> Result<PostgresStore, Failure> {
         ConfigStore::Postgres(store) => Ok(store),
         ConfigStore::File(store) => {
             let path = store.path().display();
-            Err(Failure::usage(format!("the map is kept in {path}, which has no earlier versions of it"))
-                .hint("keep the file under version control, or the map in PostgreSQL: [map] store = \"postgres\""))
+            Err(Failure::usage(format!(
+                "the map is kept in {path}, which has no earlier versions \
+                of it"
+            ))
+            .hint(
+                "keep the file under version control, or the map in PostgreSQL: [map] store \
+                    = \"postgres\"",
+            ))
         }
     }
 }

@@ -25,7 +25,8 @@ pub(crate) struct Weighed {
     pub(crate) bytes: u64,
 }
 
-/// How often the hosts are asked when two of them own a shard, or none: it can look so while the shard is opened.
+/// How often the hosts are asked when two of them own a shard, or none: it can look so while the
+/// shard is opened.
 const LOOKS_MAX: u32 = 5;
 
 /// Long enough for an open that is under way to reach both hosts.
@@ -34,53 +35,88 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// Weighs every shard. Shards that no host owns are left out, with a warning.
 ///
 /// # Errors
-/// When a host does not answer, or two own a shard; when the query of `sql:` fails or gives no number.
+/// When a host does not answer, or two own a shard; when the query of `sql:` fails or gives no
+/// number.
 pub(crate) async fn weigh(
     config: &Config,
     by: &By,
     sample: Duration,
     output: &Output,
 ) -> Result<BTreeMap<ShardId, Weighed>, Failure> {
-    // Otherwise sizes are only shown, and an estimate will do: to sum them exactly, the hosts look at a million files
-    // for eight thousand shards.
-    let is_limited = config.hosts.values().any(|host| host.limits.bytes_max.is_some());
-    let sizes = if is_limited || matches!(by, By::Bytes) { Sizes::Exact } else { Sizes::Estimated };
+    // Otherwise sizes are only shown, and an estimate will do: to sum them exactly, the hosts look
+    // at a million files for eight thousand shards.
+    let is_limited = config
+        .hosts
+        .values()
+        .any(|host| host.limits.bytes_max.is_some());
+    let sizes = if is_limited || matches!(by, By::Bytes) {
+        Sizes::Exact
+    } else {
+        Sizes::Estimated
+    };
     let first = look(config, sizes).await?;
     let weights: BTreeMap<ShardId, u64> = match by {
         By::Count => first.keys().map(|shard| (*shard, 1)).collect(),
-        By::Bytes => first.iter().map(|(shard, (_, measure))| (*shard, measure.bytes)).collect(),
+        By::Bytes => first
+            .iter()
+            .map(|(shard, (_, measure))| (*shard, measure.bytes))
+            .collect(),
         By::Writes => {
             output.note(format_args!("counting writes for {} s", sample.as_secs()));
             tokio::time::sleep(sample).await;
             let second = look(config, sizes).await?;
             let written = second.iter().map(|(shard, (host, now))| {
-                // A shard that came in between has a new counter, and so has a server whose statistics were
-                // reset.
-                let before = first.get(shard).filter(|(on, before)| on == host && before.writes <= now.writes);
-                (*shard, now.writes - before.map_or(0, |(_, before)| before.writes))
+                // A shard that came in between has a new counter, and so has a server whose
+                // statistics were reset.
+                let before = first
+                    .get(shard)
+                    .filter(|(on, before)| on == host && before.writes <= now.writes);
+                (
+                    *shard,
+                    now.writes - before.map_or(0, |(_, before)| before.writes),
+                )
             });
             let written: BTreeMap<ShardId, u64> = written.collect();
             if written.values().all(|written| *written == 0) {
-                output.warning("nothing was written to any shard meanwhile: count for longer with --sample-s");
+                output.warning(
+                    "nothing was written to any shard meanwhile: count for longer with --sample-s",
+                );
             }
             written
         }
         By::Sql(sql) => ask(config, sql).await?,
     };
-    let missing: Vec<ShardId> = config.cluster.shards.iter().filter(|shard| !first.contains_key(shard)).collect();
+    let missing: Vec<ShardId> = config
+        .cluster
+        .shards
+        .iter()
+        .filter(|shard| !first.contains_key(shard))
+        .collect();
     if !missing.is_empty() {
         let missing = print_shards(missing);
-        output.warning(format_args!("no host owns shards {missing}: they are left out; `pgshard check` says why"));
+        output.warning(format_args!(
+            "no host owns shards {missing}: they are left out; `pgshard check` says why"
+        ));
     }
     let weighed = first.into_iter().map(|(shard, (host, measure))| {
         let weight = weights.get(&shard).copied().unwrap_or(0);
-        (shard, Weighed { host, weight, bytes: measure.bytes })
+        (
+            shard,
+            Weighed {
+                host,
+                weight,
+                bytes: measure.bytes,
+            },
+        )
     });
     Ok(weighed.collect())
 }
 
 /// Asks until each shard has one owner.
-async fn look(config: &Config, sizes: Sizes) -> Result<BTreeMap<ShardId, (HostName, Measure)>, Failure> {
+async fn look(
+    config: &Config,
+    sizes: Sizes,
+) -> Result<BTreeMap<ShardId, (HostName, Measure)>, Failure> {
     let mut looks = 0;
     loop {
         looks += 1;
@@ -109,17 +145,25 @@ async fn look(config: &Config, sizes: Sizes) -> Result<BTreeMap<ShardId, (HostNa
 async fn measured(host: &HostConfig, sizes: Sizes) -> Result<BTreeMap<ShardId, Measure>, Failure> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
         let error = format!("host {}: {}", host.name, chain(error));
-        Failure::new(Exit::Failed, error).hint("every host must answer; `pgshard check` says what is wrong with it")
+        Failure::new(Exit::Failed, error)
+            .hint("every host must answer; `pgshard check` says what is wrong with it")
     };
-    let connection = host.connect.connect("pgshard measure").await.map_err(|error| failed(&error))?;
-    schema::measure(connection.client(), sizes).await.map_err(|error| match error.code() {
-        // Somebody has written it into the config, and nothing was made there yet.
-        Some(&SqlState::UNDEFINED_TABLE) => {
-            let error = format!("host {} is not bootstrapped", host.name);
-            Failure::new(Exit::Failed, error).hint("`pgshard bootstrap`, then the same command again")
-        }
-        _ => failed(&error),
-    })
+    let connection = host
+        .connect
+        .connect("pgshard measure")
+        .await
+        .map_err(|error| failed(&error))?;
+    schema::measure(connection.client(), sizes)
+        .await
+        .map_err(|error| match error.code() {
+            // Somebody has written it into the config, and nothing was made there yet.
+            Some(&SqlState::UNDEFINED_TABLE) => {
+                let error = format!("host {} is not bootstrapped", host.name);
+                Failure::new(Exit::Failed, error)
+                    .hint("`pgshard bootstrap`, then the same command again")
+            }
+            _ => failed(&error),
+        })
 }
 
 /// A number for each shard by the operator's query.
@@ -134,25 +178,38 @@ async fn ask(config: &Config, sql: &str) -> Result<BTreeMap<ShardId, u64>, Failu
             Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error)))
                 .hint("the query must give one number a shard")
         })?;
-        let number: f64 = rows.first().map_or(Ok(0.0), |row| row.try_get(0)).map_err(|error| {
-            Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error)))
-                .hint("the query must give one number a shard")
-        })?;
+        let number: f64 = rows
+            .first()
+            .map_or(Ok(0.0), |row| row.try_get(0))
+            .map_err(|error| {
+                Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error)))
+                    .hint("the query must give one number a shard")
+            })?;
         if !(number.is_finite() && number >= 0.0) {
-            return Err(Failure::usage(format!("shard {shard} cannot weigh {number}")));
+            return Err(Failure::usage(format!(
+                "shard {shard} cannot weigh {number}"
+            )));
         }
         numbers.insert(shard, number);
     }
     Ok(scaled(&numbers))
 }
 
-/// Whole numbers stay as they are; fractions become parts of a large total, since the planner counts in whole numbers.
+/// Whole numbers stay as they are; fractions become parts of a large total, since the planner
+/// counts in whole numbers.
 fn scaled(numbers: &BTreeMap<ShardId, f64>) -> BTreeMap<ShardId, u64> {
     const TOTAL: f64 = (1u64 << 50) as f64;
     let total: f64 = numbers.values().sum();
     let whole = numbers.values().all(|number| number.fract() == 0.0) && total < TOTAL;
-    let factor = if whole || total == 0.0 { 1.0 } else { TOTAL / total };
-    numbers.iter().map(|(shard, number)| (*shard, (number * factor) as u64)).collect()
+    let factor = if whole || total == 0.0 {
+        1.0
+    } else {
+        TOTAL / total
+    };
+    numbers
+        .iter()
+        .map(|(shard, number)| (*shard, (number * factor) as u64))
+        .collect()
 }
 
 /// A weight as a column shows it.
@@ -166,9 +223,11 @@ pub(crate) fn shown(by: &By, weight: u64) -> String {
 /// What a mover says of a shard that did not get to its end.
 pub(crate) fn words(error: &pgshard::mover::Error) -> String {
     match error {
-        pgshard::mover::Error::Refused { refusals } => {
-            refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-        }
+        pgshard::mover::Error::Refused { refusals } => refusals
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("; "),
         error => chain(error),
     }
 }
@@ -181,7 +240,11 @@ mod tests {
     fn fractions_keep_their_proportions() {
         let proportions = |numbers: &[f64]| {
             let shard = |number: usize| ShardId::new(number as u16).expect("a small number");
-            let numbers = numbers.iter().enumerate().map(|(at, number)| (shard(at), *number)).collect();
+            let numbers = numbers
+                .iter()
+                .enumerate()
+                .map(|(at, number)| (shard(at), *number))
+                .collect();
             scaled(&numbers).into_values().collect::<Vec<_>>()
         };
         assert_eq!(proportions(&[1.0, 7.0]), [1, 7]);

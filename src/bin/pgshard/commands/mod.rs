@@ -48,8 +48,8 @@ use pgshard::schema::migrate::{Resolution, Which};
 use pgshard::store::whole::Overwrite;
 
 use crate::args::{
-    Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, Init, Locate, MapCommand, MigrateCommand,
-    MovesCommand, TicketsCommand, WorkersCommand,
+    Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, Init, Locate,
+    MapCommand, MigrateCommand, MovesCommand, TicketsCommand, WorkersCommand,
 };
 use crate::confirm::Consent;
 use crate::exit::Exit;
@@ -67,16 +67,32 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         Command::Init(args) => run_init(args, config, output).await,
         Command::Check(args) => check::run(&args, config, output).await,
         Command::Bootstrap(args) => {
-            bootstrap::run(&args.hosts, &args.assume_empty, &args.lost, args.jobs, config, output).await
+            bootstrap::run(
+                &args.hosts,
+                &args.assume_empty,
+                &args.lost,
+                args.jobs,
+                config,
+                output,
+            )
+            .await
         }
         Command::Rights(args) => {
-            let printed = if args.migration { rights::As::Migration } else { rights::As::Statements };
+            let printed = if args.migration {
+                rights::As::Migration
+            } else {
+                rights::As::Statements
+            };
             rights::run(args.purpose.into(), &args.role, printed, output)
         }
         Command::Migrate { command } => run_migrate(command, config, output).await,
         Command::Locate(args) => run_locate(args, config, output).await,
         Command::Psql(args) => {
-            let target = args.key.map(Target::Key).or(args.id.map(Target::Id)).or(args.shard.map(Target::Shard));
+            let target = args
+                .key
+                .map(Target::Key)
+                .or(args.id.map(Target::Id))
+                .or(args.shard.map(Target::Shard));
             let target = target.ok_or_else(|| Failure::usage("where? --key, --id or --shard"))?;
             psql::run(&target, &args.args, config, output).await
         }
@@ -87,12 +103,16 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         Command::Id { command } => match command {
             IdCommand::Decode(args) => id::decode(&args, config, output),
             IdCommand::Encode(args) => id::encode(args, config, output),
-            IdCommand::Range(args) => id::range(args.from, args.to, args.epoch.epoch, config, output),
+            IdCommand::Range(args) => {
+                id::range(args.from, args.to, args.epoch.epoch, config, output)
+            }
         },
         Command::Tickets { command } => match command {
             TicketsCommand::Create(args) => tickets::create(args, config, output).await,
             TicketsCommand::Status(_) => tickets::status(config, output).await,
-            TicketsCommand::Next(args) => tickets::next(args.name, args.count.get(), config, output).await,
+            TicketsCommand::Next(args) => {
+                tickets::next(args.name, args.count.get(), config, output).await
+            }
         },
         Command::Workers { command } => match command {
             WorkersCommand::Install(args) => workers::install(&args, config, output).await,
@@ -102,14 +122,22 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         },
         Command::Map { command } => run_map(command, config, output).await,
         Command::Move(args) => {
-            let (fence_at, back, identity) = (args.fence_at(), args.back(), args.replica_identity());
+            let (fence_at, back, identity) =
+                (args.fence_at(), args.back(), args.replica_identity());
             let asked = relocate::Asked {
                 shards: args.shards,
                 target: args.to,
                 mode: args.mode.map(Into::into),
-                only_plan: args.plan.then_some(if args.sql { Detail::Sql } else { Detail::Steps }),
+                only_plan: args
+                    .plan
+                    .then_some(if args.sql { Detail::Sql } else { Detail::Steps }),
                 consent: Consent::from_flag(args.yes),
-                options: args.pace.options().fence_at(fence_at).back(back).replica_identity(identity),
+                options: args
+                    .pace
+                    .options()
+                    .fence_at(fence_at)
+                    .back(back)
+                    .replica_identity(identity),
             };
             relocate::run(asked, config, output).await
         }
@@ -119,35 +147,62 @@ async fn dispatch(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
         Command::Drain(args) => rebalance::drain(args, config, output).await,
         Command::Host { command } => match command {
             HostCommand::Add(args) => host::add(args, config, output).await,
-            HostCommand::Remove(args) => host::remove(&args.name, Consent::from_flag(args.yes), config, output).await,
+            HostCommand::Remove(args) => {
+                host::remove(&args.name, Consent::from_flag(args.yes), config, output).await
+            }
             HostCommand::List(_) => host::list(config, output).await,
-            HostCommand::Accept(args) => host::accept(&args.host, Consent::from_flag(args.yes), config, output).await,
+            HostCommand::Accept(args) => {
+                host::accept(&args.host, Consent::from_flag(args.yes), config, output).await
+            }
         },
         Command::Demo(args) => demo::run(args, output).await,
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
-        Command::Bench(args) => bench::run(args.seconds, args.connections.into(), config, output).await,
+        Command::Bench(args) => {
+            bench::run(args.seconds, args.connections.into(), config, output).await
+        }
         Command::Dev { command } => match command {
-            DevCommand::Up(args) => dev::up(args.folder.dir, args.hosts.into(), args.shards, output).await,
-            DevCommand::Down(args) => dev::down(args.folder.dir, Consent::from_flag(args.yes), output).await,
+            DevCommand::Up(args) => {
+                dev::up(args.folder.dir, args.hosts.into(), args.shards, output).await
+            }
+            DevCommand::Down(args) => {
+                dev::down(args.folder.dir, Consent::from_flag(args.yes), output).await
+            }
             DevCommand::Status(args) => dev::status(args.folder.dir, output).await,
         },
-        Command::Conformance { command: ConformanceCommand::Serve(args) } => conformance::serve(args, output).await,
+        Command::Conformance {
+            command: ConformanceCommand::Serve(args),
+        } => conformance::serve(args, output).await,
         Command::Completions(args) => completions::run(args.shell, output),
         Command::JsonSchema(args) => schemas::run(&args.command, args.out.as_deref(), output),
         Command::Man(args) => man::run(args.out.as_deref(), output),
     }
 }
 
-async fn run_init(args: Init, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
-    let overwrite = if args.force { Overwrite::Allowed } else { Overwrite::Refused };
+async fn run_init(
+    args: Init,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
+    let overwrite = if args.force {
+        Overwrite::Allowed
+    } else {
+        Overwrite::Refused
+    };
     match args.from.as_slice() {
         [] => init::run(args.hosts, args.shards, overwrite, config, output),
         urls => init::run_from(urls, overwrite, config, output).await,
     }
 }
 
-async fn run_locate(args: Locate, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
-    let many = args.keys.map(|file| (Lines::Keys, file)).or(args.ids.map(|file| (Lines::Ids, file)));
+async fn run_locate(
+    args: Locate,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
+    let many = args
+        .keys
+        .map(|file| (Lines::Keys, file))
+        .or(args.ids.map(|file| (Lines::Ids, file)));
     if let Some((lines, file)) = many {
         return locate::run_many(lines, file, config, output).await;
     }
@@ -156,12 +211,22 @@ async fn run_locate(args: Locate, config: Option<&Path>, output: &Arc<Output>) -
     locate::run(target, config, output).await
 }
 
-async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+async fn run_migrate(
+    command: MigrateCommand,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
     match command {
         MigrateCommand::New(args) => migrate::new(&args.name, config, output),
         MigrateCommand::Status(_) => migrate::status(config, output).await,
         MigrateCommand::Wait(args) => {
-            migrate::wait(args.name.as_deref(), Duration::from_secs(args.timeout_s), config, output).await
+            migrate::wait(
+                args.name.as_deref(),
+                Duration::from_secs(args.timeout_s),
+                config,
+                output,
+            )
+            .await
         }
         MigrateCommand::Backfill(args) => migrate::backfill(&args, config, output).await,
         MigrateCommand::Plan(args) => {
@@ -169,11 +234,19 @@ async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Ar
             migrate::plan(&args.target, detail, config, output).await
         }
         MigrateCommand::Up(args) => {
-            let how = migrate::How { which: Which::Pending, canary: args.canary, pace: args.pace.pace() };
+            let how = migrate::How {
+                which: Which::Pending,
+                canary: args.canary,
+                pace: args.pace.pace(),
+            };
             migrate::up(&args.target, how, config, output).await
         }
         MigrateCommand::Retry(args) => {
-            let how = migrate::How { which: Which::Failed, canary: None, pace: args.pace.pace() };
+            let how = migrate::How {
+                which: Which::Failed,
+                canary: None,
+                pace: args.pace.pace(),
+            };
             migrate::up(&args.target, how, config, output).await
         }
         MigrateCommand::Resolve(args) => {
@@ -183,14 +256,23 @@ async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Ar
                 _ => Resolution::AcceptEdit,
             };
             match args.plan {
-                true => migrate::plan_resolving(&args.name, resolution, &args.target, config, output).await,
-                false => migrate::resolve(&args.name, resolution, &args.target, config, output).await,
+                true => {
+                    migrate::plan_resolving(&args.name, resolution, &args.target, config, output)
+                        .await
+                }
+                false => {
+                    migrate::resolve(&args.name, resolution, &args.target, config, output).await
+                }
             }
         }
     }
 }
 
-async fn run_map(command: MapCommand, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+async fn run_map(
+    command: MapCommand,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
     match command {
         MapCommand::Show(args) => map::show(args, config, output).await,
         MapCommand::Diff(args) => match args.from {
@@ -198,9 +280,13 @@ async fn run_map(command: MapCommand, config: Option<&Path>, output: &Arc<Output
             Some(from) => map_versions::diff(from, args.to, config, output).await,
         },
         MapCommand::History(args) => map_versions::history(args.count.into(), config, output).await,
-        MapCommand::Import(args) => map_carry::import(&args.from, Consent::from_flag(args.yes), config, output).await,
+        MapCommand::Import(args) => {
+            map_carry::import(&args.from, Consent::from_flag(args.yes), config, output).await
+        }
         MapCommand::Export(args) => map_carry::export(args.format, config, output).await,
-        MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
+        MapCommand::Rebuild(args) => {
+            map::rebuild(Consent::from_flag(args.yes), config, output).await
+        }
     }
 }
 
@@ -212,31 +298,76 @@ async fn run_moves(
     match command {
         None => moves::list(moves::Which::Open, config, output).await,
         Some(MovesCommand::List(args)) => {
-            let which = if args.all { moves::Which::All } else { moves::Which::Open };
+            let which = if args.all {
+                moves::Which::All
+            } else {
+                moves::Which::Open
+            };
             moves::list(which, config, output).await
         }
         Some(MovesCommand::Show(args)) => moves::show(args.id.as_deref(), config, output).await,
         Some(MovesCommand::Watch(args)) => moves::watch(args.id.as_deref(), config, output).await,
-        Some(MovesCommand::Pause(args)) => moves::want(DesiredState::Pause, args.id.as_deref(), config, output).await,
-        Some(MovesCommand::Continue(args)) => moves::want(DesiredState::Go, args.id.as_deref(), config, output).await,
+        Some(MovesCommand::Pause(args)) => {
+            moves::want(DesiredState::Pause, args.id.as_deref(), config, output).await
+        }
+        Some(MovesCommand::Continue(args)) => {
+            moves::want(DesiredState::Go, args.id.as_deref(), config, output).await
+        }
         Some(MovesCommand::Stop(args)) => {
             moves::stop(args.id.as_deref(), args.patience.duration(), config, output).await
         }
         Some(MovesCommand::Resume(args)) => {
             let options = args.pace.options();
-            moves::act(Verb::Resume, args.id.as_deref(), Consent::Given, options, config, output).await
+            moves::act(
+                Verb::Resume,
+                args.id.as_deref(),
+                Consent::Given,
+                options,
+                config,
+                output,
+            )
+            .await
         }
         Some(MovesCommand::Abort(args)) => {
-            let (id, verb) = (args.id.clone(), Verb::Abort { patience: args.patience.duration() });
-            moves::act(verb, id.as_deref(), Consent::Given, args.options(), config, output).await
+            let (id, verb) = (
+                args.id.clone(),
+                Verb::Abort {
+                    patience: args.patience.duration(),
+                },
+            );
+            moves::act(
+                verb,
+                id.as_deref(),
+                Consent::Given,
+                args.options(),
+                config,
+                output,
+            )
+            .await
         }
         Some(MovesCommand::Rollback(args)) => {
             let (consent, options) = (Consent::from_flag(args.yes), args.pace.options());
-            moves::act(Verb::Rollback, args.id.as_deref(), consent, options, config, output).await
+            moves::act(
+                Verb::Rollback,
+                args.id.as_deref(),
+                consent,
+                options,
+                config,
+                output,
+            )
+            .await
         }
         Some(MovesCommand::Audit(args)) => {
             let options = args.pace.options();
-            moves::act(Verb::Audit, args.id.as_deref(), Consent::Given, options, config, output).await
+            moves::act(
+                Verb::Audit,
+                args.id.as_deref(),
+                Consent::Given,
+                options,
+                config,
+                output,
+            )
+            .await
         }
         Some(MovesCommand::Feed(args)) => {
             let leases = Leases::of(Duration::from_millis(args.lease_ms));
@@ -249,7 +380,15 @@ async fn run_moves(
             if all {
                 return moves::complete_all(consent, options, config, output).await;
             }
-            moves::act(Verb::Complete, id.as_deref(), consent, options, config, output).await
+            moves::act(
+                Verb::Complete,
+                id.as_deref(),
+                consent,
+                options,
+                config,
+                output,
+            )
+            .await
         }
         Some(MovesCommand::Repair(args)) => moves::repair(args, config, output).await,
         Some(MovesCommand::Gc(args)) => moves::gc(args.limit.options(), config, output).await,
@@ -270,36 +409,50 @@ pub(crate) enum Interrupt {
 /// What Ctrl-C and SIGTERM do to this command.
 pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
-        Command::Moves { command: Some(MovesCommand::Repair(args)) } if args.plan => None,
-        Command::Moves { command: Some(MovesCommand::Gc(_) | MovesCommand::Repair(_)) } => {
-            Some("run the same command again: it does what is left")
-        }
-        Command::Moves { command: None | Some(MovesCommand::List(_) | MovesCommand::Show(_)) } => None,
-        Command::Moves { command: Some(MovesCommand::Pause(_) | MovesCommand::Continue(_)) } => {
-            Some("`pgshard moves show` says what is asked of the move")
-        }
+        Command::Moves {
+            command: Some(MovesCommand::Repair(args)),
+        } if args.plan => None,
+        Command::Moves {
+            command: Some(MovesCommand::Gc(_) | MovesCommand::Repair(_)),
+        } => Some("run the same command again: it does what is left"),
+        Command::Moves {
+            command: None | Some(MovesCommand::List(_) | MovesCommand::Show(_)),
+        } => None,
+        Command::Moves {
+            command: Some(MovesCommand::Pause(_) | MovesCommand::Continue(_)),
+        } => Some("`pgshard moves show` says what is asked of the move"),
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
         Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,
         Command::Psql(_) | Command::Exporter(_) => return Interrupt::Handled,
         #[cfg(feature = "console")]
         Command::Console(_) => return Interrupt::Handled,
-        Command::Host { command: HostCommand::Add(_) | HostCommand::Accept(_) } => {
+        Command::Host {
+            command: HostCommand::Add(_) | HostCommand::Accept(_),
+        } => Some("run the same command again: it does what is left"),
+        Command::Bootstrap(_) | Command::Recover(_) => {
             Some("run the same command again: it does what is left")
         }
-        Command::Bootstrap(_) | Command::Recover(_) => Some("run the same command again: it does what is left"),
-        Command::Migrate { command: MigrateCommand::Backfill(args) } if args.status => None,
-        Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Backfill(_) } => {
-            Some("run the same command again: it does what is left")
+        Command::Migrate {
+            command: MigrateCommand::Backfill(args),
+        } if args.status => None,
+        Command::Migrate {
+            command: MigrateCommand::Up(_) | MigrateCommand::Backfill(_),
+        } => Some("run the same command again: it does what is left"),
+        Command::Migrate {
+            command: MigrateCommand::Retry(_) | MigrateCommand::Resolve(_),
+        } => Some("run the same command again: it does what is left"),
+        Command::Tickets {
+            command: TicketsCommand::Create(_),
+        } => Some("run the same command again: residues that are claimed stay with their hosts"),
+        Command::Dev {
+            command: DevCommand::Up(_),
+        } => Some("run the same command again: servers that run go on"),
+        Command::Dev {
+            command: DevCommand::Down(_),
+        } => Some("run the same command again"),
+        Command::Dev {
+            command: DevCommand::Status(_),
         }
-        Command::Migrate { command: MigrateCommand::Retry(_) | MigrateCommand::Resolve(_) } => {
-            Some("run the same command again: it does what is left")
-        }
-        Command::Tickets { command: TicketsCommand::Create(_) } => {
-            Some("run the same command again: residues that are claimed stay with their hosts")
-        }
-        Command::Dev { command: DevCommand::Up(_) } => Some("run the same command again: servers that run go on"),
-        Command::Dev { command: DevCommand::Down(_) } => Some("run the same command again"),
-        Command::Dev { command: DevCommand::Status(_) }
         | Command::Init(_)
         | Command::Check(_)
         | Command::Explain(_)

@@ -96,13 +96,24 @@ enum Done {
 }
 
 /// Reports what is known of the host, and does what is certain.
-pub(crate) async fn run(args: Recover, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    args: Recover,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let host = context::host(&config, &args.host)?;
     let identities = context::identities(&config).await?;
-    let mover = mover(&config, Options::default().failpoint(args.failpoint), Observer::silent());
+    let mover = mover(
+        &config,
+        Options::default().failpoint(args.failpoint),
+        Observer::silent(),
+    );
     let margin = args.margin_s.map(Duration::from_secs);
-    let plan = mover.plan_recovery(&host, margin).await.map_err(moves::failure)?;
+    let plan = mover
+        .plan_recovery(&host, margin)
+        .await
+        .map_err(moves::failure)?;
     let tickets = tickets_of(&config, &host).await;
     if output.format() == Format::Text {
         tell(&plan, output);
@@ -128,25 +139,40 @@ pub(crate) async fn run(args: Recover, config: Option<&Path>, output: &Output) -
     if output.format() == Format::Text && !left.decisions.is_empty() {
         tell_decisions(&left, output);
     }
-    output.note(format_args!("everything that is certain about {host} is done"));
+    output.note(format_args!(
+        "everything that is certain about {host} is done"
+    ));
     end(&left, &tickets, Done::Something, output)
 }
 
-/// The names for which the host gives tickets: nothing shows which of them it gave before it was lost.
+/// The names for which the host gives tickets: nothing shows which of them it gave before it was
+/// lost.
 async fn tickets_of(config: &Config, host: &HostName) -> Vec<String> {
     let of_host = config.hosts.values().filter(|known| known.name == *host);
-    let of_host: Vec<TicketHost> =
-        of_host.map(|host| TicketHost { name: host.name.clone(), connect: host.connect.clone() }).collect();
+    let of_host: Vec<TicketHost> = of_host
+        .map(|host| TicketHost {
+            name: host.name.clone(),
+            connect: host.connect.clone(),
+        })
+        .collect();
     let told = tickets::status(&of_host).await;
-    let names = told.into_iter().filter_map(|host| host.names.ok()).flatten();
-    names.filter(|status| status.residue.is_some()).map(|status| status.name.to_string()).collect()
+    let names = told
+        .into_iter()
+        .filter_map(|host| host.names.ok())
+        .flatten();
+    names
+        .filter(|status| status.residue.is_some())
+        .map(|status| status.name.to_string())
+        .collect()
 }
 
 /// What is known and what can be done, as text.
 fn tell(plan: &RecoveryPlan, output: &Output) {
     let host = &plan.host;
     match plan.server {
-        None => output.data(format_args!("{host} has no control schema: its database is empty")),
+        None => output.data(format_args!(
+            "{host} has no control schema: its database is empty"
+        )),
         Some(server) => {
             let was = match server.recorded {
                 Some(recorded) if recorded < server.timeline => {
@@ -154,21 +180,38 @@ fn tell(plan: &RecoveryPlan, output: &Output) {
                 }
                 _ => String::new(),
             };
-            output.data(format_args!("{host} is system {}, timeline {}{was}", server.system, server.timeline));
+            output.data(format_args!(
+                "{host} is system {}, timeline {}{was}",
+                server.system, server.timeline
+            ));
             if let Some(last) = server.last_id {
-                output.data(format_args!("the last ID that it knows of was made at {last}"));
+                output.data(format_args!(
+                    "the last ID that it knows of was made at {last}"
+                ));
             }
         }
     }
     for lost in &plan.moves {
-        let from = lost.from.as_ref().map(|from| format!(" from {from}")).unwrap_or_default();
-        let id = lost.id.map(|id| format!(" (move {id})")).unwrap_or_default();
+        let from = lost
+            .from
+            .as_ref()
+            .map(|from| format!(" from {from}"))
+            .unwrap_or_default();
+        let id = lost
+            .id
+            .map(|id| format!(" (move {id})"))
+            .unwrap_or_default();
         let (shard, to, epoch) = (lost.shard, &lost.to, lost.epoch);
-        output.data(format_args!("it does not know that shard {shard} went{from} to {to} at epoch {epoch}{id}"));
+        output.data(format_args!(
+            "it does not know that shard {shard} went{from} to {to} at epoch {epoch}{id}"
+        ));
     }
     for raise in &plan.clocks {
         let (shard, on, after) = (raise.shard, &raise.host, raise.after);
-        output.data(format_args!("to do: shard {shard} on {on} makes no ID before {after}: {}", raise.why));
+        output.data(format_args!(
+            "to do: shard {shard} on {on} makes no ID before {after}: {}",
+            raise.why
+        ));
     }
     for repair in &plan.repairs {
         output.data(format_args!("to do for shard {}:", repair.shard));
@@ -180,8 +223,14 @@ fn tell(plan: &RecoveryPlan, output: &Output) {
         }
     }
     for rows in &plan.elsewhere {
-        output.data(format_args!("{host} serves shard {}, and other rows of it are kept:", rows.shard));
-        output.data(format_args!("  {}\n  if you want those rows instead: {}", rows.says, rows.command));
+        output.data(format_args!(
+            "{host} serves shard {}, and other rows of it are kept:",
+            rows.shard
+        ));
+        output.data(format_args!(
+            "  {}\n  if you want those rows instead: {}",
+            rows.says, rows.command
+        ));
     }
     tell_decisions(plan, output);
     if plan.has_nothing_to_do() && plan.decisions.is_empty() {
@@ -192,9 +241,15 @@ fn tell(plan: &RecoveryPlan, output: &Output) {
 fn tell_decisions(plan: &RecoveryPlan, output: &Output) {
     for decision in &plan.decisions {
         let shards = print_shards(decision.shards.iter().copied());
-        output.data(format_args!("you must decide about shards {shards}: {}", decision.what));
+        output.data(format_args!(
+            "you must decide about shards {shards}: {}",
+            decision.what
+        ));
         for (at, command) in decision.commands.iter().enumerate() {
-            output.data(format_args!("  {}{command}", if at == 0 { "" } else { "or " }));
+            output.data(format_args!(
+                "  {}{command}",
+                if at == 0 { "" } else { "or " }
+            ));
         }
     }
 }
@@ -206,13 +261,19 @@ fn way(repair: &Repair) -> Option<&RepairWay> {
     }
 }
 
-fn end(plan: &RecoveryPlan, tickets: &[String], done: Done, output: &Output) -> Result<Exit, Failure> {
+fn end(
+    plan: &RecoveryPlan,
+    tickets: &[String],
+    done: Done,
+    output: &Output,
+) -> Result<Exit, Failure> {
     if output.format() == Format::Json {
         show(plan, tickets, done, output)?;
     }
     for name in tickets {
         output.hint(format_args!(
-            "{} gives tickets {name}: if it has lost commits, `pgshard tickets create {name} --hosts {} --start N`, N \
+            "{} gives tickets {name}: if it has lost commits, `pgshard tickets create {name} \
+                --hosts {} --start N`, N \
              above every ticket that is in use",
             plan.host, plan.host
         ));
@@ -228,7 +289,12 @@ fn end(plan: &RecoveryPlan, tickets: &[String], done: Done, output: &Output) -> 
     })
 }
 
-fn show(plan: &RecoveryPlan, tickets: &[String], done: Done, output: &Output) -> Result<(), Failure> {
+fn show(
+    plan: &RecoveryPlan,
+    tickets: &[String],
+    done: Done,
+    output: &Output,
+) -> Result<(), Failure> {
     let server = plan.server.map(|server| Server {
         system_identifier: server.system.to_string(),
         timeline: server.timeline,
@@ -245,7 +311,12 @@ fn show(plan: &RecoveryPlan, tickets: &[String], done: Done, output: &Output) ->
     let repairs = plan.repairs.iter().filter_map(|repair| {
         let way = way(&repair.repair)?;
         let (host, steps, at_risk) = (way.host.as_str(), &way.steps[..], &way.at_risk[..]);
-        Some(ShownRepair { shard: repair.shard, host, steps, at_risk })
+        Some(ShownRepair {
+            shard: repair.shard,
+            host,
+            steps,
+            at_risk,
+        })
     });
     let clocks = plan.clocks.iter().map(|raise| Clock {
         host: raise.host.as_str(),
@@ -254,8 +325,11 @@ fn show(plan: &RecoveryPlan, tickets: &[String], done: Done, output: &Output) ->
         id: raise.id.to_string(),
         why: &raise.why,
     });
-    let elsewhere =
-        plan.elsewhere.iter().map(|rows| Elsewhere { shard: rows.shard, says: &rows.says, command: &rows.command });
+    let elsewhere = plan.elsewhere.iter().map(|rows| Elsewhere {
+        shard: rows.shard,
+        says: &rows.says,
+        command: &rows.command,
+    });
     let decisions = plan.decisions.iter().map(|decision| ShownDecision {
         shards: print_shards(decision.shards.iter().copied()),
         what: &decision.what,

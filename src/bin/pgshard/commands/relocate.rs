@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use pgshard::config::Config;
 use pgshard::map::{RangesError, parse_shards, print_shards};
-use pgshard::mover::{LentIdentity, Mode, Mover, Observer, Options, Plan, Request, ShardPlan, Statement};
+use pgshard::mover::{
+    LentIdentity, Mode, Mover, Observer, Options, Plan, Request, ShardPlan, Statement,
+};
 use pgshard::{ShardCount, ShardId};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -40,7 +42,11 @@ pub(crate) enum Detail {
 }
 
 /// Moves shards, after showing what will be done.
-pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    asked: Asked,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let shards = shards(&asked.shards, config.cluster.shards)?;
     let request = Request::new(shards, context::host(&config, &asked.target)?).mode(asked.mode);
@@ -63,7 +69,11 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
         return Ok(Exit::Done);
     }
     show(&plan, output);
-    let question = format!("move {} to {}?", counted(plan.shards.len(), "shard"), plan.target);
+    let question = format!(
+        "move {} to {}?",
+        counted(plan.shards.len(), "shard"),
+        plan.target
+    );
     if !confirm(&question, asked.consent, output).await? {
         return Err(Failure::new(Exit::Failed, "nothing was moved"));
     }
@@ -71,14 +81,28 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
     let work = moves::until_done(&mover, output, mover.run(&plan));
     let report = moves::shown(&mover, || watcher.id(), output, work).await?;
     watcher.finish();
-    Ok(moves::tell(moves::Verb::Resume, &report, started.elapsed(), output))
+    Ok(moves::tell(
+        moves::Verb::Resume,
+        &report,
+        started.elapsed(),
+        output,
+    ))
 }
 
 /// A mover for the config's hosts and map.
 pub(crate) fn mover(config: &Config, options: Options, observer: Observer) -> Mover {
-    let hosts = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()));
+    let hosts = config
+        .hosts
+        .values()
+        .map(|host| (host.name.clone(), host.connect.clone()));
     let hosts = pgshard::mover::Hosts::new(hosts);
-    Mover::new(hosts, context::cluster(config), Arc::new(context::store(config)), options, observer)
+    Mover::new(
+        hosts,
+        context::cluster(config),
+        Arc::new(context::store(config)),
+        options,
+        observer,
+    )
 }
 
 /// Shards such as `17` or `0-255,300`.
@@ -86,8 +110,10 @@ pub(crate) fn mover(config: &Config, options: Options, observer: Observer) -> Mo
 /// # Errors
 /// With [`Exit::Usage`] and every mistake.
 pub(crate) fn shards(text: &str, count: ShardCount) -> Result<Vec<ShardId>, Failure> {
-    let wrong = |error: &RangesError| format!("in {text:?} at character {}: {error}", error.at.start + 1);
-    let list = parse_shards(text, count).map_err(|errors| Failure::several(Exit::Usage, errors.iter().map(wrong)))?;
+    let wrong =
+        |error: &RangesError| format!("in {text:?} at character {}: {error}", error.at.start + 1);
+    let list = parse_shards(text, count)
+        .map_err(|errors| Failure::several(Exit::Usage, errors.iter().map(wrong)))?;
     if list.is_empty() {
         return Err(Failure::usage("no shards were named").hint("name them like 17 or 0-255,300"));
     }
@@ -97,14 +123,25 @@ pub(crate) fn shards(text: &str, count: ShardCount) -> Result<Vec<ShardId>, Fail
 /// The plan in a few lines, before it is run.
 fn show(plan: &Plan, output: &Output) {
     let bytes: i64 = plan.shards.iter().map(|shard| shard.bytes).sum();
-    let closed = plan.shards.iter().map(|shard| shard.closed_for()).max().unwrap_or_default();
+    let closed = plan
+        .shards
+        .iter()
+        .map(|shard| shard.closed_for())
+        .max()
+        .unwrap_or_default();
     let shards = print_shards(plan.shards.iter().map(|shard| shard.shard));
     let pause = match plan.mode {
-        Mode::Blocking => format!("each is closed while it is copied: {} by its size", guess(closed)),
+        Mode::Blocking => format!(
+            "each is closed while it is copied: {} by its size",
+            guess(closed)
+        ),
         Mode::Online => "each stays open while it is copied".to_owned(),
     };
     let (count, target) = (counted(plan.shards.len(), "shard"), &plan.target);
-    output.note(format_args!("{count} ({shards}) to {target}, {}; {pause}", mebibytes(bytes)));
+    output.note(format_args!(
+        "{count} ({shards}) to {target}, {}; {pause}",
+        mebibytes(bytes)
+    ));
     for warning in &plan.warnings {
         output.warning(warning);
     }
@@ -149,7 +186,10 @@ pub(crate) struct LentIdentityReport<'a> {
 
 impl<'a> LentIdentityReport<'a> {
     fn of(lent: &'a LentIdentity) -> LentIdentityReport<'a> {
-        LentIdentityReport { table: &lent.table, index: lent.index.as_deref() }
+        LentIdentityReport {
+            table: &lent.table,
+            index: lent.index.as_deref(),
+        }
     }
 }
 
@@ -183,7 +223,13 @@ fn show_as_object(plan: &Plan, output: &Output) {
     });
     let (target, mode) = (plan.target.as_str(), plan.mode.as_str());
     let already_there = print_shards(plan.already_there.iter().copied());
-    output.object(PlanReport { target, mode, shards: shards.collect(), already_there, warnings: &plan.warnings });
+    output.object(PlanReport {
+        target,
+        mode,
+        shards: shards.collect(),
+        already_there,
+        warnings: &plan.warnings,
+    });
 }
 
 /// The columns of a plan's table; the first one is given.
@@ -199,19 +245,31 @@ fn columns(first: (&'static str, Align)) -> [(&'static str, Align); 6] {
 }
 
 fn closed(plan: &Plan, longest: Duration) -> String {
-    if plan.mode == Mode::Blocking { guess(longest) } else { "milliseconds".to_owned() }
+    if plan.mode == Mode::Blocking {
+        guess(longest)
+    } else {
+        "milliseconds".to_owned()
+    }
 }
 
-/// A line for each source, the steps of one shard, which are those of the others too, and the warnings, each once.
+/// A line for each source, the steps of one shard, which are those of the others too, and the
+/// warnings, each once.
 fn show_steps(plan: &Plan, output: &Output) {
     let mut sources: BTreeMap<&str, Vec<&ShardPlan>> = BTreeMap::new();
     for shard in &plan.shards {
-        sources.entry(shard.source.as_str()).or_default().push(shard);
+        sources
+            .entry(shard.source.as_str())
+            .or_default()
+            .push(shard);
     }
     let rows = sources.iter().map(|(source, shards)| {
         let tables: usize = shards.iter().map(|shard| shard.tables).sum();
         let bytes: i64 = shards.iter().map(|shard| shard.bytes).sum();
-        let longest = shards.iter().map(|shard| shard.closed_for()).max().unwrap_or_default();
+        let longest = shards
+            .iter()
+            .map(|shard| shard.closed_for())
+            .max()
+            .unwrap_or_default();
         let list = print_shards(shards.iter().map(|shard| shard.shard));
         [
             list,
@@ -246,7 +304,10 @@ fn show_steps(plan: &Plan, output: &Output) {
     }
     for (warning, shards) in warnings {
         let name = if shards.len() == 1 { "shard" } else { "shards" };
-        output.data(format_args!("warning: {name} {}: {warning}", print_shards(shards)));
+        output.data(format_args!(
+            "warning: {name} {}: {warning}",
+            print_shards(shards)
+        ));
     }
     if !plan.shards.is_empty() {
         output.hint("--plan --sql prints every statement");
@@ -259,7 +320,14 @@ fn show_in_full(plan: &Plan, output: &Output) {
     let rows = plan.shards.iter().map(|shard| {
         let bytes = shard.bytes.to_string();
         let (source, target) = (shard.source.to_string(), plan.target.to_string());
-        [shard.shard.to_string(), source, target, shard.tables.to_string(), bytes, closed(plan, shard.closed_for())]
+        [
+            shard.shard.to_string(),
+            source,
+            target,
+            shard.tables.to_string(),
+            bytes,
+            closed(plan, shard.closed_for()),
+        ]
     });
     output.table(&columns(("shard", Align::Right)), rows);
     for warning in &plan.warnings {
@@ -285,13 +353,20 @@ fn show_in_full(plan: &Plan, output: &Output) {
 }
 
 fn indented(statement: &str) -> String {
-    let lines: Vec<String> = statement.lines().map(|line| format!("    {line}")).collect();
+    let lines: Vec<String> = statement
+        .lines()
+        .map(|line| format!("    {line}"))
+        .collect();
     format!("{};", lines.join("\n"))
 }
 
 /// Bytes as people read them.
 fn mebibytes(bytes: i64) -> String {
-    if bytes < 10 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+    if bytes < 10 << 20 {
+        format!("{} KiB", bytes >> 10)
+    } else {
+        format!("{} MiB", bytes >> 20)
+    }
 }
 
 /// A guess: no more digits than it deserves.

@@ -31,25 +31,38 @@ pub(super) struct Answer<'a> {
     migration: Option<String>,
 }
 
-pub(super) fn run(purpose: Purpose, role: &str, printed: As, output: &Output) -> Result<Exit, Failure> {
+pub(super) fn run(
+    purpose: Purpose,
+    role: &str,
+    printed: As,
+    output: &Output,
+) -> Result<Exit, Failure> {
     if role.is_empty() || role.contains('\0') {
         return Err(Failure::usage("--role: a role has a name, without NUL"));
     }
     if printable(role) != role {
-        let error =
-            "--role: this name has characters that a terminal would obey, and SQL that is printed cannot show them";
+        let error = "--role: this name has characters that a terminal would obey, and SQL that is \
+            printed cannot show them";
         return Err(Failure::usage(error).hint("rename the role: ALTER ROLE … RENAME TO …"));
     }
     let (parts, migration) = (rights(purpose, role), shard_migration(purpose, role));
     match (output.format(), printed) {
         (Format::Json, _) => {
-            let parts = parts.into_iter().map(|Grants { by, statements, .. }| Part { by, statements }).collect();
-            output.object(Answer { role, parts, migration });
+            let parts = parts
+                .into_iter()
+                .map(|Grants { by, statements, .. }| Part { by, statements })
+                .collect();
+            output.object(Answer {
+                role,
+                parts,
+                migration,
+            });
         }
         (Format::Text, As::Migration) => {
             let none = || {
                 Failure::usage(
-                    "--migration: this role owns the shards, or reads nothing in them, and needs no grant there",
+                    "--migration: this role owns the shards, or reads nothing in them, and needs \
+                        no grant there",
                 )
             };
             output.raw(migration.ok_or_else(none)?.as_bytes());
@@ -61,7 +74,11 @@ pub(super) fn run(purpose: Purpose, role: &str, printed: As, output: &Output) ->
 
 fn text(parts: &[Grants]) -> String {
     let part = |part: &Grants| {
-        let statements: Vec<String> = part.statements.iter().map(|statement| format!("{statement};\n")).collect();
+        let statements: Vec<String> = part
+            .statements
+            .iter()
+            .map(|statement| format!("{statement};\n"))
+            .collect();
         format!("-- By {}.\n{}", part.by, statements.concat())
     };
     parts.iter().map(part).collect::<Vec<_>>().join("\n")

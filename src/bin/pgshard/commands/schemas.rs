@@ -1,7 +1,9 @@
-//! The JSON Schema of what each command prints with `--json`; docs/json/README.md says what it promises.
+//! The JSON Schema of what each command prints with `--json`; docs/json/README.md says what it
+//! promises.
 //!
-//! Invariant: each type that is printed has a schema (`Output::object` requires it), and is in the list below; the
-//! tests compare `docs/json/` with the list, and what commands print with `docs/json/`.
+//! Invariant: each type that is printed has a schema (`Output::object` requires it), and is in the
+//! list below; the tests compare `docs/json/` with the list, and what commands print with
+//! `docs/json/`.
 
 use std::fs;
 use std::path::Path;
@@ -11,8 +13,9 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use super::{
-    bench, bootstrap, check, conformance, demo, dev, explain, host, id, listen, locate, map, map_carry, map_versions,
-    migrate, moves, rebalance, recover, relocate, rights, sql, tickets, workers,
+    bench, bootstrap, check, conformance, demo, dev, explain, host, id, listen, locate, map,
+    map_carry, map_versions, migrate, moves, rebalance, recover, relocate, rights, sql, tickets,
+    workers,
 };
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -105,14 +108,19 @@ fn all() -> Vec<Printed> {
 
 impl Printed {
     fn schema(&self) -> Value {
-        let mut generator = SchemaSettings::draft2020_12().for_serialize().into_generator();
+        let mut generator = SchemaSettings::draft2020_12()
+            .for_serialize()
+            .into_generator();
         let kinds: Vec<Schema> = self.kinds.iter().map(|kind| kind(&mut generator)).collect();
         let title = match self.command {
             STDERR => "What a command says on stderr with --json, a line each".to_owned(),
             command => format!("What `pgshard {command} --json` prints, a line each"),
         };
         let mut root = Map::new();
-        root.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
+        root.insert(
+            "$schema".to_owned(),
+            json!("https://json-schema.org/draft/2020-12/schema"),
+        );
         root.insert("title".to_owned(), json!(title));
         root.insert("anyOf".to_owned(), json!(kinds));
         let definitions = generator.take_definitions(true);
@@ -128,16 +136,29 @@ impl Printed {
 }
 
 /// Prints the schema of a command, or writes those of all; without either, lists the commands.
-pub(crate) fn run(command: &[String], out: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) fn run(
+    command: &[String],
+    out: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let all = all();
     if let Some(folder) = out {
-        let failed = |error| Failure::new(Exit::Failed, format!("cannot write to {}: {error}", folder.display()));
+        let failed = |error| {
+            Failure::new(
+                Exit::Failed,
+                format!("cannot write to {}: {error}", folder.display()),
+            )
+        };
         fs::create_dir_all(folder).map_err(failed)?;
         for printed in &all {
             let name = format!("{}.json", printed.command.replace(' ', "-"));
             fs::write(folder.join(name), printed.text()).map_err(failed)?;
         }
-        output.note(format_args!("wrote {} schemas to {}", all.len(), folder.display()));
+        output.note(format_args!(
+            "wrote {} schemas to {}",
+            all.len(),
+            folder.display()
+        ));
         return Ok(Exit::Done);
     }
     if command.is_empty() {

@@ -1,7 +1,7 @@
 //! `pgshard sql`: a query on all shards, or on some.
 //!
-//! The query is wrapped on the server, so that values of any type come as JSON or text. It runs in a READ ONLY
-//! transaction: whatever it calls, nothing is written.
+//! The query is wrapped on the server, so that values of any type come as JSON or text. It runs in
+//! a READ ONLY transaction: whatever it calls, nothing is written.
 
 mod shape;
 
@@ -55,7 +55,10 @@ pub(crate) async fn run(
     let by_host = context::by_host(&map, &shards);
     let router = context::router(&config, map.clone(), "pgshard sql");
     let shape = shape(&router, &by_host, query).await?;
-    let job = Job { router, sql: shape.sql(query, output.format()) };
+    let job = Job {
+        router,
+        sql: shape.sql(query, output.format()),
+    };
 
     let bar = output.progress("sql".to_owned(), "shards", shards.len() as u64);
     let mut answers = job.ask(&by_host);
@@ -67,20 +70,27 @@ pub(crate) async fn run(
         let host = placed(&shard);
         let host = host.as_ref().map_or("", HostName::as_str);
         match (answer, output.format()) {
-            (Ok(rows), Format::Json) => output.object(ShardRows { shard, host, rows: shape.json(&rows)? }),
+            (Ok(rows), Format::Json) => output.object(ShardRows {
+                shard,
+                host,
+                rows: shape.json(&rows)?,
+            }),
             (Ok(rows), Format::Text) => {
                 rows_total += rows.len();
                 if rows_total > TABLE_ROWS_MAX {
                     let error = format!("more than {TABLE_ROWS_MAX} rows are too many for a table");
-                    return Err(
-                        Failure::new(Exit::Failed, error).hint("write them as they come with --json, or put a LIMIT")
-                    );
+                    return Err(Failure::new(Exit::Failed, error)
+                        .hint("write them as they come with --json, or put a LIMIT"));
                 }
                 table.push((shard, rows));
             }
             (Err(trouble), format) => {
                 if format == Format::Json {
-                    output.object(ShardFailed { shard, host, error: trouble.words().join(": ") });
+                    output.object(ShardFailed {
+                        shard,
+                        host,
+                        error: trouble.words().join(": "),
+                    });
                 }
                 failed.push((shard, trouble));
             }
@@ -94,7 +104,10 @@ pub(crate) async fn run(
         if !table.is_empty() {
             let took = seconds(started.elapsed());
             let (rows, answered) = (counted(rows_total, "row"), counted(table.len(), "shard"));
-            output.note(format_args!("{rows} of {answered} in {took}{}", shape.totals(&table)));
+            output.note(format_args!(
+                "{rows} of {answered} in {took}{}",
+                shape.totals(&table)
+            ));
         }
     }
     let exit = match failed.len() {
@@ -116,18 +129,25 @@ fn readable(query: &str) -> Result<&str, Failure> {
     if ["SELECT", "WITH", "VALUES", "TABLE", EXPLAIN].contains(&word.as_str()) {
         return Ok(query);
     }
-    let error = "only SELECT, WITH, VALUES, TABLE and EXPLAIN of one of these can be run on many shards from here";
+    let error = "only SELECT, WITH, VALUES, TABLE and EXPLAIN of one of these can be run on many \
+        shards from here";
     Err(Failure::usage(error).hint(
-        "what changes tables is a migration (`pgshard migrate up`), what changes rows belongs in the application",
+        "what changes tables is a migration (`pgshard migrate up`), what changes rows belongs in \
+            the application",
     ))
 }
 
-/// The word that the server's plan of a query is asked for with. Such a statement cannot be wrapped.
+/// The word that the server's plan of a query is asked for with. Such a statement cannot be
+/// wrapped.
 const EXPLAIN: &str = "EXPLAIN";
 
 fn first_word(query: &str) -> String {
     let start = without_comments(query).trim_start_matches('(').trim_start();
-    start.chars().take_while(char::is_ascii_alphabetic).collect::<String>().to_ascii_uppercase()
+    start
+        .chars()
+        .take_while(char::is_ascii_alphabetic)
+        .collect::<String>()
+        .to_ascii_uppercase()
 }
 
 fn without_comments(mut text: &str) -> &str {
@@ -146,7 +166,11 @@ fn without_comments(mut text: &str) -> &str {
 ///
 /// # Errors
 /// When the query is wrong. So that is said once, not once a shard.
-async fn shape(router: &Router, by_host: &BTreeMap<HostName, Vec<ShardId>>, query: &str) -> Result<Shape, Failure> {
+async fn shape(
+    router: &Router,
+    by_host: &BTreeMap<HostName, Vec<ShardId>>,
+    query: &str,
+) -> Result<Shape, Failure> {
     if first_word(query) == EXPLAIN {
         return Ok(Shape::of_a_plan());
     }
@@ -166,7 +190,10 @@ async fn shape(router: &Router, by_host: &BTreeMap<HostName, Vec<ShardId>>, quer
             }
         }
     }
-    Err(last.map_or_else(|| Failure::usage("there are no shards in the list"), Failure::from))
+    Err(last.map_or_else(
+        || Failure::usage("there are no shards in the list"),
+        Failure::from,
+    ))
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -203,16 +230,23 @@ impl Trouble {
     }
 }
 
-/// What to write instead, where a table is missing because the query does not say that it is a shard's.
+/// What to write instead, where a table is missing because the query does not say that it is a
+/// shard's.
 fn unqualified(error: &Error, query: &str) -> Option<&'static str> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     let is_missing = |error: &tokio_postgres::Error| {
-        error.code().is_some_and(|code| [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_FUNCTION].contains(code))
+        error.code().is_some_and(|code| {
+            [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_FUNCTION].contains(code)
+        })
     };
     while let Some(error) = cause {
-        if error.downcast_ref::<tokio_postgres::Error>().is_some_and(is_missing) {
+        if error
+            .downcast_ref::<tokio_postgres::Error>()
+            .is_some_and(is_missing)
+        {
             return (!query.contains("{shard}.")).then_some(
-                "write {shard}. before the names of a shard's tables and functions, as in SELECT count(*) FROM \
+                "write {shard}. before the names of a shard's tables and functions, as in SELECT \
+                    count(*) FROM \
                  {shard}.users",
             );
         }
@@ -225,7 +259,11 @@ fn unqualified(error: &Error, query: &str) -> Option<&'static str> {
 type Unasked = (Vec<ShardId>, Option<Box<Error>>);
 
 /// The errors: of a host that could not be reached once, and others with the same cause together.
-fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option<HostName>, output: &Output) {
+fn tell(
+    mut failed: Vec<(ShardId, Trouble)>,
+    placed: impl Fn(&ShardId) -> Option<HostName>,
+    output: &Output,
+) {
     failed.sort_by_key(|(shard, _)| *shard);
     let mut down: BTreeMap<Option<HostName>, Unasked> = BTreeMap::new();
     let mut alike: Vec<(Vec<String>, Vec<ShardId>)> = Vec::new();
@@ -234,7 +272,9 @@ fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option
             Trouble::Error(error) if !is_host_down(&error) => {
                 let words = causes(error.as_ref());
                 // The first line names the shard, the cause does not.
-                let same = |(known, _): &&mut (Vec<String>, Vec<ShardId>)| words.len() > 1 && known[1..] == words[1..];
+                let same = |(known, _): &&mut (Vec<String>, Vec<ShardId>)| {
+                    words.len() > 1 && known[1..] == words[1..]
+                };
                 match alike.iter_mut().find(same) {
                     Some((_, shards)) => shards.push(shard),
                     None => alike.push((words, vec![shard])),
@@ -251,15 +291,24 @@ fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option
     }
     for (host, (shards, why)) in down {
         let host = host.as_ref().map_or("?", HostName::as_str);
-        let told = why.as_ref().map(|error| causes(error.as_ref())).unwrap_or_default();
-        let cause: String = told.iter().skip(1).map(|cause| format!(": {cause}")).collect();
+        let told = why
+            .as_ref()
+            .map(|error| causes(error.as_ref()))
+            .unwrap_or_default();
+        let cause: String = told
+            .iter()
+            .skip(1)
+            .map(|cause| format!(": {cause}"))
+            .collect();
         let remedy = match why.as_deref() {
             Some(Error::Connect { source, .. } | Error::HostDown { source, .. }) => source.remedy(),
             _ => "see what `pgshard check` says of it",
         };
         let list = print_shards(shards.iter().copied());
-        let words =
-            format!("host {host} is out of reach{cause}; {} not asked ({list})", counted(shards.len(), "shard"));
+        let words = format!(
+            "host {host} is out of reach{cause}; {} not asked ({list})",
+            counted(shards.len(), "shard")
+        );
         output.error_with_remedy(words, remedy);
     }
     for (mut words, shards) in alike.iter().take(ERRORS_SHOWN_MAX).cloned() {
@@ -267,13 +316,23 @@ fn tell(mut failed: Vec<(ShardId, Trouble)>, placed: impl Fn(&ShardId) -> Option
             && !others.is_empty()
         {
             let list = print_shards(others.iter().copied());
-            first.push_str(&format!("; the same on {} ({list})", counted(others.len(), "other shard")));
+            first.push_str(&format!(
+                "; the same on {} ({list})",
+                counted(others.len(), "other shard")
+            ));
         }
         output.error(&words);
     }
-    let more: usize = alike.iter().skip(ERRORS_SHOWN_MAX).map(|(_, shards)| shards.len()).sum();
+    let more: usize = alike
+        .iter()
+        .skip(ERRORS_SHOWN_MAX)
+        .map(|(_, shards)| shards.len())
+        .sum();
     if more > 0 {
-        output.note(format_args!("… and {} failed with something else", counted(more, "more shard")));
+        output.note(format_args!(
+            "… and {} failed with something else",
+            counted(more, "more shard")
+        ));
     }
 }
 
@@ -286,8 +345,8 @@ struct Job {
 type Answer = (ShardId, Result<Vec<Row>, Trouble>);
 
 impl Job {
-    /// Every shard's answer, in the order in which they come. Each host is worked through beside the others, and one
-    /// that cannot be reached is not asked for every shard again.
+    /// Every shard's answer, in the order in which they come. Each host is worked through beside
+    /// the others, and one that cannot be reached is not asked for every shard again.
     fn ask<'a>(&'a self, by_host: &'a BTreeMap<HostName, Vec<ShardId>>) -> BoxStream<'a, Answer> {
         let answers = by_host.values().map(|shards| {
             let down = Arc::new(AtomicBool::new(false));
@@ -312,7 +371,10 @@ impl Job {
 }
 
 fn is_host_down(error: &Error) -> bool {
-    matches!(error, Error::Connect { .. } | Error::HostDown { .. } | Error::PoolTimeout { .. })
+    matches!(
+        error,
+        Error::Connect { .. } | Error::HostDown { .. } | Error::PoolTimeout { .. }
+    )
 }
 
 /// Runs a statement on a shard in a READ ONLY transaction.
@@ -336,7 +398,14 @@ mod tests {
         ] {
             assert!(readable(good).is_ok(), "{good}");
         }
-        for bad in ["", "DELETE FROM x", "-- SELECT", "/* SELECT 1", "CREATE TABLE x ()", "selected"] {
+        for bad in [
+            "",
+            "DELETE FROM x",
+            "-- SELECT",
+            "/* SELECT 1",
+            "CREATE TABLE x ()",
+            "selected",
+        ] {
             assert!(readable(bad).is_err(), "{bad}");
         }
         assert_eq!(readable("SELECT ';' ;;").unwrap(), "SELECT ';'");

@@ -33,17 +33,41 @@ pub(crate) struct CreatedSeries<'a> {
 }
 
 /// Makes hosts give tickets.
-pub(crate) async fn create(args: TicketsCreate, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn create(
+    args: TicketsCreate,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let hosts = match args.hosts.is_empty() {
         true => config.hosts.keys().cloned().collect(),
         false => context::hosts(&config, &args.hosts)?,
     };
-    let replace = args.replace.as_deref().map(HostName::new).transpose().map_err(Failure::usage)?;
-    let lost = args.lost.iter().map(|name| HostName::new(name)).collect::<Result<_, _>>().map_err(Failure::usage)?;
+    let replace = args
+        .replace
+        .as_deref()
+        .map(HostName::new)
+        .transpose()
+        .map_err(Failure::usage)?;
+    let lost = args
+        .lost
+        .iter()
+        .map(|name| HostName::new(name))
+        .collect::<Result<_, _>>()
+        .map_err(Failure::usage)?;
     let (stride, run, start) = (args.stride, args.run, args.start);
-    let request = Create { name: args.name, hosts, stride, run, start, replace, lost };
-    let created = tickets::create(&all_hosts(&config), &request, Uuid::new_v4()).await.map_err(failure)?;
+    let request = Create {
+        name: args.name,
+        hosts,
+        stride,
+        run,
+        start,
+        replace,
+        lost,
+    };
+    let created = tickets::create(&all_hosts(&config), &request, Uuid::new_v4())
+        .await
+        .map_err(failure)?;
     let hosts: BTreeMap<String, CreatedHost> = created
         .iter()
         .map(|host| {
@@ -54,17 +78,34 @@ pub(crate) async fn create(args: TicketsCreate, config: Option<&Path>, output: &
             };
             (
                 host.host.to_string(),
-                CreatedHost { residue: host.residue, stride: host.layout.stride, run: host.layout.run, state },
+                CreatedHost {
+                    residue: host.residue,
+                    stride: host.layout.stride,
+                    run: host.layout.run,
+                    state,
+                },
             )
         })
         .collect();
     match output.format() {
-        Format::Json => output.object(CreatedSeries { name: request.name.as_str(), hosts }),
+        Format::Json => output.object(CreatedSeries {
+            name: request.name.as_str(),
+            hosts,
+        }),
         Format::Text => {
-            let columns =
-                [("host", Align::Left), ("residue", Align::Right), ("stride", Align::Right), ("state", Align::Left)];
+            let columns = [
+                ("host", Align::Left),
+                ("residue", Align::Right),
+                ("stride", Align::Right),
+                ("state", Align::Left),
+            ];
             let row = |(host, made): (&String, &CreatedHost)| {
-                [host.clone(), made.residue.to_string(), made.stride.to_string(), made.state.to_owned()]
+                [
+                    host.clone(),
+                    made.residue.to_string(),
+                    made.stride.to_string(),
+                    made.state.to_owned(),
+                ]
             };
             output.table(&columns, hosts.iter().map(row));
         }
@@ -73,16 +114,20 @@ pub(crate) async fn create(args: TicketsCreate, config: Option<&Path>, output: &
 }
 
 fn all_hosts(config: &Config) -> Vec<TicketHost> {
-    let host =
-        |host: &pgshard::config::HostConfig| TicketHost { name: host.name.clone(), connect: host.connect.clone() };
+    let host = |host: &pgshard::config::HostConfig| TicketHost {
+        name: host.name.clone(),
+        connect: host.connect.clone(),
+    };
     config.hosts.values().map(host).collect()
 }
 
 fn failure(error: tickets::Error) -> Failure {
     match error {
         tickets::Error::Refused(refusals) => Failure::several(Exit::Refused, refusals),
-        error @ tickets::Error::Connect { .. } => Failure::from(error)
-            .hint("all hosts must answer, so that no residue is given twice; take one that is lost out of the config"),
+        error @ tickets::Error::Connect { .. } => Failure::from(error).hint(
+            "all hosts must answer, so that no residue is given twice; take one that is lost \
+                out of the config",
+        ),
         error => error.into(),
     }
 }
@@ -122,7 +167,12 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
                 exit = Exit::Failed;
                 let words = causes(&error);
                 output.error(&words);
-                hosts.insert(host.host.to_string(), HostSays::Error { error: words.join(": ") });
+                hosts.insert(
+                    host.host.to_string(),
+                    HostSays::Error {
+                        error: words.join(": "),
+                    },
+                );
                 continue;
             }
         };
@@ -179,28 +229,43 @@ pub(crate) async fn next(
     output: &Output,
 ) -> Result<Exit, Failure> {
     if count > BATCH_MAX {
-        return Err(Failure::usage(format!("at most {BATCH_MAX} tickets are taken at once")));
+        return Err(Failure::usage(format!(
+            "at most {BATCH_MAX} tickets are taken at once"
+        )));
     }
     let config = context::config(config)?;
-    // A host's rows say whether it gives them. One that does not answer may give them, so it is kept.
+    // A host's rows say whether it gives them. One that does not answer may give them, so it is
+    // kept.
     let mut giving = BTreeSet::new();
     for host in tickets::status(&all_hosts(&config)).await {
         let gives = |names: Vec<tickets::NameStatus>| {
-            names.iter().any(|status| status.name == name && status.residue.is_some())
+            names
+                .iter()
+                .any(|status| status.name == name && status.residue.is_some())
         };
         if host.names.map_or(true, gives) {
             giving.insert(host.host);
         }
     }
     if giving.is_empty() {
-        return Err(Failure::new(Exit::Failed, format!("no host has tickets {name}"))
-            .hint(format!("pgshard tickets create {name}")));
+        return Err(
+            Failure::new(Exit::Failed, format!("no host has tickets {name}"))
+                .hint(format!("pgshard tickets create {name}")),
+        );
     }
-    let hosts = all_hosts(&config).into_iter().filter(|host| giving.contains(&host.name)).collect();
-    let taken = Tickets::new(Options::new(name.clone(), hosts).block(1)).next_many(count).await?;
+    let hosts = all_hosts(&config)
+        .into_iter()
+        .filter(|host| giving.contains(&host.name))
+        .collect();
+    let taken = Tickets::new(Options::new(name.clone(), hosts).block(1))
+        .next_many(count)
+        .await?;
     let tickets: Vec<String> = taken.iter().map(ToString::to_string).collect();
     match output.format() {
-        Format::Json => output.object(Taken { name: name.to_string(), tickets }),
+        Format::Json => output.object(Taken {
+            name: name.to_string(),
+            tickets,
+        }),
         Format::Text => output.data(tickets.join("\n")),
     }
     Ok(Exit::Done)

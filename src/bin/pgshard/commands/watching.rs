@@ -1,4 +1,5 @@
-//! Who watches with more rights than that needs. `pgshard console` and `pgshard exporter` say so once, when they start.
+//! Who watches with more rights than that needs. `pgshard console` and `pgshard exporter` say so
+//! once, when they start.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,22 +12,42 @@ use pgshard::schema::{self, Writer};
 
 use crate::output::Output;
 
-/// Asks the hosts whether our roles may write to them, and warns if so. Nobody waits for that: a host may not answer.
+/// Asks the hosts whether our roles may write to them, and warns if so. Nobody waits for that: a
+/// host may not answer.
 pub(super) fn warn_of_writers(config: &Config, bound: Duration, output: &Arc<Output>) {
-    let (hosts, output) = (config.hosts.values().cloned().collect::<Vec<_>>(), output.clone());
+    let (hosts, output) = (
+        config.hosts.values().cloned().collect::<Vec<_>>(),
+        output.clone(),
+    );
     tokio::spawn(async move {
-        let asked = join_all(hosts.iter().map(|host| tokio::time::timeout(bound, writer(host)))).await;
+        let asked = join_all(
+            hosts
+                .iter()
+                .map(|host| tokio::time::timeout(bound, writer(host))),
+        )
+        .await;
         let mut writers: BTreeMap<(String, bool), Vec<&HostName>> = BTreeMap::new();
         for (host, writer) in hosts.iter().zip(asked) {
-            if let Ok(Some(Writer { role, is_superuser, .. })) = writer {
-                writers.entry((role, is_superuser)).or_default().push(&host.name);
+            if let Ok(Some(Writer {
+                role, is_superuser, ..
+            })) = writer
+            {
+                writers
+                    .entry((role, is_superuser))
+                    .or_default()
+                    .push(&host.name);
             }
         }
         for ((role, is_superuser), hosts) in writers {
             let hosts: Vec<&str> = hosts.into_iter().map(HostName::as_str).collect();
-            let why = if is_superuser { "is a superuser" } else { "owns what is pgshard's" };
+            let why = if is_superuser {
+                "is a superuser"
+            } else {
+                "owns what is pgshard's"
+            };
             output.warning(format_args!(
-                "the role {role} {why} on {}, and could drop it: watching needs no more than `pgshard rights --for \
+                "the role {role} {why} on {}, and could drop it: watching needs no more than \
+                    `pgshard rights --for \
                  monitor --role NAME` gives; have the urls of this config name such a role",
                 hosts.join(", ")
             ));

@@ -24,19 +24,31 @@ pub(crate) struct InstalledOn<'a> {
 }
 
 /// Makes the table of leases on one host.
-pub(crate) async fn install(args: &WorkersInstall, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn install(
+    args: &WorkersInstall,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let host = args.host.as_str();
-    let elsewhere = if args.first { Elsewhere::Nobody } else { Elsewhere::Perhaps };
-    let state = match WorkerLeases::new(connect(host, config)?, "").install(elsewhere).await? {
+    let elsewhere = if args.first {
+        Elsewhere::Nobody
+    } else {
+        Elsewhere::Perhaps
+    };
+    let state = match WorkerLeases::new(connect(host, config)?, "")
+        .install(elsewhere)
+        .await?
+    {
         Installed::Now => "created",
         Installed::Upgraded => "upgraded",
         Installed::Before => "unchanged",
     };
     match output.format() {
         Format::Json => output.object(InstalledOn { host, state }),
-        Format::Text => {
-            output.table(&[("host", Align::Left), ("state", Align::Left)], [[host.to_owned(), state.to_owned()]])
-        }
+        Format::Text => output.table(
+            &[("host", Align::Left), ("state", Align::Left)],
+            [[host.to_owned(), state.to_owned()]],
+        ),
     }
     Ok(Exit::Done)
 }
@@ -49,23 +61,37 @@ pub(crate) struct HeldOn<'a> {
 }
 
 /// Grants no number for a while.
-pub(crate) async fn hold(args: &WorkersHold, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
-    let (host, length) = (args.host.as_str(), args.for_s.map(|seconds| Duration::from_secs(seconds.into())));
+pub(crate) async fn hold(
+    args: &WorkersHold,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let (host, length) = (
+        args.host.as_str(),
+        args.for_s
+            .map(|seconds| Duration::from_secs(seconds.into())),
+    );
     let held = WorkerLeases::hold(&connect(host, config)?, length).await;
-    let until = held.map_err(|error| not_installed(error, host))?.to_string();
+    let until = held
+        .map_err(|error| not_installed(error, host))?
+        .to_string();
     match output.format() {
         Format::Json => output.object(HeldOn { host, until }),
-        Format::Text => output.table(&[("host", Align::Left), ("until", Align::Left)], [[host.to_owned(), until]]),
+        Format::Text => output.table(
+            &[("host", Align::Left), ("until", Align::Left)],
+            [[host.to_owned(), until]],
+        ),
     }
     Ok(Exit::Done)
 }
 
 fn not_installed(error: lease::Error, host: &str) -> Failure {
     match error {
-        lease::Error::NotInstalled => {
-            Failure::new(Exit::Failed, format!("host {host} has no leases of worker numbers"))
-                .hint(format!("pgshard workers install --host {host}"))
-        }
+        lease::Error::NotInstalled => Failure::new(
+            Exit::Failed,
+            format!("host {host} has no leases of worker numbers"),
+        )
+        .hint(format!("pgshard workers install --host {host}")),
         error => error.into(),
     }
 }
@@ -78,12 +104,19 @@ pub(crate) struct ReleasedOn<'a> {
 }
 
 /// Takes numbers back.
-pub(crate) async fn release(args: &WorkersRelease, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn release(
+    args: &WorkersRelease,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let (host, space) = (args.host.as_str(), args.space.as_str());
     let leases = WorkerLeases::new(connect(host, config)?, space);
     let mut workers = BTreeMap::new();
     for worker in &args.workers {
-        let freed = leases.take_back(*worker).await.map_err(|error| not_installed(error, host))?;
+        let freed = leases
+            .take_back(*worker)
+            .await
+            .map_err(|error| not_installed(error, host))?;
         let state = match freed {
             Freed::Now => "released",
             Freed::Before => "free",
@@ -91,9 +124,15 @@ pub(crate) async fn release(args: &WorkersRelease, config: Option<&Path>, output
         workers.insert(*worker, state);
     }
     match output.format() {
-        Format::Json => output.object(ReleasedOn { host, space, workers }),
+        Format::Json => output.object(ReleasedOn {
+            host,
+            space,
+            workers,
+        }),
         Format::Text => {
-            let rows = workers.iter().map(|(worker, state)| [worker.to_string(), (*state).to_owned()]);
+            let rows = workers
+                .iter()
+                .map(|(worker, state)| [worker.to_string(), (*state).to_owned()]);
             output.table(&[("worker", Align::Right), ("state", Align::Left)], rows);
         }
     }
@@ -116,18 +155,33 @@ pub(crate) struct Worker {
 }
 
 /// Who holds which number, as far as one host knows: by space, number and time left.
-pub(crate) async fn status(args: &WorkersStatus, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn status(
+    args: &WorkersStatus,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let host = args.host.as_str();
-    let leases = WorkerLeases::status(&connect(host, config)?).await.map_err(|error| not_installed(error, host))?;
+    let leases = WorkerLeases::status(&connect(host, config)?)
+        .await
+        .map_err(|error| not_installed(error, host))?;
     let mut spaces: BTreeMap<String, BTreeMap<u16, Worker>> = BTreeMap::new();
-    for lease in leases.into_iter().filter(|lease| args.space.as_ref().is_none_or(|space| *space == lease.space)) {
-        let ceiling = i64::try_from(lease.ceiling_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    for lease in leases.into_iter().filter(|lease| {
+        args.space
+            .as_ref()
+            .is_none_or(|space| *space == lease.space)
+    }) {
+        let ceiling = i64::try_from(lease.ceiling_ms)
+            .ok()
+            .and_then(|ms| Timestamp::from_millisecond(ms).ok());
         let worker = Worker {
             held: lease.left.is_some(),
             left_ms: lease.left.map(|left| left.as_millis() as u64),
             ceiling: ceiling.unwrap_or(Timestamp::MAX).to_string(),
         };
-        spaces.entry(lease.space).or_default().insert(lease.worker, worker);
+        spaces
+            .entry(lease.space)
+            .or_default()
+            .insert(lease.worker, worker);
     }
     match output.format() {
         Format::Json => output.object(Status { host, spaces }),
@@ -142,8 +196,16 @@ pub(crate) async fn status(args: &WorkersStatus, config: Option<&Path>, output: 
             let rows = spaces.iter().flat_map(|(space, workers)| {
                 workers.iter().map(move |(number, worker)| {
                     let state = if worker.held { "held" } else { "free" };
-                    let left = worker.left_ms.map_or_else(|| "-".to_owned(), |left| left.to_string());
-                    [space.clone(), number.to_string(), state.to_owned(), left, worker.ceiling.clone()]
+                    let left = worker
+                        .left_ms
+                        .map_or_else(|| "-".to_owned(), |left| left.to_string());
+                    [
+                        space.clone(),
+                        number.to_string(),
+                        state.to_owned(),
+                        left,
+                        worker.ceiling.clone(),
+                    ]
                 })
             });
             output.table(&columns, rows);

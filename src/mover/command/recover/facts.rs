@@ -78,16 +78,26 @@ const WHAT: &str = "looking for the last IDs of the shard";
 /// Asks all hosts.
 pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Error> {
     context.hosts.options(host)?;
-    let all = context.hosts.names().map(|name| Ok((name.clone(), context.hosts.options(name)?.clone())));
+    let all = context
+        .hosts
+        .names()
+        .map(|name| Ok((name.clone(), context.hosts.options(name)?.clone())));
     let all: Vec<_> = all.collect::<Result<_, Error>>()?;
     let mut survey = schema::survey_with_clocks(all).await;
     match survey.remove(host) {
         Some(Ok(own)) => survey.insert(host.clone(), Ok(own)),
-        Some(Err(source)) => return Err(Error::Facts { host: host.clone(), source }),
+        Some(Err(source)) => {
+            return Err(Error::Facts {
+                host: host.clone(),
+                source,
+            });
+        }
         None => return Err(Error::UnknownHost { host: host.clone() }),
     };
     let server = match &survey[host] {
-        Ok(HostFacts { control: Some(_), .. }) => {
+        Ok(HostFacts {
+            control: Some(_), ..
+        }) => {
             let session = context.hosts.open(host).await?;
             Some(repair::server(&session).await?)
         }
@@ -98,15 +108,27 @@ pub(super) async fn read(context: &Context, host: &HostName) -> Result<Facts, Er
     // One after the other, because each question goes to all hosts.
     for shard in unclear.union(&judge::kept_elsewhere(host, &survey)) {
         let at = match repair::plan_with_and_without(context, *shard, host).await {
-            Ok((sure, without)) => Looked::At { sure: Box::new(sure), without: Box::new(without) },
-            Err(error @ (Error::ControlOld { .. } | Error::ControlNewer { .. })) => return Err(error),
+            Ok((sure, without)) => Looked::At {
+                sure: Box::new(sure),
+                without: Box::new(without),
+            },
+            Err(error @ (Error::ControlOld { .. } | Error::ControlNewer { .. })) => {
+                return Err(error);
+            }
             Err(error) => Looked::Not(chain(&error)),
         };
         looked.insert(*shard, at);
     }
     let ids = ids(context, &survey, &judge::concerned(host, &survey)).await?;
     let open = open(context, host).await;
-    Ok(Facts { host: host.clone(), survey, server, looked, ids, open })
+    Ok(Facts {
+        host: host.clone(),
+        survey,
+        server,
+        looked,
+        ids,
+        open,
+    })
 }
 
 async fn open(context: &Context, host: &HostName) -> Vec<OpenMove> {
@@ -114,7 +136,9 @@ async fn open(context: &Context, host: &HostName) -> Vec<OpenMove> {
     for (host, error) in unknown {
         tracing::warn!(%host, error = chain(&error), "its journal cannot be read");
     }
-    let open = entries.into_iter().filter(|entry| !entry.phase.is_ended() && entry.worker.is_none());
+    let open = entries
+        .into_iter()
+        .filter(|entry| !entry.phase.is_ended() && entry.worker.is_none());
     let open = open.filter(|entry| entry.source == *host || entry.target == *host);
     open.map(|entry| OpenMove {
         id: entry.id,
@@ -126,9 +150,9 @@ async fn open(context: &Context, host: &HostName) -> Vec<OpenMove> {
     .collect()
 }
 
-/// The last IDs of these shards, wherever something of them exists: where they are served, in old copies, and in what
-/// moves were bringing. The rows of all hosts come first, then the ID clocks: a row that is written meanwhile has an ID
-/// that its clock has reached.
+/// The last IDs of these shards, wherever something of them exists: where they are served, in old
+/// copies, and in what moves were bringing. The rows of all hosts come first, then the ID clocks: a
+/// row that is written meanwhile has an ID that its clock has reached.
 async fn ids(
     context: &Context,
     survey: &Survey,
@@ -137,15 +161,29 @@ async fn ids(
     let mut ids: BTreeMap<ShardId, Vec<IdSeen>> = BTreeMap::new();
     for by in [SeenBy::Row, SeenBy::Clock] {
         let asked = survey.iter().filter_map(|(host, facts)| {
-            let HostFacts { control: Some(control), of_moves, .. } = facts.as_ref().ok()? else { return None };
+            let HostFacts {
+                control: Some(control),
+                of_moves,
+                ..
+            } = facts.as_ref().ok()?
+            else {
+                return None;
+            };
             let epoch_ms = control.cluster.as_ref()?.epoch_ms;
             let mut schemas: Vec<(ShardId, String)> = Vec::new();
             for shard in shards {
                 let own = context.prefix.schema(*shard);
                 let (left, incoming) = (format!("{own}__left_e"), format!("{own}__incoming"));
-                let of_moves = of_moves.schemas.iter().filter(|name| name.starts_with(&left) || **name == incoming);
+                let of_moves = of_moves
+                    .schemas
+                    .iter()
+                    .filter(|name| name.starts_with(&left) || **name == incoming);
                 schemas.extend(of_moves.map(|name| (*shard, name.clone())));
-                if control.shards.get(shard).is_some_and(|row| row.state.is_owner()) {
+                if control
+                    .shards
+                    .get(shard)
+                    .is_some_and(|row| row.state.is_owner())
+                {
                     schemas.push((*shard, own));
                 }
             }
@@ -185,7 +223,9 @@ async fn on(
         let mut found: BTreeMap<(ShardId, String), i64> = BTreeMap::new();
         for row in session.rows(WHAT, sql, &[&numbers, &names]).await? {
             let (number, schema): (i32, String) = (row.get(0)?, row.get(1)?);
-            let Ok(shard) = ShardId::try_from(number) else { continue };
+            let Ok(shard) = ShardId::try_from(number) else {
+                continue;
+            };
             let ms = match by {
                 SeenBy::Clock => row.get::<_, Option<i64>>(2)?,
                 SeenBy::Row => {
@@ -199,7 +239,15 @@ async fn on(
             }
         }
         let told = |((shard, schema), ms): ((ShardId, String), i64)| {
-            (shard, IdSeen { host: host.clone(), schema, by, unix_ms: epoch_ms.saturating_add(ms) })
+            (
+                shard,
+                IdSeen {
+                    host: host.clone(),
+                    schema,
+                    by,
+                    unix_ms: epoch_ms.saturating_add(ms),
+                },
+            )
         };
         seen.extend(found.into_iter().map(told));
     }
@@ -214,17 +262,21 @@ async fn largest(
     table: &str,
     column: &str,
 ) -> Result<Option<i64>, Error> {
-    let (from, id) = (format!("ONLY {}.{}", quote_ident(schema), quote_ident(table)), quote_ident(column));
+    let (from, id) = (
+        format!("ONLY {}.{}", quote_ident(schema), quote_ident(table)),
+        quote_ident(column),
+    );
     let own = format!("({id} >> 10) & 8191 = {shard}");
     let sql = format!(
-        "SELECT coalesce((SELECT {id} FROM {from} WHERE {own} AND {id} < 0 ORDER BY {id} DESC LIMIT 1),
+        "SELECT coalesce((SELECT {id} FROM {from} WHERE {own} AND {id} < 0 ORDER BY {id} DESC \
+            LIMIT 1),
             (SELECT {id} FROM {from} WHERE {own} AND {id} >= 0 ORDER BY {id} DESC LIMIT 1))"
     );
     session.row(WHAT, &sql, &[]).await?.get(0)
 }
 
-/// How far the ID clocks of schemas are, in milliseconds since the epoch. The CASE is needed because a signpost has
-/// views with these names.
+/// How far the ID clocks of schemas are, in milliseconds since the epoch. The CASE is needed
+/// because a signpost has views with these names.
 const CLOCKS: &str = "
     SELECT s.shard, s.name, (CASE WHEN t.relkind = 'S' THEN pg_sequence_last_value(t.oid) END
         + CASE WHEN o.relkind = 'S' THEN pg_sequence_last_value(o.oid) END) >> 10
@@ -233,8 +285,8 @@ const CLOCKS: &str = "
     JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = 'id_ticket'
     JOIN pg_class o ON o.relnamespace = n.oid AND o.relname = 'id_offset'";
 
-/// Columns whose IDs come from next_id() and that an index orders. Other columns would have to be read as a whole,
-/// which `check --rows` does.
+/// Columns whose IDs come from next_id() and that an index orders. Other columns would have to be
+/// read as a whole, which `check --rows` does.
 const COLUMNS: &str = "
     SELECT s.shard, s.name, c.relname::text, a.attname::text
     FROM unnest($1::int4[], $2::text[]) AS s(shard, name)
@@ -244,9 +296,12 @@ const COLUMNS: &str = "
     JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.adnum AND NOT a.attisdropped
         AND a.atttypid = 'int8'::regtype
     WHERE EXISTS (SELECT FROM pg_depend e JOIN pg_proc p ON p.oid = e.refobjid
-            WHERE e.classid = 'pg_attrdef'::regclass AND e.objid = d.oid AND e.refclassid = 'pg_proc'::regclass
+            WHERE e.classid = 'pg_attrdef'::regclass AND e.objid = d.oid AND e.refclassid = \
+            'pg_proc'::regclass
                 AND p.proname = 'next_id' AND p.pronargs = 0 AND p.pronamespace = n.oid)
-        AND EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_am m ON m.oid = x.relam
-            WHERE i.indrelid = c.oid AND i.indkey[0] = a.attnum AND i.indisvalid AND i.indpred IS NULL
+        AND EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_am m ON \
+        m.oid = x.relam
+            WHERE i.indrelid = c.oid AND i.indkey[0] = a.attnum AND i.indisvalid AND i.indpred IS \
+            NULL
                 AND m.amname = 'btree')
     ORDER BY 1, 2, 3, 4";

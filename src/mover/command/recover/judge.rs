@@ -1,10 +1,11 @@
-//! What must be done with a host that has come back from an earlier time: a pure function of what all hosts say.
+//! What must be done with a host that has come back from an earlier time: a pure function of what
+//! all hosts say.
 //!
-//! If hosts contradict each other about a shard, a [repair](crate::mover::Mover::plan_repair) judges which of them
-//! serves it; nothing here decides that again.
+//! If hosts contradict each other about a shard, a [repair](crate::mover::Mover::plan_repair)
+//! judges which of them serves it; nothing here decides that again.
 //!
-//! Invariant: an ID clock is only raised, and never by more than a day beyond its host's clock unless an operator says
-//! so.
+//! Invariant: an ID clock is only raised, and never by more than a day beyond its host's clock
+//! unless an operator says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,10 +20,13 @@ use crate::mover::command::recover::plan::{
 };
 use crate::mover::command::repair::{Repair, RepairPlan, RepairWay};
 use crate::mover::protocol::names::MoveId;
-use crate::schema::{ClockFacts, ControlFacts, HostFacts, ShardRow, ShardState, Survey, lost_on, restore};
+use crate::schema::{
+    ClockFacts, ControlFacts, HostFacts, ShardRow, ShardState, Survey, lost_on, restore,
+};
 use crate::shard::ShardId;
 
-/// A clock that is behind the others by less than this is ignored: a server takes longer than that to come back.
+/// A clock that is behind the others by less than this is ignored: a server takes longer than that
+/// to come back.
 const OFF_MS: i64 = 500;
 
 /// IDs run ahead of their clock by at most the burst of a second and a lease.
@@ -65,39 +69,71 @@ fn calm_owner<'a>(said: &[(&'a HostName, &'a ShardRow)]) -> Option<&'a HostName>
 /// The shards about which the host says something, or about which others say that it had them.
 pub(super) fn concerned(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let names = |said: &[(&HostName, &ShardRow)]| {
-        said.iter().any(|(by, row)| *by == host || (row.state == ShardState::Moved && row.peer.as_ref() == Some(host)))
+        said.iter().any(|(by, row)| {
+            *by == host || (row.state == ShardState::Moved && row.peer.as_ref() == Some(host))
+        })
     };
-    let all = rows(survey).into_iter().filter(|(_, said)| names(said)).map(|(shard, _)| shard);
-    all.chain(lost_on(survey, host).into_iter().flat_map(|lost| lost.shards)).collect()
+    let all = rows(survey)
+        .into_iter()
+        .filter(|(_, said)| names(said))
+        .map(|(shard, _)| shard);
+    all.chain(
+        lost_on(survey, host)
+            .into_iter()
+            .flat_map(|lost| lost.shards),
+    )
+    .collect()
 }
 
 /// Those of them for which it is not clear which host serves them.
 pub(super) fn contradictory(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let all = rows(survey);
-    let clear = |shard: &ShardId| all.get(shard).is_some_and(|said| calm_owner(said).is_some());
-    concerned(host, survey).into_iter().filter(|shard| !clear(shard)).collect()
+    let clear = |shard: &ShardId| {
+        all.get(shard)
+            .is_some_and(|said| calm_owner(said).is_some())
+    };
+    concerned(host, survey)
+        .into_iter()
+        .filter(|shard| !clear(shard))
+        .collect()
 }
 
 /// The shards that a host serves and no other host claims.
 pub(super) fn served(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
     let all = rows(survey);
-    let served = all.iter().filter(|(_, said)| calm_owner(said) == Some(host));
+    let served = all
+        .iter()
+        .filter(|(_, said)| calm_owner(said) == Some(host));
     served.map(|(shard, _)| *shard).collect()
 }
 
 /// Those of the shards that a host serves of which another host has kept its rows.
 pub(super) fn kept_elsewhere(host: &HostName, survey: &Survey) -> BTreeSet<ShardId> {
-    let Some(Ok(HostFacts { control: Some(own), .. })) = survey.get(host) else { return BTreeSet::new() };
+    let Some(Ok(HostFacts {
+        control: Some(own), ..
+    })) = survey.get(host)
+    else {
+        return BTreeSet::new();
+    };
     let kept = |shard: &ShardId| {
-        let Some(row) = own.shards.get(shard) else { return false };
+        let Some(row) = own.shards.get(shard) else {
+            return false;
+        };
         let left = format!("{}__left_e", row.schema);
         let others = controls(survey).filter(|(other, ..)| *other != host);
-        others.into_iter().any(|(_, facts, _)| facts.of_moves.schemas.iter().any(|schema| schema.starts_with(&left)))
+        others.into_iter().any(|(_, facts, _)| {
+            facts
+                .of_moves
+                .schemas
+                .iter()
+                .any(|schema| schema.starts_with(&left))
+        })
     };
     served(host, survey).into_iter().filter(kept).collect()
 }
 
-/// What is to be done. `margin`: how far after the present IDs may have been made before the host was lost.
+/// What is to be done. `margin`: how far after the present IDs may have been made before the host
+/// was lost.
 pub(super) fn judge(facts: &Facts, margin: Option<Duration>) -> RecoveryPlan {
     let mut plan = RecoveryPlan {
         host: facts.host.clone(),
@@ -112,7 +148,8 @@ pub(super) fn judge(facts: &Facts, margin: Option<Duration>) -> RecoveryPlan {
     for (shard, looked) in &facts.looked {
         match looked {
             Looked::At { without, .. } if served.contains(shard) => {
-                plan.elsewhere.extend(elsewhere(*shard, &facts.host, without));
+                plan.elsewhere
+                    .extend(elsewhere(*shard, &facts.host, without));
             }
             Looked::At { sure, .. } => match &sure.repair {
                 Repair::Do(_) => plan.repairs.push((**sure).clone()),
@@ -135,33 +172,77 @@ pub(super) fn judge(facts: &Facts, margin: Option<Duration>) -> RecoveryPlan {
 
 fn server(facts: &Facts) -> Option<RecoveredServer> {
     let said = facts.server?;
-    let Some(Ok(HostFacts { clock: Some(clock), .. })) = facts.survey.get(&facts.host) else {
+    let Some(Ok(HostFacts {
+        clock: Some(clock), ..
+    })) = facts.survey.get(&facts.host)
+    else {
         let (system, timeline, recorded) = (said.system, said.timeline, said.recorded);
-        return Some(RecoveredServer { system, timeline, recorded, last_id: None });
+        return Some(RecoveredServer {
+            system,
+            timeline,
+            recorded,
+            last_id: None,
+        });
     };
     // A clock that is ahead does not say when its last ID was made.
-    let last = clock.ids_ahead_ms.values().filter(|ahead| **ahead <= 0).max();
-    let last_id = last.and_then(|ahead| Timestamp::from_millisecond(clock.now.as_millisecond() + ahead).ok());
-    Some(RecoveredServer { system: said.system, timeline: said.timeline, recorded: said.recorded, last_id })
+    let last = clock
+        .ids_ahead_ms
+        .values()
+        .filter(|ahead| **ahead <= 0)
+        .max();
+    let last_id =
+        last.and_then(|ahead| Timestamp::from_millisecond(clock.now.as_millisecond() + ahead).ok());
+    Some(RecoveredServer {
+        system: said.system,
+        timeline: said.timeline,
+        recorded: said.recorded,
+        last_id,
+    })
 }
 
 /// Moves to later epochs than the host knows of, according to the others.
 fn lost_moves(facts: &Facts) -> Vec<LostMove> {
     let unclear = contradictory(&facts.host, &facts.survey);
     let mut lost = Vec::new();
-    for (shard, said) in rows(&facts.survey).into_iter().filter(|(shard, _)| unclear.contains(shard)) {
-        let own = said.iter().find(|(host, _)| **host == facts.host).map(|(_, row)| row.epoch);
+    for (shard, said) in rows(&facts.survey)
+        .into_iter()
+        .filter(|(shard, _)| unclear.contains(shard))
+    {
+        let own = said
+            .iter()
+            .find(|(host, _)| **host == facts.host)
+            .map(|(_, row)| row.epoch);
         let later = |epoch: ShardEpoch| own.is_none_or(|own| epoch > own);
         let id = |row: &ShardRow| row.move_id.map(MoveId::from);
         let mut of_shard: Vec<LostMove> = Vec::new();
-        for (host, row) in said.iter().filter(|(_, row)| row.state == ShardState::Moved && later(row.epoch)) {
+        for (host, row) in said
+            .iter()
+            .filter(|(_, row)| row.state == ShardState::Moved && later(row.epoch))
+        {
             let (from, to, epoch) = (Some((*host).clone()), row.peer.clone(), row.epoch);
-            of_shard.extend(to.map(|to| LostMove { shard, id: id(row), from, to, epoch }));
+            of_shard.extend(to.map(|to| LostMove {
+                shard,
+                id: id(row),
+                from,
+                to,
+                epoch,
+            }));
         }
-        for (host, row) in said.iter().filter(|(_, row)| row.state.is_owner() && later(row.epoch)) {
+        for (host, row) in said
+            .iter()
+            .filter(|(_, row)| row.state.is_owner() && later(row.epoch))
+        {
             if of_shard.iter().all(|lost| lost.epoch != row.epoch) {
-                let from = own.filter(|own| own.next() == row.epoch).map(|_| facts.host.clone());
-                of_shard.push(LostMove { shard, id: None, from, to: (*host).clone(), epoch: row.epoch });
+                let from = own
+                    .filter(|own| own.next() == row.epoch)
+                    .map(|_| facts.host.clone());
+                of_shard.push(LostMove {
+                    shard,
+                    id: None,
+                    from,
+                    to: (*host).clone(),
+                    epoch: row.epoch,
+                });
             }
         }
         of_shard.sort_by_key(|lost| lost.epoch);
@@ -177,9 +258,17 @@ fn choice(plan: &RepairPlan) -> Decision {
         Repair::Choose(ways) => ways,
         _ => &[],
     };
-    let said: Vec<String> = plan.hosts.iter().map(|says| format!("{} {}", says.host, says.says)).collect();
+    let said: Vec<String> = plan
+        .hosts
+        .iter()
+        .map(|says| format!("{} {}", says.host, says.says))
+        .collect();
     let command = |way: &RepairWay| {
-        let flags: Vec<String> = way.give_up.iter().map(|host| format!("--give-up {host}")).collect();
+        let flags: Vec<String> = way
+            .give_up
+            .iter()
+            .map(|host| format!("--give-up {host}"))
+            .collect();
         format!("pgshard moves repair {shard} {}", flags.join(" "))
     };
     Decision {
@@ -191,10 +280,16 @@ fn choice(plan: &RepairPlan) -> Decision {
 
 /// Rows of a shard that the host serves, which another host has as well.
 fn elsewhere(shard: ShardId, host: &HostName, without: &RepairPlan) -> Option<RowsElsewhere> {
-    let Repair::Do(way) = &without.repair else { return None };
+    let Repair::Do(way) = &without.repair else {
+        return None;
+    };
     let says = without.hosts.iter().find(|says| says.host == way.host)?;
     let command = format!("pgshard moves repair {shard} --give-up {host}");
-    Some(RowsElsewhere { shard, says: format!("{} {}", says.host, says.says), command })
+    Some(RowsElsewhere {
+        shard,
+        says: format!("{} {}", says.host, says.says),
+        command,
+    })
 }
 
 /// Shards that no host has any more.
@@ -205,9 +300,15 @@ fn gone(facts: &Facts) -> Option<Decision> {
     });
     let shards: Vec<ShardId> = nothing.map(|(shard, _)| *shard).collect();
     let (first, host) = (shards.first()?, &facts.host);
-    let what = format!("no host has these shards, or a whole copy of one: {}", restore(host));
+    let what = format!(
+        "no host has these shards, or a whole copy of one: {}",
+        restore(host)
+    );
     Some(Decision {
-        commands: vec![format!("pgshard bootstrap --lost {host}"), format!("pgshard moves repair {first} --plan")],
+        commands: vec![
+            format!("pgshard bootstrap --lost {host}"),
+            format!("pgshard moves repair {first} --plan"),
+        ],
         shards,
         what,
     })
@@ -217,7 +318,10 @@ fn gone(facts: &Facts) -> Option<Decision> {
 fn open_moves(facts: &Facts, plan: &RecoveryPlan) -> Vec<Decision> {
     let mut by_move: BTreeMap<MoveId, Vec<&OpenMove>> = BTreeMap::new();
     let repaired = |shard: ShardId| {
-        let decided = plan.decisions.iter().any(|decision| decision.shards.contains(&shard));
+        let decided = plan
+            .decisions
+            .iter()
+            .any(|decision| decision.shards.contains(&shard));
         decided || plan.repairs.iter().any(|repair| repair.shard == shard)
     };
     for open in facts.open.iter().filter(|open| !repaired(open.shard)) {
@@ -226,9 +330,19 @@ fn open_moves(facts: &Facts, plan: &RecoveryPlan) -> Vec<Decision> {
     let decision = |(id, of_move): (MoveId, Vec<&OpenMove>)| {
         let first = of_move.first()?;
         let shards: Vec<ShardId> = of_move.iter().map(|open| open.shard).collect();
-        let what = format!("the move {id} from {} to {} was under way: {}", first.source, first.target, first.phase);
-        let commands = vec![format!("pgshard moves resume {id}"), format!("pgshard moves abort {id}")];
-        Some(Decision { shards, what, commands })
+        let what = format!(
+            "the move {id} from {} to {} was under way: {}",
+            first.source, first.target, first.phase
+        );
+        let commands = vec![
+            format!("pgshard moves resume {id}"),
+            format!("pgshard moves abort {id}"),
+        ];
+        Some(Decision {
+            shards,
+            what,
+            commands,
+        })
     };
     by_move.into_iter().filter_map(decision).collect()
 }
@@ -239,41 +353,80 @@ struct Floor {
     why: String,
 }
 
-/// Raises the clocks that could give an ID a second time. The reasons are IDs that were seen elsewhere, clocks, and the
-/// operator's margin.
+/// Raises the clocks that could give an ID a second time. The reasons are IDs that were seen
+/// elsewhere, clocks, and the operator's margin.
 fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
     let all = rows(&facts.survey);
     for shard in &concerned(&facts.host, &facts.survey) {
-        let Some(host) = all.get(shard).and_then(|said| calm_owner(said)) else { continue };
-        let Some(Ok(HostFacts { clock: Some(clock), control: Some(control), .. })) = facts.survey.get(host) else {
+        let Some(host) = all.get(shard).and_then(|said| calm_owner(said)) else {
             continue;
         };
-        let (Some(row), Some(cluster)) = (control.shards.get(shard), &control.cluster) else { continue };
+        let Some(Ok(HostFacts {
+            clock: Some(clock),
+            control: Some(control),
+            ..
+        })) = facts.survey.get(host)
+        else {
+            continue;
+        };
+        let (Some(row), Some(cluster)) = (control.shards.get(shard), &control.cluster) else {
+            continue;
+        };
         let seen = facts.ids.get(shard).map_or(&[][..], Vec::as_slice);
-        let own = |seen: &&IdSeen| (&seen.host, &seen.schema, seen.by) == (host, &row.schema, SeenBy::Clock);
+        let own = |seen: &&IdSeen| {
+            (&seen.host, &seen.schema, seen.by) == (host, &row.schema, SeenBy::Clock)
+        };
         // An ID clock that cannot be read is a finding of `check`.
-        let Some(at) = seen.iter().find(own).map(|seen| seen.unix_ms) else { continue };
+        let Some(at) = seen.iter().find(own).map(|seen| seen.unix_ms) else {
+            continue;
+        };
         let now = clock.now.as_millisecond();
         let margin = margin.filter(|_| *host == facts.host);
-        let floors = [by_rows(seen, host, at), by_clocks(facts, host, clock), by_word(margin, now)];
-        let Some(floor) = floors.into_iter().flatten().max_by_key(|floor| floor.unix_ms) else { continue };
-        // Several IDs may be made in one millisecond, and the one that was seen may be the later of them.
+        let floors = [
+            by_rows(seen, host, at),
+            by_clocks(facts, host, clock),
+            by_word(margin, now),
+        ];
+        let Some(floor) = floors
+            .into_iter()
+            .flatten()
+            .max_by_key(|floor| floor.unix_ms)
+        else {
+            continue;
+        };
+        // Several IDs may be made in one millisecond, and the one that was seen may be the later of
+        // them.
         if at > floor.unix_ms {
             continue;
         }
-        let ms = u64::try_from(floor.unix_ms - cluster.epoch_ms).unwrap_or(0).min(MS_MAX);
-        let Some(id) = Id::new(ms, *shard, u64::from(SEQ_MAX)).map(Id::encode) else { continue };
-        let (host, after) = (host.clone(), Timestamp::from_millisecond(floor.unix_ms).unwrap_or(Timestamp::MAX));
+        let ms = u64::try_from(floor.unix_ms - cluster.epoch_ms)
+            .unwrap_or(0)
+            .min(MS_MAX);
+        let Some(id) = Id::new(ms, *shard, u64::from(SEQ_MAX)).map(Id::encode) else {
+            continue;
+        };
+        let (host, after) = (
+            host.clone(),
+            Timestamp::from_millisecond(floor.unix_ms).unwrap_or(Timestamp::MAX),
+        );
         if floor.unix_ms - now < DAY_MS {
-            plan.clocks.push(ClockRaise { host, shard: *shard, after, id, why: floor.why });
+            plan.clocks.push(ClockRaise {
+                host,
+                shard: *shard,
+                after,
+                id,
+                why: floor.why,
+            });
         } else {
             let days = (floor.unix_ms - now) / DAY_MS + 1;
             let schema = crate::pg::quote_ident(&row.schema);
             plan.decisions.push(Decision {
                 shards: vec![*shard],
                 what: format!(
-                    "its IDs would have to go on after {after}, far ahead of the clock of {host}: {}. If that is an ID \
-                     of the shard, the owner of its schema confirms it with this statement; if not, give that row \
+                    "its IDs would have to go on after {after}, far ahead of the clock of {host}: \
+                        {}. If that is an ID \
+                     of the shard, the owner of its schema confirms it with this statement; if \
+                     not, give that row \
                      another ID",
                     floor.why
                 ),
@@ -283,20 +436,29 @@ fn clocks(facts: &Facts, margin: Option<Duration>, plan: &mut RecoveryPlan) {
     }
 }
 
-/// IDs that are in rows, or that another host's clock of the shard had come to. The millisecond that the host's own has
-/// come to is passed by itself where the rows are its own.
+/// IDs that are in rows, or that another host's clock of the shard had come to. The millisecond
+/// that the host's own has come to is passed by itself where the rows are its own.
 fn by_rows(seen: &[IdSeen], host: &HostName, at: i64) -> Option<Floor> {
     let past = |seen: &&IdSeen| seen.unix_ms > at || (seen.unix_ms == at && seen.host != *host);
     let last = seen.iter().filter(past).max_by_key(|seen| seen.unix_ms)?;
     let why = format!("{} of {} has come to a later ID", last.schema, last.host);
-    Some(Floor { unix_ms: last.unix_ms, why })
+    Some(Floor {
+        unix_ms: last.unix_ms,
+        why,
+    })
 }
 
-/// The clock of the host is behind the others', and the clock of its former server may not have been. If only two
-/// clocks differ, nobody knows which is right; then ours decides.
+/// The clock of the host is behind the others', and the clock of its former server may not have
+/// been. If only two clocks differ, nobody knows which is right; then ours decides.
 fn by_clocks(facts: &Facts, host: &HostName, clock: &ClockFacts) -> Option<Floor> {
     let other = |(other, facts): (&HostName, &Result<HostFacts, _>)| {
-        facts.as_ref().ok().filter(|_| other != host)?.clock.as_ref().map(|clock| (clock.ahead_ms, clock.within_ms))
+        facts
+            .as_ref()
+            .ok()
+            .filter(|_| other != host)?
+            .clock
+            .as_ref()
+            .map(|clock| (clock.ahead_ms, clock.within_ms))
     };
     let mut others: Vec<(i64, i64)> = facts.survey.iter().filter_map(other).collect();
     others.push((0, 0));
@@ -306,20 +468,30 @@ fn by_clocks(facts: &Facts, host: &HostName, clock: &ClockFacts) -> Option<Floor
     let floor = clock.now.as_millisecond() + behind + AHEAD_MS;
     (behind > OFF_MS + within + clock.within_ms).then(|| Floor {
         unix_ms: floor,
-        why: format!("the clock of {host} is {:.1} s behind the others'", behind as f64 / 1000.0),
+        why: format!(
+            "the clock of {host} is {:.1} s behind the others'",
+            behind as f64 / 1000.0
+        ),
     })
 }
 
 fn by_word(margin: Option<Duration>, now: i64) -> Option<Floor> {
     let margin = margin?;
     let unix_ms = now.saturating_add(i64::try_from(margin.as_millis()).unwrap_or(i64::MAX));
-    Some(Floor { unix_ms, why: format!("--margin-s {}", margin.as_secs()) })
+    Some(Floor {
+        unix_ms,
+        why: format!("--margin-s {}", margin.as_secs()),
+    })
 }
 
 impl RecoveryPlan {
     /// The shards that the plan is about, for the log.
     pub(super) fn told(&self) -> String {
         let repaired = self.repairs.iter().map(|repair| repair.shard);
-        print_shards(repaired.chain(self.clocks.iter().map(|raise| raise.shard)).collect::<BTreeSet<_>>())
+        print_shards(
+            repaired
+                .chain(self.clocks.iter().map(|raise| raise.shard))
+                .collect::<BTreeSet<_>>(),
+        )
     }
 }

@@ -1,8 +1,8 @@
-//! A host that has come back from an earlier time: it was restored, emptied, or failed over to a standby that lacked
-//! the last seconds.
+//! A host that has come back from an earlier time: it was restored, emptied, or failed over to a
+//! standby that lacked the last seconds.
 //!
-//! [`read`](facts::read) asks all hosts, [`judge`](judge::judge) says what must be done, and a repair decides for each
-//! shard which host serves it. A second run does nothing.
+//! [`read`](facts::read) asks all hosts, [`judge`](judge::judge) says what must be done, and a
+//! repair decides for each shard which host serves it. A second run does nothing.
 
 mod facts;
 mod judge;
@@ -30,9 +30,12 @@ pub(in crate::mover) async fn plan(
     Ok(judge::judge(&facts::read(context, host).await?, margin))
 }
 
-/// Does what a plan says can be done, and returns what is left. The clocks come first: from then on, applications that
-/// already write to the host get no ID a second time.
-pub(in crate::mover) async fn recover(context: &Context, plan: &RecoveryPlan) -> Result<RecoveryPlan, Error> {
+/// Does what a plan says can be done, and returns what is left. The clocks come first: from then
+/// on, applications that already write to the host get no ID a second time.
+pub(in crate::mover) async fn recover(
+    context: &Context,
+    plan: &RecoveryPlan,
+) -> Result<RecoveryPlan, Error> {
     tracing::info!(host = %plan.host, shards = plan.told(), "bringing a host back into service");
     raise(context, &plan.clocks).await?;
     for repair in &plan.repairs {
@@ -45,20 +48,28 @@ pub(in crate::mover) async fn recover(context: &Context, plan: &RecoveryPlan) ->
         return Ok(left);
     }
     raise(context, &left.clocks).await?;
-    Ok(RecoveryPlan { clocks: Vec::new(), ..left })
+    Ok(RecoveryPlan {
+        clocks: Vec::new(),
+        ..left
+    })
 }
 
 /// Raises ID clocks, host by host.
 ///
-/// Locks: ROW EXCLUSIVE on the shard's sequence id_offset and the advisory lock of its ID clock, for one statement.
+/// Locks: ROW EXCLUSIVE on the shard's sequence id_offset and the advisory lock of its ID clock,
+/// for one statement.
 async fn raise(context: &Context, clocks: &[ClockRaise]) -> Result<(), Error> {
     for of_host in clocks.chunk_by(|one, other| one.host == other.host) {
         let mut session = context.hosts.open(&of_host[0].host).await?;
         for raise in of_host {
             session = session.for_shard(raise.shard);
-            let names = Names { schema: context.prefix.schema(raise.shard) };
+            let names = Names {
+                schema: context.prefix.schema(raise.shard),
+            };
             let sql = format!("SELECT {}.resume_after($1)", quote_ident(&names.schema));
-            session.row("raising the ID clock", &sql, &[&raise.id]).await?;
+            session
+                .row("raising the ID clock", &sql, &[&raise.id])
+                .await?;
         }
     }
     Ok(())

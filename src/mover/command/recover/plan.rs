@@ -1,5 +1,5 @@
-//! What is known of a host that has come back from an earlier time, and what would be done: for the operator who
-//! decides.
+//! What is known of a host that has come back from an earlier time, and what would be done: for the
+//! operator who decides.
 
 use jiff::Timestamp;
 
@@ -8,7 +8,8 @@ use crate::mover::command::repair::RepairPlan;
 use crate::mover::protocol::names::MoveId;
 use crate::shard::ShardId;
 
-/// What brings a host that was restored, failed over or emptied back into service, and what only a human can decide.
+/// What brings a host that was restored, failed over or emptied back into service, and what only a
+/// human can decide.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RecoveryPlan {
@@ -18,7 +19,8 @@ pub struct RecoveryPlan {
     pub server: Option<RecoveredServer>,
     /// The moves that others know of and the host does not, by shard.
     pub moves: Vec<LostMove>,
-    /// The shards about which hosts contradict each other and for which it is certain what must be done.
+    /// The shards about which hosts contradict each other and for which it is certain what must be
+    /// done.
     pub repairs: Vec<RepairPlan>,
     /// The ID clocks that must be raised, so that no ID is given a second time.
     pub clocks: Vec<ClockRaise>,
@@ -48,9 +50,11 @@ pub struct RecoveredServer {
     pub system: i64,
     /// The timeline that it writes.
     pub timeline: i64,
-    /// The highest timeline that it has recorded for itself. If it is lower, the server was promoted or restored since.
+    /// The highest timeline that it has recorded for itself. If it is lower, the server was
+    /// promoted or restored since.
     pub recorded: Option<i64>,
-    /// When the last ID that it knows of was made, of all shards that it serves. `None` if it serves none.
+    /// When the last ID that it knows of was made, of all shards that it serves. `None` if it
+    /// serves none.
     pub last_id: Option<Timestamp>,
 }
 
@@ -94,7 +98,8 @@ pub struct RowsElsewhere {
     pub shard: ShardId,
     /// What that host says about them.
     pub says: String,
-    /// The command that makes that host serve the shard with these rows, and the other keep its own beside it.
+    /// The command that makes that host serve the shard with these rows, and the other keep its own
+    /// beside it.
     pub command: String,
 }
 

@@ -90,9 +90,14 @@ impl Incoming {
     /// Whether this is what a host has decided to give away, and all of it.
     pub(super) fn fits(&self, given: &ShardSaid) -> bool {
         let hash = given.token.map(|token| {
-            Sha256::digest(token.to_string()).iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+            Sha256::digest(token.to_string())
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
         });
-        (Some(self.move_id), self.epoch) == (given.move_id, given.epoch) && hash.is_some() && self.ready == hash
+        (Some(self.move_id), self.epoch) == (given.move_id, given.epoch)
+            && hash.is_some()
+            && self.ready == hash
     }
 }
 
@@ -117,13 +122,16 @@ pub(super) struct JournaledMove {
     pub(super) worker: Option<Worker>,
 }
 
-/// Asks all hosts of the config, each in one snapshot. Hosts that others name, but the config does not, count as
-/// silent.
+/// Asks all hosts of the config, each in one snapshot. Hosts that others name, but the config does
+/// not, count as silent.
 ///
 /// # Errors
 /// [`Error::ControlOld`] and [`Error::AtWork`]: those must be put right, or waited for, first.
 pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>, Error> {
-    let asked = context.hosts.names().map(|host| async move { (host.clone(), ask(context, host, shard).await) });
+    let asked = context
+        .hosts
+        .names()
+        .map(|host| async move { (host.clone(), ask(context, host, shard).await) });
     let mut all = Vec::new();
     for (host, answer) in join_all(asked).await {
         let answer = match answer {
@@ -139,17 +147,26 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
         all.push(Said { host, answer });
     }
     for said in &all {
-        let Answer::Known(known) = &said.answer else { continue };
+        let Answer::Known(known) = &said.answer else {
+            continue;
+        };
         for told in known.journal.iter().filter(|told| !told.phase.is_ended()) {
             if let Some(worker) = told.worker.clone() {
-                return Err(Error::AtWork { shard, id: told.id, worker });
+                return Err(Error::AtWork {
+                    shard,
+                    id: told.id,
+                    worker,
+                });
             }
         }
     }
     let named: BTreeSet<HostName> = all.iter().flat_map(named).collect();
     for host in named {
         if !all.iter().any(|said| said.host == host) {
-            all.push(Said { host, answer: Answer::Silent("the config does not name it".to_owned()) });
+            all.push(Said {
+                host,
+                answer: Answer::Silent("the config does not name it".to_owned()),
+            });
         }
     }
     Ok(all)
@@ -157,30 +174,52 @@ pub(super) async fn read(context: &Context, shard: ShardId) -> Result<Vec<Said>,
 
 /// The hosts that this one names as having the shard, or as bringing it.
 fn named(said: &Said) -> Vec<HostName> {
-    let Answer::Known(known) = &said.answer else { return Vec::new() };
+    let Answer::Known(known) = &said.answer else {
+        return Vec::new();
+    };
     let peer = known.row.iter().filter_map(|row| match &row.state {
         Owning::Moved(peer) => Some(peer.clone()),
         _ => None,
     });
-    peer.chain(known.incoming.iter().map(|incoming| incoming.source.clone())).collect()
+    peer.chain(
+        known
+            .incoming
+            .iter()
+            .map(|incoming| incoming.source.clone()),
+    )
+    .collect()
 }
 
-/// What a host says. If it has no control schema, or has rows that no release of ours has written, it counts as silent.
+/// What a host says. If it has no control schema, or has rows that no release of ours has written,
+/// it counts as silent.
 ///
 /// Locks: none but ACCESS SHARE on catalogs and control tables.
 async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answer, Error> {
     let session = context.hosts.open(host).await?.for_shard(shard);
     if !session.is_bootstrapped().await? {
         return Ok(Answer::Silent(
-            "its database has no control schema: it is empty, or belongs to another program".to_owned(),
+            "its database has no control schema: it is empty, or belongs to another program"
+                .to_owned(),
         ));
     }
-    let unreadable = |table: &str| Ok(Answer::Silent(format!("its row of the shard in {table} cannot be read")));
-    let names = Names { schema: context.prefix.schema(shard) };
-    session.batch(WHAT, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+    let unreadable = |table: &str| {
+        Ok(Answer::Silent(format!(
+            "its row of the shard in {table} cannot be read"
+        )))
+    };
+    let names = Names {
+        schema: context.prefix.schema(shard),
+    };
+    session
+        .batch(WHAT, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        .await?;
     let server = server(&session).await?;
-    let mut known = Known { server, ..Known::default() };
-    let sql = "SELECT state, epoch, peer, move_id, open_token FROM pgshard.shard WHERE shard_id = $1";
+    let mut known = Known {
+        server,
+        ..Known::default()
+    };
+    let sql =
+        "SELECT state, epoch, peer, move_id, open_token FROM pgshard.shard WHERE shard_id = $1";
     let rows = session.rows(WHAT, sql, &[&shard.as_i32()]).await?;
     if let Some(found) = rows.first() {
         match row(found)? {
@@ -189,7 +228,8 @@ async fn ask(context: &Context, host: &HostName, shard: ShardId) -> Result<Answe
         }
     }
     known.journal = journal(&session, shard).await?;
-    let sql = "SELECT move_id, source, epoch, CASE WHEN ready_attempt IS NOT NULL THEN open_hash END
+    let sql =
+        "SELECT move_id, source, epoch, CASE WHEN ready_attempt IS NOT NULL THEN open_hash END
         FROM pgshard.incoming WHERE shard_id = $1";
     let rows = session.rows(WHAT, sql, &[&shard.as_i32()]).await?;
     if let Some(found) = rows.first() {
@@ -209,16 +249,23 @@ const WHAT: &str = "asking what the host knows of the shard";
 ///
 /// Locks: none but ACCESS SHARE on catalogs and control tables.
 pub(in crate::mover::command) async fn server(session: &Session) -> Result<ServerSaid, Error> {
-    let sql = "SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint,
+    let sql = "SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), \
+        8))::bit(32)::bigint,
             (SELECT max(i.timeline) FROM pgshard.identity i JOIN pgshard.cluster c USING (host_name)
              WHERE i.system_identifier = s.system_identifier)
         FROM pg_control_system() s";
     let row = session.row(WHAT, sql, &[]).await?;
-    Ok(ServerSaid { system: row.get(0)?, timeline: row.get(1)?, recorded: row.get(2)? })
+    Ok(ServerSaid {
+        system: row.get(0)?,
+        timeline: row.get(1)?,
+        recorded: row.get(2)?,
+    })
 }
 
 async fn journal(session: &Session, shard: ShardId) -> Result<Vec<JournaledMove>, Error> {
-    let sql = format!("SELECT {COLUMNS} FROM pgshard.move WHERE shard_id = $1 ORDER BY created_at, move_id");
+    let sql = format!(
+        "SELECT {COLUMNS} FROM pgshard.move WHERE shard_id = $1 ORDER BY created_at, move_id"
+    );
     let mut entries = session.read_entries(WHAT, &sql, &[&shard.as_i32()]).await?;
     session.add_workers(&mut entries, None).await?;
     let told = |entry: Entry| JournaledMove {
@@ -231,30 +278,42 @@ async fn journal(session: &Session, shard: ShardId) -> Result<Vec<JournaledMove>
     Ok(entries.into_iter().map(told).collect())
 }
 
-/// The old copies, including one that a rollback has taken. A copy that is fed has a row of progress, which was written
-/// in one transaction with the removal of its constraints.
+/// The old copies, including one that a rollback has taken. A copy that is fed has a row of
+/// progress, which was written in one transaction with the removal of its constraints.
 async fn copies(session: &Session, shard: ShardId, names: &Names) -> Result<Vec<OldCopy>, Error> {
     let sql = "WITH copies AS (
-            SELECT substr(nspname, length($2::text) + 9)::integer AS epoch, NULL::uuid AS taken_by FROM pg_namespace
-            WHERE starts_with(nspname, $2 || '__left_e') AND substr(nspname, length($2::text) + 9) ~ '^[0-9]{1,9}$'
+            SELECT substr(nspname, length($2::text) + 9)::integer AS epoch, NULL::uuid AS taken_by \
+            FROM pg_namespace
+            WHERE starts_with(nspname, $2 || '__left_e') AND substr(nspname, length($2::text) + 9) \
+            ~ '^[0-9]{1,9}$'
             UNION ALL
-            SELECT m.epoch, b.taken_by FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
-            JOIN pgshard.incoming i ON i.move_id = b.taken_by AND i.shard_id = b.shard_id WHERE b.shard_id = $1)
+            SELECT m.epoch, b.taken_by FROM pgshard.back b JOIN pgshard.move m USING (move_id, \
+            shard_id)
+            JOIN pgshard.incoming i ON i.move_id = b.taken_by AND i.shard_id = b.shard_id WHERE \
+            b.shard_id = $1)
         SELECT c.epoch, c.taken_by, c.taken_by IS NOT NULL OR EXISTS (
             SELECT FROM pgshard.move m JOIN pgshard.back b USING (move_id, shard_id)
             JOIN pgshard.progress p USING (move_id, shard_id)
-            WHERE m.shard_id = $1 AND m.epoch = c.epoch AND b.at_open IS NOT NULL AND p.xmin <> b.xmin)
+            WHERE m.shard_id = $1 AND m.epoch = c.epoch AND b.at_open IS NOT NULL AND p.xmin <> \
+            b.xmin)
         FROM copies c ORDER BY 1";
-    let rows = session.rows(WHAT, sql, &[&shard.as_i32(), &names.schema]).await?;
+    let rows = session
+        .rows(WHAT, sql, &[&shard.as_i32(), &names.schema])
+        .await?;
     let read = |row: &AnsweredRow| {
         let epoch = ShardEpoch::from_i32(row.get(0)?).unwrap_or(ShardEpoch::FIRST);
         let taken_by = row.get::<_, Option<Uuid>>(1)?.map(MoveId::from);
-        Ok(OldCopy { epoch, taken_by, fed: row.get(2)? })
+        Ok(OldCopy {
+            epoch,
+            taken_by,
+            fed: row.get(2)?,
+        })
     };
     rows.iter().map(read).collect()
 }
 
-/// `None` if the state, the epoch or the host is invalid: what is unclear is never taken for serving.
+/// `None` if the state, the epoch or the host is invalid: what is unclear is never taken for
+/// serving.
 fn row(row: &AnsweredRow) -> Result<Option<ShardSaid>, Error> {
     let peer: Option<&str> = row.get(2)?;
     let state = match (row.get(0)?, peer.and_then(|peer| HostName::new(peer).ok())) {
@@ -263,15 +322,32 @@ fn row(row: &AnsweredRow) -> Result<Option<ShardSaid>, Error> {
         ("serving", _) => Owning::Serving,
         _ => return Ok(None),
     };
-    let Some(epoch) = ShardEpoch::from_i32(row.get(1)?) else { return Ok(None) };
+    let Some(epoch) = ShardEpoch::from_i32(row.get(1)?) else {
+        return Ok(None);
+    };
     let move_id = row.get::<_, Option<Uuid>>(3)?.map(MoveId::from);
-    Ok(Some(ShardSaid { state, epoch, move_id, token: row.get(4)? }))
+    Ok(Some(ShardSaid {
+        state,
+        epoch,
+        move_id,
+        token: row.get(4)?,
+    }))
 }
 
 /// `None` if the epoch or the host is invalid.
 fn incoming(row: &AnsweredRow) -> Result<Option<Incoming>, Error> {
-    let (source, epoch) = (HostName::new(row.get(1)?).ok(), ShardEpoch::from_i32(row.get(2)?));
-    let (Some(source), Some(epoch)) = (source, epoch) else { return Ok(None) };
+    let (source, epoch) = (
+        HostName::new(row.get(1)?).ok(),
+        ShardEpoch::from_i32(row.get(2)?),
+    );
+    let (Some(source), Some(epoch)) = (source, epoch) else {
+        return Ok(None);
+    };
     let move_id = MoveId::from(row.get::<_, Uuid>(0)?);
-    Ok(Some(Incoming { move_id, source, epoch, ready: row.get(3)? }))
+    Ok(Some(Incoming {
+        move_id,
+        source,
+        epoch,
+        ready: row.get(3)?,
+    }))
 }

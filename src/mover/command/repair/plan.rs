@@ -1,4 +1,5 @@
-//! Puts into words what is known about a shard and what would be done, for the operator who decides.
+//! Puts into words what is known about a shard and what would be done, for the operator who
+//! decides.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,7 +11,8 @@ use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Phase;
 use crate::shard::{SchemaPrefix, ShardId};
 
-/// What hosts say about a shard, and what can be repaired without losing rows that were acknowledged.
+/// What hosts say about a shard, and what can be repaired without losing rows that were
+/// acknowledged.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RepairPlan {
@@ -71,7 +73,9 @@ impl RepairPlan {
         said: &[Said],
         given_up: &BTreeSet<HostName>,
     ) -> RepairPlan {
-        let names = Names { schema: prefix.schema(shard) };
+        let names = Names {
+            schema: prefix.schema(shard),
+        };
         let judgement = judge(&View { said, given_up });
         let way = |give_up: &BTreeSet<HostName>, host: &HostName, actions: &[Action]| RepairWay {
             give_up: give_up.iter().cloned().collect(),
@@ -88,8 +92,19 @@ impl RepairPlan {
             }
             Judgement::Nothing => Repair::Nothing,
         };
-        let hosts = said.iter().map(|said| HostSays { host: said.host.clone(), says: says(said, &names) }).collect();
-        RepairPlan { shard, hosts, repair, judgement }
+        let hosts = said
+            .iter()
+            .map(|said| HostSays {
+                host: said.host.clone(),
+                says: says(said, &names),
+            })
+            .collect();
+        RepairPlan {
+            shard,
+            hosts,
+            repair,
+            judgement,
+        }
     }
 }
 
@@ -108,26 +123,61 @@ fn says(said: &Said, names: &Names) -> String {
         },
     };
     if let Some(incoming) = &known.incoming {
-        let how =
-            if incoming.ready.is_some() { "all of it is there, but not opened" } else { "not all of it is there" };
+        let how = if incoming.ready.is_some() {
+            "all of it is there, but not opened"
+        } else {
+            "not all of it is there"
+        };
         let (source, epoch, id) = (&incoming.source, incoming.epoch, incoming.move_id);
-        let _ = write!(text, "; the move {id} brings it from {source} for epoch {epoch}: {how}");
+        let _ = write!(
+            text,
+            "; the move {id} brings it from {source} for epoch {epoch}: {how}"
+        );
     }
-    if known.row.as_ref().is_some_and(|row| matches!(row.state, Owning::Moved(_))) {
+    if known
+        .row
+        .as_ref()
+        .is_some_and(|row| matches!(row.state, Owning::Moved(_)))
+    {
         for copy in &known.copies {
-            let name = copy.taken_by.map_or_else(|| names.left(copy.epoch), |_| names.incoming());
-            let fed = if copy.fed { ", fed with changes since" } else { ", as it was when it left" };
-            let _ = write!(text, "; its old copy of epoch {} is kept ({name}{fed})", copy.epoch);
+            let name = copy
+                .taken_by
+                .map_or_else(|| names.left(copy.epoch), |_| names.incoming());
+            let fed = if copy.fed {
+                ", fed with changes since"
+            } else {
+                ", as it was when it left"
+            };
+            let _ = write!(
+                text,
+                "; its old copy of epoch {} is kept ({name}{fed})",
+                copy.epoch
+            );
         }
     }
-    for told in known.journal.iter().filter(|told| !matches!(told.phase, Phase::Completed | Phase::Aborted)) {
-        let _ = write!(text, "; its journal has the move {} to {} as {}", told.id, told.target, told.phase);
+    for told in known
+        .journal
+        .iter()
+        .filter(|told| !matches!(told.phase, Phase::Completed | Phase::Aborted))
+    {
+        let _ = write!(
+            text,
+            "; its journal has the move {} to {} as {}",
+            told.id, told.target, told.phase
+        );
     }
     let server = known.server;
-    let _ = write!(text, " (system {}, timeline {}", server.system, server.timeline);
+    let _ = write!(
+        text,
+        " (system {}, timeline {}",
+        server.system, server.timeline
+    );
     match server.recorded {
         Some(recorded) if recorded < server.timeline => {
-            let _ = write!(text, ": it was promoted or restored since it recorded timeline {recorded})");
+            let _ = write!(
+                text,
+                ": it was promoted or restored since it recorded timeline {recorded})"
+            );
         }
         _ => text.push(')'),
     }
@@ -140,29 +190,56 @@ fn step(action: &Action, names: &Names) -> String {
         Action::Raise { host, epoch, to } => {
             format!("{host} serves it at epoch {to} in place of {epoch}, with the rows that it has")
         }
-        Action::StandDown { host, epoch, owner, .. } => format!(
-            "{host} refuses it and directs to {owner}; what it has is kept as {}, and nothing of it is dropped",
+        Action::StandDown {
+            host, epoch, owner, ..
+        } => format!(
+            "{host} refuses it and directs to {owner}; what it has is kept as {}, and nothing of \
+                it is dropped",
             names.left(*epoch)
         ),
         Action::TakeBack { host, copy, to, .. } => {
             format!(
-                "{host} makes its old copy of epoch {copy} the shard again, with its unlogged tables empty, and serves \
+                "{host} makes its old copy of epoch {copy} the shard again, with its unlogged \
+                    tables empty, and serves \
                  it at epoch {to}"
             )
         }
-        Action::Open { host, by: Some(by), id, epoch } => {
-            format!("{host} opens what the move {id} brought, as {by} decided, and serves it at epoch {epoch}")
+        Action::Open {
+            host,
+            by: Some(by),
+            id,
+            epoch,
+        } => {
+            format!(
+                "{host} opens what the move {id} brought, as {by} decided, and serves it at epoch \
+                    {epoch}"
+            )
         }
-        Action::Open { host, by: None, id, epoch } => format!(
-            "{host} opens what the move {id} brought, although nobody can say whether its source had decided, and \
+        Action::Open {
+            host,
+            by: None,
+            id,
+            epoch,
+        } => format!(
+            "{host} opens what the move {id} brought, although nobody can say whether its source \
+                had decided, and \
              serves it at epoch {epoch}"
         ),
     }
 }
 
 /// Which acknowledged rows the shard may lack, and where they are.
-fn at_risk(said: &[Said], give_up: &BTreeSet<HostName>, actions: &[Action], names: &Names) -> Vec<String> {
-    let answer = |host: &HostName| said.iter().find(|said| said.host == *host).map(|said| &said.answer);
+fn at_risk(
+    said: &[Said],
+    give_up: &BTreeSet<HostName>,
+    actions: &[Action],
+    names: &Names,
+) -> Vec<String> {
+    let answer = |host: &HostName| {
+        said.iter()
+            .find(|said| said.host == *host)
+            .map(|said| &said.answer)
+    };
     let known = |host: &HostName| match answer(host) {
         Some(Answer::Known(known)) => Some(&**known),
         _ => None,
@@ -171,7 +248,8 @@ fn at_risk(said: &[Said], give_up: &BTreeSet<HostName>, actions: &[Action], name
     for host in give_up {
         match known(host) {
             None => risks.push(format!(
-                "whatever {host} took while it had the shard, if it had it: nobody else has that, except what was fed \
+                "whatever {host} took while it had the shard, if it had it: nobody else has that, \
+                    except what was fed \
                  to an old copy. It must not come back as it was before `pgshard check` has seen it"
             )),
             Some(known) => risks.extend(given_up(host, known, actions)),
@@ -179,28 +257,45 @@ fn at_risk(said: &[Said], give_up: &BTreeSet<HostName>, actions: &[Action], name
     }
     for action in actions {
         match action {
-            Action::StandDown { host, epoch, owner, .. } => risks.push(format!(
-                "what {host} took since the shard went to another: it is in {} on {host} only. Compare it with the \
+            Action::StandDown {
+                host, epoch, owner, ..
+            } => risks.push(format!(
+                "what {host} took since the shard went to another: it is in {} on {host} only. \
+                    Compare it with the \
                  shard on {owner}: `pgshard moves audit`",
                 names.left(*epoch)
             )),
             Action::TakeBack { host, copy, .. } if !is_fed(known(host), *copy) => {
-                risks.push(format!("what was written to the shard after it had left {host} at epoch {copy}"));
+                risks.push(format!(
+                    "what was written to the shard after it had left {host} at \
+                    epoch {copy}"
+                ));
             }
             Action::TakeBack { host, .. } => risks.push(format!(
-                "what was written to the shard after it had left {host}, except what was fed to the old copy since"
+                "what was written to the shard after it had left {host}, except what was fed to \
+                    the old copy since"
             )),
-            Action::Open { host, by: Some(by), id, .. } => {
-                let told = known(by).and_then(|known| known.journal.iter().find(|told| told.id == *id));
+            Action::Open {
+                host,
+                by: Some(by),
+                id,
+                ..
+            } => {
+                let told =
+                    known(by).and_then(|known| known.journal.iter().find(|told| told.id == *id));
                 if told.is_some_and(|told| matches!(told.phase, Phase::Opened | Phase::Kept)) {
                     risks.push(format!(
-                        "what {host} took after it had opened the shard: its server of today has lost that, as after a \
+                        "what {host} took after it had opened the shard: its server of today has \
+                            lost that, as after a \
                          fail-over, and nobody else has it"
                     ));
                 }
             }
             Action::Open { host, by: None, .. } => {
-                risks.push(format!("what the source took after {host} had all of it, if its fence was taken back"));
+                risks.push(format!(
+                    "what the source took after {host} had all of it, if its fence \
+                    was taken back"
+                ));
             }
             Action::Raise { .. } => {}
         }
@@ -209,19 +304,32 @@ fn at_risk(said: &[Said], give_up: &BTreeSet<HostName>, actions: &[Action], name
 }
 
 fn is_fed(known: Option<&Known>, epoch: crate::map::ShardEpoch) -> bool {
-    known.is_some_and(|known| known.copies.iter().any(|copy| copy.epoch == epoch && copy.fed))
+    known.is_some_and(|known| {
+        known
+            .copies
+            .iter()
+            .any(|copy| copy.epoch == epoch && copy.fed)
+    })
 }
 
 /// What a host has that is given up although it answers.
 fn given_up(host: &HostName, known: &Known, actions: &[Action]) -> Option<String> {
-    let stands_down = |action: &Action| matches!(action, Action::StandDown { host: other, .. } if other == host);
+    let stands_down =
+        |action: &Action| matches!(action, Action::StandDown { host: other, .. } if other == host);
     if actions.iter().any(stands_down) {
         return None;
     }
     Some(match known.copies.last() {
         Some(copy) => {
-            format!("what the old copy of epoch {} on {host} has and others do not have: it stays there", copy.epoch)
+            format!(
+                "what the old copy of epoch {} on {host} has and others do not have: it stays \
+                    there",
+                copy.epoch
+            )
         }
-        None => format!("what {host} took while it had the shard: its server of today does not have it; a backup may"),
+        None => format!(
+            "what {host} took while it had the shard: its server of today does not have it; a \
+                backup may"
+        ),
     })
 }

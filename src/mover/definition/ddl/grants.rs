@@ -1,9 +1,10 @@
-//! Privileges by which a role has its code run by others: TRIGGER, and REFERENCES, on a table. A trigger runs as
-//! whoever writes to the table. So does, before PostgreSQL 18, a deferred trigger of a table whose foreign key
-//! cascades.
+//! Privileges by which a role has its code run by others: TRIGGER, and REFERENCES, on a table. A
+//! trigger runs as whoever writes to the table. So does, before PostgreSQL 18, a deferred trigger
+//! of a table whose foreign key cascades.
 //!
-//! A mover writes to a schema that it builds and to an old copy, as the role that owns them. Nobody else has these
-//! privileges there: the schema gets them when it is opened, after the last thing that the mover writes.
+//! A mover writes to a schema that it builds and to an old copy, as the role that owns them. Nobody
+//! else has these privileges there: the schema gets them when it is opened, after the last thing
+//! that the mover writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,19 +23,38 @@ pub(super) fn attaches_code(grant: &Grant) -> bool {
     attaching && !grant.revoked && grant.grantee != Grantee::Owner
 }
 
-/// `GRANT TRIGGER ON TABLE a, b TO x`, for all of them: tables with the same grant are in one statement, since the
-/// shard is closed while they run.
+/// `GRANT TRIGGER ON TABLE a, b TO x`, for all of them: tables with the same grant are in one
+/// statement, since the shard is closed while they run.
 pub(super) fn at_open(facts: &Facts, schema: &str) -> Option<Node> {
     let mut tables: BTreeMap<(String, String, &str), Vec<String>> = BTreeMap::new();
     for grant in facts.grants.iter().filter(|grant| attaches_code(grant)) {
-        let Some(relation) = facts.relation(grant.on.oid) else { continue };
-        let columns = relation.column(grant.column).map(|column| format!(" ({})", quote_ident(&column.name)));
-        let option = if grant.grantable { " WITH GRANT OPTION" } else { "" };
-        let key = (format!("{}{}", grant.privilege, columns.unwrap_or_default()), role(&grant.grantee), option);
-        tables.entry(key).or_default().push(format!("{}.{}", quote_ident(schema), quote_ident(&relation.name)));
+        let Some(relation) = facts.relation(grant.on.oid) else {
+            continue;
+        };
+        let columns = relation
+            .column(grant.column)
+            .map(|column| format!(" ({})", quote_ident(&column.name)));
+        let option = if grant.grantable {
+            " WITH GRANT OPTION"
+        } else {
+            ""
+        };
+        let key = (
+            format!("{}{}", grant.privilege, columns.unwrap_or_default()),
+            role(&grant.grantee),
+            option,
+        );
+        tables.entry(key).or_default().push(format!(
+            "{}.{}",
+            quote_ident(schema),
+            quote_ident(&relation.name)
+        ));
     }
     let grant = |((privilege, role, option), tables): (&(String, String, &str), &Vec<String>)| {
-        format!("GRANT {privilege} ON TABLE {} TO {role}{option}", tables.join(", "))
+        format!(
+            "GRANT {privilege} ON TABLE {} TO {role}{option}",
+            tables.join(", ")
+        )
     };
     let sql: Vec<String> = tables.iter().map(grant).collect();
     (!sql.is_empty()).then(|| Node {
@@ -48,13 +68,20 @@ pub(super) fn at_open(facts: &Facts, schema: &str) -> Option<Node> {
     })
 }
 
-/// Removes them from the facts of an old copy. Gives the statement that takes them away there; it is empty where there
-/// are none.
+/// Removes them from the facts of an old copy. Gives the statement that takes them away there; it
+/// is empty where there are none.
 pub(crate) fn take_away(facts: &mut Facts, schema: &str) -> String {
-    let (taken, left): (Vec<Grant>, Vec<Grant>) =
-        std::mem::take(&mut facts.grants).into_iter().partition(attaches_code);
+    let (taken, left): (Vec<Grant>, Vec<Grant>) = std::mem::take(&mut facts.grants)
+        .into_iter()
+        .partition(attaches_code);
     facts.grants = left;
-    let name = |grant: &Grant| format!("{}.{}", quote_ident(schema), quote_ident(facts.relation_name(grant.on.oid)));
+    let name = |grant: &Grant| {
+        format!(
+            "{}.{}",
+            quote_ident(schema),
+            quote_ident(facts.relation_name(grant.on.oid))
+        )
+    };
     let tables: BTreeSet<String> = taken.iter().map(name).collect();
     let roles: BTreeSet<String> = taken.iter().map(|grant| role(&grant.grantee)).collect();
     if taken.is_empty() {
@@ -62,5 +89,10 @@ pub(crate) fn take_away(facts: &mut Facts, schema: &str) -> String {
     }
     let list = |names: BTreeSet<String>| names.into_iter().collect::<Vec<_>>().join(", ");
     // With a table's go those of its columns.
-    format!("REVOKE {} ON TABLE {} FROM {};\n", ATTACHING.join(", "), list(tables), list(roles))
+    format!(
+        "REVOKE {} ON TABLE {} FROM {};\n",
+        ATTACHING.join(", "),
+        list(tables),
+        list(roles)
+    )
 }

@@ -1,16 +1,18 @@
-//! Turns the facts of a schema into the statements that make it again elsewhere. Pure: no I/O, and nothing is left for
-//! the caller to decide.
+//! Turns the facts of a schema into the statements that make it again elsewhere. Pure: no I/O, and
+//! nothing is left for the caller to decide.
 //!
 //! # How to run the statements
-//! In one transaction at the target (or `before_data` in one and `after_data` in another), as the role that shall own
-//! everything. Each transaction begins with [`preamble`](crate::schema::catalog::preamble)`(target.schema)`.
-//! `before_data` creates the schema itself, which must not exist. Function bodies that are text still name the shard's
-//! final schema; they are right once the schema is renamed. Everything else binds by OID to the objects of the new
-//! schema and follows the rename by itself. Then ask for its
-//! [`crossings`](crate::mover::definition::border::crossings): there must be none before anything else is done.
+//! In one transaction at the target (or `before_data` in one and `after_data` in another), as the
+//! role that shall own everything. Each transaction begins with
+//! [`preamble`](crate::schema::catalog::preamble)`(target.schema)`. `before_data` creates the
+//! schema itself, which must not exist. Function bodies that are text still name the shard's final
+//! schema; they are right once the schema is renamed. Everything else binds by OID to the objects
+//! of the new schema and follows the rename by itself. Then ask for its
+//! [`crossings`](crate::mover::definition::border::crossings): there must be none before anything
+//! else is done.
 //!
-//! Invariant: nothing is left out silently. What cannot be carried is refused by name, all at once; what is lost
-//! without harm is in [`Creation::notes`].
+//! Invariant: nothing is left out silently. What cannot be carried is refused by name, all at once;
+//! what is lost without harm is in [`Creation::notes`].
 
 pub(crate) mod grants;
 mod inheritance;
@@ -43,17 +45,19 @@ pub enum Stage {
     Definition,
     /// Primary keys; or the unique index that is the replica identity in the place of one.
     PrimaryKey,
-    /// Unique and exclusion constraints, all other indexes, primary keys that are no replica identity.
+    /// Unique and exclusion constraints, all other indexes, primary keys that are no replica
+    /// identity.
     Index,
     /// Keys and indexes of partitioned tables, to which those of their partitions are attached.
     Attached,
     /// Checks.
     Check,
-    /// Foreign keys inside the schema. Before PostgreSQL 18, a foreign key of a partitioned table is made on each
-    /// partition here.
+    /// Foreign keys inside the schema. Before PostgreSQL 18, a foreign key of a partitioned table
+    /// is made on each partition here.
     ForeignKey,
-    /// Foreign keys of partitioned tables before PostgreSQL 18. Those versions accept no foreign key there that is NOT
-    /// VALID, so it is added when those of the partitions are validated, and these become its parts.
+    /// Foreign keys of partitioned tables before PostgreSQL 18. Those versions accept no foreign
+    /// key there that is NOT VALID, so it is added when those of the partitions are validated, and
+    /// these become its parts.
     Proved,
     /// Triggers, in the state they are in.
     Trigger,
@@ -68,14 +72,14 @@ pub enum Stage {
 /// When a statement of [`Creation::after_data`] is run while changes are applied to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Online {
-    /// As soon as the rows are there: changes find their rows by the primary key, and non-unique indexes are cheapest
-    /// to build while nothing is applied yet.
+    /// As soon as the rows are there: changes find their rows by the primary key, and non-unique
+    /// indexes are cheapest to build while nothing is applied yet.
     Loaded,
-    /// Once the target is in a state that the source was in. Before that, rows that were copied at different times may
-    /// contradict each other.
+    /// Once the target is in a state that the source was in. Before that, rows that were copied at
+    /// different times may contradict each other.
     CaughtUp,
-    /// When the target is opened: triggers and rules, which act on changes or refuse them, and the privileges by which
-    /// others make some.
+    /// When the target is opened: triggers and rules, which act on changes or refuse them, and the
+    /// privileges by which others make some.
     Open,
     /// When the foreign keys that the open has made are validated.
     Proved,
@@ -98,7 +102,8 @@ impl Statement {
     pub(crate) fn online(&self) -> Online {
         match self.stage {
             Stage::Definition | Stage::PrimaryKey => Online::Loaded,
-            // What remains of this stage: unique indexes, constraints, and what is said about either once it exists.
+            // What remains of this stage: unique indexes, constraints, and what is said about
+            // either once it exists.
             Stage::Index if self.sql.starts_with("CREATE INDEX") => Online::Loaded,
             Stage::Index | Stage::Attached | Stage::Check | Stage::Finish => Online::CaughtUp,
             Stage::Proved => Online::Proved,
@@ -123,21 +128,32 @@ pub(crate) struct Creation {
     pub(crate) before_data: Vec<Statement>,
     /// To run after the data is copied, in order of the stages.
     pub(crate) after_data: Vec<Statement>,
-    /// Statements that fill the materialized views, once the tables' rows are there. Each comes after those of the
-    /// views that it reads.
+    /// Statements that fill the materialized views, once the tables' rows are there. Each comes
+    /// after those of the views that it reads.
     pub(crate) refreshes: Vec<Refresh>,
-    /// What an operator should know: what is not carried because it belongs to the host. One sentence each.
+    /// What an operator should know: what is not carried because it belongs to the host. One
+    /// sentence each.
     pub(crate) notes: Vec<String>,
 }
 
 impl Creation {
-    /// What can be built on each table as soon as its own rows are there, in whatever state the other tables are. Empty
-    /// where another statement comes in between, since the order matters then.
+    /// What can be built on each table as soon as its own rows are there, in whatever state the
+    /// other tables are. Empty where another statement comes in between, since the order matters
+    /// then.
     pub(crate) fn builds(&self) -> BTreeMap<String, Vec<String>> {
         let mut builds: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for statement in self.after_data.iter().filter(|statement| statement.online() == Online::Loaded) {
-            let Some(table) = &statement.table else { return BTreeMap::new() };
-            builds.entry(table.clone()).or_default().push(statement.sql.clone());
+        for statement in self
+            .after_data
+            .iter()
+            .filter(|statement| statement.online() == Online::Loaded)
+        {
+            let Some(table) = &statement.table else {
+                return BTreeMap::new();
+            };
+            builds
+                .entry(table.clone())
+                .or_default()
+                .push(statement.sql.clone());
         }
         builds
     }
@@ -167,10 +183,27 @@ pub(crate) fn create(facts: &Facts, target: &Target<'_>) -> Result<Creation, Vec
     }
     let refreshes = statements::refreshes(facts, target, &ordered);
     let all = ordered.into_iter().flat_map(|node| {
-        let order::Node { stage, what, sql, table, .. } = node;
-        sql.into_iter().map(move |sql| Statement { stage, what: what.clone(), sql, table: table.clone() })
+        let order::Node {
+            stage,
+            what,
+            sql,
+            table,
+            ..
+        } = node;
+        sql.into_iter().map(move |sql| Statement {
+            stage,
+            what: what.clone(),
+            sql,
+            table: table.clone(),
+        })
     });
-    let (mut before_data, after_data): (Vec<_>, Vec<_>) = all.partition(|s| s.stage == Stage::Definition);
+    let (mut before_data, after_data): (Vec<_>, Vec<_>) =
+        all.partition(|s| s.stage == Stage::Definition);
     before_data.splice(0..0, statements::schema(facts, target));
-    Ok(Creation { before_data, after_data, refreshes, notes })
+    Ok(Creation {
+        before_data,
+        after_data,
+        refreshes,
+        notes,
+    })
 }

@@ -18,17 +18,27 @@ pub(super) struct Node {
     pub(super) sql: Vec<String>,
     /// The table that it is a key or an index of.
     pub(super) table: Option<String>,
-    /// Whether it may move to a later stage if it needs something from there. A table may not: its data comes before.
+    /// Whether it may move to a later stage if it needs something from there. A table may not: its
+    /// data comes before.
     pub(super) may_wait: bool,
 }
 
-/// Sorts the nodes. An edge `(a, b)` says that `a` needs `b`. Edges to or from objects that are no nodes are ignored.
+/// Sorts the nodes. An edge `(a, b)` says that `a` needs `b`. Edges to or from objects that are no
+/// nodes are ignored.
 ///
 /// # Errors
-/// Names the objects that need each other in a circle, and the tables that need what is made after the data.
-pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Result<Vec<Node>, Vec<Refusal>> {
+/// Names the objects that need each other in a circle, and the tables that need what is made after
+/// the data.
+pub(super) fn order(
+    mut nodes: Vec<Node>,
+    edges: &[(Address, Address)],
+) -> Result<Vec<Node>, Vec<Refusal>> {
     nodes.sort_by(|a, b| (a.stage, a.rank, &a.what).cmp(&(b.stage, b.rank, &b.what)));
-    let at: BTreeMap<Address, usize> = nodes.iter().enumerate().map(|(i, node)| (node.address.clone(), i)).collect();
+    let at: BTreeMap<Address, usize> = nodes
+        .iter()
+        .enumerate()
+        .map(|(i, node)| (node.address.clone(), i))
+        .collect();
     let mut needs: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); nodes.len()];
     for (from, to) in edges {
         if let (Some(&from), Some(&to)) = (at.get(from), at.get(to))
@@ -38,12 +48,14 @@ pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Resul
         }
     }
     let mut refusals = Vec::new();
-    // A view over a primary key (GROUP BY) waits for it, and what needs the view waits too. A chain is at most as long
-    // as the list.
+    // A view over a primary key (GROUP BY) waits for it, and what needs the view waits too. A chain
+    // is at most as long as the list.
     for _ in 0..nodes.len() {
         let mut changed = false;
         for i in 0..nodes.len() {
-            let Some(latest) = needs[i].iter().map(|&j| nodes[j].stage).max() else { continue };
+            let Some(latest) = needs[i].iter().map(|&j| nodes[j].stage).max() else {
+                continue;
+            };
             if latest > nodes[i].stage {
                 if !nodes[i].may_wait {
                     refusals.push(Refusal::new(
@@ -63,15 +75,18 @@ pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Resul
     if !refusals.is_empty() {
         return Err(refusals);
     }
-    // The nodes were sorted by stage, rank and name, but stages may have changed since: of those that are ready, the
-    // smallest is next.
+    // The nodes were sorted by stage, rank and name, but stages may have changed since: of those
+    // that are ready, the smallest is next.
     let mut missing: Vec<usize> = needs.iter().map(BTreeSet::len).collect();
     let mut needed_by: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
     for (i, needs) in needs.iter().enumerate() {
         needs.iter().for_each(|&j| needed_by[j].push(i));
     }
     let place = |i: usize| Reverse((nodes[i].stage, nodes[i].rank, i));
-    let mut ready: BinaryHeap<_> = (0..nodes.len()).filter(|&i| missing[i] == 0).map(place).collect();
+    let mut ready: BinaryHeap<_> = (0..nodes.len())
+        .filter(|&i| missing[i] == 0)
+        .map(place)
+        .collect();
     let mut ordered = Vec::with_capacity(nodes.len());
     let mut done = vec![false; nodes.len()];
     while let Some(Reverse((_, _, next))) = ready.pop() {
@@ -87,11 +102,15 @@ pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Resul
     if ordered.len() == nodes.len() {
         return Ok(ordered);
     }
-    // What only waits for a circle is not in it: remove what nothing unfinished needs, until only the circles are left.
+    // What only waits for a circle is not in it: remove what nothing unfinished needs, until only
+    // the circles are left.
     let mut circle: BTreeSet<usize> = (0..nodes.len()).filter(|&i| !done[i]).collect();
     loop {
-        let outer: Vec<usize> =
-            circle.iter().copied().filter(|&i| !circle.iter().any(|&j| needs[j].contains(&i))).collect();
+        let outer: Vec<usize> = circle
+            .iter()
+            .copied()
+            .filter(|&i| !circle.iter().any(|&j| needs[j].contains(&i)))
+            .collect();
         if outer.is_empty() {
             break;
         }
@@ -128,22 +147,40 @@ mod tests {
 
     #[test]
     fn a_view_waits_for_the_key() {
-        let nodes =
-            vec![node(1, Stage::Definition, true), node(2, Stage::PrimaryKey, true), node(3, Stage::Definition, true)];
+        let nodes = vec![
+            node(1, Stage::Definition, true),
+            node(2, Stage::PrimaryKey, true),
+            node(3, Stage::Definition, true),
+        ];
         let ordered = order(nodes, &[edge(1, 2), edge(3, 1)]).unwrap();
         let seen: Vec<_> = ordered.iter().map(|n| (n.address.oid, n.stage)).collect();
-        assert_eq!(seen, [(2, Stage::PrimaryKey), (1, Stage::PrimaryKey), (3, Stage::PrimaryKey)]);
+        assert_eq!(
+            seen,
+            [
+                (2, Stage::PrimaryKey),
+                (1, Stage::PrimaryKey),
+                (3, Stage::PrimaryKey)
+            ]
+        );
     }
 
     #[test]
     fn a_table_cannot_wait() {
-        let nodes = vec![node(1, Stage::Definition, false), node(2, Stage::Index, true)];
-        assert_eq!(order(nodes, &[edge(1, 2)]).unwrap_err()[0].object, "node 01");
+        let nodes = vec![
+            node(1, Stage::Definition, false),
+            node(2, Stage::Index, true),
+        ];
+        assert_eq!(
+            order(nodes, &[edge(1, 2)]).unwrap_err()[0].object,
+            "node 01"
+        );
     }
 
     #[test]
     fn a_circle_is_named_without_its_tail() {
-        let nodes = (1..=4).map(|oid| node(oid, Stage::Definition, true)).collect();
+        let nodes = (1..=4)
+            .map(|oid| node(oid, Stage::Definition, true))
+            .collect();
         let refusals = order(nodes, &[edge(1, 2), edge(2, 3), edge(3, 2), edge(3, 4)]).unwrap_err();
         assert_eq!(refusals[0].object, "node 02, node 03");
     }

@@ -6,13 +6,18 @@ use crate::mover::definition::ddl::Target;
 use crate::mover::definition::ddl::inheritance::{self, Made};
 use crate::mover::definition::refusal::Refusal;
 use crate::schema::catalog::{
-    Address, ConstraintKind, Facts, Function, Grantee, Persistence, Relation, RelationKind, SimpleKind, SimpleObject,
-    TypeKind,
+    Address, ConstraintKind, Facts, Function, Grantee, Persistence, Relation, RelationKind,
+    SimpleKind, SimpleObject, TypeKind,
 };
 
 /// All reasons to refuse the schema, and the notes.
 pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<String>) {
-    let mut examined = Examined { facts, target, refusals: Vec::new(), notes: Vec::new() };
+    let mut examined = Examined {
+        facts,
+        target,
+        refusals: Vec::new(),
+        notes: Vec::new(),
+    };
     examined.owners();
     examined.makers();
     examined.relations();
@@ -38,15 +43,27 @@ struct Examined<'a> {
 }
 
 impl Examined<'_> {
-    fn refuse(&mut self, object: impl Into<String>, reason: impl Into<String>, remedy: impl Into<String>) {
+    fn refuse(
+        &mut self,
+        object: impl Into<String>,
+        reason: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
         self.refusals.push(Refusal::new(object, reason, remedy));
     }
 
     /// Refuses what a target older than `version` does not know.
     fn since(&mut self, version: u32, object: &str, what: &str) {
         if self.target.version < version * 10000 {
-            let reason = format!("has {what}, which PostgreSQL {} does not know", self.target.version / 10000);
-            self.refuse(object, reason, format!("choose a target of version {version} or later"));
+            let reason = format!(
+                "has {what}, which PostgreSQL {} does not know",
+                self.target.version / 10000
+            );
+            self.refuse(
+                object,
+                reason,
+                format!("choose a target of version {version} or later"),
+            );
         }
     }
 
@@ -54,29 +71,74 @@ impl Examined<'_> {
         let facts = self.facts;
         let names = facts.names();
         let mut owned = vec![(Address::new("pg_namespace", facts.oid), &facts.owner)];
-        owned.extend(facts.relations.iter().map(|r| (Address::new("pg_class", r.oid), &r.owner)));
-        owned.extend(facts.sequences.iter().map(|s| (Address::new("pg_class", s.oid), &s.owner)));
-        owned.extend(facts.functions.iter().map(|f| (Address::new("pg_proc", f.oid), &f.owner)));
-        owned.extend(facts.statistics.iter().map(|s| (Address::new("pg_statistic_ext", s.oid), &s.owner)));
+        owned.extend(
+            facts
+                .relations
+                .iter()
+                .map(|r| (Address::new("pg_class", r.oid), &r.owner)),
+        );
+        owned.extend(
+            facts
+                .sequences
+                .iter()
+                .map(|s| (Address::new("pg_class", s.oid), &s.owner)),
+        );
+        owned.extend(
+            facts
+                .functions
+                .iter()
+                .map(|f| (Address::new("pg_proc", f.oid), &f.owner)),
+        );
+        owned.extend(
+            facts
+                .statistics
+                .iter()
+                .map(|s| (Address::new("pg_statistic_ext", s.oid), &s.owner)),
+        );
         let simple = |one: &'_ SimpleObject| Address::new(one.kind.class(), one.oid);
-        owned.extend(facts.simple.iter().filter_map(|one| Some((simple(one), one.owner.as_ref()?))));
-        owned.extend(facts.types.iter().map(|t| (Address::new("pg_type", t.oid), &t.owner)));
+        owned.extend(
+            facts
+                .simple
+                .iter()
+                .filter_map(|one| Some((simple(one), one.owner.as_ref()?))),
+        );
+        owned.extend(
+            facts
+                .types
+                .iter()
+                .map(|t| (Address::new("pg_type", t.oid), &t.owner)),
+        );
         for (address, owner) in owned {
             if *owner != facts.reader {
-                let object = names.get(&address).map_or_else(String::new, |name| name.plain.clone());
-                let reason = format!("belongs to {owner}, but pgshard connects as {}", facts.reader);
-                self.refuse(object, reason, format!("make {} its owner, or connect as {owner}", facts.reader));
+                let object = names
+                    .get(&address)
+                    .map_or_else(String::new, |name| name.plain.clone());
+                let reason = format!(
+                    "belongs to {owner}, but pgshard connects as {}",
+                    facts.reader
+                );
+                self.refuse(
+                    object,
+                    reason,
+                    format!("make {} its owner, or connect as {owner}", facts.reader),
+                );
             }
         }
     }
 
-    /// Refuses a schema in which another role may make objects, or has made some: they would be found before
-    /// PostgreSQL's own, and would run as the role that carries the schema.
+    /// Refuses a schema in which another role may make objects, or has made some: they would be
+    /// found before PostgreSQL's own, and would run as the role that carries the schema.
     fn makers(&mut self) {
         let facts = self.facts;
         for role in facts.makers.iter().filter(|role| **role != facts.owner) {
-            let reason = format!("lets {role} make objects in it, which could run as {}", facts.reader);
-            let remedy = format!("REVOKE CREATE ON SCHEMA {} FROM {role}, and own what it has made", facts.schema);
+            let reason = format!(
+                "lets {role} make objects in it, which could run as {}",
+                facts.reader
+            );
+            let remedy = format!(
+                "REVOKE CREATE ON SCHEMA {} FROM {role}, and own what it has made",
+                facts.schema
+            );
             self.refuse("schema", reason, remedy);
         }
     }
@@ -90,17 +152,31 @@ impl Examined<'_> {
                 | RelationKind::MaterializedView
                 | RelationKind::PartitionedTable => {}
                 RelationKind::ForeignTable => {
-                    self.refuse(&object, "is not carried", "drop it and create it after the move");
+                    self.refuse(
+                        &object,
+                        "is not carried",
+                        "drop it and create it after the move",
+                    );
                     continue;
                 }
             }
-            if relation.heirs_outside || relation.parents.iter().any(|parent| self.facts.relation(*parent).is_none()) {
+            if relation.heirs_outside
+                || relation
+                    .parents
+                    .iter()
+                    .any(|parent| self.facts.relation(*parent).is_none())
+            {
                 let remedy = "separate them with ALTER TABLE … NO INHERIT";
-                self.refuse(&object, "inherits a table of another schema, or is inherited by one", remedy);
+                self.refuse(
+                    &object,
+                    "inherits a table of another schema, or is inherited by one",
+                    remedy,
+                );
             }
             if inheritance::made(self.facts, relation) == Made::Emancipated {
                 self.notes.push(format!(
-                    "{object} has columns of its own before inherited ones: at the target the inherited ones become \
+                    "{object} has columns of its own before inherited ones: at the target the \
+                        inherited ones become \
                      its own, too, and stay when they are dropped from the parent."
                 ));
             }
@@ -110,16 +186,27 @@ impl Examined<'_> {
                 let reader = &self.facts.reader;
                 self.refuse(
                     &object,
-                    format!("has row level security that is forced, so that rows could be hidden from {reader}"),
-                    format!("ALTER ROLE {reader} BYPASSRLS, or ALTER TABLE … NO FORCE ROW LEVEL SECURITY"),
+                    format!(
+                        "has row level security that is forced, so that rows could be hidden \
+                        from {reader}"
+                    ),
+                    format!(
+                        "ALTER ROLE {reader} BYPASSRLS, or ALTER TABLE … NO FORCE ROW LEVEL \
+                        SECURITY"
+                    ),
                 );
             }
-            if relation.options.iter().any(|option| option.starts_with("security_invoker")) {
+            if relation
+                .options
+                .iter()
+                .any(|option| option.starts_with("security_invoker"))
+            {
                 self.since(15, &object, "security_invoker");
             }
             if let Some(tablespace) = &relation.tablespace {
                 self.notes.push(format!(
-                    "{object} is in tablespace {tablespace}; at the target it is put into the default one."
+                    "{object} is in tablespace {tablespace}; at the target it is put into the \
+                        default one."
                 ));
             }
         }
@@ -128,7 +215,11 @@ impl Examined<'_> {
             if sequence.persistence == Persistence::Unlogged {
                 self.since(15, &object, "no log (UNLOGGED)");
             }
-            if sequence.owned_by.as_ref().is_some_and(|by| self.facts.relation(by.relation).is_none()) {
+            if sequence
+                .owned_by
+                .as_ref()
+                .is_some_and(|by| self.facts.relation(by.relation).is_none())
+            {
                 self.refuse(
                     &object,
                     "is owned by a column outside the schema",
@@ -138,27 +229,35 @@ impl Examined<'_> {
         }
     }
 
-    /// Refuses a column that can be null although a parent's cannot, which no statement makes again; and tells of NOT
-    /// NULLs that the child gets for its own, or loses.
+    /// Refuses a column that can be null although a parent's cannot, which no statement makes
+    /// again; and tells of NOT NULLs that the child gets for its own, or loses.
     fn inherited_not_nulls(&mut self, object: &str, relation: &Relation) {
         for (parent, column) in inheritance::nullable(self.facts, relation) {
             self.refuse(
                 format!("column {}.{column}", relation.name),
                 format!("can be null, although that of {parent}, which it inherits, cannot"),
-                format!("ALTER TABLE {} ALTER COLUMN {column} SET NOT NULL, or DROP it from {parent}", relation.name),
+                format!(
+                    "ALTER TABLE {} ALTER COLUMN {column} SET NOT NULL, or DROP it from {parent}",
+                    relation.name
+                ),
             );
         }
         if inheritance::owns_not_nulls(self.facts, relation) {
             self.notes.push(format!(
-                "{object} has a NOT NULL only from what it inherits: at the target it becomes its own, too, and stays \
+                "{object} has a NOT NULL only from what it inherits: at the target it becomes its \
+                    own, too, and stays \
                  when it is dropped from the parent."
             ));
         }
         if self.target.version < 180_000
-            && relation.columns.iter().any(|column| column.has_own_not_null(self.facts, relation))
+            && relation
+                .columns
+                .iter()
+                .any(|column| column.has_own_not_null(self.facts, relation))
         {
             self.notes.push(format!(
-                "{object} has a NOT NULL of its own besides that of what it inherits: versions before 18 do not tell \
+                "{object} has a NOT NULL of its own besides that of what it inherits: versions \
+                    before 18 do not tell \
                  them apart."
             ));
         }
@@ -169,19 +268,37 @@ impl Examined<'_> {
         if relation.hashes_oids {
             self.refuse(
                 object,
-                "is partitioned by the hash of an enum or a row type, which differs from host to host",
+                "is partitioned by the hash of an enum or a row type, which differs from host to \
+                    host",
                 "partition it by list or range, or by the hash of a plain type",
             );
         }
-        if relation.partition.as_ref().is_some_and(|partition| partition.detaching) {
+        if relation
+            .partition
+            .as_ref()
+            .is_some_and(|partition| partition.detaching)
+        {
             let remedy = "finish it with ALTER TABLE … DETACH PARTITION … FINALIZE";
-            self.refuse(object, "is a partition whose DETACH … CONCURRENTLY was not finished", remedy);
+            self.refuse(
+                object,
+                "is a partition whose DETACH … CONCURRENTLY was not finished",
+                remedy,
+            );
         }
         let is_partitioned = relation.kind == RelationKind::PartitionedTable;
-        if is_partitioned && relation.access_method.as_deref().is_some_and(|method| method != "heap") {
+        if is_partitioned
+            && relation
+                .access_method
+                .as_deref()
+                .is_some_and(|method| method != "heap")
+        {
             self.since(17, object, "an access method although it is partitioned");
         }
-        for column in relation.columns.iter().filter(|column| !column.identity.is_empty()) {
+        for column in relation
+            .columns
+            .iter()
+            .filter(|column| !column.identity.is_empty())
+        {
             let object = format!("column {}.{}", relation.name, column.name);
             if relation.partition.is_some() && self.target.version >= 170_000 {
                 self.refuse(
@@ -189,9 +306,13 @@ impl Examined<'_> {
                     "is an identity of a partition's own, which PostgreSQL 17 and later refuse",
                     "ALTER TABLE … ALTER COLUMN … DROP IDENTITY, and SET DEFAULT nextval(…)",
                 );
-            } else if is_partitioned && self.target.version < 170_000 && self.facts.version >= 170_000 {
+            } else if is_partitioned
+                && self.target.version < 170_000
+                && self.facts.version >= 170_000
+            {
                 self.notes.push(format!(
-                    "{object}: before PostgreSQL 17, an INSERT directly into a partition gets no value of this \
+                    "{object}: before PostgreSQL 17, an INSERT directly into a partition gets no \
+                        value of this \
                      identity."
                 ));
             }
@@ -199,7 +320,12 @@ impl Examined<'_> {
     }
 
     fn columns(&mut self) {
-        for relation in self.facts.relations.iter().filter(|relation| relation.kind.is_table()) {
+        for relation in self
+            .facts
+            .relations
+            .iter()
+            .filter(|relation| relation.kind.is_table())
+        {
             for column in &relation.columns {
                 let object = format!("column {}.{}", relation.name, column.name);
                 if !column.not_null_validated {
@@ -212,10 +338,17 @@ impl Examined<'_> {
                 if column.generated == "v" {
                     self.since(18, &object, "a virtual generated column");
                 }
-                let computed = column.default.as_deref().filter(|_| !column.generated.is_empty());
+                let computed = column
+                    .default
+                    .as_deref()
+                    .filter(|_| !column.generated.is_empty());
                 if computed.is_some_and(|expression| mentions(expression, "tableoid")) {
                     let remedy = "compute it without tableoid, or keep the table's name as text";
-                    self.refuse(&object, "is computed from tableoid, which is an OID of this host", remedy);
+                    self.refuse(
+                        &object,
+                        "is computed from tableoid, which is an OID of this host",
+                        remedy,
+                    );
                 }
                 if column.compression.is_some() {
                     self.since(14, &object, "a compression method");
@@ -225,16 +358,24 @@ impl Examined<'_> {
                 }
                 let named = column.chosen_not_null_name(self.facts, relation);
                 if column.not_null_comment.is_some() {
-                    self.refuse(&object, "has a comment on its NOT NULL", "remove the comment");
+                    self.refuse(
+                        &object,
+                        "has a comment on its NOT NULL",
+                        "remove the comment",
+                    );
                 } else if self.target.version < 180000
                     && let Some(name) = named
                 {
                     self.notes.push(format!(
-                        "{object}: its NOT NULL loses the name {name}, as versions before 18 keep none."
+                        "{object}: its NOT NULL loses the name {name}, as versions before 18 keep \
+                            none."
                     ));
                 }
                 if is_reg(&column.type_name) {
-                    let reason = format!("is of type {}, whose values are OIDs of this host", column.type_name);
+                    let reason = format!(
+                        "is of type {}, whose values are OIDs of this host",
+                        column.type_name
+                    );
                     self.refuse(&object, reason, "keep names as text");
                 }
             }
@@ -247,11 +388,14 @@ impl Examined<'_> {
             let object = format!("index {}", index.name);
             // An index of a partitioned table is as valid as those that are attached to it.
             let table = self.facts.relation(index.relation);
-            if !index.valid && table.is_none_or(|table| table.kind != RelationKind::PartitionedTable) {
+            if !index.valid
+                && table.is_none_or(|table| table.kind != RelationKind::PartitionedTable)
+            {
                 self.refuse(
                     &object,
                     "is not valid, as after a failed CREATE INDEX CONCURRENTLY",
-                    "`pgshard migrate retry` if a migration was building it; otherwise drop or REINDEX it",
+                    "`pgshard migrate retry` if a migration was building it; otherwise drop or \
+                        REINDEX it",
                 );
             }
             if index.constraint.is_none() && index.definition.contains(" NULLS NOT DISTINCT") {
@@ -259,7 +403,8 @@ impl Examined<'_> {
             }
             if let Some(tablespace) = &index.tablespace {
                 self.notes.push(format!(
-                    "{object} is in tablespace {tablespace}; at the target it is put into the default one."
+                    "{object} is in tablespace {tablespace}; at the target it is put into the \
+                        default one."
                 ));
             }
         }
@@ -271,9 +416,15 @@ impl Examined<'_> {
             let table = self.facts.relation(constraint.relation);
             if table.is_some_and(|table| table.kind == RelationKind::PartitionedTable) {
                 match constraint.kind {
-                    ConstraintKind::Exclusion => self.since(17, &object, "an exclusion over a partitioned table"),
+                    ConstraintKind::Exclusion => {
+                        self.since(17, &object, "an exclusion over a partitioned table")
+                    }
                     ConstraintKind::ForeignKey if !constraint.validated => {
-                        self.since(18, &object, "a foreign key of a partitioned table that is not valid");
+                        self.since(
+                            18,
+                            &object,
+                            "a foreign key of a partitioned table that is not valid",
+                        );
                     }
                     _ => {}
                 }
@@ -284,9 +435,16 @@ impl Examined<'_> {
             }
             if constraint.type_ != 0 && !constraint.validated {
                 // A domain checks a value whenever one is made of a text, of whatever age it is.
-                let domain =
-                    self.facts.types.iter().find(|one| one.oid == constraint.type_).map_or("…", |one| &one.name);
-                let remedy = format!("ALTER DOMAIN {domain} VALIDATE CONSTRAINT {}", constraint.name);
+                let domain = self
+                    .facts
+                    .types
+                    .iter()
+                    .find(|one| one.oid == constraint.type_)
+                    .map_or("…", |one| &one.name);
+                let remedy = format!(
+                    "ALTER DOMAIN {domain} VALIDATE CONSTRAINT {}",
+                    constraint.name
+                );
                 self.refuse(
                     &object,
                     "is a domain's and not valid: values that do not fulfil it cannot be copied",
@@ -309,7 +467,9 @@ impl Examined<'_> {
                     if definition.contains(", PERIOD ") {
                         self.since(18, &object, "PERIOD");
                     }
-                    if definition.contains("ON DELETE SET NULL (") || definition.contains("ON DELETE SET DEFAULT (") {
+                    if definition.contains("ON DELETE SET NULL (")
+                        || definition.contains("ON DELETE SET DEFAULT (")
+                    {
                         self.since(15, &object, "a list of columns to set");
                     }
                 }
@@ -325,15 +485,30 @@ impl Examined<'_> {
             match function.kind.as_str() {
                 "f" | "p" => {}
                 "a" => continue,
-                _ => self.refuse(&object, "is a window function, which is not carried", by_hand),
+                _ => self.refuse(
+                    &object,
+                    "is a window function, which is not carried",
+                    by_hand,
+                ),
             }
             if !function.trusted {
-                let reason = format!("is written in {}, which only a superuser may use", function.language);
+                let reason = format!(
+                    "is written in {}, which only a superuser may use",
+                    function.language
+                );
                 self.refuse(&object, reason, by_hand);
             }
             if function.leakproof || function.support {
-                let what = if function.leakproof { "LEAKPROOF" } else { "a SUPPORT function" };
-                self.refuse(&object, format!("has {what}, which only a superuser may set"), "remove the setting");
+                let what = if function.leakproof {
+                    "LEAKPROOF"
+                } else {
+                    "a SUPPORT function"
+                };
+                self.refuse(
+                    &object,
+                    format!("has {what}, which only a superuser may set"),
+                    "remove the setting",
+                );
             }
             if function.bound {
                 self.since(14, &object, "a body in SQL standard form");
@@ -345,7 +520,11 @@ impl Examined<'_> {
         for statistics in &self.facts.statistics {
             let columns = statistics.definition.split(" ON ").nth(1);
             if columns.is_some_and(|columns| columns.contains('(')) {
-                self.since(14, &format!("statistics {}", statistics.name), "expressions");
+                self.since(
+                    14,
+                    &format!("statistics {}", statistics.name),
+                    "expressions",
+                );
             }
         }
     }
@@ -353,14 +532,21 @@ impl Examined<'_> {
     fn types(&mut self) {
         for type_ in &self.facts.types {
             let object = format!("type {}", type_.name);
-            let parts = type_.base.iter().chain(type_.attributes.iter().map(|attribute| &attribute.type_));
+            let parts = type_
+                .base
+                .iter()
+                .chain(type_.attributes.iter().map(|attribute| &attribute.type_));
             if let Some(part) = parts.into_iter().find(|part| is_reg(part)) {
                 let reason = format!("is made of {part}, whose values are OIDs of this host");
                 self.refuse(&object, reason, "keep names as text");
             }
-            if let Some(name) = type_.chosen_not_null_name().filter(|_| self.target.version < 170_000) {
+            if let Some(name) = type_
+                .chosen_not_null_name()
+                .filter(|_| self.target.version < 170_000)
+            {
                 self.notes.push(format!(
-                    "{object}: its NOT NULL loses the name {name}, as versions before 17 keep none of a domain's."
+                    "{object}: its NOT NULL loses the name {name}, as versions before 17 keep none \
+                        of a domain's."
                 ));
             }
             if type_.kind == TypeKind::Base {
@@ -381,7 +567,12 @@ impl Examined<'_> {
     }
 
     fn collations(&mut self) {
-        for text in self.facts.simple.iter().filter(|text| text.kind == SimpleKind::Collation) {
+        for text in self
+            .facts
+            .simple
+            .iter()
+            .filter(|text| text.kind == SimpleKind::Collation)
+        {
             let object = format!("collation {}", text.name);
             if text.definition.contains(", RULES = ") {
                 self.since(16, &object, "rules of its own");
@@ -397,7 +588,10 @@ impl Examined<'_> {
         for privilege in &facts.default_privileges {
             if privilege.role != facts.reader {
                 let reason = format!("has default privileges for what {} makes", privilege.role);
-                let remedy = format!("revoke them: ALTER DEFAULT PRIVILEGES FOR ROLE {} … REVOKE", privilege.role);
+                let remedy = format!(
+                    "revoke them: ALTER DEFAULT PRIVILEGES FOR ROLE {} … REVOKE",
+                    privilege.role
+                );
                 self.refuse("schema", reason, remedy);
             }
             if privilege.privilege == "MAINTAIN" {
@@ -409,10 +603,15 @@ impl Examined<'_> {
     fn others(&mut self) {
         for other in &self.facts.others {
             if other.kind.starts_with("publication") {
-                self.notes.push(format!("{}: a publication is not carried.", other.object));
+                self.notes
+                    .push(format!("{}: a publication is not carried.", other.object));
                 continue;
             }
-            let verb = if other.kind == "security label" { "has" } else { "is" };
+            let verb = if other.kind == "security label" {
+                "has"
+            } else {
+                "is"
+            };
             let remedy = match other.kind.as_str() {
                 "extension member" | "extension" => "keep the extension in a schema of its own",
                 "extension dependent" => "remove it with ALTER … NO DEPENDS ON EXTENSION",
@@ -426,24 +625,45 @@ impl Examined<'_> {
 
     fn comments_and_grants(&mut self) {
         let names = self.facts.names();
-        for comment in self.facts.comments.iter().filter(|comment| !names.contains_key(&comment.on)) {
-            let object = format!("comment {:?} on an object of {}", comment.text, comment.on.class);
-            self.refuse(object, "is on something that has no statement of its own", "remove the comment");
+        for comment in self
+            .facts
+            .comments
+            .iter()
+            .filter(|comment| !names.contains_key(&comment.on))
+        {
+            let object = format!(
+                "comment {:?} on an object of {}",
+                comment.text, comment.on.class
+            );
+            self.refuse(
+                object,
+                "is on something that has no statement of its own",
+                "remove the comment",
+            );
         }
         for grant in &self.facts.grants {
-            let object = names.get(&grant.on).map_or_else(|| grant.on.class.clone(), |name| name.plain.clone());
+            let object = names
+                .get(&grant.on)
+                .map_or_else(|| grant.on.class.clone(), |name| name.plain.clone());
             if !names.contains_key(&grant.on) {
                 self.refuse(&object, "has a grant that cannot be carried", "revoke it");
             }
             if let Some(grantor) = &grant.grantor {
-                let reason = format!("has a {} that was granted by {grantor}, not by the owner", grant.privilege);
+                let reason = format!(
+                    "has a {} that was granted by {grantor}, not by the owner",
+                    grant.privilege
+                );
                 self.refuse(&object, reason, "grant it as the owner");
             }
             // Rows are copied, and keys and indexes made, as the owner.
-            let dispensable = ["UPDATE", "DELETE", "TRUNCATE", "MAINTAIN"].contains(&grant.privilege.as_str());
+            let dispensable =
+                ["UPDATE", "DELETE", "TRUNCATE", "MAINTAIN"].contains(&grant.privilege.as_str());
             if grant.revoked && grant.grantee == Grantee::Owner && !dispensable {
                 let remedy = "grant it to the owner again";
-                let reason = format!("does not give its owner {}, which a move needs", grant.privilege);
+                let reason = format!(
+                    "does not give its owner {}, which a move needs",
+                    grant.privilege
+                );
                 self.refuse(&object, reason, remedy);
             }
             if grant.privilege == "MAINTAIN" {
@@ -452,8 +672,8 @@ impl Examined<'_> {
         }
     }
 
-    /// Refuses functions that run while rows are copied and indexes are built, and whose text names the shard. At that
-    /// time the name still belongs to another schema, or to none.
+    /// Refuses functions that run while rows are copied and indexes are built, and whose text names
+    /// the shard. At that time the name still belongs to another schema, or to none.
     fn bodies_that_name_the_shard(&mut self) {
         let facts = self.facts;
         let names = facts.names();
@@ -461,23 +681,37 @@ impl Examined<'_> {
         let evaluated = |address: &Address| match address.class.as_str() {
             "pg_class" => {
                 facts.sequences.iter().all(|s| s.oid != address.oid)
-                    && facts.relation(address.oid).is_none_or(|r| r.kind.is_table() || filled.contains(&r.oid))
+                    && facts
+                        .relation(address.oid)
+                        .is_none_or(|r| r.kind.is_table() || filled.contains(&r.oid))
             }
             "pg_type" => true,
             "pg_constraint" => true,
             _ => false,
         };
-        let function =
-            |address: &Address| facts.functions.iter().find(|f| address.class == "pg_proc" && f.oid == address.oid);
+        let function = |address: &Address| {
+            facts
+                .functions
+                .iter()
+                .find(|f| address.class == "pg_proc" && f.oid == address.oid)
+        };
         for (user, used) in &facts.edges {
-            let Some(first) = function(used).filter(|_| evaluated(user)) else { continue };
+            let Some(first) = function(used).filter(|_| evaluated(user)) else {
+                continue;
+            };
             for reached in reached_from(facts, first) {
                 let text = std::iter::once(&reached.body).chain(&reached.settings);
                 let named = [self.target.final_schema, facts.schema.as_str()];
-                if !text.clone().any(|text| named.iter().any(|name| mentions(text, name))) || reached.bound {
+                if !text
+                    .clone()
+                    .any(|text| named.iter().any(|name| mentions(text, name)))
+                    || reached.bound
+                {
                     continue;
                 }
-                let object = names.get(user).map_or_else(String::new, |name| name.plain.clone());
+                let object = names
+                    .get(user)
+                    .map_or_else(String::new, |name| name.plain.clone());
                 let reason = format!(
                     "runs function {}({}) while rows are copied, and its text names {}",
                     reached.name, reached.arguments, self.target.final_schema
@@ -491,34 +725,55 @@ impl Examined<'_> {
         }
     }
 
-    /// Refuses functions that compute values, and find others of the shard by the search_path. Rows are copied and
-    /// changes applied with a path that has PostgreSQL's own schema only. With the shard's in it the mover's own
-    /// statements would find what the shard has made, and what else the application has in its path is unknown.
-    /// PostgreSQL itself builds indexes with such a path from 17 on.
+    /// Refuses functions that compute values, and find others of the shard by the search_path. Rows
+    /// are copied and changes applied with a path that has PostgreSQL's own schema only. With the
+    /// shard's in it the mover's own statements would find what the shard has made, and what else
+    /// the application has in its path is unknown. PostgreSQL itself builds indexes with such a
+    /// path from 17 on.
     fn bodies_that_need_the_search_path(&mut self) {
         let facts = self.facts;
         let names = facts.names();
         let computes = |address: &Address| match address.class.as_str() {
             "pg_class" => {
-                let is_table = facts.relation(address.oid).is_some_and(|relation| relation.kind.is_table());
+                let is_table = facts
+                    .relation(address.oid)
+                    .is_some_and(|relation| relation.kind.is_table());
                 is_table || facts.indexes.iter().any(|index| index.oid == address.oid)
             }
             class => class == "pg_type" || class == "pg_constraint",
         };
-        let function =
-            |address: &Address| facts.functions.iter().find(|f| address.class == "pg_proc" && f.oid == address.oid);
+        let function = |address: &Address| {
+            facts
+                .functions
+                .iter()
+                .find(|f| address.class == "pg_proc" && f.oid == address.oid)
+        };
         for (user, used) in &facts.edges {
-            let Some(first) = function(used).filter(|_| computes(user)) else { continue };
+            let Some(first) = function(used).filter(|_| computes(user)) else {
+                continue;
+            };
             for reached in reached_from(facts, first) {
-                let has_path = reached.settings.iter().any(|setting| setting.starts_with("search_path="));
-                let called = facts.functions.iter().find(|other| calls(&reached.body, &other.name));
-                let Some(called) = called.filter(|_| !reached.bound && !has_path) else { continue };
-                let object = names.get(user).map_or_else(String::new, |name| name.plain.clone());
+                let has_path = reached
+                    .settings
+                    .iter()
+                    .any(|setting| setting.starts_with("search_path="));
+                let called = facts
+                    .functions
+                    .iter()
+                    .find(|other| calls(&reached.body, &other.name));
+                let Some(called) = called.filter(|_| !reached.bound && !has_path) else {
+                    continue;
+                };
+                let object = names
+                    .get(user)
+                    .map_or_else(String::new, |name| name.plain.clone());
                 let reason = format!(
-                    "runs function {}({}) while rows are copied, which finds {}({}) by the search_path",
+                    "runs function {}({}) while rows are copied, which finds {}({}) by the \
+                        search_path",
                     reached.name, reached.arguments, called.name, called.arguments
                 );
-                let remedy = "give it a body in SQL (RETURN …), which is bound to what it calls; or put both into one";
+                let remedy = "give it a body in SQL (RETURN …), which is bound to what it calls; \
+                    or put both into one";
                 self.refusals.push(Refusal::new(object, reason, remedy));
             }
         }
@@ -527,20 +782,36 @@ impl Examined<'_> {
 
 /// The materialized views, and the views that are read while those are filled.
 fn read_when_filled(facts: &Facts) -> BTreeSet<u32> {
-    let is = |oid: u32, kind| facts.relation(oid).is_some_and(|relation| relation.kind == kind);
-    let materialized = facts.relations.iter().filter(|one| one.kind == RelationKind::MaterializedView);
+    let is = |oid: u32, kind| {
+        facts
+            .relation(oid)
+            .is_some_and(|relation| relation.kind == kind)
+    };
+    let materialized = facts
+        .relations
+        .iter()
+        .filter(|one| one.kind == RelationKind::MaterializedView);
     let mut read: BTreeSet<u32> = materialized.map(|one| one.oid).collect();
     let mut next: Vec<u32> = read.iter().copied().collect();
     while let Some(reader) = next.pop() {
-        let of_reader = facts.edges.iter().filter(|(from, _)| from.class == "pg_class" && from.oid == reader);
-        let views = of_reader.filter(|(_, to)| to.class == "pg_class" && is(to.oid, RelationKind::View));
-        next.extend(views.map(|(_, to)| to.oid).filter(|oid| read.insert(*oid)).collect::<Vec<_>>());
+        let of_reader = facts
+            .edges
+            .iter()
+            .filter(|(from, _)| from.class == "pg_class" && from.oid == reader);
+        let views =
+            of_reader.filter(|(_, to)| to.class == "pg_class" && is(to.oid, RelationKind::View));
+        next.extend(
+            views
+                .map(|(_, to)| to.oid)
+                .filter(|oid| read.insert(*oid))
+                .collect::<Vec<_>>(),
+        );
     }
     read
 }
 
-/// The function and every function of the schema that it may call: those it is bound to, and those whose names its text
-/// contains.
+/// The function and every function of the schema that it may call: those it is bound to, and those
+/// whose names its text contains.
 fn reached_from<'f>(facts: &'f Facts, first: &'f Function) -> Vec<&'f Function> {
     let mut reached = vec![first];
     let mut seen = BTreeSet::from([first.oid]);
@@ -549,7 +820,10 @@ fn reached_from<'f>(facts: &'f Facts, first: &'f Function) -> Vec<&'f Function> 
         at += 1;
         let from = Address::new("pg_proc", function.oid);
         for next in &facts.functions {
-            let bound = facts.edges.iter().any(|(a, b)| *a == from && b.class == "pg_proc" && b.oid == next.oid);
+            let bound = facts
+                .edges
+                .iter()
+                .any(|(a, b)| *a == from && b.class == "pg_proc" && b.oid == next.oid);
             if (bound || mentions(&function.body, &next.name)) && seen.insert(next.oid) {
                 reached.push(next);
             }
@@ -558,7 +832,8 @@ fn reached_from<'f>(facts: &'f Facts, first: &'f Function) -> Vec<&'f Function> 
     reached
 }
 
-/// Whether a type, or an array of it, is one of the `reg…` types, whose values are OIDs of this host.
+/// Whether a type, or an array of it, is one of the `reg…` types, whose values are OIDs of this
+/// host.
 fn is_reg(type_name: &str) -> bool {
     let kinds = [
         "class",
@@ -575,7 +850,9 @@ fn is_reg(type_name: &str) -> bool {
         "database",
     ];
     let plain = type_name.trim_end_matches("[]");
-    plain.strip_prefix("reg").is_some_and(|kind| kinds.contains(&kind))
+    plain
+        .strip_prefix("reg")
+        .is_some_and(|kind| kinds.contains(&kind))
 }
 
 fn article(kind: &str) -> String {
@@ -589,7 +866,10 @@ fn mentions(text: &str, name: &str) -> bool {
     let word = |c: char| c == '_' || c == '$' || c.is_alphanumeric();
     !name.is_empty()
         && text.match_indices(&name).any(|(at, found)| {
-            let (before, after) = (text[..at].chars().next_back(), text[at + found.len()..].chars().next());
+            let (before, after) = (
+                text[..at].chars().next_back(),
+                text[at + found.len()..].chars().next(),
+            );
             !before.is_some_and(word) && !after.is_some_and(word)
         })
 }
@@ -629,7 +909,12 @@ mod tests {
 
     #[test]
     fn types_that_hold_oids() {
-        for (name, expected) in [("regclass", true), ("regtype[]", true), ("region", false), ("s.regclass", false)] {
+        for (name, expected) in [
+            ("regclass", true),
+            ("regtype[]", true),
+            ("region", false),
+            ("s.regclass", false),
+        ] {
             assert_eq!(is_reg(name), expected, "{name}");
         }
     }

@@ -7,9 +7,9 @@ use crate::mover::definition::ddl::{Refresh, Stage, Statement, Target, grants};
 use crate::mover::definition::refusal::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{
-    Address, Attribute, Column, Comment, Constraint, ConstraintKind, DefaultPrivilege, Facts, Function, Grant, Grantee,
-    Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation, RelationKind, Rule, Sequence, SimpleKind,
-    SimpleObject, Trigger, Type, TypeKind,
+    Address, Attribute, Column, Comment, Constraint, ConstraintKind, DefaultPrivilege, Facts,
+    Function, Grant, Grantee, Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation,
+    RelationKind, Rule, Sequence, SimpleKind, SimpleObject, Trigger, Type, TypeKind,
 };
 
 /// `CREATE SCHEMA`, its comment and its grants.
@@ -18,19 +18,34 @@ pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
     let mut sql = vec![format!("CREATE SCHEMA {}", quote_ident(target.schema))];
     sql.extend(writer.said(&Address::new("pg_namespace", facts.oid)));
     sql.into_iter()
-        .map(|sql| Statement { stage: Stage::Definition, what: "schema".to_owned(), sql, table: None })
+        .map(|sql| Statement {
+            stage: Stage::Definition,
+            what: "schema".to_owned(),
+            sql,
+            table: None,
+        })
         .collect()
 }
 
-/// The statements that fill the materialized views, in the order in which these are made: none reads one that comes
-/// later.
+/// The statements that fill the materialized views, in the order in which these are made: none
+/// reads one that comes later.
 pub(super) fn refreshes(facts: &Facts, target: &Target<'_>, ordered: &[Node]) -> Vec<Refresh> {
     let schema = quote_ident(target.schema);
-    let relation = |node: &Node| facts.relation(node.address.oid).filter(|_| node.address.class == "pg_class");
-    let views = ordered.iter().filter_map(relation).filter(|one| one.kind == RelationKind::MaterializedView);
+    let relation = |node: &Node| {
+        facts
+            .relation(node.address.oid)
+            .filter(|_| node.address.class == "pg_class")
+    };
+    let views = ordered
+        .iter()
+        .filter_map(relation)
+        .filter(|one| one.kind == RelationKind::MaterializedView);
     let refresh = |view: &Relation| Refresh {
         view: view.name.clone(),
-        sql: format!("REFRESH MATERIALIZED VIEW {schema}.{}", quote_ident(&view.name)),
+        sql: format!(
+            "REFRESH MATERIALIZED VIEW {schema}.{}",
+            quote_ident(&view.name)
+        ),
     };
     views.map(refresh).collect()
 }
@@ -40,22 +55,49 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
     let writer = Writer::new(facts, target);
     let mut nodes = Vec::new();
     for one in &facts.simple {
-        let mut node = writer.node(one.kind.class(), one.oid, Stage::Definition, 0, writer.simple(one));
-        node.may_wait = matches!(one.kind, SimpleKind::Operator | SimpleKind::Conversion | SimpleKind::Cast);
+        let mut node = writer.node(
+            one.kind.class(),
+            one.oid,
+            Stage::Definition,
+            0,
+            writer.simple(one),
+        );
+        node.may_wait = matches!(
+            one.kind,
+            SimpleKind::Operator | SimpleKind::Conversion | SimpleKind::Cast
+        );
         nodes.push(node);
     }
     for type_ in &facts.types {
-        nodes.push(writer.node("pg_type", type_.oid, Stage::Definition, 0, writer.type_(type_)));
+        nodes.push(writer.node(
+            "pg_type",
+            type_.oid,
+            Stage::Definition,
+            0,
+            writer.type_(type_),
+        ));
     }
     for function in &facts.functions {
-        let mut node = writer.node("pg_proc", function.oid, Stage::Definition, 1, vec![writer.function(function)]);
+        let mut node = writer.node(
+            "pg_proc",
+            function.oid,
+            Stage::Definition,
+            1,
+            vec![writer.function(function)],
+        );
         node.may_wait = true;
         nodes.push(node);
     }
     for relation in &facts.relations {
         match relation.kind {
             RelationKind::View => {
-                let mut node = writer.node("pg_class", relation.oid, Stage::Definition, 4, vec![writer.view(relation)]);
+                let mut node = writer.node(
+                    "pg_class",
+                    relation.oid,
+                    Stage::Definition,
+                    4,
+                    vec![writer.view(relation)],
+                );
                 node.may_wait = true;
                 nodes.push(node);
             }
@@ -65,14 +107,34 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
                 node.may_wait = true;
                 nodes.push(node);
             }
-            _ => nodes.push(writer.node("pg_class", relation.oid, Stage::Definition, 2, writer.table(relation))),
+            _ => nodes.push(writer.node(
+                "pg_class",
+                relation.oid,
+                Stage::Definition,
+                2,
+                writer.table(relation),
+            )),
         }
         nodes.extend(writer.defaults(relation));
     }
-    for sequence in facts.sequences.iter().filter(|s| !s.owned_by.as_ref().is_some_and(|by| by.identity)) {
-        nodes.push(writer.node("pg_class", sequence.oid, Stage::Definition, 3, writer.sequence(sequence)));
+    for sequence in facts
+        .sequences
+        .iter()
+        .filter(|s| !s.owned_by.as_ref().is_some_and(|by| by.identity))
+    {
+        nodes.push(writer.node(
+            "pg_class",
+            sequence.oid,
+            Stage::Definition,
+            3,
+            writer.sequence(sequence),
+        ));
     }
-    for constraint in facts.constraints.iter().filter(|constraint| constraint.relation != 0) {
+    for constraint in facts
+        .constraints
+        .iter()
+        .filter(|constraint| constraint.relation != 0)
+    {
         match constraint.kind {
             ConstraintKind::ForeignKey => {
                 let parts = writer.key_by_partitions(constraint);
@@ -81,26 +143,49 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
             _ => nodes.push(writer.constraint(constraint)),
         }
     }
-    let free = facts.indexes.iter().filter(|index| index.constraint.is_none());
+    let free = facts
+        .indexes
+        .iter()
+        .filter(|index| index.constraint.is_none());
     nodes.extend(free.map(|index| writer.index(index)));
-    nodes.extend(facts.triggers.iter().map(|trigger| writer.trigger(trigger, refusals)));
+    nodes.extend(
+        facts
+            .triggers
+            .iter()
+            .map(|trigger| writer.trigger(trigger, refusals)),
+    );
     for policy in &facts.policies {
-        // Policies are made before the rows are there. The owner sees all rows, and others see what they will see
-        // later.
-        let mut node = writer.node("pg_policy", policy.oid, Stage::Definition, 6, vec![writer.policy(policy)]);
+        // Policies are made before the rows are there. The owner sees all rows, and others see what
+        // they will see later.
+        let mut node = writer.node(
+            "pg_policy",
+            policy.oid,
+            Stage::Definition,
+            6,
+            vec![writer.policy(policy)],
+        );
         node.may_wait = true;
         nodes.push(node);
     }
     for statistics in &facts.statistics {
         let mut sql = vec![statistics.definition.clone()];
         let name = writer.qualified(&statistics.name);
-        sql.extend(statistics.target.map(|target| format!("ALTER STATISTICS {name} SET STATISTICS {target}")));
+        sql.extend(
+            statistics
+                .target
+                .map(|target| format!("ALTER STATISTICS {name} SET STATISTICS {target}")),
+        );
         let mut node = writer.node("pg_statistic_ext", statistics.oid, Stage::Finish, 1, sql);
         node.may_wait = true;
         nodes.push(node);
     }
     nodes.extend(facts.rules.iter().map(|rule| writer.rule(rule)));
-    nodes.extend(facts.relations.iter().filter_map(|relation| writer.finish(relation)));
+    nodes.extend(
+        facts
+            .relations
+            .iter()
+            .filter_map(|relation| writer.finish(relation)),
+    );
     nodes.extend(writer.default_privileges());
     nodes.extend(grants::at_open(facts, target.schema));
     nodes
@@ -156,11 +241,31 @@ impl<'a> Writer<'a> {
             grants: by(facts.grants.iter().map(|grant| (&grant.on, grant))),
             identities: by(facts.sequences.iter().filter_map(identity)),
             indexes: by(facts.indexes.iter().map(|index| (index.relation, index))),
-            attached: by(facts.indexes.iter().filter_map(|index| Some((index.parent?, index)))),
-            of_constraints: facts.indexes.iter().filter_map(|index| Some((index.constraint?, index))).collect(),
-            triggers: facts.triggers.iter().map(|trigger| (trigger.oid, trigger)).collect(),
-            inherited: facts.relations.iter().flat_map(|one| &one.parents).copied().collect(),
-            constraint_names: facts.constraints.iter().map(|one| (one.relation, one.name.as_str())).collect(),
+            attached: by(facts
+                .indexes
+                .iter()
+                .filter_map(|index| Some((index.parent?, index)))),
+            of_constraints: facts
+                .indexes
+                .iter()
+                .filter_map(|index| Some((index.constraint?, index)))
+                .collect(),
+            triggers: facts
+                .triggers
+                .iter()
+                .map(|trigger| (trigger.oid, trigger))
+                .collect(),
+            inherited: facts
+                .relations
+                .iter()
+                .flat_map(|one| &one.parents)
+                .copied()
+                .collect(),
+            constraint_names: facts
+                .constraints
+                .iter()
+                .map(|one| (one.relation, one.name.as_str()))
+                .collect(),
         }
     }
 
@@ -172,16 +277,36 @@ impl<'a> Writer<'a> {
         format!("{}.{}", self.schema(), quote_ident(name))
     }
 
-    pub(super) fn node(&self, class: &str, oid: u32, stage: Stage, rank: u8, mut sql: Vec<String>) -> Node {
+    pub(super) fn node(
+        &self,
+        class: &str,
+        oid: u32,
+        stage: Stage,
+        rank: u8,
+        mut sql: Vec<String>,
+    ) -> Node {
         let address = Address::new(class, oid);
         sql.extend(self.said(&address));
-        let what = self.names.get(&address).map_or_else(|| class.to_owned(), |name| name.plain.clone());
-        Node { address, stage, rank, what, sql, table: None, may_wait: false }
+        let what = self
+            .names
+            .get(&address)
+            .map_or_else(|| class.to_owned(), |name| name.plain.clone());
+        Node {
+            address,
+            stage,
+            rank,
+            what,
+            sql,
+            table: None,
+            may_wait: false,
+        }
     }
 
     /// Comments and grants on an object and on its columns, but for those that come at the open.
     fn said(&self, address: &Address) -> Vec<String> {
-        let Some(name) = self.names.get(address) else { return Vec::new() };
+        let Some(name) = self.names.get(address) else {
+            return Vec::new();
+        };
         let of_schema = address.class == "pg_namespace";
         let qualified = match of_schema {
             true => self.schema(),
@@ -192,17 +317,32 @@ impl<'a> Writer<'a> {
         let column = |number: i32| -> Option<String> {
             if address.class == "pg_class" {
                 let relation = self.facts.relation(address.oid)?;
-                return relation.column(number).map(|column| quote_ident(&column.name));
+                return relation
+                    .column(number)
+                    .map(|column| quote_ident(&column.name));
             }
-            let type_ = self.facts.types.iter().find(|type_| type_.oid == address.oid)?;
-            type_.attributes.iter().find(|a| a.number == number).map(|attribute| quote_ident(&attribute.name))
+            let type_ = self
+                .facts
+                .types
+                .iter()
+                .find(|type_| type_.oid == address.oid)?;
+            type_
+                .attributes
+                .iter()
+                .find(|a| a.number == number)
+                .map(|attribute| quote_ident(&attribute.name))
         };
         let mut sql = Vec::new();
         for comment in listed(&self.comments, &address) {
             let text = quote_literal(&comment.text);
             let on = match (&name.on, column(comment.column)) {
                 (Some((keyword, on)), _) => {
-                    format!("{} {} ON {keyword}{}.{on}", name.keyword, name.quoted, self.schema())
+                    format!(
+                        "{} {} ON {keyword}{}.{on}",
+                        name.keyword,
+                        name.quoted,
+                        self.schema()
+                    )
                 }
                 (None, Some(column)) => format!("COLUMN {qualified}.{column}"),
                 (None, None) => format!("{} {qualified}", name.keyword),
@@ -211,17 +351,22 @@ impl<'a> Writer<'a> {
         }
         for grant in listed(&self.grants, &address).filter(|grant| !grants::attaches_code(grant)) {
             let grantee = role(&grant.grantee);
-            let columns = column(grant.column).map(|column| format!(" ({column})")).unwrap_or_default();
+            let columns = column(grant.column)
+                .map(|column| format!(" ({column})"))
+                .unwrap_or_default();
             // GRANT says TABLE for views too.
             let keyword = match name.keyword {
                 "VIEW" | "MATERIALIZED VIEW" | "FOREIGN TABLE" => "TABLE",
                 "AGGREGATE" => "FUNCTION",
                 keyword => keyword,
             };
-            // For GRANT, an aggregate over rows has no argument, and one over an ordered set lists all its arguments
-            // alike.
+            // For GRANT, an aggregate over rows has no argument, and one over an ordered set lists
+            // all its arguments alike.
             let qualified = match name.keyword {
-                "AGGREGATE" => qualified.replace("(*)", "()").replace(" ORDER BY ", ", ").replace("(ORDER BY ", "("),
+                "AGGREGATE" => qualified
+                    .replace("(*)", "()")
+                    .replace(" ORDER BY ", ", ")
+                    .replace("(ORDER BY ", "("),
                 _ => qualified.clone(),
             };
             let privilege = format!("{}{columns} ON {keyword} {qualified}", grant.privilege);
@@ -243,38 +388,69 @@ impl<'a> Writer<'a> {
         };
         let create = match type_.kind {
             TypeKind::Enum => {
-                let labels: Vec<String> = type_.labels.iter().map(|label| quote_literal(label)).collect();
+                let labels: Vec<String> = type_
+                    .labels
+                    .iter()
+                    .map(|label| quote_literal(label))
+                    .collect();
                 format!("CREATE TYPE {name} AS ENUM ({})", labels.join(", "))
             }
             TypeKind::Composite => {
-                let attribute =
-                    |a: &Attribute| format!("{} {}{}", quote_ident(&a.name), a.type_, collate(&a.collation));
+                let attribute = |a: &Attribute| {
+                    format!(
+                        "{} {}{}",
+                        quote_ident(&a.name),
+                        a.type_,
+                        collate(&a.collation)
+                    )
+                };
                 let attributes: Vec<String> = type_.attributes.iter().map(attribute).collect();
                 format!("CREATE TYPE {name} AS ({})", attributes.join(", "))
             }
             TypeKind::Domain => {
-                let mut sql = format!("CREATE DOMAIN {name} AS {}", type_.base.as_deref().unwrap_or_default());
+                let mut sql = format!(
+                    "CREATE DOMAIN {name} AS {}",
+                    type_.base.as_deref().unwrap_or_default()
+                );
                 sql += &collate(&type_.collation);
                 if let Some(default) = &type_.default {
                     sql += &format!(" DEFAULT {default}");
                 }
                 if type_.not_null {
-                    let named = type_.chosen_not_null_name().filter(|_| self.target.version >= 170_000);
-                    sql += &named.map(|name| format!(" CONSTRAINT {}", quote_ident(name))).unwrap_or_default();
+                    let named = type_
+                        .chosen_not_null_name()
+                        .filter(|_| self.target.version >= 170_000);
+                    sql += &named
+                        .map(|name| format!(" CONSTRAINT {}", quote_ident(name)))
+                        .unwrap_or_default();
                     sql += " NOT NULL";
                 }
-                for check in self.facts.constraints.iter().filter(|check| check.type_ == type_.oid) {
-                    let constraint = format!("CONSTRAINT {} {}", quote_ident(&check.name), check.definition);
+                for check in self
+                    .facts
+                    .constraints
+                    .iter()
+                    .filter(|check| check.type_ == type_.oid)
+                {
+                    let constraint = format!(
+                        "CONSTRAINT {} {}",
+                        quote_ident(&check.name),
+                        check.definition
+                    );
                     more.push(format!("ALTER DOMAIN {name} ADD {constraint}"));
                     more.extend(self.said(&Address::new("pg_constraint", check.oid)));
                 }
                 sql
             }
             TypeKind::Range => {
-                let Some(range) = &type_.range else { return Vec::new() };
+                let Some(range) = &type_.range else {
+                    return Vec::new();
+                };
                 let mut parts = vec![format!("SUBTYPE = {}", range.subtype)];
-                let multirange =
-                    range.multirange.as_ref().filter(|_| self.target.version >= 140000).map(|m| self.qualified(m));
+                let multirange = range
+                    .multirange
+                    .as_ref()
+                    .filter(|_| self.target.version >= 140000)
+                    .map(|m| self.qualified(m));
                 for (what, value) in [
                     ("SUBTYPE_OPCLASS", &range.operator_class),
                     ("COLLATION", &range.collation),
@@ -295,16 +471,36 @@ impl<'a> Writer<'a> {
 
     fn function(&self, function: &Function) -> String {
         if let Some(aggregate) = &function.aggregate {
-            return format!("CREATE AGGREGATE {}{}", self.qualified(&function.name), aggregate.definition);
+            return format!(
+                "CREATE AGGREGATE {}{}",
+                self.qualified(&function.name),
+                aggregate.definition
+            );
         }
-        let keyword = if function.kind == "p" { "PROCEDURE" } else { "FUNCTION" };
-        format!("CREATE {keyword} {}{}", self.qualified(&function.name), function.definition.trim_end())
+        let keyword = if function.kind == "p" {
+            "PROCEDURE"
+        } else {
+            "FUNCTION"
+        };
+        format!(
+            "CREATE {keyword} {}{}",
+            self.qualified(&function.name),
+            function.definition.trim_end()
+        )
     }
 
     fn view(&self, view: &Relation) -> String {
         let options = with(&view.options);
-        let query = view.definition.as_deref().unwrap_or_default().trim_end().trim_end_matches(';');
-        format!("CREATE VIEW {}{options} AS {query}", self.qualified(&view.name))
+        let query = view
+            .definition
+            .as_deref()
+            .unwrap_or_default()
+            .trim_end()
+            .trim_end_matches(';');
+        format!(
+            "CREATE VIEW {}{options} AS {query}",
+            self.qualified(&view.name)
+        )
     }
 
     /// Without rows: they follow once the tables have theirs.
@@ -314,8 +510,15 @@ impl<'a> Writer<'a> {
             None | Some("heap") => String::new(),
             Some(method) => format!(" USING {}", quote_ident(method)),
         };
-        let query = view.definition.as_deref().unwrap_or_default().trim_end().trim_end_matches(';');
-        let mut sql = vec![format!("CREATE MATERIALIZED VIEW {name}{method}{options} AS {query} WITH NO DATA")];
+        let query = view
+            .definition
+            .as_deref()
+            .unwrap_or_default()
+            .trim_end()
+            .trim_end_matches(';');
+        let mut sql = vec![format!(
+            "CREATE MATERIALIZED VIEW {name}{method}{options} AS {query} WITH NO DATA"
+        )];
         sql.extend(self.storage(view));
         sql
     }
@@ -325,7 +528,11 @@ impl<'a> Writer<'a> {
         let (columns, inherits) = self.own_columns(table);
         let columns = columns.iter().map(|column| self.column(table, column));
         let columns: Vec<String> = columns.chain(self.own_not_nulls(table)).collect();
-        let by = table.partition_key.as_ref().map(|key| format!(" PARTITION BY {key}")).unwrap_or_default();
+        let by = table
+            .partition_key
+            .as_ref()
+            .map(|key| format!(" PARTITION BY {key}"))
+            .unwrap_or_default();
         let method = match table.access_method.as_deref() {
             None => String::new(),
             // A partitioned table has an access method only if somebody set one.
@@ -334,7 +541,10 @@ impl<'a> Writer<'a> {
         };
         let options = with(&options_of(table));
         let create = format!("CREATE {}TABLE {name}", unlogged(table.persistence));
-        let mut sql = vec![format!("{create} ({}){inherits}{by}{method}{options}", columns.join(", "))];
+        let mut sql = vec![format!(
+            "{create} ({}){inherits}{by}{method}{options}",
+            columns.join(", ")
+        )];
         if table.row_security {
             sql.push(format!("ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"));
         }
@@ -343,17 +553,29 @@ impl<'a> Writer<'a> {
             sql.push(format!("ALTER TABLE {name} FORCE ROW LEVEL SECURITY"));
         }
         sql.extend(self.storage(table));
-        sql.extend(table.of_type.as_ref().map(|of_type| format!("ALTER TABLE {name} OF {of_type}")));
+        sql.extend(
+            table
+                .of_type
+                .as_ref()
+                .map(|of_type| format!("ALTER TABLE {name} OF {of_type}")),
+        );
         for sequence in listed(&self.identities, &table.oid) {
             // Since 15 an identity's sequence is created with the persistence of its table.
             if self.target.version >= 150_000 && sequence.persistence != table.persistence {
-                let logged = if sequence.persistence == Persistence::Unlogged { "UNLOGGED" } else { "LOGGED" };
-                sql.push(format!("ALTER SEQUENCE {} SET {logged}", self.qualified(&sequence.name)));
+                let logged = if sequence.persistence == Persistence::Unlogged {
+                    "UNLOGGED"
+                } else {
+                    "LOGGED"
+                };
+                sql.push(format!(
+                    "ALTER SEQUENCE {} SET {logged}",
+                    self.qualified(&sequence.name)
+                ));
             }
             sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
         }
-        // Here, and for an index right after it: somebody may publish all tables of the target. Then a table refuses
-        // what the stream brings until it has its replica identity.
+        // Here, and for an index right after it: somebody may publish all tables of the target.
+        // Then a table refuses what the stream brings until it has its replica identity.
         if table.replica_identity == "f" {
             sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY FULL"));
         }
@@ -367,7 +589,10 @@ impl<'a> Writer<'a> {
         let (keyword, name) = (relation.kind.keyword(), self.qualified(&relation.name));
         let mut sql = Vec::new();
         for column in &relation.columns {
-            let alter = format!("ALTER {keyword} {name} ALTER COLUMN {}", quote_ident(&column.name));
+            let alter = format!(
+                "ALTER {keyword} {name} ALTER COLUMN {}",
+                quote_ident(&column.name)
+            );
             let storage = column.storage.as_deref().and_then(|storage| match storage {
                 "p" => Some("PLAIN"),
                 "m" => Some("MAIN"),
@@ -376,9 +601,18 @@ impl<'a> Writer<'a> {
                 _ => None,
             });
             sql.extend(storage.map(|storage| format!("{alter} SET STORAGE {storage}")));
-            let compression = column.compression.as_deref().map(|c| if c == "l" { "lz4" } else { "pglz" });
-            sql.extend(compression.map(|compression| format!("{alter} SET COMPRESSION {compression}")));
-            sql.extend(column.statistics.map(|target| format!("{alter} SET STATISTICS {target}")));
+            let compression = column
+                .compression
+                .as_deref()
+                .map(|c| if c == "l" { "lz4" } else { "pglz" });
+            sql.extend(
+                compression.map(|compression| format!("{alter} SET COMPRESSION {compression}")),
+            );
+            sql.extend(
+                column
+                    .statistics
+                    .map(|target| format!("{alter} SET STATISTICS {target}")),
+            );
             if !column.options.is_empty() {
                 sql.push(format!("{alter} SET ({})", options_list(&column.options)));
             }
@@ -396,19 +630,30 @@ impl<'a> Writer<'a> {
             ("s", _) => sql += &format!(" GENERATED ALWAYS AS ({expression}) STORED"),
             ("v", _) => sql += &format!(" GENERATED ALWAYS AS ({expression}) VIRTUAL"),
             (_, identity @ ("a" | "d")) => {
-                let when = if identity == "a" { "ALWAYS" } else { "BY DEFAULT" };
+                let when = if identity == "a" {
+                    "ALWAYS"
+                } else {
+                    "BY DEFAULT"
+                };
                 let is_its = |by: &OwnedBy| by.column == column.name;
                 let mut own = listed(&self.identities, &table.oid);
                 let sequence = own.find(|sequence| sequence.owned_by.as_ref().is_some_and(is_its));
                 sql += &format!(" GENERATED {when} AS IDENTITY");
                 if let Some(sequence) = sequence {
-                    sql += &format!(" (SEQUENCE NAME {} {})", self.qualified(&sequence.name), parameters(sequence));
+                    sql += &format!(
+                        " (SEQUENCE NAME {} {})",
+                        self.qualified(&sequence.name),
+                        parameters(sequence)
+                    );
                 }
             }
             _ => {}
         }
         if column.not_null {
-            let inherited = column.not_null_name.as_deref().filter(|_| column.not_null_inherited);
+            let inherited = column
+                .not_null_name
+                .as_deref()
+                .filter(|_| column.not_null_inherited);
             match column.chosen_not_null_name(self.facts, table).or(inherited) {
                 Some(name) if self.target.version >= 180000 => {
                     sql += &format!(" CONSTRAINT {} NOT NULL", quote_ident(name))
@@ -424,13 +669,18 @@ impl<'a> Writer<'a> {
 
     /// Defaults are set when everything that they may call exists.
     fn defaults(&self, relation: &Relation) -> Vec<Node> {
-        let plain = relation.columns.iter().filter(|column| column.generated.is_empty());
+        let plain = relation
+            .columns
+            .iter()
+            .filter(|column| column.generated.is_empty());
         plain
             .filter_map(|column| {
                 let (oid, default) = (column.default_oid?, column.default.as_deref()?);
                 let (name, column) = (self.qualified(&relation.name), quote_ident(&column.name));
                 let (keyword, only) = (relation.kind.keyword(), self.only(relation.oid));
-                let sql = format!("ALTER {keyword} {only}{name} ALTER COLUMN {column} SET DEFAULT {default}");
+                let sql = format!(
+                    "ALTER {keyword} {only}{name} ALTER COLUMN {column} SET DEFAULT {default}"
+                );
                 let mut node = self.node("pg_attrdef", oid, Stage::Definition, 5, vec![sql]);
                 node.may_wait = true;
                 Some(node)
@@ -448,7 +698,10 @@ impl<'a> Writer<'a> {
         )];
         sql.extend(sequence.owned_by.as_ref().map(|by| {
             let table = self.qualified(self.facts.relation_name(by.relation));
-            format!("ALTER SEQUENCE {name} OWNED BY {table}.{}", quote_ident(&by.column))
+            format!(
+                "ALTER SEQUENCE {name} OWNED BY {table}.{}",
+                quote_ident(&by.column)
+            )
         }));
         sql
     }
@@ -459,21 +712,36 @@ impl<'a> Writer<'a> {
             ConstraintKind::Check => Stage::Check,
             ConstraintKind::ForeignKey => Stage::ForeignKey,
             _ if self.is_partitioned(constraint.relation) => Stage::Attached,
-            // A row may have been copied twice, under the values that the other index names it by before and after.
-            ConstraintKind::PrimaryKey if self.is_named_by_another(constraint.relation, index) => Stage::Index,
+            // A row may have been copied twice, under the values that the other index names it by
+            // before and after.
+            ConstraintKind::PrimaryKey if self.is_named_by_another(constraint.relation, index) => {
+                Stage::Index
+            }
             ConstraintKind::PrimaryKey => Stage::PrimaryKey,
-            ConstraintKind::Unique if index.is_some_and(|index| index.replica_identity) => Stage::PrimaryKey,
+            ConstraintKind::Unique if index.is_some_and(|index| index.replica_identity) => {
+                Stage::PrimaryKey
+            }
             ConstraintKind::Unique | ConstraintKind::Exclusion => Stage::Index,
         };
         let table = self.qualified(self.facts.relation_name(constraint.relation));
-        let only = if stage == Stage::Attached { "ONLY " } else { "" };
+        let only = if stage == Stage::Attached {
+            "ONLY "
+        } else {
+            ""
+        };
         let name = quote_ident(&constraint.name);
-        let mut sql = vec![format!("ALTER TABLE {only}{table} ADD CONSTRAINT {name} {}", constraint.definition)];
+        let mut sql = vec![format!(
+            "ALTER TABLE {only}{table} ADD CONSTRAINT {name} {}",
+            constraint.definition
+        )];
         if let Some(index) = index {
             sql.extend(self.attach_indexes(index));
             if !index.options.is_empty() {
                 let name = self.qualified(&index.name);
-                sql.push(format!("ALTER INDEX {name} SET ({})", options_list(&index.options)));
+                sql.push(format!(
+                    "ALTER INDEX {name} SET ({})",
+                    options_list(&index.options)
+                ));
             }
             sql.extend(self.index_statistics(index));
             sql.extend(self.identity(index));
@@ -495,7 +763,10 @@ impl<'a> Writer<'a> {
 
     /// Whether another index than this one is the replica identity of its table.
     fn is_named_by_another(&self, relation: u32, index: Option<&Index>) -> bool {
-        let identity = self.facts.relation(relation).map(|relation| relation.replica_identity.as_str());
+        let identity = self
+            .facts
+            .relation(relation)
+            .map(|relation| relation.replica_identity.as_str());
         identity == Some("i") && index.is_some_and(|index| !index.replica_identity)
     }
 
@@ -504,7 +775,10 @@ impl<'a> Writer<'a> {
         let unique = if index.unique { "UNIQUE " } else { "" };
         let name = quote_ident(&index.name);
         let (only, schema) = (self.only(index.relation), self.schema());
-        let mut sql = vec![format!("CREATE {unique}INDEX {name} ON {only}{schema}.{table} {}", index.definition)];
+        let mut sql = vec![format!(
+            "CREATE {unique}INDEX {name} ON {only}{schema}.{table} {}",
+            index.definition
+        )];
         sql.extend(self.attach_indexes(index));
         sql.extend(self.index_statistics(index));
         sql.extend(self.identity(index));
@@ -522,36 +796,62 @@ impl<'a> Writer<'a> {
 
     fn index_statistics(&self, index: &Index) -> Vec<String> {
         let name = self.qualified(&index.name);
-        let set =
-            |s: &IndexStatistics| format!("ALTER INDEX {name} ALTER COLUMN {} SET STATISTICS {}", s.column, s.target);
+        let set = |s: &IndexStatistics| {
+            format!(
+                "ALTER INDEX {name} ALTER COLUMN {} SET STATISTICS {}",
+                s.column, s.target
+            )
+        };
         index.statistics.iter().map(set).collect()
     }
 
     fn trigger(&self, trigger: &Trigger, refusals: &mut Vec<Refusal>) -> Node {
         let table = self.qualified(self.facts.relation_name(trigger.relation));
         let is_clone = trigger.parent.is_some();
-        let mut sql = if is_clone { Vec::new() } else { vec![trigger.definition.clone()] };
+        let mut sql = if is_clone {
+            Vec::new()
+        } else {
+            vec![trigger.definition.clone()]
+        };
         let state = match trigger.enabled.as_str() {
             _ if is_clone && !self.differs_from_parent(trigger) => None,
             "O" if !is_clone => None,
             other => state_of(other),
         };
         if !["O", "D", "R", "A"].contains(&trigger.enabled.as_str()) {
-            let (object, remedy) = (format!("trigger {}", trigger.name), "report this: pgshard does not know it");
-            refusals.push(Refusal::new(object, format!("is in state {}", trigger.enabled), remedy));
+            let (object, remedy) = (
+                format!("trigger {}", trigger.name),
+                "report this: pgshard does not know it",
+            );
+            refusals.push(Refusal::new(
+                object,
+                format!("is in state {}", trigger.enabled),
+                remedy,
+            ));
         }
-        sql.extend(state.map(|state| format!("ALTER TABLE {table} {state} TRIGGER {}", quote_ident(&trigger.name))));
+        sql.extend(state.map(|state| {
+            format!(
+                "ALTER TABLE {table} {state} TRIGGER {}",
+                quote_ident(&trigger.name)
+            )
+        }));
         let mut node = self.node("pg_trigger", trigger.oid, Stage::Trigger, 0, sql);
         node.may_wait = true;
         node
     }
 
-    /// A rule is made when the target is opened: before that, it would act on what the stream brings.
+    /// A rule is made when the target is opened: before that, it would act on what the stream
+    /// brings.
     fn rule(&self, rule: &Rule) -> Node {
         let table = self.qualified(self.facts.relation_name(rule.relation));
         let mut sql = vec![rule.definition.trim_end().trim_end_matches(';').to_owned()];
         let state = state_of(&rule.enabled).filter(|_| rule.enabled != "O");
-        sql.extend(state.map(|state| format!("ALTER TABLE {table} {state} RULE {}", quote_ident(&rule.name))));
+        sql.extend(state.map(|state| {
+            format!(
+                "ALTER TABLE {table} {state} RULE {}",
+                quote_ident(&rule.name)
+            )
+        }));
         let mut node = self.node("pg_rewrite", rule.oid, Stage::Trigger, 1, sql);
         node.may_wait = true;
         node
@@ -565,7 +865,8 @@ impl<'a> Writer<'a> {
             _ => self.qualified(&one.name),
         };
         let mut definition = one.definition.clone();
-        // If the other operator does not exist yet, this creates it as a mere name, and its own statement completes it.
+        // If the other operator does not exist yet, this creates it as a mere name, and its own
+        // statement completes it.
         for (what, other) in [("COMMUTATOR", &one.commutator), ("NEGATOR", &one.negator)] {
             if let (Some(other), Some(open)) = (other, definition.strip_suffix(')')) {
                 definition = format!("{open}, {what} = OPERATOR({}.{other}))", self.schema());
@@ -573,14 +874,23 @@ impl<'a> Writer<'a> {
         }
         let default = if one.is_default { "DEFAULT " } else { "" };
         let create = format!("CREATE {default}{keyword} {name} {definition}");
-        let mappings = one.mappings.iter().map(|mapping| format!("ALTER {keyword} {name} ADD MAPPING {mapping}"));
+        let mappings = one
+            .mappings
+            .iter()
+            .map(|mapping| format!("ALTER {keyword} {name} ADD MAPPING {mapping}"));
         std::iter::once(create).chain(mappings).collect()
     }
 
     /// Default privileges come when all objects exist: those have their own privileges already.
     fn default_privileges(&self) -> Option<Node> {
         let grant = |privilege: &DefaultPrivilege| {
-            let DefaultPrivilege { objects, grantee, privilege, grantable, .. } = privilege;
+            let DefaultPrivilege {
+                objects,
+                grantee,
+                privilege,
+                grantable,
+                ..
+            } = privilege;
             let option = if *grantable { " WITH GRANT OPTION" } else { "" };
             let (schema, grantee) = (self.schema(), role(grantee));
             let alter = format!("ALTER DEFAULT PRIVILEGES IN SCHEMA {schema}");
@@ -606,10 +916,20 @@ impl<'a> Writer<'a> {
             "d" => "DELETE",
             _ => "ALL",
         };
-        let kind = if policy.permissive { "PERMISSIVE" } else { "RESTRICTIVE" };
+        let kind = if policy.permissive {
+            "PERMISSIVE"
+        } else {
+            "RESTRICTIVE"
+        };
         let roles: Vec<String> = policy.roles.iter().map(role).collect();
-        let (name, table) = (quote_ident(&policy.name), self.qualified(self.facts.relation_name(policy.relation)));
-        let mut sql = format!("CREATE POLICY {name} ON {table} AS {kind} FOR {command} TO {}", roles.join(", "));
+        let (name, table) = (
+            quote_ident(&policy.name),
+            self.qualified(self.facts.relation_name(policy.relation)),
+        );
+        let mut sql = format!(
+            "CREATE POLICY {name} ON {table} AS {kind} FOR {command} TO {}",
+            roles.join(", ")
+        );
         for (what, expression) in [("USING", &policy.using), ("WITH CHECK", &policy.check)] {
             if let Some(expression) = expression {
                 sql += &format!(" {what} ({expression})");
@@ -618,7 +938,8 @@ impl<'a> Writer<'a> {
         sql
     }
 
-    /// Marks that come last: CLUSTER, which needs the index, and a replica identity by which nothing can be changed.
+    /// Marks that come last: CLUSTER, which needs the index, and a replica identity by which
+    /// nothing can be changed.
     fn finish(&self, table: &Relation) -> Option<Node> {
         if !table.kind.is_stored() {
             return None;
@@ -635,7 +956,8 @@ impl<'a> Writer<'a> {
             }
         }
         let what = format!("{} {}", table.kind.plain(), table.name);
-        // The table's own address is taken by its node. No other node has this one, and nothing needs it.
+        // The table's own address is taken by its node. No other node has this one, and nothing
+        // needs it.
         let address = Address::new("finish", table.oid);
         (!sql.is_empty()).then_some(Node {
             address,
@@ -669,23 +991,45 @@ pub(super) fn role(grantee: &Grantee) -> String {
 }
 
 fn parameters(sequence: &Sequence) -> String {
-    let Sequence { start, increment, minimum, maximum, cache, cycle, .. } = sequence;
+    let Sequence {
+        start,
+        increment,
+        minimum,
+        maximum,
+        cache,
+        cycle,
+        ..
+    } = sequence;
     let cycle = if *cycle { "CYCLE" } else { "NO CYCLE" };
-    format!("START WITH {start} INCREMENT BY {increment} MINVALUE {minimum} MAXVALUE {maximum} CACHE {cache} {cycle}")
+    format!(
+        "START WITH {start} INCREMENT BY {increment} MINVALUE {minimum} MAXVALUE {maximum} CACHE \
+            {cache} {cycle}"
+    )
 }
 
 /// A relation's storage parameters, with those of its TOAST table.
 fn options_of(relation: &Relation) -> Vec<String> {
-    let toast = relation.toast_options.iter().map(|option| format!("toast.{option}"));
+    let toast = relation
+        .toast_options
+        .iter()
+        .map(|option| format!("toast.{option}"));
     relation.options.iter().cloned().chain(toast).collect()
 }
 
 fn unlogged(persistence: Persistence) -> &'static str {
-    if persistence == Persistence::Unlogged { "UNLOGGED " } else { "" }
+    if persistence == Persistence::Unlogged {
+        "UNLOGGED "
+    } else {
+        ""
+    }
 }
 
 fn with(options: &[String]) -> String {
-    if options.is_empty() { String::new() } else { format!(" WITH ({})", options_list(options)) }
+    if options.is_empty() {
+        String::new()
+    } else {
+        format!(" WITH ({})", options_list(options))
+    }
 }
 
 /// `name=value` as `name='value'`: a value may be a list or a keyword of SQL.

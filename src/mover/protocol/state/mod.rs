@@ -1,10 +1,11 @@
-//! What to do next with a shard that is being moved: a pure function of what the two hosts say, and of what the mover
-//! knows about itself.
+//! What to do next with a shard that is being moved: a pure function of what the two hosts say, and
+//! of what the mover knows about itself.
 //!
-//! The databases hold the state; the mover holds none. So `resume` on another machine runs the same loop as the first
-//! run, and a step that was done, but whose journal entry was lost, is recognized by its effect. Invariant: [`next`]
-//! never says [`Step::Unfence`] or [`Step::Discard`] once the source has decided. It never says [`Step::DecideAndOpen`]
-//! unless the target is ready for the very attempt that the source is fenced for.
+//! The databases hold the state; the mover holds none. So `resume` on another machine runs the same
+//! loop as the first run, and a step that was done, but whose journal entry was lost, is recognized
+//! by its effect. Invariant: [`next`] never says [`Step::Unfence`] or [`Step::Discard`] once the
+//! source has decided. It never says [`Step::DecideAndOpen`] unless the target is ready for the
+//! very attempt that the source is fenced for.
 
 use std::fmt;
 
@@ -21,8 +22,8 @@ pub(crate) use crate::mover::protocol::state::next::{
 pub enum Mode {
     /// Fence first and copy behind the fence: the shard is closed while it is copied.
     Blocking,
-    /// Copy while the source serves, apply what changes meanwhile, and fence last: the shard is closed for
-    /// milliseconds.
+    /// Copy while the source serves, apply what changes meanwhile, and fence last: the shard is
+    /// closed for milliseconds.
     Online,
 }
 
@@ -36,7 +37,9 @@ impl Mode {
     }
 
     pub(crate) fn parse(name: &str) -> Option<Mode> {
-        [Mode::Blocking, Mode::Online].into_iter().find(|mode| mode.as_str() == name)
+        [Mode::Blocking, Mode::Online]
+            .into_iter()
+            .find(|mode| mode.as_str() == name)
     }
 }
 
@@ -47,7 +50,8 @@ pub enum Phase {
     Claimed,
     /// There are empty tables at the target and a signpost at the source.
     Prepared,
-    /// Online: every chunk of its rows is at the target, each in a state that it had at some moment.
+    /// Online: every chunk of its rows is at the target, each in a state that it had at some
+    /// moment.
     Loaded,
     /// Online: the target follows the source, and was compared with it. Only the fence is missing.
     Ready,
@@ -89,11 +93,17 @@ impl Phase {
 
     /// The phase as the journal writes it.
     pub fn as_str(self) -> &'static str {
-        Self::ALL.into_iter().find(|(phase, _)| *phase == self).map_or("", |(_, name)| name)
+        Self::ALL
+            .into_iter()
+            .find(|(phase, _)| *phase == self)
+            .map_or("", |(_, name)| name)
     }
 
     pub(crate) fn parse(name: &str) -> Option<Phase> {
-        Self::ALL.into_iter().find(|(_, written)| *written == name).map(|(phase, _)| phase)
+        Self::ALL
+            .into_iter()
+            .find(|(_, written)| *written == name)
+            .map(|(phase, _)| phase)
     }
 
     /// Whether there is nothing left to run: kept, completed or aborted.
@@ -104,9 +114,12 @@ impl Phase {
     /// What an operator can do with a move in this phase.
     pub fn next(self) -> &'static str {
         match self {
-            Phase::Claimed | Phase::Prepared | Phase::Loaded | Phase::Ready | Phase::Fenced | Phase::Copied => {
-                "resume or abort"
-            }
+            Phase::Claimed
+            | Phase::Prepared
+            | Phase::Loaded
+            | Phase::Ready
+            | Phase::Fenced
+            | Phase::Copied => "resume or abort",
             Phase::Decided | Phase::Opened => "resume",
             Phase::Kept => "complete or rollback",
             Phase::Completed | Phase::Aborted => "nothing",

@@ -1,5 +1,6 @@
-//! The decision itself. It sees what the hosts say ([`Observed`]) and what the mover knows about itself ([`Own`]). The
-//! driver adds no condition of its own, so that the model, which runs this very function, runs what production runs.
+//! The decision itself. It sees what the hosts say ([`Observed`]) and what the mover knows about
+//! itself ([`Own`]). The driver adds no condition of its own, so that the model, which runs this
+//! very function, runs what production runs.
 
 use std::fmt;
 
@@ -62,14 +63,20 @@ impl fmt::Display for Observed {
         write!(f, "the journal says {}, ", self.phase)?;
         match self.source {
             Source::Serving => f.write_str("the source serves the shard, ")?,
-            Source::Fenced { attempt } => write!(f, "the source is fenced for attempt {attempt}, ")?,
+            Source::Fenced { attempt } => {
+                write!(f, "the source is fenced for attempt {attempt}, ")?
+            }
             Source::Moved => f.write_str("the source has given the shard away, ")?,
-            Source::Other => f.write_str("the source has the shard in a state that is not of this move, ")?,
+            Source::Other => {
+                f.write_str("the source has the shard in a state that is not of this move, ")?
+            }
         }
         match self.target {
             Target::Nothing => f.write_str("the target has nothing of it"),
             Target::Incoming { ready: None } => f.write_str("the target is not ready"),
-            Target::Incoming { ready: Some(attempt) } => write!(f, "the target is ready for attempt {attempt}"),
+            Target::Incoming {
+                ready: Some(attempt),
+            } => write!(f, "the target is ready for attempt {attempt}"),
             Target::Opened => f.write_str("the target has opened it"),
             Target::Taken => f.write_str("another move is bringing it to the target"),
         }
@@ -88,7 +95,8 @@ pub(crate) enum Goal {
 /// How far the caller wants to be taken towards the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Until {
-    /// Until only the fence is missing: the shards of a group whose fences are held back wait there for each other.
+    /// Until only the fence is missing: the shards of a group whose fences are held back wait there
+    /// for each other.
     Ready,
     /// To the end.
     End,
@@ -112,13 +120,14 @@ pub(crate) enum Stream {
     On {
         /// Whether source and target were compared.
         compared: Compared,
-        /// The attempt for which it has examined the shard behind the fence, and found that only rows have changed.
+        /// The attempt for which it has examined the shard behind the fence, and found that only
+        /// rows have changed.
         looked: Option<i32>,
     },
 }
 
-/// Whether this mover has compared the target with the source on the servers that run now: a server that was restarted
-/// or promoted may lack what it had.
+/// Whether this mover has compared the target with the source on the servers that run now: a server
+/// that was restarted or promoted may lack what it had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Compared {
     /// It has not, or only on other servers.
@@ -141,7 +150,8 @@ pub(crate) struct Own {
 /// One thing to do. Each may safely be done twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Write the target's `incoming` row, build the target's empty schema and the source's signpost.
+    /// Write the target's `incoming` row, build the target's empty schema and the source's
+    /// signpost.
     Prepare,
     /// Online: apply what changed until the target is as the source was a moment ago, then compare.
     CatchUp,
@@ -152,15 +162,16 @@ pub(crate) enum Step {
     },
     /// Blocking: swap; the source refuses the shard from now on.
     Fence,
-    /// Online: swap, barrier, marker, the examination behind the fence, the last changes, decide and open.
+    /// Online: swap, barrier, marker, the examination behind the fence, the last changes, decide
+    /// and open.
     CutOver,
     /// Blocking: barrier, marker, copy, compare, indexes, sequences.
     Copy {
         /// The attempt it is done for.
         attempt: i32,
     },
-    /// Online: the shard has a fence behind which this mover has not examined it, or an attempt that failed. The fence
-    /// is taken back, and set again after a pause.
+    /// Online: the shard has a fence behind which this mover has not examined it, or an attempt
+    /// that failed. The fence is taken back, and set again after a pause.
     FenceAnew {
         /// The attempt that fenced.
         attempt: i32,
@@ -183,8 +194,8 @@ pub(crate) enum Step {
     Discard,
     /// Nothing is left to do.
     Done,
-    /// The caller decides what comes next: rows and stream belong to the whole group, and so does the moment of the
-    /// first fence.
+    /// The caller decides what comes next: rows and stream belong to the whole group, and so does
+    /// the moment of the first fence.
     HandBack,
     /// Stop as asked: nothing is fenced.
     Interrupted,
@@ -222,23 +233,38 @@ fn to_a_stop(observed: Observed) -> Step {
 /// The next step towards the goal.
 fn towards(own: Own, observed: Observed) -> Step {
     let Own { goal, stream, .. } = own;
-    let Observed { mode, phase, source, target, .. } = observed;
+    let Observed {
+        mode,
+        phase,
+        source,
+        target,
+        ..
+    } = observed;
     match (goal, phase, source, target) {
         (Goal::Finish, Phase::Kept | Phase::Completed, _, _) => Step::Done,
         (Goal::Abort, Phase::Kept | Phase::Completed, _, _) => Step::TooLate,
         (Goal::Abort, Phase::Aborted, _, _) => Step::Done,
         (Goal::Finish, Phase::Aborted, _, _) => Step::Stuck,
 
-        // The source determines what can be done at all, and the journal's phase only how much of it is left.
+        // The source determines what can be done at all, and the journal's phase only how much of
+        // it is left.
         (Goal::Abort, _, Source::Moved, _) => Step::TooLate,
         (Goal::Finish, _, Source::Moved, Target::Incoming { ready: Some(_) }) => Step::Open,
         (Goal::Finish, _, Source::Moved, Target::Opened) => Step::Publish,
         (Goal::Finish, _, Source::Moved, _) => Step::Stuck,
 
-        (Goal::Abort, _, Source::Fenced { attempt }, Target::Nothing | Target::Incoming { .. } | Target::Taken) => {
-            Step::Unfence { attempt }
-        }
-        (Goal::Abort, _, Source::Serving, Target::Nothing | Target::Incoming { .. } | Target::Taken) => Step::Discard,
+        (
+            Goal::Abort,
+            _,
+            Source::Fenced { attempt },
+            Target::Nothing | Target::Incoming { .. } | Target::Taken,
+        ) => Step::Unfence { attempt },
+        (
+            Goal::Abort,
+            _,
+            Source::Serving,
+            Target::Nothing | Target::Incoming { .. } | Target::Taken,
+        ) => Step::Discard,
 
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready }) => {
             behind_a_fence(mode, stream, attempt, ready)
@@ -246,32 +272,39 @@ fn towards(own: Own, observed: Observed) -> Step {
         // The target has lost what was built for this attempt.
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Nothing) => Step::Unfence { attempt },
 
-        (Goal::Finish, _, Source::Serving, Target::Nothing | Target::Incoming { .. }) => match mode {
+        (Goal::Finish, _, Source::Serving, Target::Nothing | Target::Incoming { .. }) => match mode
+        {
             Mode::Blocking => blocking(own, phase, target),
             Mode::Online => online(own, phase, target),
         },
 
-        // Both hosts have the shard, or the fence is another move's, or another move uses the target.
+        // Both hosts have the shard, or the fence is another move's, or another move uses the
+        // target.
         _ => Step::Stuck,
     }
 }
 
-/// The next step when the source is fenced for an attempt, and the target says for which attempt it is ready.
+/// The next step when the source is fenced for an attempt, and the target says for which attempt it
+/// is ready.
 fn behind_a_fence(mode: Mode, stream: Stream, attempt: i32, ready: Option<i32>) -> Step {
     match (mode, stream, ready) {
-        (Mode::Blocking, _, Some(for_attempt)) if for_attempt == attempt => Step::DecideAndOpen { attempt },
-        // It was built for an attempt whose fence was lost: its indexes and rows would be in the way of another copy.
+        (Mode::Blocking, _, Some(for_attempt)) if for_attempt == attempt => {
+            Step::DecideAndOpen { attempt }
+        }
+        // It was built for an attempt whose fence was lost: its indexes and rows would be in the
+        // way of another copy.
         (Mode::Blocking, _, Some(_)) => Step::Unfence { attempt },
         (Mode::Blocking, _, None) => Step::Copy { attempt },
-        // Online, "ready" is the follower's word that every change is there. Only the mover that has fenced knows that
-        // definitions and sequences were examined behind this fence.
+        // Online, "ready" is the follower's word that every change is there. Only the mover that
+        // has fenced knows that definitions and sequences were examined behind this fence.
         (Mode::Online, Stream::On { looked, .. }, Some(for_attempt))
             if for_attempt == attempt && looked == Some(attempt) =>
         {
             Step::DecideAndOpen { attempt }
         }
         (Mode::Online, Stream::On { .. }, _) => Step::FenceAnew { attempt },
-        // The stream brings what is missing at the target. Without a stream, the source serves until there is one.
+        // The stream brings what is missing at the target. Without a stream, the source serves
+        // until there is one.
         (Mode::Online, Stream::Off, _) => Step::Unfence { attempt },
     }
 }
@@ -280,7 +313,8 @@ fn behind_a_fence(mode: Mode, stream: Stream, attempt: i32, ready: Option<i32>) 
 fn blocking(own: Own, phase: Phase, target: Target) -> Step {
     match (phase, target) {
         (Phase::Prepared, Target::Incoming { ready: None }) => fence(own, Step::Fence),
-        // Fenced and Copied too: the fence expired while the mover slept, and when it woke it wrote how far it had got.
+        // Fenced and Copied too: the fence expired while the mover slept, and when it woke it wrote
+        // how far it had got.
         (Phase::Claimed | Phase::Prepared | Phase::Fenced | Phase::Copied, _) => Step::Prepare,
         _ => Step::Stuck,
     }
@@ -290,15 +324,30 @@ fn blocking(own: Own, phase: Phase, target: Target) -> Step {
 fn online(own: Own, phase: Phase, target: Target) -> Step {
     let is_built = matches!(target, Target::Incoming { .. }) && phase != Phase::Claimed;
     match (phase, own.stream) {
-        (Phase::Decided | Phase::Opened | Phase::Kept | Phase::Completed | Phase::Aborted, _) => Step::Stuck,
+        (Phase::Decided | Phase::Opened | Phase::Kept | Phase::Completed | Phase::Aborted, _) => {
+            Step::Stuck
+        }
         (_, Stream::Off) if !is_built => Step::Prepare,
         (_, Stream::Off) => Step::HandBack,
         // The stream is followed only for a shard whose rows are there.
         (Phase::Claimed | Phase::Prepared, Stream::On { .. }) => Step::Gone,
         (_, Stream::On { .. }) if !is_built => Step::Gone,
-        (Phase::Ready, Stream::On { compared: Compared::Yes, .. }) => fence(own, Step::CutOver),
-        (Phase::Ready, Stream::On { compared: Compared::No, .. }) => fence(own, Step::CatchUp),
-        // Fenced and Copied too: the fence expired while the mover slept, and when it woke it wrote how far it had got.
+        (
+            Phase::Ready,
+            Stream::On {
+                compared: Compared::Yes,
+                ..
+            },
+        ) => fence(own, Step::CutOver),
+        (
+            Phase::Ready,
+            Stream::On {
+                compared: Compared::No,
+                ..
+            },
+        ) => fence(own, Step::CatchUp),
+        // Fenced and Copied too: the fence expired while the mover slept, and when it woke it wrote
+        // how far it had got.
         (Phase::Loaded | Phase::Fenced | Phase::Copied, Stream::On { .. }) => Step::CatchUp,
     }
 }
@@ -308,6 +357,8 @@ fn fence(own: Own, fence: Step) -> Step {
     match (own.until, own.desired) {
         (Until::Ready, _) => Step::HandBack,
         (Until::End, DesiredState::Go) => fence,
-        (Until::End, desired @ (DesiredState::Hold | DesiredState::Pause)) => Step::Wait { desired },
+        (Until::End, desired @ (DesiredState::Hold | DesiredState::Pause)) => {
+            Step::Wait { desired }
+        }
     }
 }

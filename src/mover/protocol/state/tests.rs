@@ -25,8 +25,13 @@ const STREAMS: [Stream; 5] = [
 const fn on(compared: Compared, looked: Option<i32>) -> Stream {
     Stream::On { compared, looked }
 }
-const SOURCES: [Source; 5] =
-    [Source::Serving, Source::Fenced { attempt: 1 }, Source::Fenced { attempt: 2 }, Source::Moved, Source::Other];
+const SOURCES: [Source; 5] = [
+    Source::Serving,
+    Source::Fenced { attempt: 1 },
+    Source::Fenced { attempt: 2 },
+    Source::Moved,
+    Source::Other,
+];
 const TARGETS: [Target; 6] = [
     Target::Nothing,
     Target::Incoming { ready: None },
@@ -38,7 +43,13 @@ const TARGETS: [Target; 6] = [
 
 /// A mover that wants to finish, and is neither stopped nor held back.
 fn finishing(stream: Stream) -> Own {
-    Own { goal: Goal::Finish, until: Until::End, stop: Stop::No, desired: DesiredState::Go, stream }
+    Own {
+        goal: Goal::Finish,
+        until: Until::End,
+        stop: Stop::No,
+        desired: DesiredState::Go,
+        stream,
+    }
 }
 
 /// Every possible state of a mover.
@@ -46,9 +57,19 @@ fn movers() -> Vec<Own> {
     let mut all = Vec::new();
     for stream in STREAMS {
         for goal in [Goal::Finish, Goal::Abort] {
-            for (until, stop) in [(Until::End, Stop::No), (Until::Ready, Stop::No), (Until::End, Stop::Asked)] {
+            for (until, stop) in [
+                (Until::End, Stop::No),
+                (Until::Ready, Stop::No),
+                (Until::End, Stop::Asked),
+            ] {
                 for desired in [DesiredState::Go, DesiredState::Hold, DesiredState::Pause] {
-                    all.push(Own { goal, until, stop, desired, stream });
+                    all.push(Own {
+                        goal,
+                        until,
+                        stop,
+                        desired,
+                        stream,
+                    });
                 }
             }
         }
@@ -63,7 +84,13 @@ fn observations() -> Vec<Observed> {
         for phase in PHASES {
             for source in SOURCES {
                 for target in TARGETS {
-                    all.push(Observed { mode, lease: Lease::Ours, phase, source, target });
+                    all.push(Observed {
+                        mode,
+                        lease: Lease::Ours,
+                        phase,
+                        source,
+                        target,
+                    });
                 }
             }
         }
@@ -74,26 +101,52 @@ fn observations() -> Vec<Observed> {
 /// Every mover with every observation.
 fn all() -> impl Iterator<Item = (Own, Observed)> {
     let observations = observations();
-    movers().into_iter().flat_map(move |own| observations.clone().into_iter().map(move |observed| (own, observed)))
+    movers().into_iter().flat_map(move |own| {
+        observations
+            .clone()
+            .into_iter()
+            .map(move |observed| (own, observed))
+    })
 }
 
 fn observed(mode: Mode, phase: Phase, source: Source, target: Target) -> Observed {
-    Observed { mode, lease: Lease::Ours, phase, source, target }
+    Observed {
+        mode,
+        lease: Lease::Ours,
+        phase,
+        source,
+        target,
+    }
 }
 
 #[test]
 fn after_decide_a_move_is_only_finished() {
     for (own, observed) in all().filter(|(_, o)| o.source == Source::Moved) {
         let step = next(own, observed);
-        let forward = matches!(step, Step::Open | Step::Publish | Step::Done | Step::TooLate | Step::Stuck);
-        assert!(forward || step == Step::Interrupted, "{own:?} {observed:?}: {step:?}");
+        let forward = matches!(
+            step,
+            Step::Open | Step::Publish | Step::Done | Step::TooLate | Step::Stuck
+        );
+        assert!(
+            forward || step == Step::Interrupted,
+            "{own:?} {observed:?}: {step:?}"
+        );
     }
 }
 
 #[test]
 fn a_mover_without_the_lease_does_nothing() {
     for (own, observed) in all() {
-        assert_eq!(next(own, Observed { lease: Lease::Lost, ..observed }), Step::LeaseLost);
+        assert_eq!(
+            next(
+                own,
+                Observed {
+                    lease: Lease::Lost,
+                    ..observed
+                }
+            ),
+            Step::LeaseLost
+        );
     }
 }
 
@@ -101,9 +154,17 @@ fn a_mover_without_the_lease_does_nothing() {
 fn a_fence_that_ran_out_is_begun_again() {
     for phase in [Phase::Prepared, Phase::Fenced, Phase::Copied] {
         for ready in [None, Some(1)] {
-            let observed = observed(Mode::Blocking, phase, Source::Serving, Target::Incoming { ready });
+            let observed = observed(
+                Mode::Blocking,
+                phase,
+                Source::Serving,
+                Target::Incoming { ready },
+            );
             let step = next(finishing(Stream::Off), observed);
-            assert!(matches!(step, Step::Prepare | Step::Fence), "{observed:?}: {step:?}");
+            assert!(
+                matches!(step, Step::Prepare | Step::Fence),
+                "{observed:?}: {step:?}"
+            );
         }
     }
 }
@@ -112,10 +173,17 @@ fn a_fence_that_ran_out_is_begun_again() {
 fn decide_needs_a_target_that_is_ready_for_this_attempt() {
     let mut decided = 0;
     for (own, observed) in all() {
-        let Step::DecideAndOpen { attempt } = next(own, observed) else { continue };
+        let Step::DecideAndOpen { attempt } = next(own, observed) else {
+            continue;
+        };
         assert_eq!((own.goal, own.stop), (Goal::Finish, Stop::No));
         assert_eq!(observed.source, Source::Fenced { attempt });
-        assert_eq!(observed.target, Target::Incoming { ready: Some(attempt) });
+        assert_eq!(
+            observed.target,
+            Target::Incoming {
+                ready: Some(attempt)
+            }
+        );
         decided += 1;
     }
     assert!(decided > 0);
@@ -123,16 +191,27 @@ fn decide_needs_a_target_that_is_ready_for_this_attempt() {
 
 #[test]
 fn online_nothing_is_decided_for_a_fence_behind_which_this_mover_has_not_looked() {
-    let ready =
-        observed(Mode::Online, Phase::Copied, Source::Fenced { attempt: 2 }, Target::Incoming { ready: Some(2) });
+    let ready = observed(
+        Mode::Online,
+        Phase::Copied,
+        Source::Fenced { attempt: 2 },
+        Target::Incoming { ready: Some(2) },
+    );
     let looked = |attempt| finishing(on(Compared::Yes, attempt));
-    assert_eq!(next(looked(Some(2)), ready), Step::DecideAndOpen { attempt: 2 });
+    assert_eq!(
+        next(looked(Some(2)), ready),
+        Step::DecideAndOpen { attempt: 2 }
+    );
     assert_eq!(next(looked(Some(1)), ready), Step::FenceAnew { attempt: 2 });
     assert_eq!(next(looked(None), ready), Step::FenceAnew { attempt: 2 });
-    assert_eq!(next(finishing(Stream::Off), ready), Step::Unfence { attempt: 2 });
+    assert_eq!(
+        next(finishing(Stream::Off), ready),
+        Step::Unfence { attempt: 2 }
+    );
     for (own, observed) in all().filter(|(_, observed)| observed.mode == Mode::Online) {
         if let Step::DecideAndOpen { attempt } = next(own, observed) {
-            let looked_behind = matches!(own.stream, Stream::On { looked: Some(looked), .. } if looked == attempt);
+            let looked_behind =
+                matches!(own.stream, Stream::On { looked: Some(looked), .. } if looked == attempt);
             assert!(looked_behind, "{own:?} {observed:?}");
         }
     }
@@ -140,9 +219,14 @@ fn online_nothing_is_decided_for_a_fence_behind_which_this_mover_has_not_looked(
 
 #[test]
 fn nothing_is_touched_when_both_hosts_have_the_shard() {
-    for (own, observed) in all().filter(|(_, o)| o.target == Target::Opened && o.source != Source::Moved) {
+    for (own, observed) in
+        all().filter(|(_, o)| o.target == Target::Opened && o.source != Source::Moved)
+    {
         let step = next(own, observed);
-        let rests = matches!(step, Step::Stuck | Step::Done | Step::TooLate | Step::Interrupted);
+        let rests = matches!(
+            step,
+            Step::Stuck | Step::Done | Step::TooLate | Step::Interrupted
+        );
         assert!(rests, "{own:?} {observed:?}: {step:?}");
     }
 }
@@ -152,23 +236,69 @@ fn a_shard_is_fenced_only_when_the_operator_and_the_group_let_it_be() {
     let mut fenced = 0;
     for (own, observed) in all() {
         if let step @ (Step::Fence | Step::CutOver) = next(own, observed) {
-            let compared = matches!(own.stream, Stream::On { compared: Compared::Yes, .. });
+            let compared = matches!(
+                own.stream,
+                Stream::On {
+                    compared: Compared::Yes,
+                    ..
+                }
+            );
             assert!(step == Step::Fence || compared, "{own:?} {observed:?}");
-            assert_eq!((own.until, own.stop, own.desired), (Until::End, Stop::No, DesiredState::Go), "{observed:?}");
+            assert_eq!(
+                (own.until, own.stop, own.desired),
+                (Until::End, Stop::No, DesiredState::Go),
+                "{observed:?}"
+            );
             fenced += 1;
         }
     }
     assert!(fenced > 0);
-    let ready = observed(Mode::Online, Phase::Ready, Source::Serving, Target::Incoming { ready: None });
+    let ready = observed(
+        Mode::Online,
+        Phase::Ready,
+        Source::Serving,
+        Target::Incoming { ready: None },
+    );
     let following = finishing(on(Compared::Yes, None));
     assert_eq!(next(following, ready), Step::CutOver);
-    assert_eq!(next(finishing(on(Compared::No, None)), ready), Step::CatchUp, "a server was started again since");
     assert_eq!(
-        next(Own { desired: DesiredState::Hold, ..following }, ready),
-        Step::Wait { desired: DesiredState::Hold }
+        next(finishing(on(Compared::No, None)), ready),
+        Step::CatchUp,
+        "a server was started again since"
     );
-    assert_eq!(next(Own { desired: DesiredState::Hold, until: Until::Ready, ..following }, ready), Step::HandBack);
-    assert_eq!(next(Own { stream: Stream::Off, ..following }, ready), Step::HandBack);
+    assert_eq!(
+        next(
+            Own {
+                desired: DesiredState::Hold,
+                ..following
+            },
+            ready
+        ),
+        Step::Wait {
+            desired: DesiredState::Hold
+        }
+    );
+    assert_eq!(
+        next(
+            Own {
+                desired: DesiredState::Hold,
+                until: Until::Ready,
+                ..following
+            },
+            ready
+        ),
+        Step::HandBack
+    );
+    assert_eq!(
+        next(
+            Own {
+                stream: Stream::Off,
+                ..following
+            },
+            ready
+        ),
+        Step::HandBack
+    );
 }
 
 #[test]
@@ -176,7 +306,10 @@ fn what_needs_the_stream_is_done_with_it_only_and_what_it_follows_is_not_built_a
     for (own, observed) in all().filter(|(_, observed)| observed.mode == Mode::Online) {
         let step = next(own, observed);
         match own.stream {
-            Stream::Off => assert!(!matches!(step, Step::CatchUp | Step::CutOver | Step::FenceAnew { .. }), "{step:?}"),
+            Stream::Off => assert!(
+                !matches!(step, Step::CatchUp | Step::CutOver | Step::FenceAnew { .. }),
+                "{step:?}"
+            ),
             Stream::On { .. } => assert!(!matches!(step, Step::Prepare), "{observed:?}"),
         }
     }
@@ -191,18 +324,33 @@ fn a_stop_leaves_the_shard_served_and_finishes_what_is_decided() {
         let step = next(own, observed);
         match observed.source {
             Source::Fenced { attempt } if observed.target != Target::Opened => {
-                assert!(step == Step::Unfence { attempt } || observed.phase == Phase::Kept, "{observed:?}: {step:?}");
+                assert!(
+                    step == Step::Unfence { attempt } || observed.phase == Phase::Kept,
+                    "{observed:?}: {step:?}"
+                );
             }
             Source::Moved if own.goal == Goal::Finish => {
-                assert_eq!(step == Step::Interrupted, next(Own { stop: Stop::No, ..own }, observed) == Step::Stuck);
+                assert_eq!(
+                    step == Step::Interrupted,
+                    next(
+                        Own {
+                            stop: Stop::No,
+                            ..own
+                        },
+                        observed
+                    ) == Step::Stuck
+                );
             }
-            _ => assert!(matches!(step, Step::Interrupted | Step::Done | Step::Stuck), "{observed:?}: {step:?}"),
+            _ => assert!(
+                matches!(step, Step::Interrupted | Step::Done | Step::Stuck),
+                "{observed:?}: {step:?}"
+            ),
         }
     }
 }
 
-/// What a step does to a mover and a world in which nothing goes wrong. At `HandBack` the caller loads the rows and
-/// starts the stream.
+/// What a step does to a mover and a world in which nothing goes wrong. At `HandBack` the caller
+/// loads the rows and starts the stream.
 fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
     let opened = (Phase::Opened, Source::Moved, Target::Opened);
     let attempt = match o.source {
@@ -212,31 +360,67 @@ fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
     let (phase, source, target) = match step {
         Step::Prepare => (Phase::Prepared, o.source, Target::Incoming { ready: None }),
         Step::Fence => (Phase::Fenced, Source::Fenced { attempt: 2 }, o.target),
-        Step::Copy { attempt } => (Phase::Copied, o.source, Target::Incoming { ready: Some(attempt) }),
+        Step::Copy { attempt } => (
+            Phase::Copied,
+            o.source,
+            Target::Incoming {
+                ready: Some(attempt),
+            },
+        ),
         Step::HandBack if o.phase == Phase::Prepared => (Phase::Loaded, o.source, o.target),
         Step::CatchUp => (Phase::Ready, o.source, Target::Incoming { ready: None }),
         Step::CutOver | Step::DecideAndOpen { .. } => opened,
         Step::Open => (Phase::Opened, o.source, Target::Opened),
         Step::Publish => (Phase::Kept, o.source, o.target),
-        Step::Unfence { .. } | Step::FenceAnew { .. } => {
-            (if o.mode == Mode::Online { Phase::Ready } else { Phase::Prepared }, Source::Serving, o.target)
-        }
+        Step::Unfence { .. } | Step::FenceAnew { .. } => (
+            if o.mode == Mode::Online {
+                Phase::Ready
+            } else {
+                Phase::Prepared
+            },
+            Source::Serving,
+            o.target,
+        ),
         Step::Discard => (Phase::Aborted, o.source, Target::Nothing),
         _ => (o.phase, o.source, o.target),
     };
     let own = match step {
-        Step::HandBack => Own { until: Until::End, stream: on(Compared::No, None), ..own },
-        Step::CatchUp => Own { stream: on(Compared::Yes, None), ..own },
-        Step::CutOver => Own { stream: on(Compared::Yes, Some(attempt)), ..own },
-        Step::Wait { .. } => Own { desired: DesiredState::Go, ..own },
+        Step::HandBack => Own {
+            until: Until::End,
+            stream: on(Compared::No, None),
+            ..own
+        },
+        Step::CatchUp => Own {
+            stream: on(Compared::Yes, None),
+            ..own
+        },
+        Step::CutOver => Own {
+            stream: on(Compared::Yes, Some(attempt)),
+            ..own
+        },
+        Step::Wait { .. } => Own {
+            desired: DesiredState::Go,
+            ..own
+        },
         _ => own,
     };
-    (own, Observed { phase, source, target, ..o })
+    (
+        own,
+        Observed {
+            phase,
+            source,
+            target,
+            ..o
+        },
+    )
 }
 
 /// Whether a mover ends with this step.
 fn is_last(step: Step) -> bool {
-    matches!(step, Step::Done | Step::TooLate | Step::Stuck | Step::Interrupted | Step::Gone)
+    matches!(
+        step,
+        Step::Done | Step::TooLate | Step::Stuck | Step::Interrupted | Step::Gone
+    )
 }
 
 #[test]
@@ -267,7 +451,14 @@ fn a_move_in_one_go() {
     };
     assert_eq!(
         steps(Mode::Online),
-        [Step::Prepare, Step::HandBack, Step::CatchUp, Step::CutOver, Step::Publish, Step::Done]
+        [
+            Step::Prepare,
+            Step::HandBack,
+            Step::CatchUp,
+            Step::CutOver,
+            Step::Publish,
+            Step::Done
+        ]
     );
     assert_eq!(
         steps(Mode::Blocking),
@@ -284,7 +475,14 @@ fn a_move_in_one_go() {
 
 #[test]
 fn a_fence_that_was_lost_after_the_copy_builds_the_target_anew() {
-    let lost = |ready| observed(Mode::Blocking, Phase::Prepared, Source::Serving, Target::Incoming { ready });
+    let lost = |ready| {
+        observed(
+            Mode::Blocking,
+            Phase::Prepared,
+            Source::Serving,
+            Target::Incoming { ready },
+        )
+    };
     assert_eq!(next(finishing(Stream::Off), lost(Some(1))), Step::Prepare);
     assert_eq!(next(finishing(Stream::Off), lost(None)), Step::Fence);
 }

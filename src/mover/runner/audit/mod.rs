@@ -1,16 +1,18 @@
-//! The audit at the end of each online move: everything that the source had behind the fence is compared with
-//! everything that the target had before its first foreign write. The comparison before the fence proves the copy; the
-//! audit proves what the stream has applied since.
+//! The audit at the end of each online move: everything that the source had behind the fence is
+//! compared with everything that the target had before its first foreign write. The comparison
+//! before the fence proves the copy; the audit proves what the stream has applied since.
 //!
-//! Two snapshots make it possible. The target's is taken when the last change is applied and before the open commits,
-//! at the same time as other work, so that it does not lengthen the pause. The source's is taken later: nobody writes
-//! to an old copy until the shard is kept. Both are held without a lock ([`side`]). What they see is compared once the
-//! shard is kept ([`rows`]), while the application works at the target, and reverse replication at the old copy.
-//! Sequences and definitions are compared as soon as the target is open ([`rest`]).
+//! Two snapshots make it possible. The target's is taken when the last change is applied and before
+//! the open commits, at the same time as other work, so that it does not lengthen the pause. The
+//! source's is taken later: nobody writes to an old copy until the shard is kept. Both are held
+//! without a lock ([`side`]). What they see is compared once the shard is kept ([`rows`]), while
+//! the application works at the target, and reverse replication at the old copy. Sequences and
+//! definitions are compared as soon as the target is open ([`rest`]).
 //!
 //! # What it cannot compare
-//! Snapshots do not see what was truncated since, or rewritten by ALTER TABLE, dropped or altered: such a table is
-//! named as not audited. A mover that dies loses its snapshots; [`late`] audits what is possible without them.
+//! Snapshots do not see what was truncated since, or rewritten by ALTER TABLE, dropped or altered:
+//! such a table is named as not audited. A mover that dies loses its snapshots; [`late`] audits
+//! what is possible without them.
 //!
 //! # Invariants
 //! 1. Nothing is called audited that was not compared. What was not compared is named.
@@ -58,23 +60,33 @@ pub(in crate::mover) struct Target {
 }
 
 impl Target {
-    /// Before the fence: opens a session that takes the snapshot later. Without one the move goes on, but is not
-    /// audited.
+    /// Before the fence: opens a session that takes the snapshot later. Without one the move goes
+    /// on, but is not audited.
     ///
     /// Locks: none.
     pub(in crate::mover) async fn open(context: &Context, work: &ShardMove<'_>) -> Target {
         let (host, bound) = (&work.target.host, context.options.audit_max);
         let side = match bound.is_zero() {
             true => Err("audits were switched off".to_owned()),
-            false => Side::open(&context.hosts, host, work.hold, &work.names.incoming(), bound)
-                .await
-                .map_err(|error| format!("there was no session for the snapshot: {}", chain(&error))),
+            false => Side::open(
+                &context.hosts,
+                host,
+                work.hold,
+                &work.names.incoming(),
+                bound,
+            )
+            .await
+            .map_err(|error| format!("there was no session for the snapshot: {}", chain(&error))),
         };
-        Target { side, attempt: Default::default(), snapshot_max: context.options.snapshot_max }
+        Target {
+            side,
+            attempt: Default::default(),
+            snapshot_max: context.options.snapshot_max,
+        }
     }
 
-    /// Takes the snapshot behind the fence, once everything is applied and before the open of this attempt commits: one
-    /// round trip, at the same time as the one that prepares the open.
+    /// Takes the snapshot behind the fence, once everything is applied and before the open of this
+    /// attempt commits: one round trip, at the same time as the one that prepares the open.
     ///
     /// Locks: none.
     pub(in crate::mover) async fn take(&self, attempt: i32) {
@@ -107,8 +119,8 @@ pub(in crate::mover) struct Begun {
     known: BTreeSet<String>,
 }
 
-/// Takes the source's part, and compares sequences and definitions. The target must be open, and the old copy
-/// untouched.
+/// Takes the source's part, and compares sequences and definitions. The target must be open, and
+/// the old copy untouched.
 ///
 /// Locks: as [`rest::compare`].
 ///
@@ -130,20 +142,33 @@ pub(in crate::mover) async fn begin(
         let (mut found, mut left_out) = (Vec::new(), Vec::new());
         match rest::compare((&work.source, left), (&work.target, schema)).await {
             Ok(differences) => {
-                (found, left_out) = unless_altered(differences, &target, &work.target, at + bound).await?;
+                (found, left_out) =
+                    unless_altered(differences, &target, &work.target, at + bound).await?;
             }
             Err(error) => {
-                left_out.push(LeftOut { what: "sequences and definitions".to_owned(), why: chain(&error) });
+                left_out.push(LeftOut {
+                    what: "sequences and definitions".to_owned(),
+                    why: chain(&error),
+                });
             }
         }
         let known = known(&work.target, work.back_of, work.hold.shard).await?;
-        Ok::<_, Error>(Begun { hold: work.hold, source, target, until: at + bound, found, left_out, known })
+        Ok::<_, Error>(Begun {
+            hold: work.hold,
+            source,
+            target,
+            until: at + bound,
+            found,
+            left_out,
+            known,
+        })
     };
     begun.await.map_err(|error| chain(&error))
 }
 
-/// What is different, without definitions that somebody may have altered at the target since the snapshot: these were
-/// not compared. A migration may run as soon as the shard is open, and so may an application's own statements.
+/// What is different, without definitions that somebody may have altered at the target since the
+/// snapshot: these were not compared. A migration may run as soon as the shard is open, and so may
+/// an application's own statements.
 ///
 /// Locks: as [`Side::is_unaltered`].
 async fn unless_altered(
@@ -152,21 +177,28 @@ async fn unless_altered(
     target: &Session,
     until: Instant,
 ) -> Result<(Vec<AuditDifference>, Vec<LeftOut>), Error> {
-    let (definitions, mut found): (Vec<_>, Vec<_>) =
-        differences.into_iter().partition(|difference| difference.what == rest::DEFINITIONS);
+    let (definitions, mut found): (Vec<_>, Vec<_>) = differences
+        .into_iter()
+        .partition(|difference| difference.what == rest::DEFINITIONS);
     if definitions.is_empty() || snapshot.is_unaltered(target, until).await? {
         found.extend(definitions);
         return Ok((found, Vec::new()));
     }
     let left_out = definitions.into_iter().map(|difference| {
-        let why = format!("somebody may have altered them right after the open; they differ in: {}", difference.how);
-        LeftOut { what: difference.what, why }
+        let why = format!(
+            "somebody may have altered them right after the open; they differ in: {}",
+            difference.how
+        );
+        LeftOut {
+            what: difference.what,
+            why,
+        }
     });
     Ok((found, left_out.collect()))
 }
 
-/// The tables of an old copy that are known to differ, rightly, when a rollback takes it back: the audit of its own
-/// move has named them. A rollback neither verifies nor audits them.
+/// The tables of an old copy that are known to differ, rightly, when a rollback takes it back: the
+/// audit of its own move has named them. A rollback neither verifies nor audits them.
 ///
 /// Locks: none but ACCESS SHARE on the journal.
 pub(in crate::mover) async fn known(
@@ -174,9 +206,19 @@ pub(in crate::mover) async fn known(
     former: Option<MoveId>,
     shard: ShardId,
 ) -> Result<BTreeSet<String>, Error> {
-    let Some(former) = former else { return Ok(BTreeSet::new()) };
-    let Some(entry) = target.find_entry(former, shard).await? else { return Ok(BTreeSet::new()) };
-    Ok(entry.audit.differences.iter().filter_map(|one| one.what.strip_prefix(TABLE)).map(str::to_owned).collect())
+    let Some(former) = former else {
+        return Ok(BTreeSet::new());
+    };
+    let Some(entry) = target.find_entry(former, shard).await? else {
+        return Ok(BTreeSet::new());
+    };
+    Ok(entry
+        .audit
+        .differences
+        .iter()
+        .filter_map(|one| one.what.strip_prefix(TABLE))
+        .map(str::to_owned)
+        .collect())
 }
 
 /// The reason given for those tables.
@@ -187,12 +229,16 @@ const TABLE: &str = "table ";
 
 /// Compares, and records the result. Gives what the journal says then.
 ///
-/// Locks: ACCESS SHARE on one table after the other on both sides, for a chunk of it each; the move's row, for one
-/// statement.
+/// Locks: ACCESS SHARE on one table after the other on both sides, for a chunk of it each; the
+/// move's row, for one statement.
 ///
 /// # Cancel safety
 /// If dropped, the snapshots are lost, and the journal says that the audit was broken off.
-pub(in crate::mover) async fn run(context: &Context, begun: Begun, permits: Option<&CutOverPermits>) -> Audit {
+pub(in crate::mover) async fn run(
+    context: &Context,
+    begun: Begun,
+    permits: Option<&CutOverPermits>,
+) -> Audit {
     let (hold, source) = (begun.hold, begun.source.session.host.clone());
     let began = Instant::now();
     let audit = match context.options.at("before audit") {
@@ -203,7 +249,8 @@ pub(in crate::mover) async fn run(context: &Context, begun: Begun, permits: Opti
     audit
 }
 
-/// Audits what is still possible of a kept shard whose snapshots are lost. Gives what the journal says then.
+/// Audits what is still possible of a kept shard whose snapshots are lost. Gives what the journal
+/// says then.
 ///
 /// Locks, cancel safety: as [`run`].
 pub(in crate::mover) async fn late(context: &Context, entry: &Entry) -> Audit {
@@ -212,7 +259,11 @@ pub(in crate::mover) async fn late(context: &Context, entry: &Entry) -> Audit {
     }
     let began = Instant::now();
     let audit = late::compare(context, entry).await;
-    let hold = Hold { id: entry.id, shard: entry.shard, lease: entry.lease };
+    let hold = Hold {
+        id: entry.id,
+        shard: entry.shard,
+        lease: entry.lease,
+    };
     tell(context, (hold, &entry.source), &audit, began.elapsed()).await;
     audit
 }
@@ -227,28 +278,45 @@ async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audi
         Ok::<_, Error>(())
     };
     if let Err(error) = kept.await {
-        tracing::warn!(%id, %shard, error = chain(&error), "what an audit has found could not be written to the \
+        tracing::warn!(%id, %shard, error = chain(&error), "what an audit has found could not be \
+            written to the \
             journal");
     }
     match audit.state {
-        AuditState::Audited => tracing::info!(%id, %shard, ms = took.as_millis(), "a move was audited"),
+        AuditState::Audited => {
+            tracing::info!(%id, %shard, ms = took.as_millis(), "a move was audited")
+        }
         AuditState::Differs => {
-            tracing::warn!(%id, %shard, found = %audit, "the target differs from the source: the old copy is \
+            tracing::warn!(%id, %shard, found = %audit, "the target differs from the source: the \
+                old copy is \
                 right");
         }
         _ => tracing::warn!(%id, %shard, found = %audit, "a move was not audited"),
     }
-    context.observer.tell(Event::Audited { shard, audit: audit.clone() });
+    context.observer.tell(Event::Audited {
+        shard,
+        audit: audit.clone(),
+    });
 }
 
 impl Begun {
     /// Compares until everything is done, the time is over, or a stop is asked for.
     async fn compare(mut self, context: &Context, permits: Option<&CutOverPermits>) -> Audit {
         let compared = async {
-            let (ours, theirs) =
-                tokio::try_join!(facts::version(&self.source.session), facts::version(&self.target.session))?;
+            let (ours, theirs) = tokio::try_join!(
+                facts::version(&self.source.session),
+                facts::version(&self.target.session)
+            )?;
             let (hashing, throttle) = (Hashing::of(ours, theirs), &context.throttle);
-            Comparison::plan(&self.source, &self.target, hashing, throttle, permits, self.until).await
+            Comparison::plan(
+                &self.source,
+                &self.target,
+                hashing,
+                throttle,
+                permits,
+                self.until,
+            )
+            .await
         };
         let comparison = match compared.await {
             Ok((comparison, found)) => {
@@ -256,12 +324,18 @@ impl Begun {
                 comparison
             }
             Err(error) => {
-                self.left_out.push(LeftOut { what: "all rows".to_owned(), why: chain(&error) });
+                self.left_out.push(LeftOut {
+                    what: "all rows".to_owned(),
+                    why: chain(&error),
+                });
                 return Audit::of(self.found, self.left_out);
             }
         };
         let mut stop = context.stop.subscribe();
-        let limit = format!("not compared within {} s", context.options.audit_max.as_secs());
+        let limit = format!(
+            "not compared within {} s",
+            context.options.audit_max.as_secs()
+        );
         let why = tokio::select! {
             worked = self.work(context, &comparison) => worked.err().map(|error| {
                 // The servers cancel their statements at the same moment.
@@ -274,22 +348,33 @@ impl Begun {
         let (found, left_out) = comparison.end(why);
         self.left_out.extend(left_out);
         for difference in found {
-            match difference.what.strip_prefix(TABLE).is_some_and(|table| self.known.contains(table)) {
+            match difference
+                .what
+                .strip_prefix(TABLE)
+                .is_some_and(|table| self.known.contains(table))
+            {
                 false => self.found.push(difference),
                 true => {
-                    self.left_out.push(LeftOut { what: difference.what, why: KNOWN.to_owned() });
+                    self.left_out.push(LeftOut {
+                        what: difference.what,
+                        why: KNOWN.to_owned(),
+                    });
                 }
             }
         }
         if is_whole {
-            tokio::join!(self.source.give_back(&context.hosts), self.target.give_back(&context.hosts));
+            tokio::join!(
+                self.source.give_back(&context.hosts),
+                self.target.give_back(&context.hosts)
+            );
         }
         Audit::of(self.found, self.left_out)
     }
 
     /// Runs the workers: the sessions that hold the snapshots, and more where that pays.
     async fn work(&self, context: &Context, comparison: &Comparison<'_>) -> Result<(), Error> {
-        let others = (comparison.bytes() / BYTES_A_WORKER).min(context.options.copy_jobs.max(1) as u64 - 1);
+        let others =
+            (comparison.bytes() / BYTES_A_WORKER).min(context.options.copy_jobs.max(1) as u64 - 1);
         let mut helpers = Vec::new();
         for _ in 0..others {
             let (hosts, bound) = (&context.hosts, context.options.audit_max);
@@ -301,6 +386,9 @@ impl Begun {
         let pairs = helpers.iter().map(|(source, target)| (source, target));
         let pairs = pairs.chain([(&self.source, &self.target)]);
         let worked = pairs.map(|(source, target)| comparison.work(source, target));
-        futures_util::future::join_all(worked).await.into_iter().collect()
+        futures_util::future::join_all(worked)
+            .await
+            .into_iter()
+            .collect()
     }
 }

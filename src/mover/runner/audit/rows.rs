@@ -24,7 +24,8 @@ use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::runner::audit::TABLE;
 use crate::mover::runner::audit::side::{Side, Stored};
 
-/// How often a chunk is read again after a temporary error: a table was renamed, or a lock was unavailable.
+/// How often a chunk is read again after a temporary error: a table was renamed, or a lock was
+/// unavailable.
 const TRIES: u32 = 5;
 
 /// What all workers share.
@@ -83,8 +84,8 @@ impl ChunkOutcome {
 }
 
 impl<'a> Comparison<'a> {
-    /// Reads which tables there are and cuts them into chunks. A table that one side does not have is already a
-    /// difference.
+    /// Reads which tables there are and cuts them into chunks. A table that one side does not have
+    /// is already a difference.
     ///
     /// Locks: ACCESS SHARE on the tables of the old copy and on catalogs, for a statement each.
     pub(super) async fn plan(
@@ -102,7 +103,9 @@ impl<'a> Comparison<'a> {
         let (ours, mut theirs) = tokio::try_join!(source.tables(until), target.tables(until))?;
         let (mut tables, mut chunks, mut differences) = (Vec::new(), VecDeque::new(), Vec::new());
         for shape in shapes {
-            let Some(here) = ours.get(&shape.name).copied() else { continue };
+            let Some(here) = ours.get(&shape.name).copied() else {
+                continue;
+            };
             let Some(there) = theirs.remove(&shape.name) else {
                 differences.push(only(&shape.name, "source"));
                 continue;
@@ -110,17 +113,39 @@ impl<'a> Comparison<'a> {
             let size = sizes.get(&shape.oid).copied().unwrap_or(0);
             let cut = cut(source, &shape, here, size, until).await?;
             let bytes = size / (cut.len() as u64).max(1);
-            chunks.extend(cut.into_iter().map(|range| Chunk { table: tables.len(), range, bytes }));
-            tables.push(Pair { shape, source: here, target: there });
+            chunks.extend(cut.into_iter().map(|range| Chunk {
+                table: tables.len(),
+                range,
+                bytes,
+            }));
+            tables.push(Pair {
+                shape,
+                source: here,
+                target: there,
+            });
         }
         differences.extend(theirs.keys().map(|name| only(name, "target")));
         let mut found: Vec<Found> = Vec::new();
-        found.resize_with(tables.len(), || Found { missing: 0, differs: None, unknown: None });
+        found.resize_with(tables.len(), || Found {
+            missing: 0,
+            differs: None,
+            unknown: None,
+        });
         for chunk in &chunks {
             found[chunk.table].missing += 1;
         }
         let state = Mutex::new(Progress { chunks, found });
-        Ok((Comparison { hashing, throttle, permits, until, tables, state }, differences))
+        Ok((
+            Comparison {
+                hashing,
+                throttle,
+                permits,
+                until,
+                tables,
+                state,
+            },
+            differences,
+        ))
     }
 
     /// How much there is to compare, in bytes.
@@ -139,7 +164,11 @@ impl<'a> Comparison<'a> {
     ///
     /// # Cancel safety
     /// If dropped, what was compared stays known.
-    pub(super) fn work<'c>(&'c self, source: &'c Side, target: &'c Side) -> BoxFuture<'c, Result<(), Error>> {
+    pub(super) fn work<'c>(
+        &'c self,
+        source: &'c Side,
+        target: &'c Side,
+    ) -> BoxFuture<'c, Result<(), Error>> {
         Box::pin(async move {
             loop {
                 let next = self.state().chunks.pop_front();
@@ -159,7 +188,12 @@ impl<'a> Comparison<'a> {
     }
 
     /// Compares one chunk, again after temporary errors.
-    async fn persist(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<ChunkOutcome, Error> {
+    async fn persist(
+        &self,
+        source: &Side,
+        target: &Side,
+        chunk: &Chunk,
+    ) -> Result<ChunkOutcome, Error> {
         let mut tries = 1;
         loop {
             let error = match self.compare(source, target, chunk).await {
@@ -173,7 +207,9 @@ impl<'a> Comparison<'a> {
             match code(&error) {
                 Some(code) if is_about_columns(code) => return Ok(ChunkOutcome::altered()),
                 // A value that is none of its column's type, such as an empty text among integers.
-                Some(code) if code.code().starts_with("22") && self.is_retyped(target, chunk).await? => {
+                Some(code)
+                    if code.code().starts_with("22") && self.is_retyped(target, chunk).await? =>
+                {
                     return Ok(ChunkOutcome::altered());
                 }
                 // It took longer than the time that is left.
@@ -188,17 +224,36 @@ impl<'a> Comparison<'a> {
 
     /// Whether a column of the chunk's table has another type at the target now.
     async fn is_retyped(&self, target: &Side, chunk: &Chunk) -> Result<bool, Error> {
-        let Pair { shape, target: stored, .. } = &self.tables[chunk.table];
+        let Pair {
+            shape,
+            target: stored,
+            ..
+        } = &self.tables[chunk.table];
         let found = match target.look(*stored, 0, self.until).await? {
             Some(name) => retyped((&target.session, &name), shape).await,
             None => Ok(false),
         };
         target.end().await?;
-        found.or_else(|error| if code(&error).is_some_and(is_about_columns) { Ok(true) } else { Err(error) })
+        found.or_else(|error| {
+            if code(&error).is_some_and(is_about_columns) {
+                Ok(true)
+            } else {
+                Err(error)
+            }
+        })
     }
 
-    async fn compare(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<ChunkOutcome, Error> {
-        let Pair { shape, source: ours, target: theirs } = &self.tables[chunk.table];
+    async fn compare(
+        &self,
+        source: &Side,
+        target: &Side,
+        chunk: &Chunk,
+    ) -> Result<ChunkOutcome, Error> {
+        let Pair {
+            shape,
+            source: ours,
+            target: theirs,
+        } = &self.tables[chunk.table];
         let (here, there) = tokio::try_join!(
             source.look(*ours, chunk.bytes, self.until),
             target.look(*theirs, chunk.bytes, self.until)
@@ -207,7 +262,10 @@ impl<'a> Comparison<'a> {
             tokio::try_join!(source.end(), target.end())?;
             return Ok(ChunkOutcome::Unknown("it was dropped since".to_owned()));
         };
-        let (here, there) = ((&source.session, here.as_str()), (&target.session, there.as_str()));
+        let (here, there) = (
+            (&source.session, here.as_str()),
+            (&target.session, there.as_str()),
+        );
         let condition = chunk.range.condition(shape.first_key_column());
         let (one, other) = tokio::try_join!(
             digest_of(here, shape, &condition, self.hashing),
@@ -220,7 +278,8 @@ impl<'a> Comparison<'a> {
                 return Ok(ChunkOutcome::altered());
             }
             false => {
-                let question = Question::new(shape, &condition, self.hashing, one.rows.max(other.rows));
+                let question =
+                    Question::new(shape, &condition, self.hashing, one.rows.max(other.rows));
                 narrow(here, there, &question).await?
             }
         };
@@ -229,14 +288,21 @@ impl<'a> Comparison<'a> {
         Ok(judge(&one, &other, rows, moved))
     }
 
-    /// The differences, and what was not compared; `why` is the reason for tables that have none of their own.
+    /// The differences, and what was not compared; `why` is the reason for tables that have none of
+    /// their own.
     pub(super) fn end(self, why: Option<String>) -> (Vec<AuditDifference>, Vec<LeftOut>) {
-        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let state = self
+            .state
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
         let (mut differences, mut left_out) = (Vec::new(), Vec::new());
         for (pair, found) in self.tables.iter().zip(state.found) {
             let what = format!("{TABLE}{}", pair.shape.name);
             let unknown = found.unknown.or_else(|| {
-                let why = || why.clone().unwrap_or_else(|| "its comparison was not finished".to_owned());
+                let why = || {
+                    why.clone()
+                        .unwrap_or_else(|| "its comparison was not finished".to_owned())
+                };
                 (found.missing > 0).then(why)
             });
             match (found.differs, unknown) {
@@ -252,7 +318,11 @@ impl<'a> Comparison<'a> {
 impl Found {
     /// Whether comparing more of its chunks would add nothing.
     fn is_settled(&self) -> bool {
-        self.unknown.is_some() || self.differs.as_ref().is_some_and(|(_, rows)| rows.len() >= TOLD_MAX)
+        self.unknown.is_some()
+            || self
+                .differs
+                .as_ref()
+                .is_some_and(|(_, rows)| rows.len() >= TOLD_MAX)
     }
 
     fn take(&mut self, told: ChunkOutcome) {
@@ -269,15 +339,18 @@ impl Found {
     }
 }
 
-/// The result for two digests. `moved` says that the rows may have been stored elsewhere meanwhile: an old snapshot
-/// sees none of the rows of a table that was truncated, or rewritten by ALTER TABLE. VACUUM FULL and CLUSTER leave it
-/// what it saw.
+/// The result for two digests. `moved` says that the rows may have been stored elsewhere meanwhile:
+/// an old snapshot sees none of the rows of a table that was truncated, or rewritten by ALTER
+/// TABLE. VACUUM FULL and CLUSTER leave it what it saw.
 fn judge(source: &Digest, target: &Digest, rows: Vec<RowDifference>, moved: bool) -> ChunkOutcome {
     match (source == target, moved) {
         (true, false) => ChunkOutcome::Same,
         (true, true) if source.rows > 0 => ChunkOutcome::Same,
         (_, true) => ChunkOutcome::Unknown("it was truncated or rewritten since".to_owned()),
-        (false, false) => ChunkOutcome::Differs(format!("{source} at the source, {target} at the target"), rows),
+        (false, false) => ChunkOutcome::Differs(
+            format!("{source} at the source, {target} at the target"),
+            rows,
+        ),
     }
 }
 
@@ -303,24 +376,38 @@ async fn cut(
 }
 
 fn only(name: &str, side: &str) -> AuditDifference {
-    AuditDifference { what: format!("{TABLE}{name}"), how: format!("only the {side} has it"), rows: Vec::new() }
+    AuditDifference {
+        what: format!("{TABLE}{name}"),
+        how: format!("only the {side} has it"),
+        rows: Vec::new(),
+    }
 }
 
-/// Whether a column has another type now. What hashes it then hashes other things, although PostgreSQL may not have
-/// rewritten a row: it alters cidr to inet in its catalogs alone.
+/// Whether a column has another type now. What hashes it then hashes other things, although
+/// PostgreSQL may not have rewritten a row: it alters cidr to inet in its catalogs alone.
 ///
 /// Locks: none but what the read has.
 async fn retyped((session, from): (&Session, &str), shape: &TableShape) -> Result<bool, Error> {
     // Not from pg_attribute, which the snapshot would show as it was.
-    let types: Vec<String> =
-        shape.columns.iter().map(|column| format!("pg_typeof((NULL::{from}).{})::oid", column.quoted())).collect();
+    let types: Vec<String> = shape
+        .columns
+        .iter()
+        .map(|column| format!("pg_typeof((NULL::{from}).{})::oid", column.quoted()))
+        .collect();
     let sql = format!("SELECT ARRAY[{}]::oid[]", types.join(", "));
-    let now: Vec<u32> = session.row("looking at the columns", &sql, &[]).await?.get(0)?;
-    Ok(shape.columns.iter().zip(now).any(|(column, now)| !column.may_be_of(now)))
+    let now: Vec<u32> = session
+        .row("looking at the columns", &sql, &[])
+        .await?
+        .get(0)?;
+    Ok(shape
+        .columns
+        .iter()
+        .zip(now)
+        .any(|(column, now)| !column.may_be_of(now)))
 }
 
-/// Whether a statement failed because a column has another type now, or is gone: what hashes a row is made for the
-/// types that its columns had.
+/// Whether a statement failed because a column has another type now, or is gone: what hashes a row
+/// is made for the types that its columns had.
 fn is_about_columns(code: &SqlState) -> bool {
     let unfit = [
         SqlState::UNDEFINED_COLUMN,

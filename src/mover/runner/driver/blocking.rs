@@ -1,4 +1,5 @@
-//! The steps of a shard that is copied behind its fence, and the preparation, which comes first in both modes.
+//! The steps of a shard that is copied behind its fence, and the preparation, which comes first in
+//! both modes.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,8 @@ use crate::schema::lock;
 /// If a shard's tables are altered more often than this while it is moved, the move gives up.
 const REBUILDS_MAX: u32 = 3;
 
-/// How long a mover that has claimed a shard waits for a migration that was running already: longer than most indexes
-/// take to build.
+/// How long a mover that has claimed a shard waits for a migration that was running already: longer
+/// than most indexes take to build.
 const MIGRATION_PATIENCE: Duration = Duration::from_secs(3600);
 
 impl Driver<'_> {
@@ -32,22 +33,30 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Waits until the migration that held the shard before the claim has ended. Otherwise what is built would lack
-    /// what the migration does, which an online move notices only at its end. Later migrations are refused.
+    /// Waits until the migration that held the shard before the claim has ended. Otherwise what is
+    /// built would lack what the migration does, which an online move notices only at its end.
+    /// Later migrations are refused.
     ///
-    /// Locks: the row of pgshard.shard and the one of the shard's migrations, for one statement that does not wait.
+    /// Locks: the row of pgshard.shard and the one of the shard's migrations, for one statement
+    /// that does not wait.
     async fn after_migrations(&self) -> Result<(), Error> {
         let (shard, until) = (self.work.hold.shard, Instant::now() + MIGRATION_PATIENCE);
         let what = "waiting for a migration of the shard to end";
         let sql = format!(
-            "SELECT pg_try_advisory_xact_lock($2, $1) OR NOT {held} FROM pgshard.shard WHERE shard_id = $1
+            "SELECT pg_try_advisory_xact_lock($2, $1) OR NOT {held} FROM pgshard.shard WHERE \
+                shard_id = $1
             FOR NO KEY UPDATE NOWAIT",
             held = lock::held("$2::integer::oid", "$1::integer::oid"),
         );
         let mut told = false;
         loop {
             let unavailable = Some(&SqlState::LOCK_NOT_AVAILABLE);
-            match self.work.source.rows(what, &sql, &[&shard.as_i32(), &lock::MIGRATION]).await {
+            match self
+                .work
+                .source
+                .rows(what, &sql, &[&shard.as_i32(), &lock::MIGRATION])
+                .await
+            {
                 Ok(rows) => match rows.first() {
                     Some(row) if !row.get::<_, bool>(0)? => {}
                     _ => return Ok(()),
@@ -56,7 +65,10 @@ impl Driver<'_> {
                 Err(error) => return Err(error),
             }
             if Instant::now() > until {
-                return Err(Error::MigrationBlocked { shard, host: self.work.source.host.clone() });
+                return Err(Error::MigrationBlocked {
+                    shard,
+                    host: self.work.source.host.clone(),
+                });
             }
             if self.context.is_stopped() {
                 return Err(Error::Interrupted { shard });
@@ -83,8 +95,8 @@ impl Driver<'_> {
             }
             // Nothing was fenced, so nobody waits for us meanwhile.
             Ok(None) => self.again(HELD.to_owned()).await,
-            // A table was created after the signpost was built. If the reason is another, the next observation shows
-            // it.
+            // A table was created after the signpost was built. If the reason is another, the next
+            // observation shows it.
             Err(Error::Superseded { reason, .. }) => self.rebuild(reason).await,
             Err(error) => Err(error),
         }
@@ -97,13 +109,21 @@ impl Driver<'_> {
         if self.rebuilds >= REBUILDS_MAX {
             return Err(Error::Altered { shard, what });
         }
-        self.context.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
+        self.context.observer.tell(Event::FenceRetried {
+            shard,
+            attempt: self.fences,
+            reason: what,
+        });
         self.built = Some(self.work.prepare().await?);
         Ok(())
     }
 
     /// Copies, until the lease is lost or a stop is asked for.
-    pub(in crate::mover::runner) async fn copy(&mut self, entry: &Entry, attempt: i32) -> Result<(), Error> {
+    pub(in crate::mover::runner) async fn copy(
+        &mut self,
+        entry: &Entry,
+        attempt: i32,
+    ) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let mut stop = self.context.stop.subscribe();
         let limit = self.context.options.pause_max;
@@ -113,15 +133,22 @@ impl Driver<'_> {
             outcome = self.work.copy(entry, attempt, self.built.as_ref()) => outcome,
             () = self.heartbeat.lost(shard) => return Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
-            // A server that hangs neither answers nor breaks the connection, and the heartbeat would keep its shard
-            // closed.
+            // A server that hangs neither answers nor breaks the connection, and the heartbeat
+            // would keep its shard closed.
             () = tokio::time::sleep_until(until) => Err(Error::PauseTooLong { shard, limit }),
         };
         match outcome {
             Ok(Outcome::Copied) => Ok(()),
             Ok(Outcome::Blocked(locks)) => {
                 self.unfence(attempt).await?;
-                self.again(locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")).await
+                self.again(
+                    locks
+                        .iter()
+                        .map(ToString::to_string)
+                        .collect::<Vec<_>>()
+                        .join("; "),
+                )
+                .await
             }
             Ok(Outcome::Altered(what)) => {
                 self.unfence(attempt).await?;

@@ -15,7 +15,8 @@ use crate::shard::ShardId;
 pub(in crate::mover) enum Copying<'a> {
     /// Behind the fence.
     Blocking,
-    /// While the source serves. Its changes are not applied, because that has not begun, or the move is aborted.
+    /// While the source serves. Its changes are not applied, because that has not begun, or the
+    /// move is aborted.
     Unfollowed,
     /// While the source serves, and its changes are applied.
     Online(Online<'a>),
@@ -41,8 +42,8 @@ pub(in crate::mover) struct Remembered {
     pub(in crate::mover) compared_on: Option<Servers>,
     /// The servers at the last observation.
     pub(in crate::mover) seen: Option<Servers>,
-    /// The attempt behind whose fence this mover has examined the shard, and found nothing changed. Only this one is
-    /// decided.
+    /// The attempt behind whose fence this mover has examined the shard, and found nothing changed.
+    /// Only this one is decided.
     pub(in crate::mover) looked: Option<i32>,
     /// The target as it is before it opens, for the audit.
     pub(in crate::mover) unopened: Option<audit::Target>,
@@ -52,12 +53,15 @@ impl Remembered {
     /// What [`state::next`](crate::mover::protocol::state::next) needs to know of it.
     pub(super) fn stream(&self) -> Stream {
         let same = self.compared_on.is_some() && self.compared_on == self.seen;
-        Stream::On { compared: if same { Compared::Yes } else { Compared::No }, looked: self.looked }
+        Stream::On {
+            compared: if same { Compared::Yes } else { Compared::No },
+            looked: self.looked,
+        }
     }
 }
 
-/// Everything that can end a wait for a shard that is open: its lease is lost, a stop is asked for, it is found
-/// altered, or its stream ends.
+/// Everything that can end a wait for a shard that is open: its lease is lost, a stop is asked for,
+/// it is found altered, or its stream ends.
 #[derive(Clone, Copy)]
 pub(in crate::mover) struct Patience<'a> {
     pub(in crate::mover) context: &'a Context,
@@ -68,7 +72,10 @@ pub(in crate::mover) struct Patience<'a> {
 
 impl Patience<'_> {
     /// Does the work, or ends with the error that says why it is not worth waiting for any longer.
-    pub(in crate::mover) async fn wait_for<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    pub(in crate::mover) async fn wait_for<T>(
+        &self,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
         let shard = self.shard;
         let mut stop = self.context.stop.subscribe();
         tokio::select! {

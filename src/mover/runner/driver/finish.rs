@@ -16,17 +16,23 @@ use crate::mover::runner::permit::Piece;
 use crate::pg::cause::chain;
 use crate::store::MapStore;
 
-/// How long deciding and opening are tried. After that, a shard that is not decided is served by its source again; one
-/// that is decided is left to `resume`, and routers try to open it too.
+/// How long deciding and opening are tried. After that, a shard that is not decided is served by
+/// its source again; one that is decided is left to `resume`, and routers try to open it too.
 const OPEN_FOR: Duration = Duration::from_secs(10);
 
 impl<'a> Driver<'a> {
     /// The target is ready for this attempt: decides and opens.
-    pub(in crate::mover::runner) async fn decide_and_open(&mut self, attempt: i32) -> Result<(), Error> {
+    pub(in crate::mover::runner) async fn decide_and_open(
+        &mut self,
+        attempt: i32,
+    ) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         if let Some(breach) = self.breach() {
             self.unfence(attempt).await?;
-            return Err(Error::Stuck { shard, observed: breach });
+            return Err(Error::Stuck {
+                shard,
+                observed: breach,
+            });
         }
         let decided = self.work.decide_and_open(attempt).await;
         self.ended(decided).await
@@ -47,7 +53,10 @@ impl<'a> Driver<'a> {
     }
 
     /// Opens the target after the source has decided and given this token away.
-    pub(in crate::mover::runner) async fn open(&mut self, token: Option<Uuid>) -> Result<(), Error> {
+    pub(in crate::mover::runner) async fn open(
+        &mut self,
+        token: Option<Uuid>,
+    ) -> Result<(), Error> {
         match self.work.finish_open(token).await {
             Ok(()) => {
                 self.opened();
@@ -58,9 +67,9 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Makes new connections after an error that leaves the outcome unknown, for as long as the shard may be closed.
-    /// After that time it gives the error itself: a target that can be reached but never opened would keep the shard
-    /// closed for ever.
+    /// Makes new connections after an error that leaves the outcome unknown, for as long as the
+    /// shard may be closed. After that time it gives the error itself: a target that can be reached
+    /// but never opened would keep the shard closed for ever.
     pub(super) async fn reconnect(&mut self, error: Error) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let until = *self.failing_since.get_or_insert_with(Instant::now) + OPEN_FOR;
@@ -71,8 +80,18 @@ impl<'a> Driver<'a> {
         loop {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let opened = async {
-                let source = self.context.hosts.open_new(&self.work.source.host).await?.for_shard(shard);
-                let target = self.context.hosts.open_new(&self.work.target.host).await?.for_shard(shard);
+                let source = self
+                    .context
+                    .hosts
+                    .open_new(&self.work.source.host)
+                    .await?
+                    .for_shard(shard);
+                let target = self
+                    .context
+                    .hosts
+                    .open_new(&self.work.target.host)
+                    .await?
+                    .for_shard(shard);
                 source.sign(self.work.hold, Signed::Shard).await?;
                 target.sign(self.work.hold, Signed::Shard).await?;
                 Ok::<_, Error>((source, target))
@@ -93,19 +112,24 @@ impl<'a> Driver<'a> {
         self.pause = Some(pause);
         self.work.reached(Phase::Opened);
         let (shard, host) = (self.work.hold.shard, self.work.target.host.clone());
-        self.context.observer.tell(Event::Opened { shard, host, pause });
+        self.context
+            .observer
+            .tell(Event::Opened { shard, host, pause });
     }
 
-    /// Publishes the map, begins the audit, and keeps the old copy. If the target has lost the open in a crash, it is
-    /// observed again instead.
-    pub(in crate::mover::runner) fn publish<'d>(&'d mut self, entry: &'d Entry) -> BoxFuture<'d, Result<(), Error>> {
+    /// Publishes the map, begins the audit, and keeps the old copy. If the target has lost the open
+    /// in a crash, it is observed again instead.
+    pub(in crate::mover::runner) fn publish<'d>(
+        &'d mut self,
+        entry: &'d Entry,
+    ) -> BoxFuture<'d, Result<(), Error>> {
         Box::pin(async move {
             if let Err(error) = self.work.keep_open().await {
                 return self.reconnect(error).await;
             }
             if let Copying::Online(online) = &self.copying {
-                // The follower needs the records that are deleted now: otherwise it would take that for the work of
-                // another mover, and warn.
+                // The follower needs the records that are deleted now: otherwise it would take that
+                // for the work of another mover, and warn.
                 online.follower.detach(self.work.hold.shard).await;
             }
             let store: &dyn MapStore = &*self.context.store;
@@ -127,7 +151,9 @@ impl<'a> Driver<'a> {
                 }
             };
             let piece = self.piece().await;
-            self.work.settle(self.built.as_ref().map(|built| &built.creation)).await?;
+            self.work
+                .settle(self.built.as_ref().map(|built| &built.creation))
+                .await?;
             drop(piece);
             // If somebody else has opened it, the pause was over before we noticed.
             let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
@@ -135,7 +161,8 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// Begins a piece of work that makes way for the fences of the group, if the shard belongs to one.
+    /// Begins a piece of work that makes way for the fences of the group, if the shard belongs to
+    /// one.
     async fn piece(&self) -> Option<Piece<'a>> {
         match &self.copying {
             Copying::Online(online) => Some(online.permits.piece().await),
@@ -151,39 +178,57 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Ends this mover's work with the shard, well or badly. A shard that it gives up is served, and the lease is free.
+    /// Ends this mover's work with the shard, well or badly. A shard that it gives up is served,
+    /// and the lease is free.
     pub(in crate::mover::runner) async fn leave(&mut self, error: Option<&Error>) {
         if error.is_some() {
-            // After a lost lease too: if only our connections are gone, nobody else makes the source serve before the
-            // deadline. If somebody has taken over, both this and the release name a lease that no longer exists.
+            // After a lost lease too: if only our connections are gone, nobody else makes the
+            // source serve before the deadline. If somebody has taken over, both this and the
+            // release name a lease that no longer exists.
             self.leave_serving().await;
         }
         self.heartbeat.let_go(self.work.hold.shard);
         let words = error.map(|error| chain(error));
         // Releasing the lease is a courtesy: this mover is done with the shard in any case.
-        if let Err(unreleased) = self.work.source.release(self.work.hold, words.as_deref()).await {
-            tracing::debug!(error = %unreleased, "the lease could not be given back; it ends by itself");
+        if let Err(unreleased) = self
+            .work
+            .source
+            .release(self.work.hold, words.as_deref())
+            .await
+        {
+            tracing::debug!(error = %unreleased, "the lease could not be given back; it ends by \
+                itself");
         }
     }
 
-    /// Takes back a fence that this mover leaves behind when it gives up before decide, for whatever reason. It uses a
-    /// new connection, because a statement may still run on the old one. It does not ask the target, which may be what
-    /// failed.
+    /// Takes back a fence that this mover leaves behind when it gives up before decide, for
+    /// whatever reason. It uses a new connection, because a statement may still run on the old one.
+    /// It does not ask the target, which may be what failed.
     async fn leave_serving(&mut self) {
         let (shard, hold) = (self.work.hold.shard, self.work.hold);
         let again = async {
-            self.work.source = self.context.hosts.open_new(&self.work.source.host).await?.for_shard(shard);
+            self.work.source = self
+                .context
+                .hosts
+                .open_new(&self.work.source.host)
+                .await?
+                .for_shard(shard);
             let sql = "SELECT attempt FROM pgshard.shard
                 WHERE shard_id = $1 AND state = 'fenced' AND move_id = $2 AND lease = $3";
             let what = "reading the shard's row";
-            let fenced = self.work.source.rows(what, sql, &[&shard.as_i32(), hold.id.uuid(), &hold.lease]).await?;
+            let fenced = self
+                .work
+                .source
+                .rows(what, sql, &[&shard.as_i32(), hold.id.uuid(), &hold.lease])
+                .await?;
             match fenced.first() {
                 Some(row) => self.unfence(row.get(0)?).await,
                 None => Ok(()),
             }
         };
         if let Err(error) = again.await {
-            tracing::warn!(%shard, error = chain(&error), "the fence could not be taken back; it ends with its \
+            tracing::warn!(%shard, error = chain(&error), "the fence could not be taken back; it \
+                ends with its \
                 deadline");
         }
     }

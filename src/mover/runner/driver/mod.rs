@@ -1,8 +1,8 @@
-//! One shard that this mover works on: what it remembers between two steps, and each step, as the loop of
-//! [`single`](crate::mover::runner::single) runs it.
+//! One shard that this mover works on: what it remembers between two steps, and each step, as the
+//! loop of [`single`](crate::mover::runner::single) runs it.
 //!
-//! Invariant: a driver decides nothing. [`state::next`](crate::mover::protocol::state::next) says what comes next, from
-//! what the hosts say and from [`Driver::own`].
+//! Invariant: a driver decides nothing. [`state::next`](crate::mover::protocol::state::next) says
+//! what comes next, from what the hosts say and from [`Driver::own`].
 
 mod blocking;
 mod copying;
@@ -78,16 +78,25 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The same for a shard whose changes are applied to what was built from this blueprint. `compared_on`: the servers
-    /// on which source and target were compared, if this mover has done that.
+    /// The same for a shard whose changes are applied to what was built from this blueprint.
+    /// `compared_on`: the servers on which source and target were compared, if this mover has done
+    /// that.
     pub(in crate::mover) fn following(
         self,
         online: Online<'a>,
         built: Option<Blueprint>,
         compared_on: Option<facts::Servers>,
     ) -> Driver<'a> {
-        let remembered = Remembered { compared_on, ..Remembered::default() };
-        Driver { copying: Copying::Online(online), remembered, built, ..self }
+        let remembered = Remembered {
+            compared_on,
+            ..Remembered::default()
+        };
+        Driver {
+            copying: Copying::Online(online),
+            remembered,
+            built,
+            ..self
+        }
     }
 
     /// What the target was built from, as far as this mover knows.
@@ -95,8 +104,9 @@ impl<'a> Driver<'a> {
         self.built.as_ref()
     }
 
-    /// Gives what the target was built from, the servers on which it was compared, and the audit to run. The
-    /// connections are closed: a transaction that failed halfway holds locks that the follower waits for.
+    /// Gives what the target was built from, the servers on which it was compared, and the audit to
+    /// run. The connections are closed: a transaction that failed halfway holds locks that the
+    /// follower waits for.
     pub(in crate::mover) fn end(self) -> Rest {
         self.rest().0
     }
@@ -110,11 +120,18 @@ impl<'a> Driver<'a> {
     }
 
     fn rest(self) -> (Rest, ShardMove<'a>) {
-        (Rest { built: self.built, compared_on: self.remembered.compared_on, audit: self.audit }, self.work)
+        (
+            Rest {
+                built: self.built,
+                compared_on: self.remembered.compared_on,
+                audit: self.audit,
+            },
+            self.work,
+        )
     }
 
-    /// Asks both hosts for their present state. Once it has opened the target, it does so on new connections if it has
-    /// to: a target that has crashed since may have to be opened again.
+    /// Asks both hosts for their present state. Once it has opened the target, it does so on new
+    /// connections if it has to: a target that has crashed since may have to be opened again.
     pub(super) async fn observe(&mut self) -> Result<Observation, Error> {
         let shard = self.work.hold.shard;
         if self.heartbeat.is_lost(shard) {
@@ -131,7 +148,8 @@ impl<'a> Driver<'a> {
             self.fenced_at = Instant::now().checked_sub(ago);
         }
         if let (Copying::Online(_), Phase::Ready) = (&self.copying, now.observed.phase) {
-            self.remembered.seen = Some(facts::servers(&self.work.source, &self.work.target).await?);
+            self.remembered.seen =
+                Some(facts::servers(&self.work.source, &self.work.target).await?);
         }
         Ok(now)
     }
@@ -141,7 +159,11 @@ impl<'a> Driver<'a> {
         Own {
             goal: self.goal,
             until,
-            stop: if self.context.is_stopped() { Stop::Asked } else { Stop::No },
+            stop: if self.context.is_stopped() {
+                Stop::Asked
+            } else {
+                Stop::No
+            },
             desired: self.heartbeat.desired(self.work.hold.shard),
             stream: match self.copying {
                 Copying::Online(_) => self.remembered.stream(),
@@ -153,7 +175,11 @@ impl<'a> Driver<'a> {
     /// The error that the target has lost what this mover has put there.
     pub(super) fn gone(&self) -> Error {
         let reason = "its copy has disappeared from the target: resume the move".to_owned();
-        Error::Superseded { host: self.work.target.host.clone(), shard: self.work.hold.shard, reason }
+        Error::Superseded {
+            host: self.work.target.host.clone(),
+            shard: self.work.hold.shard,
+            reason,
+        }
     }
 
     /// Those who work on a shard whose changes are applied.
@@ -164,10 +190,16 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The loop and this driver contradict each other: nothing is touched, and the shard stays as it is.
+    /// The loop and this driver contradict each other: nothing is touched, and the shard stays as
+    /// it is.
     fn unfollowed(&self) -> Error {
-        let observed = "a step of an online move without a stream (a bug of pgshard: please report it)".to_owned();
-        Error::Stuck { shard: self.work.hold.shard, observed }
+        let observed =
+            "a step of an online move without a stream (a bug of pgshard: please report it)"
+                .to_owned();
+        Error::Stuck {
+            shard: self.work.hold.shard,
+            observed,
+        }
     }
 
     /// What can end a wait while the shard is open.
@@ -176,11 +208,16 @@ impl<'a> Driver<'a> {
             Copying::Online(online) => Some((online.follower, online.watchdog)),
             Copying::Blocking | Copying::Unfollowed => None,
         };
-        Patience { context: self.context, heartbeat: self.heartbeat, shard: self.work.hold.shard, follower }
+        Patience {
+            context: self.context,
+            heartbeat: self.heartbeat,
+            shard: self.work.hold.shard,
+            follower,
+        }
     }
 
-    /// Handles a refusal of a host: the fence expired, or somebody with the token opened the target. The next
-    /// observation shows it.
+    /// Handles a refusal of a host: the fence expired, or somebody with the token opened the
+    /// target. The next observation shows it.
     fn look_again(&mut self, reason: String) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         tracing::info!(%shard, reason, "looking again");
@@ -188,17 +225,29 @@ impl<'a> Driver<'a> {
         if self.fences < self.context.options.fence_attempts * 2 {
             return Ok(());
         }
-        Err(Error::GaveUp { shard, attempts: self.fences, blockers: reason })
+        Err(Error::GaveUp {
+            shard,
+            attempts: self.fences,
+            blockers: reason,
+        })
     }
 
-    /// Handles a fence that was not set, or was taken back: there is another attempt after a while, unless this was the
-    /// last.
+    /// Handles a fence that was not set, or was taken back: there is another attempt after a while,
+    /// unless this was the last.
     async fn again(&self, reason: String) -> Result<(), Error> {
         let (shard, attempt) = (self.work.hold.shard, self.fences);
         if attempt >= self.context.options.fence_attempts {
-            return Err(Error::GaveUp { shard, attempts: attempt, blockers: reason });
+            return Err(Error::GaveUp {
+                shard,
+                attempts: attempt,
+                blockers: reason,
+            });
         }
-        self.context.observer.tell(Event::FenceRetried { shard, attempt, reason });
+        self.context.observer.tell(Event::FenceRetried {
+            shard,
+            attempt,
+            reason,
+        });
         tokio::time::sleep(back_off(attempt)).await;
         Ok(())
     }
@@ -211,8 +260,8 @@ pub(in crate::mover) struct Rest {
     pub(in crate::mover) audit: Option<audit::Begun>,
 }
 
-/// 50 ms, doubling up to two seconds, with a random factor between a half and one: so two movers that collided do not
-/// collide again.
+/// 50 ms, doubling up to two seconds, with a random factor between a half and one: so two movers
+/// that collided do not collide again.
 fn back_off(tries: u32) -> Duration {
     let whole = 50u64.saturating_mul(1 << tries.min(6)).min(2_000);
     Duration::from_millis(fastrand::u64(whole / 2..=whole))

@@ -1,5 +1,5 @@
-//! The shards of a group once their changes are applied: if their fences are held back, they are made ready together;
-//! then each is cut over.
+//! The shards of a group once their changes are applied: if their fences are held back, they are
+//! made ready together; then each is cut over.
 
 use crate::mover::control::report::ShardReport;
 use crate::mover::protocol::error::Error;
@@ -27,7 +27,12 @@ impl Group<'_> {
             Err(error) => return Err(self.left(&member, error).await),
         };
         drop(piece);
-        let online = Online { follower, reverse, watchdog: &self.watchdog, permits: &self.permits };
+        let online = Online {
+            follower,
+            reverse,
+            watchdog: &self.watchdog,
+            permits: &self.permits,
+        };
         let driver = Driver::new(self.context, work, self.heartbeat, Goal::Finish);
         Ok(driver.following(online, member.built, member.compared_on))
     }
@@ -45,7 +50,11 @@ impl Group<'_> {
         match self.drive(&mut drive, Until::Ready).await {
             None => {
                 let rest = drive.end_well().await;
-                Ok(Member { part, built: rest.built, compared_on: rest.compared_on })
+                Ok(Member {
+                    part,
+                    built: rest.built,
+                    compared_on: rest.compared_on,
+                })
             }
             Some(end) => {
                 self.watchdog.let_go(shard);
@@ -55,17 +64,26 @@ impl Group<'_> {
     }
 
     /// From the last changes to the end.
-    pub(super) async fn cut_over(&self, member: Member, follower: &Follower, reverse: Option<&str>) -> Result<(), End> {
+    pub(super) async fn cut_over(
+        &self,
+        member: Member,
+        follower: &Follower,
+        reverse: Option<&str>,
+    ) -> Result<(), End> {
         let shard = member.part.shard;
         let mut drive = self.with_stream(member, follower, reverse).await?;
         let end = self.drive(&mut drive, Until::End).await;
         self.watchdog.let_go(shard);
-        // This comes before waiting for the follower, which waits for locks that a failed transaction of the driver
-        // holds.
+        // This comes before waiting for the follower, which waits for locks that a failed
+        // transaction of the driver holds.
         let went_well = matches!(end, Some((_, Ok(_))));
-        let rest = if went_well { drive.end_well().await } else { drive.end() };
-        // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
-        // find that the shard has done so too.
+        let rest = if went_well {
+            drive.end_well().await
+        } else {
+            drive.end()
+        };
+        // A shard that failed is followed for as long as the others are: the slot moves on with
+        // them, and a resume must find that the shard has done so too.
         if went_well {
             follower.detach(shard).await;
         }

@@ -1,4 +1,5 @@
-//! What happens while a group is worked on: its mover is asked to stop or to pause, or the slot keeps too much WAL.
+//! What happens while a group is worked on: its mover is asked to stop or to pause, or the slot
+//! keeps too much WAL.
 
 use tokio::sync::Semaphore;
 
@@ -15,8 +16,8 @@ use crate::mover::stream::slot;
 use crate::pg::cause::chain;
 
 impl Group<'_> {
-    /// While the group is worked on, passes on what its mover is asked for, and watches the slot. Returns when the slot
-    /// keeps too much.
+    /// While the group is worked on, passes on what its mover is asked for, and watches the slot.
+    /// Returns when the slot keeps too much.
     pub(super) async fn mind(&self) -> TooMuch {
         let mut asked = self.whole.stop.subscribe();
         let stopping = async {
@@ -27,16 +28,25 @@ impl Group<'_> {
         let mut desired = self.heartbeat.desired_states();
         let pausing = async {
             loop {
-                let paused = desired.borrow_and_update().values().any(|desired| *desired == DesiredState::Pause);
-                self.pace.send_if_modified(|pace| std::mem::replace(&mut pace.paused, paused) != paused);
+                let paused = desired
+                    .borrow_and_update()
+                    .values()
+                    .any(|desired| *desired == DesiredState::Pause);
+                self.pace
+                    .send_if_modified(|pace| std::mem::replace(&mut pace.paused, paused) != paused);
                 if desired.changed().await.is_err() {
                     std::future::pending().await
                 }
             }
         };
         let name = self.stream();
-        // The move that is taken back has made the slot of this rollback, and that slot has a limit of its own.
-        let wal_max = self.shared.back_of.is_none().then_some(self.context.options.wal_max);
+        // The move that is taken back has made the slot of this rollback, and that slot has a limit
+        // of its own.
+        let wal_max = self
+            .shared
+            .back_of
+            .is_none()
+            .then_some(self.context.options.wal_max);
         tokio::select! {
             too_much = self.watchdog.watch(&self.context.hosts, &self.shared.source, &name, wal_max) => too_much,
             too_much = stopping => too_much,
@@ -44,14 +54,23 @@ impl Group<'_> {
         }
     }
 
-    /// Drops the slot, then aborts what is not decided and finishes what is. By then nobody works on the group.
-    pub(super) async fn save_the_disk(&self, parts: Vec<Part>, ends: Vec<End>, too_much: TooMuch) -> Vec<End> {
+    /// Drops the slot, then aborts what is not decided and finishes what is. By then nobody works
+    /// on the group.
+    pub(super) async fn save_the_disk(
+        &self,
+        parts: Vec<Part>,
+        ends: Vec<End>,
+        too_much: TooMuch,
+    ) -> Vec<End> {
         let jobs = &Semaphore::new(self.context.options.jobs.max(1));
         let TooMuch { kept, limit } = too_much;
         let name = self.stream();
-        tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more WAL than it may: the \
+        tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more \
+            WAL than it may: the \
             move is aborted");
-        let dropped = async { slot::drop_slot(&self.whole.hosts.open(&self.shared.source).await?, &name).await };
+        let dropped = async {
+            slot::drop_slot(&self.whole.hosts.open(&self.shared.source).await?, &name).await
+        };
         if let Err(error) = dropped.await {
             tracing::error!(slot = name, host = %self.shared.source, error = chain(&error), "the slot could not be \
                 dropped");
@@ -59,16 +78,30 @@ impl Group<'_> {
         let abort = |(shard, end): End| {
             let part = parts.iter().find(|part| part.shard == shard).cloned();
             async move {
-                let (Err(_), Some(part)) = (&end, part) else { return (shard, end) };
-                let part = Part { start: Start::TakeOver, ..part };
+                let (Err(_), Some(part)) = (&end, part) else {
+                    return (shard, end);
+                };
+                let part = Part {
+                    start: Start::TakeOver,
+                    ..part
+                };
                 match single::to_end(self.whole, &part, Goal::Abort, self.heartbeat, jobs).await {
                     Ok(_) => {
                         let host = self.shared.source.clone();
-                        self.failed(shard, Error::WalLimit { shard, host, kept, limit })
+                        self.failed(
+                            shard,
+                            Error::WalLimit {
+                                shard,
+                                host,
+                                kept,
+                                limit,
+                            },
+                        )
                     }
-                    Err(Error::TooLate { .. }) => {
-                        (shard, single::to_end(self.whole, &part, Goal::Finish, self.heartbeat, jobs).await)
-                    }
+                    Err(Error::TooLate { .. }) => (
+                        shard,
+                        single::to_end(self.whole, &part, Goal::Finish, self.heartbeat, jobs).await,
+                    ),
                     Err(error) => self.failed(shard, error),
                 }
             }

@@ -27,13 +27,20 @@ impl Group<'_> {
         position: u64,
     ) -> Result<(), Error> {
         let phases = self.phases(source).await?;
-        let lacks = |one: &Member| phases.get(&one.part.shard).is_some_and(|phase| *phase == Phase::Prepared);
+        let lacks = |one: &Member| {
+            phases
+                .get(&one.part.shard)
+                .is_some_and(|phase| *phase == Phase::Prepared)
+        };
         let mut copies = Vec::new();
         for one in members.iter().filter(|one| lacks(one)) {
             copies.push(self.to_copy(source, one).await?);
         }
         let options = CopyOptions {
-            route: Route { source: self.shared.source.clone(), target: self.shared.target.clone() },
+            route: Route {
+                source: self.shared.source.clone(),
+                target: self.shared.target.clone(),
+            },
             builds: members
                 .iter()
                 .filter(|one| lacks(one))
@@ -52,17 +59,23 @@ impl Group<'_> {
         let took = copied_at - began;
         self.at("after chunks")?;
         // From here on only single shards can end.
-        let (missing, loaded): (Vec<Member>, Vec<Member>) = std::mem::take(members).into_iter().partition(lacks);
+        let (missing, loaded): (Vec<Member>, Vec<Member>) =
+            std::mem::take(members).into_iter().partition(lacks);
         *members = loaded;
         let mut rows_there = Vec::new();
         for one in missing {
             let shard = one.part.shard;
-            match copied.remove(&shard).unwrap_or(Err(Error::Interrupted { shard })) {
+            match copied
+                .remove(&shard)
+                .unwrap_or(Err(Error::Interrupted { shard }))
+            {
                 Ok(rows) => rows_there.push((one, rows)),
                 Err(error) => ends.push(self.left(&one, error).await),
             }
         }
-        let keys = async |(one, rows): (Member, Copied)| self.keys(one, rows, (took, copied_at), position).await;
+        let keys = async |(one, rows): (Member, Copied)| {
+            self.keys(one, rows, (took, copied_at), position).await
+        };
         members.extend(self.each(ends, rows_there, keys).await);
         Ok(())
     }
@@ -84,29 +97,57 @@ impl Group<'_> {
             work.timings.took("copy", took);
             let built = match member.built.take() {
                 Some(built) => built,
-                None => work.blueprint(&work.source.entry(self.shared.id, shard).await?).await?,
+                None => {
+                    work.blueprint(&work.source.entry(self.shared.id, shard).await?)
+                        .await?
+                }
             };
             let size = (copied.rows as i64, copied.bytes as i64);
-            work.loaded(&built.creation, position.into(), size, copied_at).await?;
+            work.loaded(&built.creation, position.into(), size, copied_at)
+                .await?;
             work.give_back(&self.context.hosts).await;
             Ok::<_, Error>(built)
         };
         match built.await {
-            Ok(built) => Ok(Member { built: Some(built), ..member }),
+            Ok(built) => Ok(Member {
+                built: Some(built),
+                ..member
+            }),
             Err(error) => Err(self.left(&member, error).await),
         }
     }
 
-    /// The tables of a shard that its target was built with, as they are at the source, and the schema that they are
-    /// copied to. A table that was created since is not published; it ends the move as an alteration of the shard.
-    pub(super) async fn to_copy(&self, source: &Session, member: &Member) -> Result<ShardCopy, Error> {
+    /// The tables of a shard that its target was built with, as they are at the source, and the
+    /// schema that they are copied to. A table that was created since is not published; it ends the
+    /// move as an alteration of the shard.
+    pub(super) async fn to_copy(
+        &self,
+        source: &Session,
+        member: &Member,
+    ) -> Result<ShardCopy, Error> {
         let shard = member.part.shard;
-        let is_of_it = |name: &String| member.built.as_ref().is_none_or(|built| built.tables.contains(name));
-        let names = Names { schema: self.context.prefix.schema(shard) };
+        let is_of_it = |name: &String| {
+            member
+                .built
+                .as_ref()
+                .is_none_or(|built| built.tables.contains(name))
+        };
+        let names = Names {
+            schema: self.context.prefix.schema(shard),
+        };
         let tables = match facts::schema_oid(source, &names.schema).await? {
-            Some(oid) => table::shapes(source, oid).await?.into_iter().filter(|table| is_of_it(&table.name)).collect(),
+            Some(oid) => table::shapes(source, oid)
+                .await?
+                .into_iter()
+                .filter(|table| is_of_it(&table.name))
+                .collect(),
             None => Vec::new(),
         };
-        Ok(ShardCopy { hold: self.hold(shard), target_schema: names.incoming(), source_schema: names.schema, tables })
+        Ok(ShardCopy {
+            hold: self.hold(shard),
+            target_schema: names.incoming(),
+            source_schema: names.schema,
+            tables,
+        })
     }
 }

@@ -17,8 +17,9 @@ use crate::pg::cause::chain;
 use crate::shard::ShardId;
 
 impl Group<'_> {
-    /// Acquires a shard, and does everything that can be done without the stream: a new shard is prepared, one that is
-    /// fenced and not drained is served again, and one that is decided is opened.
+    /// Acquires a shard, and does everything that can be done without the stream: a new shard is
+    /// prepared, one that is fenced and not drained is served again, and one that is decided is
+    /// opened.
     pub(super) async fn begin(&self, part: Part) -> Result<Member, End> {
         let shard = part.shard;
         if self.context.is_stopped() {
@@ -31,7 +32,15 @@ impl Group<'_> {
             Ok::<_, Error>(work)
         };
         let work = work.await.map_err(|error| self.failed(shard, error))?;
-        self.go_on(Member { part, built: None, compared_on: None }, work).await
+        self.go_on(
+            Member {
+                part,
+                built: None,
+                compared_on: None,
+            },
+            work,
+        )
+        .await
     }
 
     /// Goes as far as possible without the stream.
@@ -42,7 +51,10 @@ impl Group<'_> {
                 drop(drive);
                 Err(self.audited(None, end).await)
             }
-            None => Ok(Member { built: drive.end_well().await.built.or(member.built), ..member }),
+            None => Ok(Member {
+                built: drive.end_well().await.built.or(member.built),
+                ..member
+            }),
         }
     }
 
@@ -64,34 +76,44 @@ impl Group<'_> {
         }
     }
 
-    /// The error, or that the shard was altered, if that explains it: what the stream brings does not fit then, and
-    /// rows differ, before the watchdog has looked. Where a lock was waited for, who has it.
+    /// The error, or that the shard was altered, if that explains it: what the stream brings does
+    /// not fit then, and rows differ, before the watchdog has looked. Where a lock was waited for,
+    /// who has it.
     async fn explained(&self, drive: &Driver<'_>, error: Error) -> Error {
         let shard = drive.work.hold.shard;
         if error.is_lock() {
             return self.locked(shard, error).await;
         }
-        if !matches!(error, Error::Diverged { .. } | Error::RowsDiffer { .. } | Error::Computed { .. }) {
+        if !matches!(
+            error,
+            Error::Diverged { .. } | Error::RowsDiffer { .. } | Error::Computed { .. }
+        ) {
             return error;
         }
         let looked = async {
             let source = self.context.hosts.open_new(&self.shared.source).await?;
             let schema = facts::schema_oid(&source, &self.context.prefix.schema(shard)).await?;
             match (drive.built(), schema) {
-                (Some(built), Some(schema)) => built.original.clone().alteration(&source, schema).await,
+                (Some(built), Some(schema)) => {
+                    built.original.clone().alteration(&source, schema).await
+                }
                 _ => Ok(None),
             }
         };
         match looked.await {
             Ok(Some(alteration)) => {
                 tracing::info!(%shard, error = chain(&error), "what an alteration led to");
-                Error::Altered { shard, what: alteration.words().to_owned() }
+                Error::Altered {
+                    shard,
+                    what: alteration.words().to_owned(),
+                }
             }
             Ok(None) | Err(_) => error,
         }
     }
 
-    /// The error with the names of those who have the shard's tables locked at the source, if that is why.
+    /// The error with the names of those who have the shard's tables locked at the source, if that
+    /// is why.
     async fn locked(&self, shard: ShardId, error: Error) -> Error {
         if !matches!(&error, Error::Database { host, .. } if *host == self.shared.source) {
             return error;
@@ -107,16 +129,18 @@ impl Group<'_> {
         let shard = member.part.shard;
         let work = async {
             let work = connect(self.context, &member.part, self.hold(shard)).await?;
-            work.source.advance(work.hold, Phase::Claimed, &Note::default()).await?;
+            work.source
+                .advance(work.hold, Phase::Claimed, &Note::default())
+                .await?;
             Ok::<_, Error>(work)
         };
         let work = work.await.map_err(|error| self.failed(shard, error))?;
         self.go_on(member, work).await
     }
 
-    /// Finds out what the shard's target was built from, checks that the source is still the same, and lets the
-    /// watchdog watch it. A shard that was altered while no mover looked is copied again, as it is now; a rollback has
-    /// no copy to make.
+    /// Finds out what the shard's target was built from, checks that the source is still the same,
+    /// and lets the watchdog watch it. A shard that was altered while no mover looked is copied
+    /// again, as it is now; a rollback has no copy to make.
     pub(super) async fn known(&self, mut member: Member, source: &Session) -> Result<Member, End> {
         let (shard, is_resumed) = (member.part.shard, member.built.is_none());
         let mut known = self.watched(&mut member, source).await;
@@ -125,7 +149,8 @@ impl Group<'_> {
             && self.shared.back_of.is_none()
         {
             tracing::warn!(%shard, error = chain(error), "the shard is copied again");
-            let withdrawn = slot::withdraw(source, &self.stream(), &self.context.prefix.schema(shard)).await;
+            let withdrawn =
+                slot::withdraw(source, &self.stream(), &self.context.prefix.schema(shard)).await;
             known = match withdrawn {
                 Ok(()) => {
                     member = self.prepare_again(member).await?;
@@ -145,7 +170,11 @@ impl Group<'_> {
         let built = async {
             let schema = facts::schema_oid(source, &self.context.prefix.schema(shard)).await?;
             let built = match (member.built.take(), schema) {
-                (Some(built), Some(schema)) if built.original.is_untouched(source, schema).await? => built,
+                (Some(built), Some(schema))
+                    if built.original.is_untouched(source, schema).await? =>
+                {
+                    built
+                }
                 (built, schema) => {
                     let work = connect(self.context, &member.part, self.hold(shard)).await?;
                     match (built, schema) {
@@ -153,7 +182,10 @@ impl Group<'_> {
                             Some(what) => return Err(Error::Altered { shard, what }),
                             None => built,
                         },
-                        _ => work.blueprint(&work.source.entry(self.shared.id, shard).await?).await?,
+                        _ => {
+                            work.blueprint(&work.source.entry(self.shared.id, shard).await?)
+                                .await?
+                        }
                     }
                 }
             };
@@ -169,26 +201,38 @@ impl Group<'_> {
     /// The end of a shard that failed while this mover had no connection for it.
     pub(super) async fn left(&self, member: &Member, error: Error) -> End {
         let shard = member.part.shard;
-        let error = if error.is_lock() { self.locked(shard, error).await } else { error };
+        let error = if error.is_lock() {
+            self.locked(shard, error).await
+        } else {
+            error
+        };
         if let Ok(work) = connect(self.context, &member.part, self.hold(shard)).await {
             self.withdraw_if_altered(&work, &error).await;
-            Driver::new(self.context, work, self.heartbeat, Goal::Finish).leave(Some(&error)).await;
+            Driver::new(self.context, work, self.heartbeat, Goal::Finish)
+                .leave(Some(&error))
+                .await;
         }
         self.failed(shard, error)
     }
 
-    /// Stops publishing a shard that was altered: a table that has lost its key would refuse UPDATE and DELETE for as
-    /// long as the move waits. Its changes from now on are in no stream, so a resume starts over with it.
+    /// Stops publishing a shard that was altered: a table that has lost its key would refuse UPDATE
+    /// and DELETE for as long as the move waits. Its changes from now on are in no stream, so a
+    /// resume starts over with it.
     async fn withdraw_if_altered(&self, work: &ShardMove<'_>, error: &Error) {
-        if !matches!(error, Error::Altered { .. } | Error::Refused { .. }) || self.shared.back_of.is_some() {
+        if !matches!(error, Error::Altered { .. } | Error::Refused { .. })
+            || self.shared.back_of.is_some()
+        {
             return;
         }
         let withdrawn = async {
-            work.source.advance(work.hold, Phase::Claimed, &Note::default()).await?;
+            work.source
+                .advance(work.hold, Phase::Claimed, &Note::default())
+                .await?;
             slot::withdraw(&work.source, &self.stream(), &work.names.schema).await
         };
         if let Err(error) = withdrawn.await {
-            tracing::warn!(shard = %work.hold.shard, error = chain(&error), "its tables are still published; an abort \
+            tracing::warn!(shard = %work.hold.shard, error = chain(&error), "its tables are still \
+                published; an abort \
                 ends that");
         }
     }
@@ -197,7 +241,10 @@ impl Group<'_> {
         let error = Arc::new(error);
         let mut ends = Vec::new();
         for one in &members {
-            let of_group = Error::Group { shard: one.part.shard, source: error.clone() };
+            let of_group = Error::Group {
+                shard: one.part.shard,
+                source: error.clone(),
+            };
             ends.push(self.left(one, of_group).await);
         }
         ends

@@ -1,10 +1,10 @@
-//! The shards of one move that come online from one host to another: they share one publication, one slot and one
-//! stream.
+//! The shards of one move that come online from one host to another: they share one publication,
+//! one slot and one stream.
 //!
-//! A slot decodes the source's whole WAL, so five hundred shards share one. Every shard is nevertheless on its own: it
-//! is claimed, copied, fenced and opened by itself, and its failure stops no other. Invariant: the slot exists before
-//! the first row is copied and until the last shard of the group has ended. Rows that were copied under a slot that is
-//! gone are copied again.
+//! A slot decodes the source's whole WAL, so five hundred shards share one. Every shard is
+//! nevertheless on its own: it is claimed, copied, fenced and opened by itself, and its failure
+//! stops no other. Invariant: the slot exists before the first row is copied and until the last
+//! shard of the group has ended. Rows that were copied under a slot that is gone are copied again.
 
 mod cut_over;
 mod disk;
@@ -41,12 +41,28 @@ use crate::shard::ShardId;
 pub(in crate::mover) use stream::applied;
 
 /// Moves the parts, which belong to one move and have the same source and target, to their ends.
-pub(in crate::mover) async fn work(context: &Context, parts: Vec<Part>, heartbeat: &Heartbeat) -> Vec<End> {
-    let Some(first) = parts.first() else { return Vec::new() };
-    let (stop, pace) = (watch::Sender::new(false), Pace { rate: context.throttle.rate(), paused: false });
+pub(in crate::mover) async fn work(
+    context: &Context,
+    parts: Vec<Part>,
+    heartbeat: &Heartbeat,
+) -> Vec<End> {
+    let Some(first) = parts.first() else {
+        return Vec::new();
+    };
+    let (stop, pace) = (
+        watch::Sender::new(false),
+        Pace {
+            rate: context.throttle.rate(),
+            paused: false,
+        },
+    );
     let pace = watch::Sender::new(pace);
     // What stops or slows one group does not affect the others.
-    let own = Context { stop, throttle: context.throttle.and(pace.subscribe()), ..context.clone() };
+    let own = Context {
+        stop,
+        throttle: context.throttle.and(pace.subscribe()),
+        ..context.clone()
+    };
     let group = Group {
         context: &own,
         whole: context,
@@ -73,7 +89,8 @@ struct Group<'a> {
     shared: Shared,
     /// Whether a reverse replication is prepared.
     back: Back,
-    /// Its lease is the same for all shards of the group: a mover that takes one over takes the stream over.
+    /// Its lease is the same for all shards of the group: a mover that takes one over takes the
+    /// stream over.
     heartbeat: &'a Heartbeat,
     /// The shard under which the ledger lists what belongs to all of them.
     first: ShardId,
@@ -109,13 +126,16 @@ impl<'a> Group<'a> {
             if members.is_empty() {
                 return drop_shared(self.context, &self.shared).await;
             }
-            // This comes before anything is published: a table whose rows the stream cannot identify would refuse
-            // UPDATE and DELETE then.
+            // This comes before anything is published: a table whose rows the stream cannot
+            // identify would refuse UPDATE and DELETE then.
             let begun = std::mem::take(&mut members);
-            members = self.each(&mut ends, begun, |one| self.known(one, &source)).await;
+            members = self
+                .each(&mut ends, begun, |one| self.known(one, &source))
+                .await;
             let position = self.slot(&source, &mut members, &mut ends).await?;
             self.watchdog.watch_publication();
-            self.load(&source, &mut members, &mut ends, position).await?;
+            self.load(&source, &mut members, &mut ends, position)
+                .await?;
             if members.is_empty() {
                 return drop_shared(self.context, &self.shared).await;
             }
@@ -124,11 +144,24 @@ impl<'a> Group<'a> {
             let follower = self.follow(&source, &members, others).await?;
             let reverse = match self.back {
                 Back::Prepared => {
-                    reverse::stream::prepare(self.context, &source, &target, self.shared.id, self.first).await?
+                    reverse::stream::prepare(
+                        self.context,
+                        &source,
+                        &target,
+                        self.shared.id,
+                        self.first,
+                    )
+                    .await?
                 }
                 Back::Forgone => None,
             };
-            if self.heartbeat.desired_states().borrow().values().any(|desired| *desired != DesiredState::Go) {
+            if self
+                .heartbeat
+                .desired_states()
+                .borrow()
+                .values()
+                .any(|desired| *desired != DesiredState::Go)
+            {
                 let rest = std::mem::take(&mut members);
                 let make_ready = |member| self.make_ready(member, &follower, reverse.as_deref());
                 members = self.each(&mut ends, rest, make_ready).await;
@@ -141,15 +174,21 @@ impl<'a> Group<'a> {
             drop_shared(self.context, &self.shared).await
         };
         if let Err(error) = streamed.await {
-            tracing::warn!(source = %self.shared.source, error = chain(&error), "the stream of a move");
+            tracing::warn!(source = %self.shared.source, error = chain(&error), "the stream of a \
+                move");
             ends.extend(self.all_failed(members, error).await);
         }
         ends
     }
 
-    /// Does the same with each item, a few at a time. Gives those that go on; the ends of the others are added to
-    /// `ends`.
-    async fn each<I, O, F>(&self, ends: &mut Vec<End>, items: Vec<I>, work: impl Fn(I) -> F) -> Vec<O>
+    /// Does the same with each item, a few at a time. Gives those that go on; the ends of the
+    /// others are added to `ends`.
+    async fn each<I, O, F>(
+        &self,
+        ends: &mut Vec<End>,
+        items: Vec<I>,
+        work: impl Fn(I) -> F,
+    ) -> Vec<O>
     where
         F: Future<Output = Result<O, End>>,
     {
@@ -170,7 +209,10 @@ impl<'a> Group<'a> {
 
     async fn phases(&self, source: &Session) -> Result<BTreeMap<ShardId, Phase>, Error> {
         let entries = source.entries(Some(self.shared.id)).await?;
-        Ok(entries.into_iter().map(|entry| (entry.shard, entry.phase)).collect())
+        Ok(entries
+            .into_iter()
+            .map(|entry| (entry.shard, entry.phase))
+            .collect())
     }
 
     /// The name of publication and slot. A rollback uses those of the reverse replication.
@@ -179,12 +221,19 @@ impl<'a> Group<'a> {
     }
 
     fn failed(&self, shard: ShardId, error: Error) -> End {
-        self.context.observer.tell(Event::Failed { shard, error: chain(&error) });
+        self.context.observer.tell(Event::Failed {
+            shard,
+            error: chain(&error),
+        });
         (shard, Err(error))
     }
 
     fn hold(&self, shard: ShardId) -> Hold {
-        Hold { id: self.shared.id, shard, lease: self.heartbeat.lease() }
+        Hold {
+            id: self.shared.id,
+            shard,
+            lease: self.heartbeat.lease(),
+        }
     }
 
     async fn session(&self, host: &HostName) -> Result<Session, Error> {

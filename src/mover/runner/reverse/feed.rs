@@ -1,7 +1,8 @@
 //! Feeding old copies: applies to them what their new hosts change, until somebody stops it.
 //!
-//! Invariant: if two feed one move, one of them waits. A rollback or `complete` need not ask the feed: what they write
-//! makes it let go. While a rollback has taken a shard, nobody feeds the others that share its slot.
+//! Invariant: if two feed one move, one of them waits. A rollback or `complete` need not ask the
+//! feed: what they write makes it let go. While a rollback has taken a shard, nobody feeds the
+//! others that share its slot.
 
 use crate::mover::step::old_copy;
 use std::collections::BTreeMap;
@@ -48,7 +49,10 @@ pub(crate) async fn feed(context: &Context, id: Option<MoveId>) {
     let mut fed: BTreeMap<Key, Feeding> = BTreeMap::new();
     loop {
         round(context, id, &mut fed).await;
-        if tokio::time::timeout(ROUND, stopped(&mut stop)).await.is_ok() {
+        if tokio::time::timeout(ROUND, stopped(&mut stop))
+            .await
+            .is_ok()
+        {
             break;
         }
     }
@@ -57,47 +61,74 @@ pub(crate) async fn feed(context: &Context, id: Option<MoveId>) {
     }
 }
 
-/// Ends early when the mover is told to stop, and is not dropped for that: what it has taken it would leave behind.
+/// Ends early when the mover is told to stop, and is not dropped for that: what it has taken it
+/// would leave behind.
 async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Feeding>) {
-    let Some((entries, _)) = unless_stopped(context, context.list(id)).await else { return };
+    let Some((entries, _)) = unless_stopped(context, context.list(id)).await else {
+        return;
+    };
     let mut there: BTreeMap<Key, Vec<Entry>> = BTreeMap::new();
     let mut taken: BTreeMap<Key, MoveId> = BTreeMap::new();
     for entry in entries {
         if let Some(by) = entry.reverse.as_ref().and_then(|back| back.taken_by) {
             taken.insert((entry.id, entry.source.clone(), entry.target.clone()), by);
         }
-        if entry.phase == Phase::Kept && entry.reverse.as_ref().is_some_and(ReverseReplication::is_open) {
-            there.entry((entry.id, entry.source.clone(), entry.target.clone())).or_default().push(entry);
+        if entry.phase == Phase::Kept
+            && entry
+                .reverse
+                .as_ref()
+                .is_some_and(ReverseReplication::is_open)
+        {
+            there
+                .entry((entry.id, entry.source.clone(), entry.target.clone()))
+                .or_default()
+                .push(entry);
         }
     }
     there.retain(|key, _| !taken.contains_key(key));
-    let gone: Vec<Key> = fed.keys().filter(|key| !there.contains_key(*key)).cloned().collect();
+    let gone: Vec<Key> = fed
+        .keys()
+        .filter(|key| !there.contains_key(*key))
+        .cloned()
+        .collect();
     for key in gone {
         if let Some(feeding) = fed.remove(&key) {
             feeding.end().await;
         }
         if let Some(by) = taken.get(&key) {
-            let error = format!("the rollback {by} uses the stream until it ends: `pgshard moves show {by}`");
+            let error = format!(
+                "the rollback {by} uses the stream until it ends: `pgshard moves show {by}`"
+            );
             context.observer.tell(Event::NotFed { id: key.0, error });
         }
     }
     for (key, entries) in there {
         // The next round tries again: feeding goes on for as long as somebody runs it.
         if let Err(error) = look(context, &key, &entries, fed).await {
-            context.observer.tell(Event::NotFed { id: key.0, error: chain(&error) });
+            context.observer.tell(Event::NotFed {
+                id: key.0,
+                error: chain(&error),
+            });
         }
     }
 }
 
-/// Begins to feed what is not fed yet, and looks what has become of what is. What has ended begins again in the next
-/// round, if there still is something to feed.
-async fn look(context: &Context, key: &Key, entries: &[Entry], fed: &mut BTreeMap<Key, Feeding>) -> Result<(), Error> {
+/// Begins to feed what is not fed yet, and looks what has become of what is. What has ended begins
+/// again in the next round, if there still is something to feed.
+async fn look(
+    context: &Context,
+    key: &Key,
+    entries: &[Entry],
+    fed: &mut BTreeMap<Key, Feeding>,
+) -> Result<(), Error> {
     let Some(feeding) = fed.get(key) else {
         let begun = Feeding::start(context, key, entries).await?;
         fed.extend(begun.map(|feeding| (key.clone(), feeding)));
         return Ok(());
     };
-    let goes_on = unless_stopped(context, feeding.look_after(context, key, entries)).await.unwrap_or(Ok(true));
+    let goes_on = unless_stopped(context, feeding.look_after(context, key, entries))
+        .await
+        .unwrap_or(Ok(true));
     if matches!(goes_on, Ok(true)) {
         return Ok(());
     }
@@ -106,8 +137,13 @@ async fn look(context: &Context, key: &Key, entries: &[Entry], fed: &mut BTreeMa
     }
     goes_on?;
     let (id, source, serving) = key;
-    let (source, target) = (context.hosts.open(source).await?, context.hosts.open(serving).await?);
-    stream::tidy_up(context, &source, &target, *id).await.map(drop)
+    let (source, target) = (
+        context.hosts.open(source).await?,
+        context.hosts.open(serving).await?,
+    );
+    stream::tidy_up(context, &source, &target, *id)
+        .await
+        .map(drop)
 }
 
 /// What the work gives; `None` if the mover is told to stop before.
@@ -128,34 +164,67 @@ struct Feeding {
 }
 
 impl Feeding {
-    /// Begins to feed the shards of a key. `None` if there is nothing to feed, and when the mover is told to stop.
-    async fn start(context: &Context, key: &Key, entries: &[Entry]) -> Result<Option<Feeding>, Error> {
-        let Some(reached) = unless_stopped(context, Feeding::reach(context, key)).await else { return Ok(None) };
+    /// Begins to feed the shards of a key. `None` if there is nothing to feed, and when the mover
+    /// is told to stop.
+    async fn start(
+        context: &Context,
+        key: &Key,
+        entries: &[Entry],
+    ) -> Result<Option<Feeding>, Error> {
+        let Some(reached) = unless_stopped(context, Feeding::reach(context, key)).await else {
+            return Ok(None);
+        };
         let (session, beating) = reached?;
         let holder = context.options.holder.clone();
-        let claimant = Claimant { id: key.0, lease: Uuid::new_v4(), target: key.2.clone(), holder, work: Work::Feed };
+        let claimant = Claimant {
+            id: key.0,
+            lease: Uuid::new_v4(),
+            target: key.2.clone(),
+            holder,
+            work: Work::Feed,
+        };
         // A stop does not cut this off: the row that it writes would stay.
         let heartbeat = Heartbeat::start(beating, &claimant, context.options.leases).await?;
-        let followed = unless_stopped(context, Feeding::follow(context, key, entries, &session, &heartbeat)).await;
+        let followed = unless_stopped(
+            context,
+            Feeding::follow(context, key, entries, &session, &heartbeat),
+        )
+        .await;
         match followed {
-            Some(Ok(Some((follower, shards)))) => Ok(Some(Feeding { follower, source: session, shards, heartbeat })),
+            Some(Ok(Some((follower, shards)))) => Ok(Some(Feeding {
+                follower,
+                source: session,
+                shards,
+                heartbeat,
+            })),
             ended => {
-                // What a stop has cut off may be about to take a shard: its answer comes before this one.
-                let _ = tokio::time::timeout(LAST_WORDS, session.batch("waiting for what was begun", "SELECT")).await;
+                // What a stop has cut off may be about to take a shard: its answer comes before
+                // this one.
+                let _ = tokio::time::timeout(
+                    LAST_WORDS,
+                    session.batch("waiting for what was begun", "SELECT"),
+                )
+                .await;
                 heartbeat.end().await;
                 ended.unwrap_or(Ok(None)).map(|_| None)
             }
         }
     }
 
-    /// Connections to the host of the old copies, for the work and for the heartbeat. What is broken is given up first.
-    async fn reach(context: &Context, (id, source, serving): &Key) -> Result<(Session, Session), Error> {
+    /// Connections to the host of the old copies, for the work and for the heartbeat. What is
+    /// broken is given up first.
+    async fn reach(
+        context: &Context,
+        (id, source, serving): &Key,
+    ) -> Result<(Session, Session), Error> {
         let session = context.hosts.open(source).await?;
         let target = context.hosts.open(serving).await?;
         let name = slot::back_name(*id, source);
         stream::judge(context, &session, &target, *id, &name).await?;
         let beating = context.hosts.open(source).await?;
-        beating.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
+        beating
+            .batch("the heartbeat's settings", "SET synchronous_commit = off")
+            .await?;
         Ok((session, beating))
     }
 
@@ -167,21 +236,39 @@ impl Feeding {
         session: &Session,
         heartbeat: &Heartbeat,
     ) -> Result<Option<(Follower, Vec<Hold>)>, Error> {
-        let hold = |shard: ShardId| Hold { id: *id, shard, lease: heartbeat.lease() };
+        let hold = |shard: ShardId| Hold {
+            id: *id,
+            shard,
+            lease: heartbeat.lease(),
+        };
         let target = context.hosts.open(serving).await?;
         let (mut shards, mut holds) = (Vec::new(), Vec::new());
         for entry in entries {
-            let (names, hold) = (Names { schema: context.prefix.schema(entry.shard) }, hold(entry.shard));
-            heartbeat.take_kept(session, hold, &context.options.holder).await?;
+            let (names, hold) = (
+                Names {
+                    schema: context.prefix.schema(entry.shard),
+                },
+                hold(entry.shard),
+            );
+            heartbeat
+                .take_kept(session, hold, &context.options.holder)
+                .await?;
             heartbeat.hold(hold).await?;
             old_copy::drop_constraints(session, &target, &names, entry).await?;
-            let Some(oid) = facts::schema_oid(&target, &names.schema).await? else { continue };
+            let Some(oid) = facts::schema_oid(&target, &names.schema).await? else {
+                continue;
+            };
             if !old_copy::take_progress(session, hold).await? {
                 continue;
             }
             let tables = table::shapes(&target, oid).await?;
             let target_schema = names.left(entry.epoch);
-            shards.push(FollowedShard { hold, target_schema, tables, basis: Basis::Position });
+            shards.push(FollowedShard {
+                hold,
+                target_schema,
+                tables,
+                basis: Basis::Position,
+            });
             holds.push(hold);
         }
         if holds.is_empty() {
@@ -189,13 +276,23 @@ impl Feeding {
             return Ok(None);
         }
         session.sign(holds[0], Signed::Group).await?;
-        // Shards that are not kept yet count too: the slot must have what their new host writes once it has opened.
+        // Shards that are not kept yet count too: the slot must have what their new host writes
+        // once it has opened.
         let of_move = session.entries(Some(*id)).await?;
-        let sharing = of_move.iter().filter(|entry| entry.target == *serving && needs_slot(entry));
+        let sharing = of_move
+            .iter()
+            .filter(|entry| entry.target == *serving && needs_slot(entry));
         let not_fed = sharing.filter(|entry| holds.iter().all(|hold| hold.shard != entry.shard));
         let name = slot::back_name(*id, source);
-        let position = slot::slot_state(&target, &name).await?.map_or(0, |state| state.confirmed);
-        let others = applied(session, not_fed.map(|entry| (entry.id, entry.shard)).collect(), position).await?;
+        let position = slot::slot_state(&target, &name)
+            .await?
+            .map_or(0, |state| state.confirmed);
+        let others = applied(
+            session,
+            not_fed.map(|entry| (entry.id, entry.shard)).collect(),
+            position,
+        )
+        .await?;
         let follower = Follower::start(FollowerOptions {
             hosts: context.hosts.clone(),
             source: serving.clone(),
@@ -207,7 +304,10 @@ impl Feeding {
             failpoints: context.options.clone(),
             patience: FollowerOptions::PATIENCE,
         });
-        context.observer.tell(Event::Feeding { id: *id, shards: holds.len() });
+        context.observer.tell(Event::Feeding {
+            id: *id,
+            shards: holds.len(),
+        });
         Ok(Some((follower, holds)))
     }
 
@@ -220,8 +320,14 @@ impl Feeding {
     ) -> Result<bool, Error> {
         let view = self.follower.view().borrow().clone();
         for hold in &self.shards {
-            let why = match view.shards.get(&hold.shard).and_then(|seen| seen.fault.clone()) {
-                Some(Fault::Diverged { table, what }) => format!("{table} of the old copy differs: {what}"),
+            let why = match view
+                .shards
+                .get(&hold.shard)
+                .and_then(|seen| seen.fault.clone())
+            {
+                Some(Fault::Diverged { table, what }) => {
+                    format!("{table} of the old copy differs: {what}")
+                }
                 Some(Fault::Altered { table, what }) => format!("{table} was altered: {what}"),
                 Some(Fault::StreamLost { host }) => stream::lacking(&host),
                 _ => continue,
@@ -231,9 +337,16 @@ impl Feeding {
         }
         let target = context.hosts.open(serving).await?;
         let name = slot::back_name(*id, source);
-        let given_up = stream::judge(context, &self.source, &target, *id, &name).await?.is_some();
-        let lost = self.shards.iter().any(|hold| self.heartbeat.is_lost(hold.shard));
-        let all_there = entries.iter().all(|entry| self.shards.iter().any(|hold| hold.shard == entry.shard));
+        let given_up = stream::judge(context, &self.source, &target, *id, &name)
+            .await?
+            .is_some();
+        let lost = self
+            .shards
+            .iter()
+            .any(|hold| self.heartbeat.is_lost(hold.shard));
+        let all_there = entries
+            .iter()
+            .all(|entry| self.shards.iter().any(|hold| hold.shard == entry.shard));
         if given_up || view.ended.is_some() || lost || !all_there {
             return Ok(false);
         }

@@ -21,13 +21,15 @@ class Command(AnyDatabase, DumpData):
         if shard_of_alias(options.get("database")) is None:
             excluded = set(options.get("exclude") or ())
             sharded = [
-                model for model in _models(app_labels) if not {model._meta.app_label, model._meta.label} & excluded
+                model
+                for model in _models(app_labels)
+                if not {model._meta.app_label, model._meta.label} & excluded
             ]
             if sharded:
                 names = ", ".join(sorted(model._meta.label for model in sharded))
                 raise CommandError(
-                    f"{names} are in the shards: dump one with --database shard-0, all with `manage.py shards dumpdata`, "
-                    f"or leave them out with --exclude"
+                    f"{names} are in the shards: dump one with --database shard-0, all with"
+                    " `manage.py shards dumpdata`, or leave them out with --exclude"
                 )
         super().handle(*app_labels, **options)
 

@@ -14,18 +14,24 @@ from ..database import AnyDatabase
 
 
 class Command(AnyDatabase, LoadData):
-    """The same as Django's. A test case loads its fixtures into each database: each shard takes its own rows and skips the
-    others'."""
+    """The same as Django's. A test case loads its fixtures into each database: each shard takes its
+    own rows and skips the others'."""
 
     using: str
 
     def save_obj(self, obj: Any) -> bool:
-        """Saves an object on the shard where it belongs. Raises `WrongShard` if it refers to a row of another shard."""
-        if is_sharded(type(obj.object)) and shard_of_alias(self.using) is None and not state.visible:
+        """Saves an object on the shard where it belongs. Raises `WrongShard` if it refers to a row
+        of another shard."""
+        if (
+            is_sharded(type(obj.object))
+            and shard_of_alias(self.using) is None
+            and not state.visible
+        ):
             # Django would leave it out. A test case comes again for each shard.
             raise CommandError(
-                f"{obj.object._meta.label} is in the shards, and {self.using} is none: dump what is not in the shards by itself, "
-                f"and load the rest of the fixture into each shard, with --database shard-0 and so on"
+                f"{obj.object._meta.label} is in the shards, and {self.using} is none: dump what is"
+                " not in the shards by itself, and load the rest of the fixture into each shard,"
+                " with --database shard-0 and so on"
             )
         if is_sharded(type(obj.object)) and shard_of_alias(self.using) is not None:
             if alias_of_instance(obj.object) not in (None, self.using):

@@ -1,4 +1,5 @@
-"""Django's `migrate`. For sharded models it only changes Django's own record, so it then says what the shards lack."""
+"""Django's `migrate`. For sharded models it only changes Django's own record, so it then says what
+the shards lack."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Command(AnyDatabase, Migrate):
             raise CommandError(str(error)) from None
         except NoShard as error:
             raise CommandError(
-                f"{error}. In a migration's RunPython, which runs once: take it out, and do that work in each shard with "
-                f"`manage.py shards run myapp.jobs.fill`"
+                f"{error}. In a migration's RunPython, which runs once: take it out, and do that"
+                " work in each shard with `manage.py shards run myapp.jobs.fill`"
             ) from error
         if (
             options.get("verbosity", 1) < 1
@@ -51,7 +52,11 @@ def _files() -> list[str]:
     """The migrations that have no file yet."""
     folder = cluster().config.migrations
     if folder is None:
-        return ["the config names no folder for migrations: add migrations to [cluster]"] if Project().apps else []
+        return (
+            ["the config names no folder for migrations: add migrations to [cluster]"]
+            if Project().apps
+            else []
+        )
     try:
         missing = unwritten(folder)
     except CannotMake as error:
@@ -77,7 +82,10 @@ def _shards() -> list[str]:
     """What the shards have not run, according to the command."""
     command = shutil.which(os.environ.get("PGSHARD", "pgshard"))
     if command is None:
-        return ["the command pgshard is not in PATH, so the shards were not checked: run `pgshard migrate status`"]
+        return [
+            "the command pgshard is not in PATH, so the shards were not checked: run `pgshard"
+            " migrate status`"
+        ]
     line = [command, "--config", str(cluster().config.path), "--json", "migrate", "status"]
     done = subprocess.run(line, capture_output=True, text=True)
     try:

@@ -1,4 +1,5 @@
-"""`manage.py shards`: shows where things are, writes migrations as files, and does work on every shard."""
+"""`manage.py shards`: shows where things are, writes migrations as files, and does work on every
+shard."""
 
 from __future__ import annotations
 
@@ -35,17 +36,31 @@ class Command(BaseCommand):
         which = where.add_mutually_exclusive_group(required=True)
         which.add_argument("--key", help="a key, of the kind that the config names")
         which.add_argument("--id", type=int, help="an ID that a shard made")
-        make = verbs.add_parser("makesql", help="write migrations of sharded models as files for `pgshard migrate up`")
-        make.add_argument("app", nargs="?", help="an application; without, all that have sharded models")
-        make.add_argument("name", nargs="?", help="one of its migrations; without, all that have no file yet")
-        make.add_argument("--print", action="store_true", dest="show", help="print them, write nothing")
-        make.add_argument("--check", action="store_true", help="exit code 1 if a file is missing, write nothing")
-        run = verbs.add_parser("run", help="call a function with the alias of each shard: run myapp.jobs.fill")
+        make = verbs.add_parser(
+            "makesql", help="write migrations of sharded models as files for `pgshard migrate up`"
+        )
+        make.add_argument(
+            "app", nargs="?", help="an application; without, all that have sharded models"
+        )
+        make.add_argument(
+            "name", nargs="?", help="one of its migrations; without, all that have no file yet"
+        )
+        make.add_argument(
+            "--print", action="store_true", dest="show", help="print them, write nothing"
+        )
+        make.add_argument(
+            "--check", action="store_true", help="exit code 1 if a file is missing, write nothing"
+        )
+        run = verbs.add_parser(
+            "run", help="call a function with the alias of each shard: run myapp.jobs.fill"
+        )
         run.add_argument("function", help="its dotted name; it takes the alias, such as shard-31")
         run.add_argument("--width", type=int, default=8, help="shards at the same time")
         shell = verbs.add_parser("dbshell", help="psql in the shard of a key")
         shell.add_argument("key")
-        dump = verbs.add_parser("dumpdata", help="the rows of a model on all shards, one JSON object a line")
+        dump = verbs.add_parser(
+            "dumpdata", help="the rows of a model on all shards, one JSON object a line"
+        )
         dump.add_argument("model", help="such as photos.Photo")
 
     def handle(self, verb: str, **options: Any) -> None:
@@ -74,7 +89,9 @@ class Command(BaseCommand):
         except FileNotFoundError:
             raise CommandError("psql is not installed, or not in PATH") from None
         except subprocess.CalledProcessError as error:
-            raise CommandError(f"psql ended with exit code {error.returncode}", returncode=error.returncode) from None
+            raise CommandError(
+                f"psql ended with exit code {error.returncode}", returncode=error.returncode
+            ) from None
 
     def _run(self, function: str, width: int, **_: Any) -> None:
         try:
@@ -89,7 +106,8 @@ class Command(BaseCommand):
         self.stdout.write(f"{len(result.values)} shards done, {len(result.errors)} failed")
         if result.errors:
             raise CommandError(
-                "some shards failed: run it again when they can be used; it also runs again on those that are done"
+                "some shards failed: run it again when they can be used; it also runs again on"
+                " those that are done"
             )
 
     def _dumpdata(self, model: str, **_: Any) -> None:
@@ -105,12 +123,15 @@ class Command(BaseCommand):
             for row in serializers.serialize("python", rows):
                 self.stdout.write(json.dumps(row, default=str))
 
-    def _makesql(self, app: str | None, name: str | None, show: bool, check: bool, **_: Any) -> None:
+    def _makesql(
+        self, app: str | None, name: str | None, show: bool, check: bool, **_: Any
+    ) -> None:
         folder = cluster().config.migrations
         if folder is None:
             path = cluster().config.path
             raise CommandError(
-                f'{path}: [cluster] has no migrations: add migrations = "migrations", and make that folder'
+                f'{path}: [cluster] has no migrations: add migrations = "migrations", and make that'
+                " folder"
             )
         try:
             present = migrations.present(folder)
@@ -118,17 +139,27 @@ class Command(BaseCommand):
         except migrations.CannotMake as error:
             raise CommandError(str(error)) from None
         missing: list[str] = []
-        for label, one in [(app, name)] if app is not None and name is not None else project.wanted(app):
+        for label, one in (
+            [(app, name)] if app is not None and name is not None else project.wanted(app)
+        ):
             missing += self._make(folder, present, project, label, one, show, check)
         if check and missing:
-            raise CommandError(f"{folder} lacks {', '.join(missing)}: run `manage.py shards makesql`", returncode=1)
+            raise CommandError(
+                f"{folder} lacks {', '.join(missing)}: run `manage.py shards makesql`", returncode=1
+            )
         if not missing and not show:
             self.stdout.write("No migration of a sharded model is without its file.")
 
     def _make(
-        self, folder: Path, present: dict[str, Path], project: migrations.Project, label: str, name: str, show: bool,
+        self,
+        folder: Path,
+        present: dict[str, Path],
+        project: migrations.Project,
+        label: str,
+        name: str,
+        show: bool,
         check: bool,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         try:
             files = project.make(label, name)
         except KeyError:

@@ -29,7 +29,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Label",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("user_id", pgshard.django.fields.ShardKeyField(db_index=True)),
                 ("word", models.CharField(max_length=50)),
             ],
@@ -40,7 +43,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Member",
             fields=[
-                ("user_id", pgshard.django.fields.ShardKeyField(db_index=True, primary_key=True, serialize=False)),
+                (
+                    "user_id",
+                    pgshard.django.fields.ShardKeyField(
+                        db_index=True, primary_key=True, serialize=False
+                    ),
+                ),
                 ("nick", models.CharField(max_length=50)),
             ],
             options={
@@ -50,7 +58,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Remark",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("user_id", pgshard.django.fields.ShardKeyField(db_index=True)),
                 ("object_id", models.BigIntegerField()),
                 ("text", models.CharField(max_length=50)),
@@ -71,7 +82,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Thread",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("title", models.CharField(max_length=50)),
                 ("labels", models.ManyToManyField(related_name="threads", to="forum.label")),
                 (
@@ -91,11 +105,16 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Post",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("text", models.CharField(default="", max_length=50)),
                 (
                     "thread",
-                    models.ForeignKey(on_delete=models.CASCADE, related_name="posts", to="forum.thread"),
+                    models.ForeignKey(
+                        on_delete=models.CASCADE, related_name="posts", to="forum.thread"
+                    ),
                 ),
             ],
             options={
@@ -105,21 +124,32 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Vote",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 (
                     "user",
                     pgshard.django.fields.ShardKeyForeignKey(
-                        db_constraint=False, on_delete=models.DO_NOTHING, related_name="+", to=settings.AUTH_USER_MODEL
+                        db_constraint=False,
+                        on_delete=models.DO_NOTHING,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
                     ),
                 ),
                 (
                     "thread",
-                    models.ForeignKey(on_delete=models.CASCADE, related_name="votes", to="forum.thread"),
+                    models.ForeignKey(
+                        on_delete=models.CASCADE, related_name="votes", to="forum.thread"
+                    ),
                 ),
                 (
                     "by",
                     models.ForeignKey(
-                        db_constraint=False, on_delete=models.DO_NOTHING, related_name="+", to=settings.AUTH_USER_MODEL
+                        db_constraint=False,
+                        on_delete=models.DO_NOTHING,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
                     ),
                 ),
             ],
@@ -133,7 +163,12 @@ class Migration(migrations.Migration):
                 (
                     "pk",
                     models.CompositePrimaryKey(
-                        "user_id", "number", blank=True, editable=False, primary_key=True, serialize=False
+                        "user_id",
+                        "number",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
                     ),
                 ),
             ],
@@ -141,7 +176,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Pin",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "thread",
                     models.ForeignKey(

@@ -15,14 +15,22 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Account",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("number", models.BigIntegerField(unique=True)),
             ],
         ),
         migrations.CreateModel(
             name="Bill",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("text", models.CharField(max_length=50)),
                 ("sent_from", models.GenericIPAddressField(null=True)),
                 (
@@ -63,7 +71,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Pointer",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "bill",
                     models.ForeignKey(

@@ -20,26 +20,39 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Category",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("name", models.CharField(max_length=50, unique=True)),
             ],
         ),
         migrations.CreateModel(
             name="Album",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("user_id", pgshard.django.fields.ShardKeyField(db_index=True)),
                 ("name", models.CharField(max_length=100)),
             ],
             options={
                 "ordering": ["name"],
-                "constraints": [models.UniqueConstraint(fields=("user_id", "name"), name="album_of_user")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("user_id", "name"), name="album_of_user")
+                ],
             },
         ),
         migrations.CreateModel(
             name="Note",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("text", models.TextField(default="{shard}")),
                 (
                     "user",
@@ -58,22 +71,33 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Tag",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("user_id", pgshard.django.fields.ShardKeyField(db_index=True)),
                 ("word", models.CharField(max_length=50)),
             ],
             options={
-                "constraints": [models.UniqueConstraint(fields=("user_id", "word"), name="tag_of_user")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("user_id", "word"), name="tag_of_user")
+                ],
             },
         ),
         migrations.CreateModel(
             name="Photo",
             fields=[
-                ("id", pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False)),
+                (
+                    "id",
+                    pgshard.django.fields.ShardedBigAutoField(primary_key=True, serialize=False),
+                ),
                 ("user_id", pgshard.django.fields.ShardKeyField(db_index=True)),
                 ("title", models.CharField(db_comment="What it says {shard}", max_length=100)),
                 ("likes", models.IntegerField(db_default=0, default=0)),
-                ("made_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                (
+                    "made_at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                ),
                 (
                     "lower",
                     models.GeneratedField(
@@ -85,7 +109,10 @@ class Migration(migrations.Migration):
                 (
                     "album",
                     models.ForeignKey(
-                        null=True, on_delete=django.db.models.deletion.CASCADE, related_name="photos", to="photos.album"
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="photos",
+                        to="photos.album",
                     ),
                 ),
                 (
@@ -103,7 +130,9 @@ class Migration(migrations.Migration):
             options={
                 "indexes": [models.Index(fields=["-likes"], name="photo_likes")],
                 "constraints": [
-                    models.CheckConstraint(condition=models.Q(("likes__gte", 0)), name="photo_likes_positive")
+                    models.CheckConstraint(
+                        condition=models.Q(("likes__gte", 0)), name="photo_likes_positive"
+                    )
                 ],
             },
         ),

@@ -16,7 +16,11 @@ class Migration(migrations.Migration):
     operations = [
         migrations.CreateModel(
             "Item",
-            [*KEYS, ("name", models.CharField(max_length=20)), ("price", models.IntegerField(default=0))],
+            [
+                *KEYS,
+                ("name", models.CharField(max_length=20)),
+                ("price", models.IntegerField(default=0)),
+            ],
             options={
                 "unique_together": {("user_id", "name")},
                 "indexes": [models.Index(fields=["name"], name="item_name")],
@@ -24,9 +28,15 @@ class Migration(migrations.Migration):
         ),
         migrations.CreateModel("Purchase", [*KEYS, ("items", models.ManyToManyField("shop.item"))]),
         migrations.CreateModel(
-            "Receipt", [*KEYS, ("purchase", models.OneToOneField(on_delete=models.CASCADE, to="shop.purchase"))]
+            "Receipt",
+            [
+                *KEYS,
+                ("purchase", models.OneToOneField(on_delete=models.CASCADE, to="shop.purchase")),
+            ],
         ),
-        migrations.CreateModel("Gone", [*KEYS, ("item", models.ForeignKey("shop.item", models.CASCADE))]),
+        migrations.CreateModel(
+            "Gone", [*KEYS, ("item", models.ForeignKey("shop.item", models.CASCADE))]
+        ),
         # This is for another database, so nothing of it is in the shards.
         migrations.RunPython(migrations.RunPython.noop, migrations.RunPython.noop),
         migrations.RunSQL("SELECT 1", "SELECT 1", hints={"sharded": False}),

@@ -8,7 +8,9 @@ class Migration(migrations.Migration):
     atomic = False
     dependencies = [("shop", "0002_changes")]
     operations = [
-        AddIndexConcurrently("product", models.Index(fields=["user_id", "price"], name="product_both")),
+        AddIndexConcurrently(
+            "product", models.Index(fields=["user_id", "price"], name="product_both")
+        ),
         migrations.AddField("receipt", "note", models.TextField(default="")),
         RemoveIndexConcurrently("product", "product_both"),
         migrations.RemoveField("receipt", "note"),

@@ -1,4 +1,5 @@
-//! The measurements: by hand and through the router in turns, so that both meet the same load from others.
+//! The measurements: by hand and through the router in turns, so that both meet the same load from
+//! others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,7 +85,10 @@ impl Hand {
     async fn open(connect: &ConnectOptions) -> Result<Hand, Error> {
         let connection = connect.connect("pgshard bench").await?;
         let statement = connection.prepare(SQL).await?;
-        Ok(Hand { connection, statement })
+        Ok(Hand {
+            connection,
+            statement,
+        })
     }
 
     async fn ask(&self) -> Result<(), Error> {
@@ -126,10 +130,18 @@ pub(super) async fn host(
     for _ in 0..pace.connections {
         hands.push(Arc::new(Hand::open(connect).await?));
     }
-    let routed = Arc::new(Routed { router: router.clone(), shard });
+    let routed = Arc::new(Routed {
+        router: router.clone(),
+        shard,
+    });
     // Warms up: the connections are opened, and the statement is prepared on each.
     rate(TURN, &hands, |hand| async move { hand.ask().await }).await?;
-    rate(TURN, &vec![routed.clone(); pace.connections], |routed| async move { routed.ask().await }).await?;
+    rate(
+        TURN,
+        &vec![routed.clone(); pace.connections],
+        |routed| async move { routed.ask().await },
+    )
+    .await?;
 
     let (mut by_hand, mut through) = (Vec::new(), Vec::new());
     let began = Instant::now();
@@ -163,13 +175,19 @@ pub(super) async fn host(
 ///
 /// # Errors
 /// When a connection or a call fails.
-pub(super) async fn fan_out(hosts: &[(&ConnectOptions, &[ShardId])], router: &Router) -> Result<FanOut, Error> {
+pub(super) async fn fan_out(
+    hosts: &[(&ConnectOptions, &[ShardId])],
+    router: &Router,
+) -> Result<FanOut, Error> {
     let each = FAN_OUT_MAX.div_ceil(hosts.len().max(1));
     let mut hands = Vec::new();
     for (connect, shards) in hosts {
         hands.push((Hand::open(connect).await?, shards.len().min(each)));
     }
-    let shards: Vec<ShardId> = hosts.iter().flat_map(|(_, shards)| shards.iter().take(each).copied()).collect();
+    let shards: Vec<ShardId> = hosts
+        .iter()
+        .flat_map(|(_, shards)| shards.iter().take(each).copied())
+        .collect();
     let sql = Sql::new(SQL);
     let (mut by_hand, mut through) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..FAN_OUTS {
@@ -181,14 +199,22 @@ pub(super) async fn fan_out(hosts: &[(&ConnectOptions, &[ShardId])], router: &Ro
         }
         by_hand = by_hand.min(ms(began.elapsed()));
         let began = Instant::now();
-        let mut answers = router.shards(shards.iter().copied()).depth(DEPTH).query(&sql, &[]);
+        let mut answers = router
+            .shards(shards.iter().copied())
+            .depth(DEPTH)
+            .query(&sql, &[]);
         while let Some((_, answer)) = answers.next().await {
             answer?;
         }
         through = through.min(ms(began.elapsed()));
     }
     let times_faster = rounded(by_hand / through);
-    Ok(FanOut { shards: shards.len(), by_hand_ms: rounded(by_hand), router_ms: rounded(through), times_faster })
+    Ok(FanOut {
+        shards: shards.len(),
+        by_hand_ms: rounded(by_hand),
+        router_ms: rounded(through),
+        times_faster,
+    })
 }
 
 /// Calls that end within that time, one after the other by each of these askers.
@@ -225,7 +251,11 @@ async fn timed(work: impl Future<Output = Result<(), Error>>) -> Result<f64, Err
 
 impl Way {
     fn of(times_ms: &mut [f64], per_second: f64) -> Way {
-        Way { p50_ms: rounded(at(times_ms, 0.5)), p99_ms: rounded(at(times_ms, 0.99)), per_second: per_second.round() }
+        Way {
+            p50_ms: rounded(at(times_ms, 0.5)),
+            p99_ms: rounded(at(times_ms, 0.99)),
+            per_second: per_second.round(),
+        }
     }
 }
 

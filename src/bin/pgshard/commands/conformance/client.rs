@@ -1,4 +1,5 @@
-//! The client under test: a process that is asked by a line of JSON on its stdin, and answers by one on its stdout.
+//! The client under test: a process that is asked by a line of JSON on its stdin, and answers by
+//! one on its stdout.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,7 +11,8 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::failure::Failure;
 
-/// The longest answer, in bytes: enough for every honest one, and a client that writes without end fills no memory.
+/// The longest answer, in bytes: enough for every honest one, and a client that writes without end
+/// fills no memory.
 const ANSWER_MAX: usize = 64 * 1024;
 
 /// Why a scene did not pass.
@@ -54,18 +56,34 @@ pub(super) struct Client {
 
 impl Client {
     /// Starts the client. Its stderr goes to ours.
-    pub(super) fn start(line: &[String], config: &Path, patience: Duration) -> Result<Client, Failure> {
-        let (program, args) =
-            line.split_first().ok_or_else(|| Failure::usage("which client? pgshard conformance serve -- COMMAND"))?;
+    pub(super) fn start(
+        line: &[String],
+        config: &Path,
+        patience: Duration,
+    ) -> Result<Client, Failure> {
+        let (program, args) = line
+            .split_first()
+            .ok_or_else(|| Failure::usage("which client? pgshard conformance serve -- COMMAND"))?;
         let mut command = Command::new(program);
         command.args(args).env("PGSHARD_CONFIG", config);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().map_err(|error| Failure::usage(format!("cannot start {program}: {error}")))?;
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
+        let mut child = command
+            .spawn()
+            .map_err(|error| Failure::usage(format!("cannot start {program}: {error}")))?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Failure::usage(format!("{program} has no stdin and stdout")));
         };
-        let lines = BufReader::new(tokio::io::AsyncReadExt::take(stdout, ANSWER_MAX as u64)).lines();
-        Ok(Client { _child: child, stdin, lines, patience })
+        let lines =
+            BufReader::new(tokio::io::AsyncReadExt::take(stdout, ANSWER_MAX as u64)).lines();
+        Ok(Client {
+            _child: child,
+            stdin,
+            lines,
+            patience,
+        })
     }
 
     /// Asks, and waits for the answer.
@@ -86,26 +104,43 @@ impl Client {
     /// The answer to what was asked.
     pub(super) async fn receive(&mut self) -> Played<Value> {
         let line = match tokio::time::timeout(self.patience, self.lines.next_line()).await {
-            Err(_) => return complain(format_args!("no answer within {} s", self.patience.as_secs())),
+            Err(_) => {
+                return complain(format_args!(
+                    "no answer within {} s",
+                    self.patience.as_secs()
+                ));
+            }
             Ok(Err(error)) => return complain(format_args!("its answer cannot be read: {error}")),
-            Ok(Ok(None)) => return complain("it ended, or said more than 64 KiB, in place of an answer"),
+            Ok(Ok(None)) => {
+                return complain("it ended, or said more than 64 KiB, in place of an answer");
+            }
             Ok(Ok(Some(line))) => line,
         };
         match serde_json::from_str(&line) {
             Ok(Value::Object(answer)) => Ok(Value::Object(answer)),
-            _ => complain(format_args!("an answer is a JSON object on one line, not {line}")),
+            _ => complain(format_args!(
+                "an answer is a JSON object on one line, not {line}"
+            )),
         }
     }
 
     /// Has SQL run for a key.
-    pub(super) async fn run(&mut self, key: u64, sql: &[&str], transaction: bool) -> Played<Answer> {
+    pub(super) async fn run(
+        &mut self,
+        key: u64,
+        sql: &[&str],
+        transaction: bool,
+    ) -> Played<Answer> {
         self.send_run(key, sql, transaction).await?;
         self.ran().await
     }
 
     /// Has SQL run for a key; [`Client::ran`] has the answer.
     pub(super) async fn send_run(&mut self, key: u64, sql: &[&str], transaction: bool) -> Played {
-        self.send(&json!({"ask": "run", "key": key.to_string(), "sql": sql, "transaction": transaction})).await
+        self.send(
+            &json!({"ask": "run", "key": key.to_string(), "sql": sql, "transaction": transaction}),
+        )
+        .await
     }
 
     /// What came of the SQL.
@@ -120,12 +155,15 @@ impl Client {
             other => Some(other.to_string()),
         };
         let rows = answer["rows"].as_array();
-        let row = |row: &Value| row.as_array().map(|values| values.iter().map(text).collect());
+        let row = |row: &Value| {
+            row.as_array()
+                .map(|values| values.iter().map(text).collect())
+        };
         match rows.map(|rows| rows.iter().map(row).collect::<Option<Vec<Vec<_>>>>()) {
             Some(Some(rows)) => Ok(Answer::Rows(rows)),
-            _ => {
-                complain(format_args!("`run` is answered by rows, a list of lists, or by error, a text; not {answer}"))
-            }
+            _ => complain(format_args!(
+                "`run` is answered by rows, a list of lists, or by error, a text; not {answer}"
+            )),
         }
     }
 

@@ -1,8 +1,8 @@
-//! `pgshard conformance serve`: a scripted cluster, on which a client in any language proves itself. docs/protocol.md
-//! says what it is asked, and how it answers.
+//! `pgshard conformance serve`: a scripted cluster, on which a client in any language proves
+//! itself. docs/protocol.md says what it is asked, and how it answers.
 //!
-//! The servers are real, and so is what stands in a client's way: the functions of the control schema make it. What a
-//! client has done is judged by the rows.
+//! The servers are real, and so is what stands in a client's way: the functions of the control
+//! schema make it. What a client has done is judged by the rows.
 
 mod client;
 mod fence;
@@ -49,7 +49,8 @@ CREATE PROCEDURE public.conformance_call(place text, word text) LANGUAGE plpgsql
 BEGIN
     INSERT INTO public.conformance_beside VALUES (word);
     COMMIT;
-    EXECUTE 'INSERT INTO ' || place || '.notes (owner, word) VALUES (13, ' || quote_literal(word) || ')';
+    EXECUTE 'INSERT INTO ' || place || '.notes (owner, word) VALUES (13, ' || quote_literal(word) \
+    || ')';
 END $$;
 ";
 
@@ -66,8 +67,13 @@ struct Stage {
 impl Stage {
     /// A connection of the kit's own.
     async fn host(&self, name: &str) -> Played<Connection> {
-        let host = self.config.hosts.values().find(|host| host.name.as_str() == name);
-        let host = host.ok_or_else(|| Failure::new(Exit::Failed, format!("there is no host {name}")))?;
+        let host = self
+            .config
+            .hosts
+            .values()
+            .find(|host| host.name.as_str() == name);
+        let host =
+            host.ok_or_else(|| Failure::new(Exit::Failed, format!("there is no host {name}")))?;
         Ok(host.connect.connect("pgshard conformance").await?)
     }
 
@@ -85,7 +91,9 @@ impl Stage {
 
 /// Each shard's host and epoch at the start.
 fn old_map() -> Vec<(&'static str, u32)> {
-    (0..SHARDS).map(|shard| (if shard < SHARDS / 2 { "db1" } else { "db2" }, 1)).collect()
+    (0..SHARDS)
+        .map(|shard| (if shard < SHARDS / 2 { "db1" } else { "db2" }, 1))
+        .collect()
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -106,13 +114,22 @@ pub(crate) struct Outcome {
 
 /// Plays the scenes before the client.
 pub(crate) async fn serve(args: ConformanceServe, output: &Output) -> Result<Exit, Failure> {
-    let wanted = |scene: &&Scene| args.only.is_empty() || args.only.iter().any(|name| name == scene.name);
+    let wanted =
+        |scene: &&Scene| args.only.is_empty() || args.only.iter().any(|name| name == scene.name);
     let scenes: Vec<&Scene> = SCENES.iter().filter(wanted).collect();
-    if let Some(name) = args.only.iter().find(|name| SCENES.iter().all(|scene| scene.name != name.as_str())) {
+    if let Some(name) = args
+        .only
+        .iter()
+        .find(|name| SCENES.iter().all(|scene| scene.name != name.as_str()))
+    {
         let names: Vec<&str> = SCENES.iter().map(|scene| scene.name).collect();
-        return Err(Failure::usage(format!("there is no scene {name}; there are {}", names.join(", "))));
+        return Err(Failure::usage(format!(
+            "there is no scene {name}; there are {}",
+            names.join(", ")
+        )));
     }
-    let cluster = tokio::task::spawn_blocking(|| Cluster::start(&ClusterOptions::new(2, Binaries::first()?)));
+    let cluster =
+        tokio::task::spawn_blocking(|| Cluster::start(&ClusterOptions::new(2, Binaries::first()?)));
     let cluster = cluster.await??;
     let stage = build(&cluster, args.command, Duration::from_secs(args.answer_s)).await?;
     let mut outcomes = Vec::new();
@@ -123,7 +140,12 @@ pub(crate) async fn serve(args: ConformanceServe, output: &Output) -> Result<Exi
             Err(Fault::Client(why)) => Some(why),
             Err(Fault::Kit(failure)) => return Err(failure),
         };
-        outcomes.push(Outcome { scene: scene.name, must: scene.must, passed: why.is_none(), why });
+        outcomes.push(Outcome {
+            scene: scene.name,
+            must: scene.must,
+            passed: why.is_none(),
+            why,
+        });
     }
     tokio::task::spawn_blocking(move || drop(cluster)).await?;
     Ok(tell(outcomes, output))
@@ -131,24 +153,48 @@ pub(crate) async fn serve(args: ConformanceServe, output: &Output) -> Result<Exi
 
 fn tell(outcomes: Vec<Outcome>, output: &Output) -> Exit {
     let failed = outcomes.iter().filter(|outcome| !outcome.passed).count();
-    let report = Report { passed: outcomes.len() - failed, failed, scenes: outcomes };
+    let report = Report {
+        passed: outcomes.len() - failed,
+        failed,
+        scenes: outcomes,
+    };
     if output.format() == Format::Json {
         output.object(&report);
     } else {
-        let columns = [("scene", Align::Left), ("", Align::Left), ("why", Align::Left)];
+        let columns = [
+            ("scene", Align::Left),
+            ("", Align::Left),
+            ("why", Align::Left),
+        ];
         let rows = report.scenes.iter().map(|outcome| {
             let word = if outcome.passed { "passed" } else { "FAILED" };
-            [outcome.scene.to_owned(), word.to_owned(), outcome.why.clone().unwrap_or_default()]
+            [
+                outcome.scene.to_owned(),
+                word.to_owned(),
+                outcome.why.clone().unwrap_or_default(),
+            ]
         });
         output.table(&columns, rows);
     }
-    output.note(format_args!("{} passed, {failed} failed", counted(report.passed, "scene")));
-    if failed == 0 { Exit::Done } else { Exit::Failed }
+    output.note(format_args!(
+        "{} passed, {failed} failed",
+        counted(report.passed, "scene")
+    ));
+    if failed == 0 {
+        Exit::Done
+    } else {
+        Exit::Failed
+    }
 }
 
 /// Makes the cluster what the scenes begin with.
-async fn build(cluster: &Cluster, command: Vec<String>, patience: Duration) -> Result<Stage, Failure> {
-    let shards = ShardCount::new(SHARDS.into()).ok_or_else(|| Failure::usage("N is out of bounds"))?;
+async fn build(
+    cluster: &Cluster,
+    command: Vec<String>,
+    patience: Duration,
+) -> Result<Stage, Failure> {
+    let shards =
+        ShardCount::new(SHARDS.into()).ok_or_else(|| Failure::usage("N is out of bounds"))?;
     let folder = cluster.directory().join("conformance");
     std::fs::create_dir_all(folder.join("migrations"))?;
     std::fs::write(folder.join("migrations/0001_notes.sql"), NOTES)?;
@@ -159,14 +205,29 @@ async fn build(cluster: &Cluster, command: Vec<String>, patience: Duration) -> R
     std::fs::write(&path, &text)?;
     let config = context::config(Some(&ours))?;
     demo::create(&config).await?;
-    let urls = cluster.servers().iter().map(|server| (server.name().to_string(), json!(server.url())));
-    let stage = Stage { config, path, hosts: Value::Object(urls.collect()), command, patience };
+    let urls = cluster
+        .servers()
+        .iter()
+        .map(|server| (server.name().to_string(), json!(server.url())));
+    let stage = Stage {
+        config,
+        path,
+        hosts: Value::Object(urls.collect()),
+        command,
+        patience,
+    };
     for name in ["db1", "db2"] {
-        stage.host(name).await.map_err(broken)?.batch_execute(BESIDE).await?;
+        stage
+            .host(name)
+            .await
+            .map_err(broken)?
+            .batch_execute(BESIDE)
+            .await?;
     }
     let db1 = stage.host("db1").await.map_err(broken)?;
     for shard in 1..=7 {
-        let row = format!("INSERT INTO shard_{shard:04}.notes (owner, word) VALUES ({shard}, 'before')");
+        let row =
+            format!("INSERT INTO shard_{shard:04}.notes (owner, word) VALUES ({shard}, 'before')");
         db1.batch_execute(&row).await?;
     }
     relocate(&ours).await?;
@@ -176,12 +237,20 @@ async fn build(cluster: &Cluster, command: Vec<String>, patience: Duration) -> R
 /// Moves the shards by a real `pgshard move`.
 async fn relocate(config: &Path) -> Result<(), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("--config").arg(config).args(["--quiet", "move", MOVED, "--to", "db2", "--yes", "--mode", "blocking"]);
+    command.arg("--config").arg(config).args([
+        "--quiet", "move", MOVED, "--to", "db2", "--yes", "--mode", "blocking",
+    ]);
     let done = command.kill_on_drop(true).output().await?;
     if done.status.success() {
         return Ok(());
     }
-    Err(Failure::new(Exit::Failed, format!("`pgshard move` failed: {}", String::from_utf8_lossy(&done.stderr).trim())))
+    Err(Failure::new(
+        Exit::Failed,
+        format!(
+            "`pgshard move` failed: {}",
+            String::from_utf8_lossy(&done.stderr).trim()
+        ),
+    ))
 }
 
 /// Before there is a client, nothing is its fault.

@@ -42,7 +42,13 @@ pub(super) fn router() -> Router<Arc<Served>> {
         .route("/migrations", get(migrations))
         .route("/locate", get(locate))
         .route("/ids/{id}", get(id))
-        .fallback(async || refused(StatusCode::NOT_FOUND, "nothing has this address", Some("docs/console.md")))
+        .fallback(async || {
+            refused(
+                StatusCode::NOT_FOUND,
+                "nothing has this address",
+                Some("docs/console.md"),
+            )
+        })
 }
 
 /// An answer.
@@ -63,49 +69,80 @@ fn failed(status: StatusCode, failure: &Failure) -> Response {
 }
 
 /// Answers from what was seen last, or says why nothing was.
-async fn with<T: Serialize>(served: &Served, answer: impl FnOnce(&Snapshot) -> Option<T>) -> Response {
+async fn with<T: Serialize>(
+    served: &Served,
+    answer: impl FnOnce(&Snapshot) -> Option<T>,
+) -> Response {
     let Some(seen) = served.collector.fresh().await else {
-        return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
+        return refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the hosts are still being asked",
+            None,
+        );
     };
     match answer(&seen) {
         Some(answer) => Json(answer).into_response(),
         None => {
-            let words = seen.gathered.failure.as_deref().unwrap_or("the map cannot be read");
-            refused(StatusCode::SERVICE_UNAVAILABLE, words, Some("`pgshard check` says what is wrong"))
+            let words = seen
+                .gathered
+                .failure
+                .as_deref()
+                .unwrap_or("the map cannot be read");
+            refused(
+                StatusCode::SERVICE_UNAVAILABLE,
+                words,
+                Some("`pgshard check` says what is wrong"),
+            )
         }
     }
 }
 
 async fn check(State(served): State<Arc<Served>>) -> Response {
     let Some(seen) = served.collector.fresh().await else {
-        return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
+        return refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the hosts are still being asked",
+            None,
+        );
     };
     Json(Report::about(seen.findings())).into_response()
 }
 
 async fn hosts(State(served): State<Arc<Served>>) -> Response {
-    with(&served, |seen| seen.gathered.config.as_ref().map(|_| listed(seen))).await
+    with(&served, |seen| {
+        seen.gathered.config.as_ref().map(|_| listed(seen))
+    })
+    .await
 }
 
 fn listed(seen: &Snapshot) -> Hosts {
     let host = |(name, host): (&pgshard::map::HostName, &super::super::gather::Host)| {
         let shown = match &host.status {
             Some(status) if host.is_up => ListedHost::answered(status),
-            _ => ListedHost::Silent { error: seen.why_silent(name) },
+            _ => ListedHost::Silent {
+                error: seen.why_silent(name),
+            },
         };
         (name.to_string(), shown)
     };
-    Hosts { hosts: seen.gathered.hosts.iter().map(host).collect() }
+    Hosts {
+        hosts: seen.gathered.hosts.iter().map(host).collect(),
+    }
 }
 
 async fn map(State(served): State<Arc<Served>>) -> Response {
-    with(&served, |seen| Some(Shown::of(seen.gathered.config.as_ref()?, seen.map()?))).await
+    with(&served, |seen| {
+        Some(Shown::of(seen.gathered.config.as_ref()?, seen.map()?))
+    })
+    .await
 }
 
 async fn history(State(served): State<Arc<Served>>) -> Response {
     with(&served, |seen| {
         seen.map()?;
-        Some(History { versions: versions(&seen.history, seen.history.len()) })
+        Some(History {
+            versions: versions(&seen.history, seen.history.len()),
+        })
     })
     .await
 }
@@ -113,23 +150,36 @@ async fn history(State(served): State<Arc<Served>>) -> Response {
 async fn moves(State(served): State<Arc<Served>>) -> Response {
     with(&served, |seen| {
         seen.gathered.config.as_ref()?;
-        Some(ListReport::of(&seen.gathered.entries, &seen.reverse_streams))
+        Some(ListReport::of(
+            &seen.gathered.entries,
+            &seen.reverse_streams,
+        ))
     })
     .await
 }
 
 async fn one_move(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Response {
     let Some(seen) = served.collector.fresh().await else {
-        return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
+        return refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the hosts are still being asked",
+            None,
+        );
     };
     let id = match seen.move_named(&id) {
         Ok(id) => id,
-        Err(failure) if failure.exit() == Exit::Usage => return failed(StatusCode::NOT_FOUND, &failure),
+        Err(failure) if failure.exit() == Exit::Usage => {
+            return failed(StatusCode::NOT_FOUND, &failure);
+        }
         Err(failure) => return failed(StatusCode::SERVICE_UNAVAILABLE, &failure),
     };
     let entries = seen.entries_of(id);
     if entries.is_empty() {
-        return refused(StatusCode::NOT_FOUND, "no host that answers knows this move", Some("/api/moves lists them"));
+        return refused(
+            StatusCode::NOT_FOUND,
+            "no host that answers knows this move",
+            Some("/api/moves lists them"),
+        );
     }
     Json(ShowReport::about(id, entries)).into_response()
 }
@@ -145,23 +195,47 @@ async fn balance(State(served): State<Arc<Served>>, uri: Uri) -> Response {
         .and_then(|Query(by)| by.by)
         .unwrap_or_else(|| Spread::default().name().to_owned());
     let Some((spread, ..)) = Spread::ALL.iter().find(|(_, name, _)| *name == by) else {
-        return refused(StatusCode::BAD_REQUEST, "a plan is by count, bytes or writes", None);
+        return refused(
+            StatusCode::BAD_REQUEST,
+            "a plan is by count, bytes or writes",
+            None,
+        );
     };
     let spread = *spread;
     let Some(seen) = served.collector.fresh().await else {
-        return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
+        return refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the hosts are still being asked",
+            None,
+        );
     };
     let answered = tokio::task::spawn_blocking(move || match Planning::new(&seen, spread) {
-        Ok(planning) => Json(rebalance::json(&planning.plan, &planning.by, planning.waves)).into_response(),
-        Err(why) => refused(StatusCode::SERVICE_UNAVAILABLE, &why, Some("`pgshard check` says what is wrong")),
+        Ok(planning) => Json(rebalance::json(
+            &planning.plan,
+            &planning.by,
+            planning.waves,
+        ))
+        .into_response(),
+        Err(why) => refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            &why,
+            Some("`pgshard check` says what is wrong"),
+        ),
     });
-    answered.await.unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "there is no plan", None))
+    answered
+        .await
+        .unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "there is no plan", None))
 }
 
 async fn migrations(State(served): State<Arc<Served>>) -> Response {
     with(&served, |seen| {
         let gathered = &seen.gathered;
-        Some(Status::by(&gathered.migrations, &gathered.mistakes, seen.map()?, &gathered.survey))
+        Some(Status::by(
+            &gathered.migrations,
+            &gathered.mistakes,
+            seen.map()?,
+            &gathered.survey,
+        ))
     })
     .await
 }
@@ -178,25 +252,35 @@ impl Place {
         match (self.key, self.id, self.shard) {
             (Some(key), None, None) => Ok(Target::Key(key)),
             (None, Some(id), None) => values::id(&id).map(Target::Id).map_err(Failure::usage),
-            (None, None, Some(shard)) => {
-                ShardId::new(shard).map(Target::Shard).ok_or_else(|| Failure::usage("the last shard is 8191"))
-            }
+            (None, None, Some(shard)) => ShardId::new(shard)
+                .map(Target::Shard)
+                .ok_or_else(|| Failure::usage("the last shard is 8191")),
             _ => Err(Failure::usage("locate what? ?key=, ?id= or ?shard=")),
         }
     }
 }
 
 async fn locate(State(served): State<Arc<Served>>, uri: Uri) -> Response {
-    let place = Query::<Place>::try_from_uri(&uri).map(|Query(place)| place).unwrap_or_default();
+    let place = Query::<Place>::try_from_uri(&uri)
+        .map(|Query(place)| place)
+        .unwrap_or_default();
     let target = match place.target() {
         Ok(target) => target,
         Err(failure) => return failed(StatusCode::BAD_REQUEST, &failure),
     };
     let Some(seen) = served.collector.fresh().await else {
-        return refused(StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked", None);
+        return refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the hosts are still being asked",
+            None,
+        );
     };
     let (Some(config), Some(map)) = (&seen.gathered.config, seen.map()) else {
-        return refused(StatusCode::SERVICE_UNAVAILABLE, "the map cannot be read", Some("`pgshard check`"));
+        return refused(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the map cannot be read",
+            Some("`pgshard check`"),
+        );
     };
     match located(target, config, map) {
         Ok(located) => Json(located).into_response(),
@@ -207,7 +291,13 @@ async fn locate(State(served): State<Arc<Served>>, uri: Uri) -> Response {
 async fn id(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Response {
     match values::id(&id) {
         Ok(id) => {
-            with(&served, |seen| Some(Decoded::new(id, Some(seen.gathered.config.as_ref()?.cluster.epoch)))).await
+            with(&served, |seen| {
+                Some(Decoded::new(
+                    id,
+                    Some(seen.gathered.config.as_ref()?.cluster.epoch),
+                ))
+            })
+            .await
         }
         Err(error) => failed(StatusCode::BAD_REQUEST, &Failure::usage(error)),
     }

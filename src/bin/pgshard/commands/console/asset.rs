@@ -14,9 +14,21 @@ pub(super) struct Asset {
 }
 
 const ASSETS: [Asset; 3] = [
-    Asset { path: "/console.css", kind: "text/css; charset=utf-8", text: include_str!("assets/console.css") },
-    Asset { path: "/console.js", kind: "text/javascript; charset=utf-8", text: include_str!("assets/console.js") },
-    Asset { path: "/console.svg", kind: "image/svg+xml", text: include_str!("assets/console.svg") },
+    Asset {
+        path: "/console.css",
+        kind: "text/css; charset=utf-8",
+        text: include_str!("assets/console.css"),
+    },
+    Asset {
+        path: "/console.js",
+        kind: "text/javascript; charset=utf-8",
+        text: include_str!("assets/console.js"),
+    },
+    Asset {
+        path: "/console.svg",
+        kind: "image/svg+xml",
+        text: include_str!("assets/console.svg"),
+    },
 ];
 
 /// What tells the files of one release from those of another, in a page's links.
@@ -25,13 +37,20 @@ pub(super) static MARK: LazyLock<String> = LazyLock::new(|| {
     for asset in &ASSETS {
         hash.update(asset.text);
     }
-    hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    hash.finalize()
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 });
 
 /// The file with this path, if there is one.
 pub(super) fn answer(path: &str) -> Option<Response> {
     let asset = ASSETS.iter().find(|asset| asset.path == path)?;
     // Another release has another mark, and so another address.
-    let headers = [(CONTENT_TYPE, asset.kind), (CACHE_CONTROL, "private, max-age=86400")];
+    let headers = [
+        (CONTENT_TYPE, asset.kind),
+        (CACHE_CONTROL, "private, max-age=86400"),
+    ];
     Some((headers, asset.text).into_response())
 }

@@ -1,6 +1,7 @@
 //! The one task that asks the hosts, for all who look.
 //!
-//! Invariant: the hosts are asked once in the shortest time, however many look, and not at all while nobody does.
+//! Invariant: the hosts are asked once in the shortest time, however many look, and not at all
+//! while nobody does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -32,11 +33,12 @@ const FOLLOWED_MAX: usize = 8;
 /// Between two looks at open moves.
 const MOVES_EVERY: Duration = Duration::from_secs(2);
 
-/// How often hosts are asked for their clocks and those of their shards' IDs. That opens two sequences of each shard,
-/// and neither clock goes wrong from one look to the next.
+/// How often hosts are asked for their clocks and those of their shards' IDs. That opens two
+/// sequences of each shard, and neither clock goes wrong from one look to the next.
 const CLOCKS_EVERY: Duration = Duration::from_secs(60);
 
-/// How long an answer of before is good enough, beside the shortest time, for a page that then follows by itself.
+/// How long an answer of before is good enough, beside the shortest time, for a page that then
+/// follows by itself.
 const STILL_GOOD: Duration = Duration::from_secs(2);
 
 type Seen = Option<Arc<Snapshot>>;
@@ -60,7 +62,9 @@ struct Wanted {
 impl Wanted {
     /// Waits until somebody looks.
     async fn by_somebody(&self) {
-        while self.viewers.load(Ordering::Relaxed) == 0 && !self.asked.swap(false, Ordering::Relaxed) {
+        while self.viewers.load(Ordering::Relaxed) == 0
+            && !self.asked.swap(false, Ordering::Relaxed)
+        {
             self.told.notified().await;
         }
         self.asked.store(false, Ordering::Relaxed);
@@ -84,14 +88,29 @@ impl Collector {
     pub(super) fn start(config: PathBuf, floor: Duration, bound: Duration) -> Collector {
         let wanted = Arc::new(Wanted::default());
         let (sender, seen) = watch::channel(None);
-        let task = Task { config, floor, bound, wanted: wanted.clone(), meters: BTreeMap::new(), clocks: None };
+        let task = Task {
+            config,
+            floor,
+            bound,
+            wanted: wanted.clone(),
+            meters: BTreeMap::new(),
+            clocks: None,
+        };
         tokio::spawn(task.run(sender));
-        Collector { wanted, seen, floor, bound }
+        Collector {
+            wanted,
+            seen,
+            floor,
+            bound,
+        }
     }
 
     /// Follows what the hosts say; `None` once so many do.
     pub(super) fn view(&self, viewers_max: usize) -> Option<Viewer> {
-        let viewer = Viewer { wanted: self.wanted.clone(), seen: self.seen.clone() };
+        let viewer = Viewer {
+            wanted: self.wanted.clone(),
+            seen: self.seen.clone(),
+        };
         let before = self.wanted.viewers.fetch_add(1, Ordering::Relaxed);
         self.wanted.told.notify_one();
         (before < viewers_max).then_some(viewer)
@@ -101,7 +120,10 @@ impl Collector {
     pub(super) async fn now(&self, patience: Duration) -> Seen {
         let mut seen = self.seen.clone();
         let last = seen.borrow_and_update().clone();
-        if last.as_ref().is_some_and(|last| last.age() < self.floor + STILL_GOOD) {
+        if last
+            .as_ref()
+            .is_some_and(|last| last.age() < self.floor + STILL_GOOD)
+        {
             return last;
         }
         self.wanted.asked.store(true, Ordering::Relaxed);
@@ -110,8 +132,8 @@ impl Collector {
         seen.borrow().clone()
     }
 
-    /// The same, with the patience for a whole look; `None` rather than something old, for a program that would take it
-    /// for what is.
+    /// The same, with the patience for a whole look; `None` rather than something old, for a
+    /// program that would take it for what is.
     pub(super) async fn fresh(&self) -> Seen {
         let whole_look = self.bound * 4;
         let seen = self.now(whole_look).await;
@@ -180,11 +202,17 @@ impl Task {
         let (open, reverse_streams) = self.moves(&gathered).await;
         let before = || {
             let last = last?;
-            last.map_before.clone().or_else(|| Some(Arc::new((last.at, last.map()?.clone()))))
+            last.map_before
+                .clone()
+                .or_else(|| Some(Arc::new((last.at, last.map()?.clone()))))
         };
         Snapshot {
             at,
-            map_before: if gathered.map.is_none() { before() } else { None },
+            map_before: if gathered.map.is_none() {
+                before()
+            } else {
+                None
+            },
             heard,
             writes: Arc::new(writes(&gathered, last)),
             history,
@@ -213,35 +241,51 @@ impl Task {
     }
 
     async fn moves(&mut self, gathered: &Gathered) -> (Vec<OpenMove>, Vec<StreamProgress>) {
-        let Some(mover) = asking(gathered) else { return (Vec::new(), Vec::new()) };
-        let streams = tokio::time::timeout(self.bound, mover.reverse_streams(gathered.entries.iter()));
+        let Some(mover) = asking(gathered) else {
+            return (Vec::new(), Vec::new());
+        };
+        let streams =
+            tokio::time::timeout(self.bound, mover.reverse_streams(gathered.entries.iter()));
         let streams = streams.await.unwrap_or_default();
         (self.open_moves(&mover, gathered).await, streams)
     }
 
     async fn open_moves(&mut self, mover: &Mover, gathered: &Gathered) -> Vec<OpenMove> {
-        let open = gathered.entries.iter().filter(|entry| !entry.phase.is_ended());
+        let open = gathered
+            .entries
+            .iter()
+            .filter(|entry| !entry.phase.is_ended());
         let ids: BTreeSet<MoveId> = open.map(|entry| entry.id).collect();
         self.meters.retain(|id, _| ids.contains(id));
-        // The newest: an ID begins with its time. At the same time, so that a host that has just fallen silent holds up
-        // all of them for one limit, and not for one limit each.
+        // The newest: an ID begins with its time. At the same time, so that a host that has just
+        // fallen silent holds up all of them for one limit, and not for one limit each.
         let bound = self.bound;
         let ask = |id| async move { tokio::time::timeout(bound, mover.progress(id)).await };
         let asked = join_all(ids.into_iter().rev().take(FOLLOWED_MAX).map(ask)).await;
         let mut moves = Vec::new();
         for progress in asked.into_iter().flatten().flatten() {
             let rate = self.meters.entry(progress.id).or_default().saw(&progress);
-            moves.push(OpenMove { progress: Arc::new(progress), rate });
+            moves.push(OpenMove {
+                progress: Arc::new(progress),
+                rate,
+            });
         }
         moves
     }
 
     /// The versions of the map: read again once there is a new one.
-    async fn history(&self, config: &Config, gathered: &Gathered, last: Option<&Snapshot>) -> Arc<Vec<Publication>> {
+    async fn history(
+        &self,
+        config: &Config,
+        gathered: &Gathered,
+        last: Option<&Snapshot>,
+    ) -> Arc<Vec<Publication>> {
         let kept = last.map(|last| last.history.clone()).unwrap_or_default();
         let version = gathered.map.as_ref().map(pgshard::map::ShardMap::version);
         let newest = kept.first().map(|publication| publication.map.version());
-        let ConfigStore::Postgres(store) = context::store(config) else { return Arc::default() };
+        let ConfigStore::Postgres(store) = context::store(config) else {
+            return Arc::default();
+        };
         if version.is_some() && version == newest {
             return kept;
         }
@@ -265,14 +309,19 @@ fn writes(gathered: &Gathered, last: Option<&Snapshot>) -> BTreeMap<ShardId, f64
     let before = |name: &HostName| last?.gathered.hosts.get(name)?.measured.as_ref();
     let mut writes = BTreeMap::new();
     for (name, host) in &gathered.hosts {
-        let (Some((at, now)), Some((earlier, then))) = (&host.measured, before(name)) else { continue };
+        let (Some((at, now)), Some((earlier, then))) = (&host.measured, before(name)) else {
+            continue;
+        };
         let seconds = at.saturating_duration_since(*earlier).as_secs_f64();
         let rate = |shard: &ShardId, now: &Measure| {
             // A server whose statistics were reset counts from zero again.
             let written = now.writes.checked_sub(then.get(shard)?.writes)?;
             (seconds > 0.0).then(|| written as f64 / seconds)
         };
-        writes.extend(now.iter().filter_map(|(shard, measure)| Some((*shard, rate(shard, measure)?))));
+        writes.extend(
+            now.iter()
+                .filter_map(|(shard, measure)| Some((*shard, rate(shard, measure)?))),
+        );
     }
     writes
 }

@@ -39,7 +39,8 @@ struct Following {
     sent: BTreeMap<String, u64>,
 }
 
-/// Follows a page: an event for each look that has changed something, with the parts that it changed, by their IDs.
+/// Follows a page: an event for each look that has changed something, with the parts that it
+/// changed, by their IDs.
 pub(super) async fn events(State(served): State<Arc<Served>>, uri: Uri) -> Response {
     let asked = Query::<Asked>::try_from_uri(&uri).ok();
     let uri = asked.and_then(|Query(asked)| asked.page.parse::<Uri>().ok());
@@ -47,10 +48,21 @@ pub(super) async fn events(State(served): State<Arc<Served>>, uri: Uri) -> Respo
         return (StatusCode::NOT_FOUND, "there is no such page\n").into_response();
     };
     let Some(viewer) = served.collector.view(VIEWERS_MAX) else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "too many look at the same time\n").into_response();
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many look at the same time\n",
+        )
+            .into_response();
     };
-    let following = Following { viewer, route, floor: served.collector.floor(), sent: BTreeMap::new() };
-    Sse::new(following.stream()).keep_alive(KeepAlive::new().interval(STILL_HERE)).into_response()
+    let following = Following {
+        viewer,
+        route,
+        floor: served.collector.floor(),
+        sent: BTreeMap::new(),
+    };
+    Sse::new(following.stream())
+        .keep_alive(KeepAlive::new().interval(STILL_HERE))
+        .into_response()
 }
 
 impl Following {
@@ -72,7 +84,10 @@ impl Following {
 
     /// The parts that are not what was sent, rendered.
     async fn changed_parts(&mut self) -> BTreeMap<String, String> {
-        let view = View { seen: self.viewer.seen.borrow_and_update().clone(), floor: self.floor };
+        let view = View {
+            seen: self.viewer.seen.borrow_and_update().clone(),
+            floor: self.floor,
+        };
         let route = self.route.clone();
         let rendered = tokio::task::spawn_blocking(move || {
             let page = pages::render(&route, &view);

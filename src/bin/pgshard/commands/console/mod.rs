@@ -1,9 +1,11 @@
 //! `pgshard console`: the cluster in a browser. It reads only.
 //!
-//! One task asks the hosts ([`collect`]); whoever looks is shown the last [`snapshot`]. A page is a list of parts, each
-//! rendered on the server by itself ([`pages`]); a viewer is sent the parts that have become others ([`live`]).
+//! One task asks the hosts ([`collect`]); whoever looks is shown the last [`snapshot`]. A page is a
+//! list of parts, each rendered on the server by itself ([`pages`]); a viewer is sent the parts
+//! that have become others ([`live`]).
 //!
-//! Invariant: a request never asks a host. Invariant: nothing is answered before [`guard`] has seen the request.
+//! Invariant: a request never asks a host. Invariant: nothing is answered before [`guard`] has seen
+//! the request.
 
 mod api;
 mod asset;
@@ -35,12 +37,22 @@ use crate::output::Output;
 const CONNECTIONS_MAX: usize = 256;
 
 /// Answers browsers until Ctrl-C.
-pub(crate) async fn run(args: &Console, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    args: &Console,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
     let is_local = args.listen.ip().is_loopback();
     let token = args.token_file.as_deref().map(Token::read).transpose()?;
     if !is_local && token.is_none() {
-        return Err(Failure::usage(format!("{} can be reached by others: that needs a token", args.listen)).hint(
-            "(umask 077; openssl rand -hex 24 >token), then --token-file token; or listen on 127.0.0.1, and reach it \
+        return Err(Failure::usage(format!(
+            "{} can be reached by others: that needs a \
+            token",
+            args.listen
+        ))
+        .hint(
+            "(umask 077; openssl rand -hex 24 >token), then --token-file token; or listen on \
+                127.0.0.1, and reach it \
              through ssh -L",
         ));
     }
@@ -50,13 +62,19 @@ pub(crate) async fn run(args: &Console, config: Option<&Path>, output: &Arc<Outp
     let address = listener.local_addr()?;
     if !is_local {
         output.warning(format_args!(
-            "{address} speaks no TLS: whoever can listen on the way reads the token; put a proxy with TLS in front"
+            "{address} speaks no TLS: whoever can listen on the way reads the token; put a proxy \
+                with TLS in front"
         ));
     }
-    let (floor, bound) = (Duration::from_secs(args.floor_s), Duration::from_secs(args.timeout_s));
+    let (floor, bound) = (
+        Duration::from_secs(args.floor_s),
+        Duration::from_secs(args.timeout_s),
+    );
     watching::warn_of_writers(&config, bound, output);
-    let served =
-        Served { collector: Collector::start(config.path, floor, bound), guard: Guard::new(&args.names, token) };
+    let served = Served {
+        collector: Collector::start(config.path, floor, bound),
+        guard: Guard::new(&args.names, token),
+    };
     listen::tell(format!("http://{address}/"), output);
     let router = serve::router(Arc::new(served));
     let answering = |stream| serve::connection(stream, router.clone());

@@ -58,9 +58,17 @@ pub(super) async fn connection(stream: TcpStream, router: Router) {
 
 async fn metrics(State(served): State<Arc<Served>>) -> Response {
     let Some(seen) = served.collector.fresh().await else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the hosts are still being asked\n").into_response();
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the hosts are still being asked\n",
+        )
+            .into_response();
     };
-    ([(CONTENT_TYPE, exporter::KIND)], exporter::written(&seen.gathered)).into_response()
+    (
+        [(CONTENT_TYPE, exporter::KIND)],
+        exporter::written(&seen.gathered),
+    )
+        .into_response()
 }
 
 async fn page(State(served): State<Arc<Served>>, uri: Uri) -> Response {
@@ -71,10 +79,17 @@ async fn page(State(served): State<Arc<Served>>, uri: Uri) -> Response {
         return asset;
     }
     let Some(route) = Route::parse(&uri) else {
-        return (StatusCode::NOT_FOUND, Html(pages::nothing_here().into_string())).into_response();
+        return (
+            StatusCode::NOT_FOUND,
+            Html(pages::nothing_here().into_string()),
+        )
+            .into_response();
     };
     let seen = served.collector.now(PAGE_PATIENCE).await;
-    let view = View { seen, floor: served.collector.floor() };
+    let view = View {
+        seen,
+        floor: served.collector.floor(),
+    };
     // Thousands of cells, or a plan: not beside what others wait for.
     let rendered = tokio::task::spawn_blocking(move || {
         let page = pages::render(&route, &view);
@@ -84,7 +99,10 @@ async fn page(State(served): State<Arc<Served>>, uri: Uri) -> Response {
         Ok((status, text)) => (status, Html(text)).into_response(),
         Err(error) => {
             tracing::error!(%error, "a page was not rendered");
-            (StatusCode::INTERNAL_SERVER_ERROR, "this page cannot be shown: see what the console logs\n")
+            (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "this page cannot be shown: see what the console logs\n",
+            )
                 .into_response()
         }
     }

@@ -80,7 +80,12 @@ impl Snapshot {
 
     /// Every finding, the worst first.
     pub(super) fn findings(&self) -> Vec<&Finding> {
-        let mut findings: Vec<&Finding> = self.gathered.findings.iter().chain(&self.gathered.further).collect();
+        let mut findings: Vec<&Finding> = self
+            .gathered
+            .findings
+            .iter()
+            .chain(&self.gathered.further)
+            .collect();
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings
     }
@@ -99,9 +104,20 @@ impl Snapshot {
     /// What the shards weigh by the hosts that own them.
     pub(super) fn weights(&self) -> BTreeMap<ShardId, Weight> {
         let mut weights = BTreeMap::new();
-        for (_, measures) in self.gathered.hosts.values().filter_map(|host| host.measured.as_ref()) {
+        for (_, measures) in self
+            .gathered
+            .hosts
+            .values()
+            .filter_map(|host| host.measured.as_ref())
+        {
             for (shard, measure) in measures {
-                weights.insert(*shard, Weight { bytes: measure.bytes, writes: self.writes.get(shard).copied() });
+                weights.insert(
+                    *shard,
+                    Weight {
+                        bytes: measure.bytes,
+                        writes: self.writes.get(shard).copied(),
+                    },
+                );
             }
         }
         weights
@@ -109,10 +125,13 @@ impl Snapshot {
 
     /// The map that had this version, or the next one before it.
     pub(super) fn version(&self, version: u64) -> Option<&Publication> {
-        self.history.iter().find(|publication| publication.map.version().get() <= version)
+        self.history
+            .iter()
+            .find(|publication| publication.map.version().get() <= version)
     }
 
-    /// The map to show: the one that is kept; where it cannot be read, the one that was read last, and when.
+    /// The map to show: the one that is kept; where it cannot be read, the one that was read last,
+    /// and when.
     pub(super) fn map_shown(&self) -> Option<(&ShardMap, Option<Timestamp>)> {
         let before = || self.map_before.as_deref().map(|(at, map)| (map, Some(*at)));
         self.map().map(|map| (map, None)).or_else(before)
@@ -126,22 +145,37 @@ impl Snapshot {
     /// The move with this ID, or the only one whose ID begins so.
     ///
     /// # Errors
-    /// As for the commands, when there is no such move, several are meant, or a host that was silent may have another.
+    /// As for the commands, when there is no such move, several are meant, or a host that was
+    /// silent may have another.
     pub(super) fn move_named(&self, text: &str) -> Result<MoveId, Failure> {
         let silent = self.gathered.hosts.iter().filter(|(_, host)| !host.is_up);
-        among(text, &self.gathered.entries, silent.map(|(name, _)| (name, self.why_silent(name))))
+        among(
+            text,
+            &self.gathered.entries,
+            silent.map(|(name, _)| (name, self.why_silent(name))),
+        )
     }
 
     /// What the journals say of one move, by shards.
     pub(super) fn entries_of(&self, id: MoveId) -> Vec<&Entry> {
-        let mut entries: Vec<&Entry> = self.gathered.entries.iter().filter(|entry| entry.id == id).collect();
+        let mut entries: Vec<&Entry> = self
+            .gathered
+            .entries
+            .iter()
+            .filter(|entry| entry.id == id)
+            .collect();
         entries.sort_by_key(|entry| entry.shard);
         entries
     }
 
     /// What the journals say of one shard, the newest move first.
     pub(super) fn moves_of(&self, shard: ShardId) -> Vec<&Entry> {
-        let mut entries: Vec<&Entry> = self.gathered.entries.iter().filter(|entry| entry.shard == shard).collect();
+        let mut entries: Vec<&Entry> = self
+            .gathered
+            .entries
+            .iter()
+            .filter(|entry| entry.shard == shard)
+            .collect();
         entries.sort_by_key(|entry| std::cmp::Reverse(entry.created_at));
         entries
     }

@@ -14,7 +14,8 @@ const LENGTH_MIN: usize = 16;
 /// Longer than any header that is read.
 const LENGTH_MAX: usize = 1024;
 
-/// The digests of the headers that show the token: it is kept nowhere itself, and digests have all one length.
+/// The digests of the headers that show the token: it is kept nowhere itself, and digests have all
+/// one length.
 pub(super) struct Token {
     headers: Vec<[u8; 32]>,
 }
@@ -26,7 +27,9 @@ impl Token {
     /// With [`Exit::Usage`] where others may read the file, or the token can be guessed.
     pub(super) fn read(path: &Path) -> Result<Token, Failure> {
         let shown = path.display();
-        let failed = |error: std::io::Error| Failure::new(Exit::Usage, format!("cannot read {shown}: {error}"));
+        let failed = |error: std::io::Error| {
+            Failure::new(Exit::Usage, format!("cannot read {shown}: {error}"))
+        };
         let mode = std::fs::metadata(path).map_err(failed)?.mode();
         if mode & 0o077 != 0 {
             let error = format!("{shown} can be read by others (mode {:03o})", mode & 0o777);
@@ -34,8 +37,11 @@ impl Token {
         }
         let text = std::fs::read_to_string(path).map_err(failed)?;
         let token = text.lines().next().unwrap_or_default().trim();
-        if !(LENGTH_MIN..=LENGTH_MAX).contains(&token.len()) || !token.chars().all(|c| c.is_ascii_graphic()) {
-            let error = format!("{shown} has no token of {LENGTH_MIN} to {LENGTH_MAX} ASCII characters");
+        if !(LENGTH_MIN..=LENGTH_MAX).contains(&token.len())
+            || !token.chars().all(|c| c.is_ascii_graphic())
+        {
+            let error =
+                format!("{shown} has no token of {LENGTH_MIN} to {LENGTH_MAX} ASCII characters");
             return Err(Failure::usage(error).hint(format!("openssl rand -hex 24 >{shown}")));
         }
         Ok(Token::new(token))
@@ -44,19 +50,30 @@ impl Token {
     fn new(token: &str) -> Token {
         let basic = |user: &str| format!("Basic {}", base64(format!("{user}:{token}").as_bytes()));
         let headers = [format!("Bearer {token}"), basic("pgshard"), basic("")];
-        Token { headers: headers.iter().map(|header| Sha256::digest(header.as_bytes()).into()).collect() }
+        Token {
+            headers: headers
+                .iter()
+                .map(|header| Sha256::digest(header.as_bytes()).into())
+                .collect(),
+        }
     }
 
-    /// Whether this value of `Authorization` shows it. How long that takes says nothing about how much of it is right.
+    /// Whether this value of `Authorization` shows it. How long that takes says nothing about how
+    /// much of it is right.
     pub(super) fn is_shown_by(&self, header: &[u8]) -> bool {
         let shown: [u8; 32] = Sha256::digest(header).into();
-        self.headers.iter().fold(false, |found, header| found | equal(header, &shown))
+        self.headers
+            .iter()
+            .fold(false, |found, header| found | equal(header, &shown))
     }
 }
 
 /// Whether the two are equal, in the same time whatever they are.
 fn equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
-    let differences = a.iter().zip(b).fold(0, |differences, (a, b)| differences | (a ^ b));
+    let differences = a
+        .iter()
+        .zip(b)
+        .fold(0, |differences, (a, b)| differences | (a ^ b));
     std::hint::black_box(differences) == 0
 }
 
@@ -65,7 +82,9 @@ fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for chunk in bytes.chunks(3) {
-        let number = (0..3).fold(0_u32, |number, at| number << 8 | u32::from(chunk.get(at).copied().unwrap_or(0)));
+        let number = (0..3).fold(0_u32, |number, at| {
+            number << 8 | u32::from(chunk.get(at).copied().unwrap_or(0))
+        });
         for at in 0..4 {
             let letter = char::from(LETTERS[(number >> (18 - 6 * at) & 63) as usize]);
             text.push(if at <= chunk.len() { letter } else { '=' });
@@ -80,7 +99,14 @@ mod tests {
 
     #[test]
     fn base64_is_that_of_the_rfc() {
-        let cases = [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("?>~", "Pz5+")];
+        let cases = [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("?>~", "Pz5+"),
+        ];
         for (plain, coded) in cases {
             assert_eq!(base64(plain.as_bytes()), coded);
         }
@@ -89,11 +115,20 @@ mod tests {
     #[test]
     fn only_the_whole_token_is_right() {
         let token = Token::new("0123456789abcdef");
-        for right in ["Bearer 0123456789abcdef", "Basic cGdzaGFyZDowMTIzNDU2Nzg5YWJjZGVm"] {
+        for right in [
+            "Bearer 0123456789abcdef",
+            "Basic cGdzaGFyZDowMTIzNDU2Nzg5YWJjZGVm",
+        ] {
             assert!(token.is_shown_by(right.as_bytes()), "{right}");
         }
-        for wrong in ["", "Bearer ", "Bearer 0123456789abcde", "Bearer 0123456789abcdef0", "0123456789abcdef", "Basic "]
-        {
+        for wrong in [
+            "",
+            "Bearer ",
+            "Bearer 0123456789abcde",
+            "Bearer 0123456789abcdef0",
+            "0123456789abcdef",
+            "Basic ",
+        ] {
             assert!(!token.is_shown_by(wrong.as_bytes()), "{wrong}");
         }
     }

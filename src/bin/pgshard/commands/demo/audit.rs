@@ -1,5 +1,5 @@
-//! The audit: compares what is in the databases with what was acknowledged. It reads each host directly, past the
-//! router.
+//! The audit: compares what is in the databases with what was acknowledged. It reads each host
+//! directly, past the router.
 
 use std::collections::HashMap;
 
@@ -29,22 +29,36 @@ struct Found {
 }
 
 /// Reads every serving shard of every host and compares.
-pub(super) async fn audit(config: &Config, map: &ShardMap, tally: &Tally) -> Result<Audit, Failure> {
+pub(super) async fn audit(
+    config: &Config,
+    map: &ShardMap,
+    tally: &Tally,
+) -> Result<Audit, Failure> {
     let mut audit = Audit::default();
     // By title, which is unique among all that the writers wrote.
     let mut found: HashMap<String, Vec<Found>> = HashMap::new();
     let mut serving: HashMap<ShardId, Vec<HostName>> = HashMap::new();
     for host in config.hosts.values() {
         let client = host.connect.connect("pgshard demo").await?;
-        let sql = "SELECT shard_id, schema_name FROM pgshard.shard WHERE state = 'serving' ORDER BY shard_id";
+        let sql = "SELECT shard_id, schema_name FROM pgshard.shard WHERE state = 'serving' ORDER \
+            BY shard_id";
         for row in client.query(sql, &[]).await? {
             let (number, schema): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
-            let Ok(shard) = ShardId::try_from(number) else { continue };
+            let Ok(shard) = ShardId::try_from(number) else {
+                continue;
+            };
             serving.entry(shard).or_default().push(host.name.clone());
-            let sql = format!("SELECT title, id FROM {}.photos", pgshard::pg::quote_ident(&schema));
+            let sql = format!(
+                "SELECT title, id FROM {}.photos",
+                pgshard::pg::quote_ident(&schema)
+            );
             for row in client.query(&sql, &[]).await? {
                 let (title, id): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
-                found.entry(title).or_default().push(Found { host: host.name.clone(), shard, id });
+                found.entry(title).or_default().push(Found {
+                    host: host.name.clone(),
+                    shard,
+                    id,
+                });
                 audit.rows_found += 1;
             }
         }
@@ -53,7 +67,9 @@ pub(super) async fn audit(config: &Config, map: &ShardMap, tally: &Tally) -> Res
         let hosts = serving.get(&shard).map(Vec::as_slice).unwrap_or_default();
         let mapped = map.host(shard);
         if hosts.len() != 1 || hosts.first() != mapped {
-            audit.complaints.push(format!("shard {shard} is served by {hosts:?}, the map says {mapped:?}"));
+            audit.complaints.push(format!(
+                "shard {shard} is served by {hosts:?}, the map says {mapped:?}"
+            ));
         }
     }
     let mut ids: HashMap<i64, u32> = HashMap::new();
@@ -63,8 +79,9 @@ pub(super) async fn audit(config: &Config, map: &ShardMap, tally: &Tally) -> Res
         match found.get(&row.title).map(Vec::as_slice).unwrap_or_default() {
             [] => audit.lost += 1,
             [one] => {
-                let placed =
-                    one.shard == shard && Id::decode(one.id).shard() == shard && Some(&one.host) == map.host(shard);
+                let placed = one.shard == shard
+                    && Id::decode(one.id).shard() == shard
+                    && Some(&one.host) == map.host(shard);
                 if !placed || one.id != row.id {
                     audit.misplaced += 1;
                 }

@@ -1,7 +1,7 @@
 //! `pgshard demo`: the whole story on throwaway servers.
 //!
-//! Nothing is staged: the movers are processes of this very program, the kill is a SIGKILL, and the audit reads the
-//! databases past the router.
+//! Nothing is staged: the movers are processes of this very program, the kill is a SIGKILL, and the
+//! audit reads the databases past the router.
 
 mod audit;
 mod movers;
@@ -58,16 +58,23 @@ pub(crate) async fn run(args: Demo, output: &Arc<Output>) -> Result<Exit, Failur
 
     let hosts = usize::from(args.hosts);
     let server = ServerOptions::default().access(Access::Password);
-    let start = move || Cluster::start(&ClusterOptions::new(hosts, Binaries::first()?).server(server));
+    let start =
+        move || Cluster::start(&ClusterOptions::new(hosts, Binaries::first()?).server(server));
     let cluster = tokio::task::spawn_blocking(start);
     let cluster = cluster.await??;
     let version = Binaries::first()?;
-    stage.say(format_args!("{hosts} PostgreSQL {} servers run", version.version()));
+    stage.say(format_args!(
+        "{hosts} PostgreSQL {} servers run",
+        version.version()
+    ));
 
     let path = write_config(&cluster, args.shards)?;
     let config = context::config(Some(&path))?;
     let (shards, elapsed) = create(&config).await?;
-    stage.say(format_args!("{shards} shards bootstrapped in {}", seconds(elapsed)));
+    stage.say(format_args!(
+        "{shards} shards bootstrapped in {}",
+        seconds(elapsed)
+    ));
 
     let router = pgshard::connect(&path).await?;
     let writers = Writers::start(&router, args.writers);
@@ -81,16 +88,26 @@ pub(crate) async fn run(args: Demo, output: &Arc<Output>) -> Result<Exit, Failur
     let moved = movers::run(&path, &config, args.moves, &stage).await?;
     tokio::time::sleep(CALM).await;
     let tally = writers.stop().await;
-    stage.say(format_args!("writers stopped: {} rows acknowledged", tally.rows.len()));
+    stage.say(format_args!(
+        "writers stopped: {} rows acknowledged",
+        tally.rows.len()
+    ));
 
     let audit = audit::audit(&config, &context::map(&config).await?, &tally).await?;
-    stage.say(format_args!("audit: read {} rows on {hosts} servers, past the router", audit.rows_found));
+    stage.say(format_args!(
+        "audit: read {} rows on {hosts} servers, past the router",
+        audit.rows_found
+    ));
 
     let summary = Summary::of(&audit, &tally, &moved);
     tell(&summary, started.elapsed(), output);
     drop(router);
     tokio::task::spawn_blocking(move || drop(cluster)).await?;
-    Ok(if summary.is_spotless() { Exit::Done } else { Exit::Failed })
+    Ok(if summary.is_spotless() {
+        Exit::Done
+    } else {
+        Exit::Failed
+    })
 }
 
 /// Says what has been reached, with the time since the start.
@@ -101,7 +118,10 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     fn say(&self, what: impl std::fmt::Display) {
-        self.output.note(format_args!("{:>5.1} s  {what}", self.started.elapsed().as_secs_f64()));
+        self.output.note(format_args!(
+            "{:>5.1} s  {what}",
+            self.started.elapsed().as_secs_f64()
+        ));
     }
 }
 
@@ -114,17 +134,30 @@ fn write_config(cluster: &Cluster, shards: ShardCount) -> Result<PathBuf, Failur
     Ok(path)
 }
 
-/// Creates everything that the config asks for. Gives how many shards that was, and how long it took.
+/// Creates everything that the config asks for. Gives how many shards that was, and how long it
+/// took.
 pub(super) async fn create(config: &Config) -> Result<(usize, Duration), Failure> {
     let started = Instant::now();
     let hosts = bootstrap::hosts(config, &context::map(config).await?);
-    let migrations = Migrations::read(config.cluster.migrations.as_deref().unwrap_or(Path::new("migrations")))?;
+    let migrations = Migrations::read(
+        config
+            .cluster
+            .migrations
+            .as_deref()
+            .unwrap_or(Path::new("migrations")),
+    )?;
     let request = schema::bootstrap::Request::new(context::cluster(config), hosts, migrations);
     let report = schema::bootstrap(&request, &|_| ()).await;
     if !report.is_complete() {
-        return Err(Failure::new(Exit::Failed, format!("bootstrap did not get to its end: {report:?}")));
+        return Err(Failure::new(
+            Exit::Failed,
+            format!("bootstrap did not get to its end: {report:?}"),
+        ));
     }
-    Ok((report.hosts.values().map(|host| host.created.len()).sum(), started.elapsed()))
+    Ok((
+        report.hosts.values().map(|host| host.created.len()).sum(),
+        started.elapsed(),
+    ))
 }
 
 /// The last line of `--json`, and the table.
@@ -156,8 +189,12 @@ impl Summary {
         let mut pauses: Vec<f64> = moved.iter().map(|one| one.pause_ms).collect();
         pauses.sort_by(f64::total_cmp);
         // The nearest-rank percentile: of few values the 99th is the largest.
-        let at =
-            |share: f64| pauses.get((pauses.len() as f64 * share).ceil() as usize - 1).copied().unwrap_or_default();
+        let at = |share: f64| {
+            pauses
+                .get((pauses.len() as f64 * share).ceil() as usize - 1)
+                .copied()
+                .unwrap_or_default()
+        };
         Summary {
             rows_acknowledged: tally.rows.len(),
             rows_lost: audit.lost,
@@ -165,9 +202,18 @@ impl Summary {
             rows_misplaced: audit.misplaced,
             writer_errors: tally.errors,
             moves: moved.len(),
-            pause_ms: Pauses { p50: at(0.5), p99: at(0.99), max: at(1.0) },
+            pause_ms: Pauses {
+                p50: at(0.5),
+                p99: at(0.99),
+                max: at(1.0),
+            },
             wait_ms_max: (tally.longest.as_secs_f64() * 1e5).round() / 100.0,
-            complaints: audit.complaints.iter().chain(&tally.complaints).cloned().collect(),
+            complaints: audit
+                .complaints
+                .iter()
+                .chain(&tally.complaints)
+                .cloned()
+                .collect(),
         }
     }
 
@@ -199,9 +245,18 @@ fn tell(summary: &Summary, elapsed: Duration, output: &Output) {
             line("rows misplaced", summary.rows_misplaced.to_string()),
             line("errors at the writers", summary.writer_errors.to_string()),
             line("shards moved", summary.moves.to_string()),
-            line("pause of a shard, median", format!("{:.0} ms", summary.pause_ms.p50)),
-            line("pause of a shard, longest", format!("{:.0} ms", summary.pause_ms.max)),
-            line("longest wait of a writer", format!("{:.0} ms", summary.wait_ms_max)),
+            line(
+                "pause of a shard, median",
+                format!("{:.0} ms", summary.pause_ms.p50),
+            ),
+            line(
+                "pause of a shard, longest",
+                format!("{:.0} ms", summary.pause_ms.max),
+            ),
+            line(
+                "longest wait of a writer",
+                format!("{:.0} ms", summary.wait_ms_max),
+            ),
         ],
     );
     output.note(format_args!("\nin {}", seconds(elapsed)));

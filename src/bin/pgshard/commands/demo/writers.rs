@@ -1,4 +1,5 @@
-//! Writers that never pause: they insert by key, read back by ID, and remember what was acknowledged.
+//! Writers that never pause: they insert by key, read back by ID, and remember what was
+//! acknowledged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,8 +40,12 @@ pub(super) struct Writers {
 impl Writers {
     /// Sets them to work.
     pub(super) fn start(router: &Router, count: u16) -> Writers {
-        let (stop, rows) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let writer = |number| tokio::spawn(write(router.clone(), number, stop.clone(), rows.clone()));
+        let (stop, rows) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
+        let writer =
+            |number| tokio::spawn(write(router.clone(), number, stop.clone(), rows.clone()));
         let tasks = (0..count).map(writer).collect();
         Writers { stop, rows, tasks }
     }
@@ -110,7 +115,9 @@ async fn write(router: Router, number: u16, stop: Arc<AtomicBool>, rows: Arc<Ato
         rows.fetch_add(1, Ordering::Relaxed);
         match tally.timed(title_of(&router, id)).await {
             Some(read) if read == title => {}
-            Some(read) => tally.complain(format!("photo {id} was read back as {read:?}, not {title:?}")),
+            Some(read) => tally.complain(format!(
+                "photo {id} was read back as {read:?}, not {title:?}"
+            )),
             None => {}
         }
         tally.rows.push(Acknowledged { id, user, title });
@@ -120,7 +127,10 @@ async fn write(router: Router, number: u16, stop: Arc<AtomicBool>, rows: Arc<Ato
 
 async fn insert(router: &Router, user: i64, title: &str) -> Result<i64, Error> {
     let sql = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";
-    let (id,) = router.by_key(user).query_one_as(sql, &[&user, &title]).await?;
+    let (id,) = router
+        .by_key(user)
+        .query_one_as(sql, &[&user, &title])
+        .await?;
     Ok(id)
 }
 
@@ -137,6 +147,9 @@ async fn insert_with_like(router: &Router, user: i64, title: &str) -> Result<i64
 }
 
 async fn title_of(router: &Router, id: i64) -> Result<String, Error> {
-    let (title,) = router.by_id(id)?.query_one_as("SELECT title FROM {shard}.photos WHERE id = $1", &[&id]).await?;
+    let (title,) = router
+        .by_id(id)?
+        .query_one_as("SELECT title FROM {shard}.photos WHERE id = $1", &[&id])
+        .await?;
     Ok(title)
 }

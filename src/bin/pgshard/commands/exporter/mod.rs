@@ -1,7 +1,8 @@
-//! `pgshard exporter`: the findings of `check`, the moves and the state of the hosts, for Prometheus.
+//! `pgshard exporter`: the findings of `check`, the moves and the state of the hosts, for
+//! Prometheus.
 //!
-//! Its only state is the last answer. However many scrapes come at the same time, the hosts are asked once for them,
-//! and no more often than the shortest time allows.
+//! Its only state is the last answer. However many scrapes come at the same time, the hosts are
+//! asked once for them, and no more often than the shortest time allows.
 
 mod text;
 
@@ -42,16 +43,30 @@ struct Shared {
 }
 
 /// Answers scrapes until Ctrl-C.
-pub(crate) async fn run(args: &Exporter, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    args: &Exporter,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
     // A mistake in the config is reported now, and again by each scrape if somebody adds one later.
     let config = context::config(config)?;
     let listener = listen::bind(args.listen).await?;
-    let (floor, bound) = (Duration::from_secs(args.floor_s), Duration::from_secs(args.timeout_s));
+    let (floor, bound) = (
+        Duration::from_secs(args.floor_s),
+        Duration::from_secs(args.timeout_s),
+    );
     watching::warn_of_writers(&config, bound, output);
-    let shared = Arc::new(Shared { config: config.path, floor, bound, last: Mutex::default() });
+    let shared = Arc::new(Shared {
+        config: config.path,
+        floor,
+        bound,
+        last: Mutex::default(),
+    });
     let address = listener.local_addr()?;
     if !address.ip().is_loopback() {
-        output.warning(format_args!("{address} can be asked by others: the answer names hosts and shards"));
+        output.warning(format_args!(
+            "{address} can be asked by others: the answer names hosts and shards"
+        ));
     }
     listen::tell(format!("http://{address}/metrics"), output);
     let answering = |stream| {
@@ -64,7 +79,9 @@ pub(crate) async fn run(args: &Exporter, config: Option<&Path>, output: &Arc<Out
 
 async fn answer(stream: tokio::net::TcpStream, shared: &Shared) {
     let peer = stream.peer_addr().ok();
-    let service = service_fn(async |request: Request<Incoming>| Ok::<_, Infallible>(respond(&request, shared).await));
+    let service = service_fn(async |request: Request<Incoming>| {
+        Ok::<_, Infallible>(respond(&request, shared).await)
+    });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
@@ -73,27 +90,41 @@ async fn answer(stream: tokio::net::TcpStream, shared: &Shared) {
     // The scrape has its own limit; a client has as much time again to take its answer.
     let limit = shared.bound + HEADER_TIMEOUT * 2;
     if let Ok(Err(error)) = tokio::time::timeout(limit, served).await {
-        tracing::debug!(peer = ?peer.as_ref().map(SocketAddr::to_string), %error, "a client was not answered");
+        tracing::debug!(peer = ?peer.as_ref().map(SocketAddr::to_string), %error, "a client was \
+            not answered");
     }
 }
 
 async fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Full<Bytes>> {
     let (status, kind, body) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, KIND, shared.scrape().await),
-        (&Method::GET | &Method::HEAD, "/") => (StatusCode::OK, "text/plain", Bytes::from_static(b"see /metrics\n")),
-        (&Method::GET | &Method::HEAD, _) => {
-            (StatusCode::NOT_FOUND, "text/plain", Bytes::from_static(b"there is only /metrics\n"))
-        }
-        _ => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", Bytes::from_static(b"only GET\n")),
+        (&Method::GET | &Method::HEAD, "/") => (
+            StatusCode::OK,
+            "text/plain",
+            Bytes::from_static(b"see /metrics\n"),
+        ),
+        (&Method::GET | &Method::HEAD, _) => (
+            StatusCode::NOT_FOUND,
+            "text/plain",
+            Bytes::from_static(b"there is only /metrics\n"),
+        ),
+        _ => (
+            StatusCode::METHOD_NOT_ALLOWED,
+            "text/plain",
+            Bytes::from_static(b"only GET\n"),
+        ),
     };
     let mut response = Response::new(Full::new(body));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
     response
 }
 
 impl Shared {
-    /// The answer to a scrape: the last one while it is recent, or else a new one for all clients that ask meanwhile.
+    /// The answer to a scrape: the last one while it is recent, or else a new one for all clients
+    /// that ask meanwhile.
     async fn scrape(&self) -> Bytes {
         let mut last = self.last.lock().await;
         if let Some((at, text)) = &*last
@@ -101,7 +132,9 @@ impl Shared {
         {
             return text.clone();
         }
-        let text = Bytes::from(written(&gather(&self.config, self.bound, Depth::Metrics, &Clocks::new()).await));
+        let text = Bytes::from(written(
+            &gather(&self.config, self.bound, Depth::Metrics, &Clocks::new()).await,
+        ));
         *last = Some((Instant::now(), text.clone()));
         text
     }

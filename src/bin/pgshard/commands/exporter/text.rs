@@ -17,11 +17,23 @@ const PAUSES: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 3
 /// The text of a scrape.
 pub(crate) fn written(gathered: &Gathered) -> String {
     let mut page = Page::default();
-    page.family("pgshard_scrape_seconds", "gauge", "How long config, map and hosts took to answer.");
+    page.family(
+        "pgshard_scrape_seconds",
+        "gauge",
+        "How long config, map and hosts took to answer.",
+    );
     page.sample("pgshard_scrape_seconds", &[], gathered.took.as_secs_f64());
-    page.family("pgshard_config_up", "gauge", "Whether config and map can be read.");
+    page.family(
+        "pgshard_config_up",
+        "gauge",
+        "Whether config and map can be read.",
+    );
     page.sample("pgshard_config_up", &[], truth(gathered.is_configured()));
-    page.family("pgshard_map_version", "gauge", "The version of the map that is kept.");
+    page.family(
+        "pgshard_map_version",
+        "gauge",
+        "The version of the map that is kept.",
+    );
     if let Some(map) = &gathered.map {
         page.sample("pgshard_map_version", &[], map.version().get() as f64);
     }
@@ -32,17 +44,32 @@ pub(crate) fn written(gathered: &Gathered) -> String {
 }
 
 fn findings(page: &mut Page, gathered: &Gathered) {
-    page.family("pgshard_findings", "gauge", "What pgshard check finds, by severity and code.");
+    page.family(
+        "pgshard_findings",
+        "gauge",
+        "What pgshard check finds, by severity and code.",
+    );
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     // A severity without findings is listed too, so that an alert on it needs no special case.
-    for severity in [Severity::Notice, Severity::Warning, Severity::Error, Severity::Alarm] {
+    for severity in [
+        Severity::Notice,
+        Severity::Warning,
+        Severity::Error,
+        Severity::Alarm,
+    ] {
         counts.insert((severity.as_str(), ""), 0);
     }
     for finding in &gathered.findings {
-        *counts.entry((finding.severity.as_str(), finding.code)).or_default() += 1;
+        *counts
+            .entry((finding.severity.as_str(), finding.code))
+            .or_default() += 1;
     }
     for ((severity, code), count) in counts {
-        page.sample("pgshard_findings", &[("severity", severity), ("code", code)], count as f64);
+        page.sample(
+            "pgshard_findings",
+            &[("severity", severity), ("code", code)],
+            count as f64,
+        );
     }
 }
 
@@ -55,44 +82,91 @@ fn hosts(page: &mut Page, hosts: &BTreeMap<HostName, Host>) {
             }
         }
     };
-    each("pgshard_host_up", "gauge", "Whether the host answered in time.", &|host| Some(truth(host.is_up)));
-    each("pgshard_host_shards", "gauge", "The shards that the host says it serves.", &|host| {
-        host.shards.map(|shards| shards as f64)
-    });
-    each("pgshard_host_control_version", "gauge", "The version of the host's control schema.", &|host| {
-        host.load.as_ref()?.control_version.map(f64::from)
-    });
-    each("pgshard_host_bytes", "gauge", "The size of the host's database.", &|host| {
-        host.load.as_ref().map(|load| load.bytes as f64)
-    });
+    each(
+        "pgshard_host_up",
+        "gauge",
+        "Whether the host answered in time.",
+        &|host| Some(truth(host.is_up)),
+    );
+    each(
+        "pgshard_host_shards",
+        "gauge",
+        "The shards that the host says it serves.",
+        &|host| host.shards.map(|shards| shards as f64),
+    );
+    each(
+        "pgshard_host_control_version",
+        "gauge",
+        "The version of the host's control schema.",
+        &|host| host.load.as_ref()?.control_version.map(f64::from),
+    );
+    each(
+        "pgshard_host_bytes",
+        "gauge",
+        "The size of the host's database.",
+        &|host| host.load.as_ref().map(|load| load.bytes as f64),
+    );
     let help = "Rows inserted, updated and deleted in the host's database.";
-    each("pgshard_host_rows_written_total", "counter", help, &|host| {
-        host.load.as_ref().map(|load| load.rows_written as f64)
-    });
+    each(
+        "pgshard_host_rows_written_total",
+        "counter",
+        help,
+        &|host| host.load.as_ref().map(|load| load.rows_written as f64),
+    );
     let slots = || {
-        let loads = hosts.iter().filter_map(|(host, facts)| Some((host, facts.load.as_ref()?)));
+        let loads = hosts
+            .iter()
+            .filter_map(|(host, facts)| Some((host, facts.load.as_ref()?)));
         loads.flat_map(|(host, load)| load.slots.iter().map(move |slot| (host, slot)))
     };
-    page.family("pgshard_slot_wal_kept_bytes", "gauge", "The WAL that the host keeps for a slot of a move.");
+    page.family(
+        "pgshard_slot_wal_kept_bytes",
+        "gauge",
+        "The WAL that the host keeps for a slot of a move.",
+    );
     for (host, slot) in slots() {
         if let Some(kept) = slot.kept {
-            page.sample("pgshard_slot_wal_kept_bytes", &[("host", host.as_str()), ("slot", &slot.name)], kept as f64);
+            page.sample(
+                "pgshard_slot_wal_kept_bytes",
+                &[("host", host.as_str()), ("slot", &slot.name)],
+                kept as f64,
+            );
         }
     }
-    page.family("pgshard_slot_lag_bytes", "gauge", "How far the reader of a slot is behind.");
+    page.family(
+        "pgshard_slot_lag_bytes",
+        "gauge",
+        "How far the reader of a slot is behind.",
+    );
     for (host, slot) in slots() {
         if let Some(behind) = slot.behind {
-            page.sample("pgshard_slot_lag_bytes", &[("host", host.as_str()), ("slot", &slot.name)], behind as f64);
+            page.sample(
+                "pgshard_slot_lag_bytes",
+                &[("host", host.as_str()), ("slot", &slot.name)],
+                behind as f64,
+            );
         }
     }
-    page.family("pgshard_slot_active", "gauge", "Whether somebody reads from a slot.");
+    page.family(
+        "pgshard_slot_active",
+        "gauge",
+        "Whether somebody reads from a slot.",
+    );
     for (host, slot) in slots() {
-        page.sample("pgshard_slot_active", &[("host", host.as_str()), ("slot", &slot.name)], truth(slot.active));
+        page.sample(
+            "pgshard_slot_active",
+            &[("host", host.as_str()), ("slot", &slot.name)],
+            truth(slot.active),
+        );
     }
 }
 
 fn moves(page: &mut Page, gathered: &Gathered) {
-    page.family("pgshard_move_shards", "gauge", "Shards of moves that the journals have, by phase.");
+    page.family(
+        "pgshard_move_shards",
+        "gauge",
+        "Shards of moves that the journals have, by phase.",
+    );
     let mut phases: BTreeMap<&str, usize> = Phase::all().map(|phase| (phase.as_str(), 0)).collect();
     for entry in &gathered.entries {
         *phases.entry(entry.phase.as_str()).or_default() += 1;
@@ -100,19 +174,46 @@ fn moves(page: &mut Page, gathered: &Gathered) {
     for (phase, count) in phases {
         page.sample("pgshard_move_shards", &[("phase", phase)], count as f64);
     }
-    let at_work = gathered.entries.iter().filter(|entry| !entry.phase.is_ended() && entry.worker.is_some()).count();
-    page.family("pgshard_move_shards_at_work", "gauge", "Shards of open moves on which a mover works.");
+    let at_work = gathered
+        .entries
+        .iter()
+        .filter(|entry| !entry.phase.is_ended() && entry.worker.is_some())
+        .count();
+    page.family(
+        "pgshard_move_shards_at_work",
+        "gauge",
+        "Shards of open moves on which a mover works.",
+    );
     page.sample("pgshard_move_shards_at_work", &[], at_work as f64);
     let pause = "pgshard_move_pause_seconds";
-    page.family(pause, "histogram", "How long moves have closed shards, of all moves that the journals have.");
-    let pauses = gathered.entries.iter().filter_map(|entry| entry.timings.get("pause_ms")?.as_f64());
+    page.family(
+        pause,
+        "histogram",
+        "How long moves have closed shards, of all moves that the journals have.",
+    );
+    let pauses = gathered
+        .entries
+        .iter()
+        .filter_map(|entry| entry.timings.get("pause_ms")?.as_f64());
     let pauses: Vec<f64> = pauses.map(|ms| ms / 1000.0).collect();
     for bound in PAUSES {
         let below = pauses.iter().filter(|pause| **pause <= bound).count();
-        page.sample(&format!("{pause}_bucket"), &[("le", &bound.to_string())], below as f64);
+        page.sample(
+            &format!("{pause}_bucket"),
+            &[("le", &bound.to_string())],
+            below as f64,
+        );
     }
-    page.sample(&format!("{pause}_bucket"), &[("le", "+Inf")], pauses.len() as f64);
-    page.sample(&format!("{pause}_sum"), &[], pauses.iter().fold(0.0, |sum, pause| sum + pause));
+    page.sample(
+        &format!("{pause}_bucket"),
+        &[("le", "+Inf")],
+        pauses.len() as f64,
+    );
+    page.sample(
+        &format!("{pause}_sum"),
+        &[],
+        pauses.iter().fold(0.0, |sum, pause| sum + pause),
+    );
     page.sample(&format!("{pause}_count"), &[], pauses.len() as f64);
 }
 
@@ -125,13 +226,26 @@ struct Page(String);
 
 impl Page {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
-        self.0.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+        self.0
+            .push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
-        let escape = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let escape = |value: &str| {
+            value
+                .replace('\\', "\\\\")
+                .replace('"', "\\\"")
+                .replace('\n', "\\n")
+        };
+        let labels: Vec<String> = labels
+            .iter()
+            .map(|(name, value)| format!("{name}=\"{}\"", escape(value)))
+            .collect();
+        let labels = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{}}}", labels.join(","))
+        };
         // Writing to a string does not fail.
         writeln!(self.0, "{name}{labels} {value}").ok();
     }

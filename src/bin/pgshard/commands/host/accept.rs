@@ -37,16 +37,23 @@ pub(crate) async fn accept(
     let itself = hosts.iter().filter(|(name, _)| *name == host).cloned();
     context::of_this_cluster(&config, &schema::survey(itself.collect::<Vec<_>>()).await)?;
     let identities = schema::identities(hosts.clone()).await;
-    let accepted = identities.accepted(&host).map_err(|error| Failure::new(Exit::Refused, error))?;
+    let accepted = identities
+        .accepted(&host)
+        .map_err(|error| Failure::new(Exit::Refused, error))?;
     let Some(schema::Accepted { former, record, .. }) = accepted else {
         context::record(&identities, &config).await;
-        output.note(format_args!("nothing to do: the server that answers is {host} already"));
+        output.note(format_args!(
+            "nothing to do: the server that answers is {host} already"
+        ));
         return Ok(Exit::Done);
     };
     let now = said(record);
     let question = match former {
         None => format!("nothing is recorded of {host}: take the server with {now} for it?"),
-        Some(former) => format!("{host} was the server with {}: take the one with {now} for it?", said(former)),
+        Some(former) => format!(
+            "{host} was the server with {}: take the one with {now} for it?",
+            said(former)
+        ),
     };
     if !confirm(&question, consent, output).await? {
         return Err(Failure::new(Exit::Failed, "nothing was changed"));
@@ -54,7 +61,10 @@ pub(crate) async fn accept(
     let untold = schema::accept(&hosts, &host, former, record).await?;
     for error in &untold {
         let error = chain(error);
-        output.error_with_remedy(error, &format!("when it answers, run `pgshard host accept {host}` again"));
+        output.error_with_remedy(
+            error,
+            &format!("when it answers, run `pgshard host accept {host}` again"),
+        );
     }
     match output.format() {
         Format::Json => output.object(Accepted {
@@ -66,9 +76,16 @@ pub(crate) async fn accept(
         }),
         Format::Text => output.data(format_args!("{host} is the server with {now}")),
     }
-    Ok(if untold.is_empty() { Exit::Done } else { Exit::Partly })
+    Ok(if untold.is_empty() {
+        Exit::Done
+    } else {
+        Exit::Partly
+    })
 }
 
 fn said(record: Record) -> String {
-    format!("system identifier {} and timeline {}", record.system, record.timeline)
+    format!(
+        "system identifier {} and timeline {}",
+        record.system, record.timeline
+    )
 }

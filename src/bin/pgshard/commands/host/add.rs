@@ -30,7 +30,11 @@ pub(crate) struct Added<'a> {
 }
 
 /// Checks a host, bootstraps it, and writes it into the config.
-pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn add(
+    args: HostAdd,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let host = new_host(args)?;
     let there = config.hosts.get(&host.name);
@@ -39,7 +43,10 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
         Some(there) if is_same(there, &host) => config.clone(),
         _ => config.with_host(&host).map_err(edit_failure)?,
     };
-    let added = wanted.hosts.get(&host.name).ok_or_else(|| Failure::usage("the config does not take the host"))?;
+    let added = wanted
+        .hosts
+        .get(&host.name)
+        .ok_or_else(|| Failure::usage("the config does not take the host"))?;
 
     let map = context::map(&config).await?;
     let missing = check(added, &config, output).await?;
@@ -49,12 +56,22 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
         config.add_host(&host).map_err(edit_failure)?;
     }
     for what in &missing {
-        output.warning(format_args!("{what}; shards that need it are refused by moves until it is there"));
+        output.warning(format_args!(
+            "{what}; shards that need it are refused by moves until it is there"
+        ));
     }
     let (name, version) = (host.name.as_str(), version(server));
     match output.format() {
-        Format::Json => output.object(Added { host: name, version, bootstrapped, missing }),
-        Format::Text => output.data(format_args!("{name} (PostgreSQL {version}) is in {}", config.path.display())),
+        Format::Json => output.object(Added {
+            host: name,
+            version,
+            bootstrapped,
+            missing,
+        }),
+        Format::Text => output.data(format_args!(
+            "{name} (PostgreSQL {version}) is in {}",
+            config.path.display()
+        )),
     }
     if map.shards_on(&host.name).next().is_none() {
         output.hint("it has no shards yet: `pgshard rebalance --plan` shows what it would get");
@@ -64,49 +81,73 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
 
 fn new_host(args: HostAdd) -> Result<NewHost, Failure> {
     let name = HostName::new(&args.name).map_err(Failure::usage)?;
-    context::open_url(&args.url, "--password-env DB3_PASSWORD, --password-file FILE, or ~/.pgpass")?;
-    Ok(NewHost { name, url: args.url, password_env: args.password_env, password_file: args.password_file })
+    context::open_url(
+        &args.url,
+        "--password-env DB3_PASSWORD, --password-file FILE, or ~/.pgpass",
+    )?;
+    Ok(NewHost {
+        name,
+        url: args.url,
+        password_env: args.password_env,
+        password_file: args.password_file,
+    })
 }
 
 fn is_same(there: &HostConfig, host: &NewHost) -> bool {
-    ConnectOptions::parse(&host.url).is_ok_and(|connect| connect.to_string() == there.connect.to_string())
+    ConnectOptions::parse(&host.url)
+        .is_ok_and(|connect| connect.to_string() == there.connect.to_string())
 }
 
-/// Compares the new host with those in use. Gives what it lacks, for which moves would refuse some shards.
+/// Compares the new host with those in use. Gives what it lacks, for which moves would refuse some
+/// shards.
 ///
 /// # Errors
 /// With [`Exit::Refused`] and every reason why no shard could live there.
-async fn check(host: &HostConfig, config: &Config, output: &Output) -> Result<Vec<String>, Failure> {
+async fn check(
+    host: &HostConfig,
+    config: &Config,
+    output: &Output,
+) -> Result<Vec<String>, Failure> {
     let new = look(host).await?;
     let mut refusals = Vec::new();
     let mut missing = BTreeSet::new();
     if new.wal_level != "logical" {
         let text = format!(
-            "{}: wal_level is {}: moves from it that keep shards open need logical (a restart of the server)",
+            "{}: wal_level is {}: moves from it that keep shards open need logical (a restart of \
+                the server)",
             host.name, new.wal_level
         );
         output.warning(text);
     }
-    for other in config.hosts.values().filter(|other| other.name != host.name) {
+    for other in config
+        .hosts
+        .values()
+        .filter(|other| other.name != host.name)
+    {
         let there = match look(other).await {
             Ok(there) => there,
             Err(failure) => {
                 let words: Vec<String> = failure.chains().flatten().collect();
-                output.warning(format_args!("{}; what its shards need is not known", words.join(": ")));
+                output.warning(format_args!(
+                    "{}; what its shards need is not known",
+                    words.join(": ")
+                ));
                 continue;
             }
         };
         if there.encoding != new.encoding {
             let (ours, theirs) = (&new.encoding, &there.encoding);
             refusals.push(format!(
-                "{} has encoding {ours}, {} has {theirs}\n  remedy: create the database again with ENCODING '{theirs}'",
+                "{} has encoding {ours}, {} has {theirs}\n  remedy: create the database again with \
+                    ENCODING '{theirs}'",
                 host.name, other.name
             ));
         }
         if there.collation != new.collation {
             let (ours, theirs) = (&new.collation, &there.collation);
             refusals.push(format!(
-                "{} has collation {ours}, {} has {theirs}\n  remedy: create the database again with that LC_COLLATE \
+                "{} has collation {ours}, {} has {theirs}\n  remedy: create the database again \
+                    with that LC_COLLATE \
                  and LC_CTYPE",
                 host.name, other.name
             ));
@@ -128,23 +169,40 @@ async fn check(host: &HostConfig, config: &Config, output: &Output) -> Result<Ve
             ));
         }
     }
-    if refusals.is_empty() { Ok(missing.into_iter().collect()) } else { Err(Failure::several(Exit::Refused, refusals)) }
+    if refusals.is_empty() {
+        Ok(missing.into_iter().collect())
+    } else {
+        Err(Failure::several(Exit::Refused, refusals))
+    }
 }
 
 async fn look(host: &HostConfig) -> Result<Surroundings, Failure> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
-        Failure::new(Exit::Failed, format!("host {}: {}", host.name, chain(error)))
+        Failure::new(
+            Exit::Failed,
+            format!("host {}: {}", host.name, chain(error)),
+        )
     };
-    let connection = host.connect.connect("pgshard host").await.map_err(|error| failed(&error))?;
-    schema::surroundings(connection.client()).await.map_err(|error| failed(&error))
+    let connection = host
+        .connect
+        .connect("pgshard host")
+        .await
+        .map_err(|error| failed(&error))?;
+    schema::surroundings(connection.client())
+        .await
+        .map_err(|error| failed(&error))
 }
 
-/// Has the hosts record which server the new one is, even if they remember another by its name. A later `bootstrap`
-/// writes what cannot be written now.
+/// Has the hosts record which server the new one is, even if they remember another by its name. A
+/// later `bootstrap` writes what cannot be written now.
 async fn introduce(config: &Config, name: &HostName) {
     let hosts = context::all_hosts(config);
     let identities = schema::identities(hosts.clone()).await;
-    if let Ok(Some(schema::Accepted { former: former @ Some(_), record, .. })) = identities.accepted(name)
+    if let Ok(Some(schema::Accepted {
+        former: former @ Some(_),
+        record,
+        ..
+    })) = identities.accepted(name)
         && let Err(error) = schema::accept(&hosts, name, former, record).await
     {
         tracing::warn!(host = %name, error = chain(&error), "which server it is was not recorded");
@@ -152,25 +210,34 @@ async fn introduce(config: &Config, name: &HostName) {
     context::record(&identities, config).await;
 }
 
-/// Creates the host's control schema, with the cluster's identity. Gives the server's version, and whether anything was
-/// created.
+/// Creates the host's control schema, with the cluster's identity. Gives the server's version, and
+/// whether anything was created.
 async fn install(config: &Config, name: &HostName) -> Result<(i32, bool), Failure> {
     let hosts = hosts(config, &context::map(config).await?);
-    let request = bootstrap::Request::new(context::cluster(config), hosts, context::migrations(config)?)
-        .only(BTreeSet::from([name.clone()]));
+    let request = bootstrap::Request::new(
+        context::cluster(config),
+        hosts,
+        context::migrations(config)?,
+    )
+    .only(BTreeSet::from([name.clone()]));
     let report = schema::bootstrap(&request, &|_| ()).await;
     let made = report.hosts.get(name);
     match made.and_then(|made| made.fault.as_ref()) {
         None => {}
         Some(HostFault::Refused(refusals)) => {
-            let each = refusals.iter().map(|refusal| format!("{name}: {refusal}\n  remedy: {}", refusal.remedy()));
+            let each = refusals
+                .iter()
+                .map(|refusal| format!("{name}: {refusal}\n  remedy: {}", refusal.remedy()));
             return Err(Failure::several(Exit::Refused, each));
         }
         Some(fault) => {
             return Err(Failure::new(Exit::Failed, format!("{name}: {fault}")).hint(fault.remedy()));
         }
     }
-    let host = config.hosts.get(name).map(|host| (host.name.clone(), host.connect.clone()));
+    let host = config
+        .hosts
+        .get(name)
+        .map(|host| (host.name.clone(), host.connect.clone()));
     let facts = schema::survey(host).await.remove(name).and_then(Result::ok);
     let version = facts.map_or(0, |facts| facts.server.version);
     Ok((version, made.is_some_and(|made| !made.control.is_empty())))

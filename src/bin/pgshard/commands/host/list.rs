@@ -47,11 +47,18 @@ pub(crate) enum ListedHost {
 pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let answers = join_all(config.hosts.values().map(status)).await;
-    let answers: Vec<(String, Result<HostStatus, Silent>)> =
-        config.hosts.keys().map(ToString::to_string).zip(answers).collect();
+    let answers: Vec<(String, Result<HostStatus, Silent>)> = config
+        .hosts
+        .keys()
+        .map(ToString::to_string)
+        .zip(answers)
+        .collect();
     match output.format() {
         Format::Json => {
-            let hosts = answers.iter().map(|(name, answer)| (name.clone(), listed(answer))).collect();
+            let hosts = answers
+                .iter()
+                .map(|(name, answer)| (name.clone(), listed(answer)))
+                .collect();
             output.object(Listed { hosts });
         }
         Format::Text => {
@@ -67,10 +74,15 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
                 ("standbys", Align::Right),
                 ("lag", Align::Left),
             ];
-            output.table(&columns, answers.iter().map(|(name, answer)| row(name, answer)));
+            output.table(
+                &columns,
+                answers.iter().map(|(name, answer)| row(name, answer)),
+            );
         }
     }
-    let silent = answers.iter().filter_map(|(name, answer)| Some((name, answer.as_ref().err()?)));
+    let silent = answers
+        .iter()
+        .filter_map(|(name, answer)| Some((name, answer.as_ref().err()?)));
     let mut exit = Exit::Done;
     for (name, Silent { error, remedy }) in silent {
         output.error_with_remedy(format_args!("host {name}: {error}"), remedy);
@@ -87,14 +99,22 @@ struct Silent {
 
 async fn status(host: &HostConfig) -> Result<HostStatus, Silent> {
     let connection = host.connect.connect("pgshard host").await;
-    let connection = connection.map_err(|error| Silent { error: chain(&error), remedy: error.remedy() })?;
+    let connection = connection.map_err(|error| Silent {
+        error: chain(&error),
+        remedy: error.remedy(),
+    })?;
     let answer = schema::host_status(connection.client()).await;
-    answer.map_err(|error| Silent { error: chain(&error), remedy: "see what its log says" })
+    answer.map_err(|error| Silent {
+        error: chain(&error),
+        remedy: "see what its log says",
+    })
 }
 
 fn listed(answer: &Result<HostStatus, Silent>) -> ListedHost {
     match answer {
-        Err(silent) => ListedHost::Silent { error: silent.error.clone() },
+        Err(silent) => ListedHost::Silent {
+            error: silent.error.clone(),
+        },
         Ok(facts) => ListedHost::answered(facts),
     }
 }
@@ -122,8 +142,29 @@ impl ListedHost {
 fn row(name: &str, answer: &Result<HostStatus, Silent>) -> [String; 10] {
     let none = || "-".to_owned();
     let Ok(facts) = answer else {
-        let [version, shards, bytes, connections, wal, level, kept, standbys, lag] = std::array::from_fn(|_| none());
-        return [name.to_owned(), version, shards, bytes, connections, wal, level, kept, standbys, lag];
+        let [
+            version,
+            shards,
+            bytes,
+            connections,
+            wal,
+            level,
+            kept,
+            standbys,
+            lag,
+        ] = std::array::from_fn(|_| none());
+        return [
+            name.to_owned(),
+            version,
+            shards,
+            bytes,
+            connections,
+            wal,
+            level,
+            kept,
+            standbys,
+            lag,
+        ];
     };
     let lag = match (facts.lag_bytes, facts.lag_ms) {
         (None, _) => none(),

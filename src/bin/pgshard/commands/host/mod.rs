@@ -22,9 +22,10 @@ fn edit_failure(error: EditError) -> Failure {
         EditError::Config(ConfigError::Invalid { diagnostics, .. }) => {
             Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string))
         }
-        EditError::Config(_) | EditError::There { .. } | EditError::NotThere { .. } | EditError::Form => {
-            Failure::usage(error)
-        }
+        EditError::Config(_)
+        | EditError::There { .. }
+        | EditError::NotThere { .. }
+        | EditError::Form => Failure::usage(error),
         error => error.into(),
     }
 }

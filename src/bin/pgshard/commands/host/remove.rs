@@ -41,22 +41,44 @@ pub(crate) async fn remove(
     for what in &left {
         output.note(format_args!("stays on {name}: {what}"));
     }
-    if !confirm(&format!("take {name} out of {}?", config.path.display()), consent, output).await? {
+    if !confirm(
+        &format!("take {name} out of {}?", config.path.display()),
+        consent,
+        output,
+    )
+    .await?
+    {
         return Err(Failure::new(Exit::Failed, "the config stays as it is"));
     }
     // Somebody may have moved a shard there while the question stood.
     unneeded(&config, &name).await?;
     // Before the config is written: a host that the others know and no config names is an alarm.
-    let hosts: Vec<_> = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect();
-    schema::forget(&context::cluster(&config), &hosts, &name).await.map_err(|faults| {
-        let refused = faults.iter().all(|(_, fault)| matches!(fault, HostFault::HasShards(_)));
-        let each = faults.iter().map(|(host, fault)| format!("host {host}: {fault}\n  remedy: {}", fault.remedy()));
-        Failure::several(if refused { Exit::Refused } else { Exit::Failed }, each)
-    })?;
+    let hosts: Vec<_> = config
+        .hosts
+        .values()
+        .map(|host| (host.name.clone(), host.connect.clone()))
+        .collect();
+    schema::forget(&context::cluster(&config), &hosts, &name)
+        .await
+        .map_err(|faults| {
+            let refused = faults
+                .iter()
+                .all(|(_, fault)| matches!(fault, HostFault::HasShards(_)));
+            let each = faults
+                .iter()
+                .map(|(host, fault)| format!("host {host}: {fault}\n  remedy: {}", fault.remedy()));
+            Failure::several(if refused { Exit::Refused } else { Exit::Failed }, each)
+        })?;
     config.remove_host(&name).map_err(edit_failure)?;
     match output.format() {
-        Format::Json => output.object(Removed { host: name.as_str(), left }),
-        Format::Text => output.data(format_args!("{name} is no longer in {}", config.path.display())),
+        Format::Json => output.object(Removed {
+            host: name.as_str(),
+            left,
+        }),
+        Format::Text => output.data(format_args!(
+            "{name} is no longer in {}",
+            config.path.display()
+        )),
     }
     Ok(Exit::Done)
 }
@@ -66,61 +88,93 @@ async fn unneeded(config: &Config, name: &HostName) -> Result<Option<HostFacts>,
     let facts = facts(config, name).await?;
     let mut refusals = owned(config, name, facts.as_ref()).await?;
     refusals.extend(moves_that_need_it(config, name).await?);
-    if refusals.is_empty() { Ok(facts) } else { Err(Failure::several(Exit::Refused, refusals)) }
+    if refusals.is_empty() {
+        Ok(facts)
+    } else {
+        Err(Failure::several(Exit::Refused, refusals))
+    }
 }
 
 /// What the host says; `None` where it was never bootstrapped.
 async fn facts(config: &Config, name: &HostName) -> Result<Option<HostFacts>, Failure> {
-    let host = config.hosts.get(name).map(|host| (host.name.clone(), host.connect.clone()));
+    let host = config
+        .hosts
+        .get(name)
+        .map(|host| (host.name.clone(), host.connect.clone()));
     match schema::survey(host).await.remove(name) {
         Some(Ok(facts)) => Ok(facts.control.is_some().then_some(facts)),
         Some(Err(error)) => {
             let error = format!("host {name}: {}", chain(&error));
-            Err(Failure::new(Exit::Failed, error)
-                .hint("what it holds is not known; if it is gone for good and had no shards, take it out by hand"))
+            Err(Failure::new(Exit::Failed, error).hint(
+                "what it holds is not known; if it is gone for good and had no shards, take \
+                    it out by hand",
+            ))
         }
         None => Ok(None),
     }
 }
 
 /// The shards that are here or coming, by the host and by the map.
-async fn owned(config: &Config, name: &HostName, facts: Option<&HostFacts>) -> Result<Vec<String>, Failure> {
+async fn owned(
+    config: &Config,
+    name: &HostName,
+    facts: Option<&HostFacts>,
+) -> Result<Vec<String>, Failure> {
     let mut refusals = Vec::new();
     let map = context::map(config).await?;
     let mut here: BTreeSet<_> = map.shards_on(name).collect();
     if let Some(control) = facts.and_then(|facts| facts.control.as_ref()) {
-        let owned = control.shards.iter().filter(|(_, row)| row.state != ShardState::Moved);
+        let owned = control
+            .shards
+            .iter()
+            .filter(|(_, row)| row.state != ShardState::Moved);
         here.extend(owned.map(|(shard, _)| *shard));
         if !control.incoming.is_empty() {
             let shards = print_shards(control.incoming.keys().copied());
-            refusals.push(format!("shards {shards} are being moved to {name}\n  remedy: `pgshard moves`"));
+            refusals.push(format!(
+                "shards {shards} are being moved to {name}\n  remedy: `pgshard moves`"
+            ));
         }
         if !control.moving.is_empty() {
             let shards = print_shards(control.moving.iter().copied());
-            refusals
-                .push(format!("moves of shards {shards} away from {name} are not finished\n  remedy: `pgshard moves`"));
+            refusals.push(format!(
+                "moves of shards {shards} away from {name} are not finished\n  \
+                    remedy: `pgshard moves`"
+            ));
         }
     }
-    if let Some(schema::Lost { shards: lost, by, .. }) = schema::lost_on(&context::survey(config).await, name) {
+    if let Some(schema::Lost {
+        shards: lost, by, ..
+    }) = schema::lost_on(&context::survey(config).await, name)
+    {
         let shards = print_shards(lost.iter().copied());
         here.retain(|shard| !lost.contains(shard));
         refusals.push(format!(
-            "{by} knows that shards {shards} were on {name}, and no host serves them\n  remedy: restore the database \
+            "{by} knows that shards {shards} were on {name}, and no host serves them\n  remedy: \
+                restore the database \
              of {name}; only if its rows are lost for good: `pgshard bootstrap --lost {name}`"
         ));
     }
     if !here.is_empty() {
         let shards = print_shards(here);
-        refusals.push(format!("{name} holds shards {shards}\n  remedy: `pgshard drain {name}`"));
+        refusals.push(format!(
+            "{name} holds shards {shards}\n  remedy: `pgshard drain {name}`"
+        ));
     }
     Ok(refusals)
 }
 
-/// Moves that cannot be ended without it: those whose old copies are kept on other hosts, for to drop them their target
-/// must be asked; and those from it whose way back another host keeps its log for.
+/// Moves that cannot be ended without it: those whose old copies are kept on other hosts, for to
+/// drop them their target must be asked; and those from it whose way back another host keeps its
+/// log for.
 async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<String>, Failure> {
-    let Heard { found: entries, unknown: silent, .. } =
-        mover(config, Options::default(), Observer::silent()).list(None).await;
+    let Heard {
+        found: entries,
+        unknown: silent,
+        ..
+    } = mover(config, Options::default(), Observer::silent())
+        .list(None)
+        .await;
     if let Some((host, error)) = silent.into_iter().next() {
         let error = format!("host {host} may have moves to {name}: {}", chain(&error));
         return Err(Failure::new(Exit::Failed, error).hint("every host must answer"));
@@ -128,27 +182,44 @@ async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<Stri
     let in_phase = |phase| entries.iter().filter(move |entry| entry.phase == phase);
     let kept = || in_phase(Phase::Kept);
     // The host itself knows of a move to it only once something is prepared there.
-    let claimed: BTreeSet<_> =
-        in_phase(Phase::Claimed).filter(|entry| entry.target == *name).map(|entry| entry.shard).collect();
-    let to: BTreeSet<_> = kept().filter(|entry| entry.target == *name).map(|entry| entry.id).collect();
+    let claimed: BTreeSet<_> = in_phase(Phase::Claimed)
+        .filter(|entry| entry.target == *name)
+        .map(|entry| entry.shard)
+        .collect();
+    let to: BTreeSet<_> = kept()
+        .filter(|entry| entry.target == *name)
+        .map(|entry| entry.id)
+        .collect();
     let mut refusals: Vec<_> = to
         .into_iter()
         .map(|id| {
             format!(
-                "move {id} to {name} keeps old copies on other hosts\n  remedy: `pgshard moves complete {id}` first"
+                "move {id} to {name} keeps old copies on other hosts\n  remedy: `pgshard moves \
+                    complete {id}` first"
             )
         })
         .collect();
     if !claimed.is_empty() {
         let shards = print_shards(claimed);
-        refusals.push(format!("shards {shards} are about to be moved to {name}\n  remedy: `pgshard moves`"));
+        refusals.push(format!(
+            "shards {shards} are about to be moved to {name}\n  remedy: `pgshard moves`"
+        ));
     }
-    let with_a_slot =
-        |entry: &&Entry| entry.source == *name && entry.reverse.as_ref().is_some_and(|reverse| reverse.lost.is_none());
-    let from: BTreeSet<_> = kept().filter(with_a_slot).map(|entry| (entry.id, &entry.target)).collect();
+    let with_a_slot = |entry: &&Entry| {
+        entry.source == *name
+            && entry
+                .reverse
+                .as_ref()
+                .is_some_and(|reverse| reverse.lost.is_none())
+    };
+    let from: BTreeSet<_> = kept()
+        .filter(with_a_slot)
+        .map(|entry| (entry.id, &entry.target))
+        .collect();
     refusals.extend(from.into_iter().map(|(id, target)| {
         format!(
-            "move {id} from {name} can be taken back: {target} keeps its log for that, and would for ever\n  remedy: \
+            "move {id} from {name} can be taken back: {target} keeps its log for that, and would \
+                for ever\n  remedy: \
              `pgshard moves complete {id}`, or `pgshard moves rollback {id}`"
         )
     }));
@@ -157,13 +228,21 @@ async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<Stri
 
 /// What stays on its server when nobody asks it any more.
 fn left_there(facts: &HostFacts) -> Vec<String> {
-    let Some(control) = &facts.control else { return Vec::new() };
+    let Some(control) = &facts.control else {
+        return Vec::new();
+    };
     let mut left = vec!["the control schema pgshard".to_owned()];
-    let copies: BTreeSet<_> = control.ledger.iter().filter(|row| row.kind == "left").map(|row| row.shard).collect();
+    let copies: BTreeSet<_> = control
+        .ledger
+        .iter()
+        .filter(|row| row.kind == "left")
+        .map(|row| row.shard)
+        .collect();
     if !copies.is_empty() {
         let shards = print_shards(copies);
         left.push(format!(
-            "the old copies of shards {shards}, which `pgshard moves complete` would drop while it is in the config"
+            "the old copies of shards {shards}, which `pgshard moves complete` would drop while it \
+                is in the config"
         ));
     }
     if !control.shards.is_empty() {

@@ -23,30 +23,59 @@ const MIGRATIONS: &str = "migrations";
 pub(super) async fn text(urls: &[String], path: &Path) -> Result<String, Failure> {
     let (hosts, survey) = ask(urls).await?;
     let recorded: Vec<(&HostName, &RecordedCluster)> = survey.iter().filter_map(of_host).collect();
-    let Some((first, cluster)) = recorded.first() else { return Err(Failure::usage("no host is named")) };
-    let same = |other: &RecordedCluster| RecordedCluster { host_name: cluster.host_name.clone(), ..other.clone() };
+    let Some((first, cluster)) = recorded.first() else {
+        return Err(Failure::usage("no host is named"));
+    };
+    let same = |other: &RecordedCluster| RecordedCluster {
+        host_name: cluster.host_name.clone(),
+        ..other.clone()
+    };
     if let Some((other, _)) = recorded.iter().find(|(_, other)| same(other) != **cluster) {
-        return Err(Failure::new(Exit::Failed, format!("{first} and {other} are not hosts of one cluster"))
-            .hint("they have recorded other shards, epochs, prefixes or keys; name the urls of one cluster"));
+        return Err(Failure::new(
+            Exit::Failed,
+            format!(
+                "{first} and {other} are not hosts of one \
+            cluster"
+            ),
+        )
+        .hint(
+            "they have recorded other shards, epochs, prefixes or keys; name the urls of one \
+                cluster",
+        ));
     }
-    let of_control = survey.values().flatten().filter_map(|facts| facts.control.as_ref());
+    let of_control = survey
+        .values()
+        .flatten()
+        .filter_map(|facts| facts.control.as_ref());
     let mut known = of_control.flat_map(|control| control.known.keys());
     if let Some(missing) = known.find(|name| !survey.contains_key(*name)) {
-        return Err(Failure::new(Exit::Failed, format!("the hosts know of {missing}, and no url leads to it"))
-            .hint(format_args!("add --from with the url of {missing}")));
+        return Err(Failure::new(
+            Exit::Failed,
+            format!("the hosts know of {missing}, and no url leads to it"),
+        )
+        .hint(format_args!("add --from with the url of {missing}")));
     }
-    let shards = u32::try_from(cluster.shards).ok().and_then(ShardCount::new).ok_or_else(impossible)?;
+    let shards = u32::try_from(cluster.shards)
+        .ok()
+        .and_then(ShardCount::new)
+        .ok_or_else(impossible)?;
     let map = schema::map_of_hosts(shards, &survey).map_err(|unknown| {
         let shards = print_shards(unknown);
-        Failure::new(Exit::Failed, format!("no host says where these shards are: {shards}"))
-            .hint("add --from with the urls of the other hosts")
+        Failure::new(
+            Exit::Failed,
+            format!("no host says where these shards are: {shards}"),
+        )
+        .hint("add --from with the urls of the other hosts")
     })?;
     let epoch = Epoch::from_unix_ms(cluster.epoch_ms).map_err(|_| impossible())?;
     let prefix = SchemaPrefix::new(&cluster.schema_prefix).map_err(|_| impossible())?;
     let key: KeyKind = cluster.key_kind.parse().map_err(|_| impossible())?;
     let folder = path.parent().unwrap_or(Path::new("")).join(MIGRATIONS);
     let migrations = folder.is_dir().then(|| PathBuf::from(MIGRATIONS));
-    let settings = Settings::new(epoch, hosts, map).prefix(prefix).key(key).migrations(migrations);
+    let settings = Settings::new(epoch, hosts, map)
+        .prefix(prefix)
+        .key(key)
+        .migrations(migrations);
     let text = render(&settings);
     // What we write can be read.
     Config::parse(&text, path)?;
@@ -66,19 +95,38 @@ async fn ask(urls: &[String]) -> Result<(Vec<HostSettings>, Survey), Failure> {
     let mut hosts = BTreeMap::new();
     let mut survey = Survey::new();
     for (number, facts) in schema::survey(asked).await {
-        let Some((url, address)) = of_number.get(&number) else { continue };
+        let Some((url, address)) = of_number.get(&number) else {
+            continue;
+        };
         let facts = facts.map_err(|error| {
-            Failure::new(Exit::Failed, format!("the host at {address}: {}", chain(&error)))
-                .hint("every host must answer: a config without one would have its shards lost")
+            Failure::new(
+                Exit::Failed,
+                format!("the host at {address}: {}", chain(&error)),
+            )
+            .hint("every host must answer: a config without one would have its shards lost")
         })?;
-        let recorded = facts.control.as_ref().and_then(|control| control.cluster.as_ref());
+        let recorded = facts
+            .control
+            .as_ref()
+            .and_then(|control| control.cluster.as_ref());
         let Some(recorded) = recorded else {
-            return Err(Failure::new(Exit::Failed, format!("the host at {address} belongs to no cluster")).hint(
-                "its database has no control schema, or has lost what it recorded: `pgshard explain control_lost`",
+            return Err(Failure::new(
+                Exit::Failed,
+                format!(
+                    "the host at {address} belongs to no \
+                cluster"
+                ),
+            )
+            .hint(
+                "its database has no control schema, or has lost what it recorded: `pgshard \
+                    explain control_lost`",
             ));
         };
         let name = HostName::new(&recorded.host_name).map_err(|_| impossible())?;
-        if hosts.insert(name.clone(), HostSettings::new(name.clone(), url.as_str())).is_some() {
+        if hosts
+            .insert(name.clone(), HostSettings::new(name.clone(), url.as_str()))
+            .is_some()
+        {
             return Err(Failure::usage(format!("two urls lead to {name}")));
         }
         survey.insert(name, Ok(facts));
@@ -94,6 +142,9 @@ fn of_host<'a>(
 }
 
 fn impossible() -> Failure {
-    Failure::new(Exit::Failed, "a host has recorded something of the cluster that no pgshard writes")
-        .hint("see its row in pgshard.cluster, and what the other hosts have there")
+    Failure::new(
+        Exit::Failed,
+        "a host has recorded something of the cluster that no pgshard writes",
+    )
+    .hint("see its row in pgshard.cluster, and what the other hosts have there")
 }

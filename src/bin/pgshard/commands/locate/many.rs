@@ -26,7 +26,8 @@ pub(crate) enum Lines {
     Ids,
 }
 
-/// The longest accepted line: no key is nearly as long, and a file without line ends cannot fill the memory.
+/// The longest accepted line: no key is nearly as long, and a file without line ends cannot fill
+/// the memory.
 const LINE_MAX: u64 = 64 << 10;
 
 /// A line that is not a key or an ID of this cluster.
@@ -36,7 +37,8 @@ pub(crate) struct Wrong<'a> {
     error: &'a str,
 }
 
-/// Prints where the key or ID of each line is, line by line; a wrong line does not affect the others.
+/// Prints where the key or ID of each line is, line by line; a wrong line does not affect the
+/// others.
 pub(crate) async fn run(
     lines: Lines,
     from: PathBuf,
@@ -50,8 +52,9 @@ pub(crate) async fn run(
     tokio::task::spawn_blocking(move || match from.as_os_str() == "-" {
         true => every(io::stdin().lock(), lines, &config, &map, &output),
         false => {
-            let file = File::open(&from)
-                .map_err(|error| Failure::usage(format!("cannot read {}: {error}", from.display())))?;
+            let file = File::open(&from).map_err(|error| {
+                Failure::usage(format!("cannot read {}: {error}", from.display()))
+            })?;
             every(BufReader::new(file), lines, &config, &map, &output)
         }
     })
@@ -73,24 +76,38 @@ fn every(
             break;
         }
         bytes.clear();
-        if reader.by_ref().take(LINE_MAX).read_until(b'\n', &mut bytes)? == 0 {
+        if reader
+            .by_ref()
+            .take(LINE_MAX)
+            .read_until(b'\n', &mut bytes)?
+            == 0
+        {
             break;
         }
         if bytes.len() as u64 == LINE_MAX && bytes.last() != Some(&b'\n') {
-            return Err(Failure::usage(format!("line {number} is longer than {LINE_MAX} bytes")));
+            return Err(Failure::usage(format!(
+                "line {number} is longer than {LINE_MAX} bytes"
+            )));
         }
         let text = String::from_utf8_lossy(&bytes);
         let text = text.trim_end_matches(['\n', '\r']);
         // Spreadsheets put a byte order mark before the first line.
-        let text = if number == 1 { text.strip_prefix('\u{feff}').unwrap_or(text) } else { text };
+        let text = if number == 1 {
+            text.strip_prefix('\u{feff}').unwrap_or(text)
+        } else {
+            text
+        };
         if text.is_empty() {
             continue;
         }
         let target = match lines {
             Lines::Keys => Ok(Target::Key(text.to_owned())),
-            Lines::Ids => values::id(text).map(Target::Id).map_err(|error| format!("{text:?}: {error}")),
+            Lines::Ids => values::id(text)
+                .map(Target::Id)
+                .map_err(|error| format!("{text:?}: {error}")),
         };
-        let answer = target.and_then(|target| located(target, config, map).map_err(|failure| failure.words()));
+        let answer = target
+            .and_then(|target| located(target, config, map).map_err(|failure| failure.words()));
         match answer {
             Ok(located) => {
                 found += 1;
@@ -99,8 +116,13 @@ fn every(
             Err(error) => {
                 wrong += 1;
                 match output.format() {
-                    Format::Json => output.object(Wrong { line: number, error: &error }),
-                    Format::Text => output.error_with_remedy(format_args!("line {number}: {error}"), ""),
+                    Format::Json => output.object(Wrong {
+                        line: number,
+                        error: &error,
+                    }),
+                    Format::Text => {
+                        output.error_with_remedy(format_args!("line {number}: {error}"), "")
+                    }
                 }
             }
         }
@@ -118,7 +140,10 @@ fn show(located: &Located, given: &str, output: &Output) {
         Format::Json => output.object(located),
         Format::Text => {
             let Located { schema, host, .. } = located;
-            output.data(format_args!("{given}\t{}\t{schema}\t{host}", located.shard()));
+            output.data(format_args!(
+                "{given}\t{}\t{schema}\t{host}",
+                located.shard()
+            ));
         }
     }
 }

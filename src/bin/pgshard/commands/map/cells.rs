@@ -91,26 +91,46 @@ pub(super) struct Picture {
 
 impl Picture {
     /// The placement by the map; with weights, by what the hosts say.
-    pub(super) fn of(config: &Config, map: &ShardMap, weighed: Option<(&By, &BTreeMap<ShardId, Weighed>)>) -> Picture {
-        let mut on: BTreeMap<&HostName, Vec<ShardId>> = config.hosts.keys().map(|host| (host, Vec::new())).collect();
+    pub(super) fn of(
+        config: &Config,
+        map: &ShardMap,
+        weighed: Option<(&By, &BTreeMap<ShardId, Weighed>)>,
+    ) -> Picture {
+        let mut on: BTreeMap<&HostName, Vec<ShardId>> =
+            config.hosts.keys().map(|host| (host, Vec::new())).collect();
         for (shard, host, _) in map.iter() {
-            let host = weighed.and_then(|(_, weighed)| weighed.get(&shard)).map_or(host, |weighed| &weighed.host);
+            let host = weighed
+                .and_then(|(_, weighed)| weighed.get(&shard))
+                .map_or(host, |weighed| &weighed.host);
             on.entry(host).or_default().push(shard);
         }
-        let weight =
-            |shard: &ShardId| weighed.map(|(_, weighed)| weighed.get(shard).map_or(0, |weighed| weighed.weight));
+        let weight = |shard: &ShardId| {
+            weighed.map(|(_, weighed)| weighed.get(shard).map_or(0, |weighed| weighed.weight))
+        };
         let sum = |shards: &[ShardId]| shards.iter().filter_map(weight).sum::<u64>();
-        let heaviest = on.values().map(|shards| sum(shards)).max().unwrap_or(0).max(1);
-        let average = map.iter().filter_map(|(shard, ..)| weight(&shard)).sum::<u64>() as f64 / map.iter().len() as f64;
+        let heaviest = on
+            .values()
+            .map(|shards| sum(shards))
+            .max()
+            .unwrap_or(0)
+            .max(1);
+        let average = map
+            .iter()
+            .filter_map(|(shard, ..)| weight(&shard))
+            .sum::<u64>() as f64
+            / map.iter().len() as f64;
         let cell = |shard: &ShardId| Cell {
             shard: *shard,
             level: weight(shard).map(|weight| Level::of(weight, average)),
-            weight: weighed.zip(weight(shard)).map(|((by, _), weight)| shown(by, weight)),
+            weight: weighed
+                .zip(weight(shard))
+                .map(|((by, _), weight)| shown(by, weight)),
         };
         let panels = on.iter().map(|(host, shards)| Panel {
             host: (*host).clone(),
             cells: shards.iter().map(cell).collect(),
-            total: weighed.map(|(by, _)| (shown(by, sum(shards)), sum(shards) as f64 / heaviest as f64)),
+            total: weighed
+                .map(|(by, _)| (shown(by, sum(shards)), sum(shards) as f64 / heaviest as f64)),
         });
         Picture {
             version: map.version().get(),
@@ -126,13 +146,23 @@ impl Picture {
         let label = self.shards.saturating_sub(1).to_string().len();
         let room = columns.saturating_sub(label + 2);
         // Powers of two, so that what stands below each other is easy to count.
-        let per_row = [256, 128, 64, 32].into_iter().find(|width| *width <= room).unwrap_or(16);
+        let per_row = [256, 128, 64, 32]
+            .into_iter()
+            .find(|width| *width <= room)
+            .unwrap_or(16);
         for panel in &self.panels {
             let count = crate::output::counted(panel.cells.len(), "shard");
-            let total = panel.total.as_ref().map(|(total, _)| format!(", {total}")).unwrap_or_default();
+            let total = panel
+                .total
+                .as_ref()
+                .map(|(total, _)| format!(", {total}"))
+                .unwrap_or_default();
             out += &format!("{}  {count}{total}\n", panel.host);
             for row in panel.cells.chunks(per_row) {
-                let first = row.first().map(|cell| cell.shard.to_string()).unwrap_or_default();
+                let first = row
+                    .first()
+                    .map(|cell| cell.shard.to_string())
+                    .unwrap_or_default();
                 out += &format!("{first:>label$}  ");
                 draw_row(&mut out, row, coloured);
                 out.push('\n');
@@ -142,7 +172,12 @@ impl Picture {
         if let Some(by) = self.by {
             let words = Level::ALL.map(|(level, words)| {
                 let mut cell = String::new();
-                draw(&mut cell, Some(level), &level.character().to_string(), coloured);
+                draw(
+                    &mut cell,
+                    Some(level),
+                    &level.character().to_string(),
+                    coloured,
+                );
                 format!("{cell} {words}")
             });
             out += &format!("{by}: {}", words.join("   "));
@@ -155,14 +190,23 @@ impl Picture {
 fn draw_row(out: &mut String, row: &[Cell], coloured: bool) {
     for run in row.chunk_by(|a, b| a.level == b.level) {
         let character = run[0].level.map_or('■', Level::character);
-        draw(out, run[0].level, &character.to_string().repeat(run.len()), coloured);
+        draw(
+            out,
+            run[0].level,
+            &character.to_string().repeat(run.len()),
+            coloured,
+        );
     }
 }
 
 fn draw(out: &mut String, level: Option<Level>, text: &str, coloured: bool) {
-    let style = level.filter(|_| coloured).map(|level| anstyle::Style::new().fg_color(Some(level.colour().into())));
+    let style = level
+        .filter(|_| coloured)
+        .map(|level| anstyle::Style::new().fg_color(Some(level.colour().into())));
     match style {
-        Some(style) => write!(out, "{style}{text}{style:#}").expect("writing to a String does not fail"),
+        Some(style) => {
+            write!(out, "{style}{text}{style:#}").expect("writing to a String does not fail")
+        }
         None => out.push_str(text),
     }
 }

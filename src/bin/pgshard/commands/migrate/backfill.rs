@@ -1,4 +1,5 @@
-//! `pgshard migrate backfill`: a statement over a table's rows in every shard, a range of keys at a time.
+//! `pgshard migrate backfill`: a statement over a table's rows in every shard, a range of keys at a
+//! time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -91,7 +92,11 @@ pub(crate) struct UnderWay {
 }
 
 /// Runs the ranges that are left, or reports the progress.
-pub(crate) async fn backfill(args: &MigrateBackfill, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn backfill(
+    args: &MigrateBackfill,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     if args.status {
         return status(args.name.as_deref(), &config, output).await;
@@ -100,7 +105,8 @@ pub(crate) async fn backfill(args: &MigrateBackfill, config: Option<&Path>, outp
     let identities = context::identities(&config).await?;
     context::record(&identities, &config).await;
     let report = schema::backfill(&request, &|event| saw(&event, output)).await;
-    let report = report.map_err(|error| Failure::new(Exit::Refused, error.to_string()).hint(error.remedy()))?;
+    let report = report
+        .map_err(|error| Failure::new(Exit::Refused, error.to_string()).hint(error.remedy()))?;
     tell(&report, &request.backfill, output);
     Ok(exit(&report))
 }
@@ -108,45 +114,83 @@ pub(crate) async fn backfill(args: &MigrateBackfill, config: Option<&Path>, outp
 fn request(args: &MigrateBackfill, config: &Config) -> Result<Request, Failure> {
     let (name, sql) = match (&args.file, &args.sql) {
         (Some(file), _) => {
-            let sql = std::fs::read_to_string(file)
-                .map_err(|error| Failure::usage(format!("{} cannot be read: {error}", file.display())))?;
-            let stem = file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+            let sql = std::fs::read_to_string(file).map_err(|error| {
+                Failure::usage(format!("{} cannot be read: {error}", file.display()))
+            })?;
+            let stem = file
+                .file_stem()
+                .map(|stem| stem.to_string_lossy().into_owned());
             (args.name.clone().or(stem).unwrap_or_default(), sql)
         }
         (None, Some(sql)) => (args.name.clone().unwrap_or_default(), sql.clone()),
         (None, None) => return Err(Failure::usage("name a file, or give --sql")),
     };
     let table = args.table.as_deref().unwrap_or_default();
-    let backfill = Backfill::new(&name, &sql, table, args.key.as_deref()).map_err(Failure::usage)?;
+    let backfill =
+        Backfill::new(&name, &sql, table, args.key.as_deref()).map_err(Failure::usage)?;
     let shards = only(args.only.as_deref(), config)?;
-    let request = Request::new(context::cluster(config), context::all_hosts(config), backfill);
+    let request = Request::new(
+        context::cluster(config),
+        context::all_hosts(config),
+        backfill,
+    );
     Ok(request.only_shards(shards).pace(args.pace()))
 }
 
 fn saw(event: &Event<'_>, output: &Output) {
     match event {
-        Event::Planned { host, to_do, unchanged } => {
-            output.event(BackfillEvent::Planned { host: host.as_str(), to_do: *to_do, unchanged: *unchanged });
+        Event::Planned {
+            host,
+            to_do,
+            unchanged,
+        } => {
+            output.event(BackfillEvent::Planned {
+                host: host.as_str(),
+                to_do: *to_do,
+                unchanged: *unchanged,
+            });
         }
         Event::EndsWayBack { move_id, shards } => output.warning(format_args!(
-            "the move {move_id} can no longer be rolled back (shards {}): the table of the progress is created \
+            "the move {move_id} can no longer be rolled back (shards {}): the table of the \
+                progress is created \
              there",
             print_shards(shards.iter().copied())
         )),
         Event::Throttled { host, bytes } => {
-            output.event(BackfillEvent::Throttled { host: host.as_str(), lag_bytes: *bytes });
-            output.note(format_args!("{host}: waits for its standbys, which are {} behind", size(*bytes)));
+            output.event(BackfillEvent::Throttled {
+                host: host.as_str(),
+                lag_bytes: *bytes,
+            });
+            output.note(format_args!(
+                "{host}: waits for its standbys, which are {} \
+                behind",
+                size(*bytes)
+            ));
         }
         Event::LagHidden { host } => output.warning(format_args!(
-            "{host}: its standbys are not waited for, because the role may not see their lag: GRANT pg_monitor to it"
+            "{host}: its standbys are not waited for, because the role may not see their lag: \
+                GRANT pg_monitor to it"
         )),
         Event::ShardDone { host, shard, rows } => {
-            output.event(BackfillEvent::ShardDone { host: host.as_str(), shard: *shard, rows: *rows });
-            output.note(format_args!("{host}: shard {shard} is done, {}", counted(*rows as usize, "row")));
+            output.event(BackfillEvent::ShardDone {
+                host: host.as_str(),
+                shard: *shard,
+                rows: *rows,
+            });
+            output.note(format_args!(
+                "{host}: shard {shard} is done, \
+                {}",
+                counted(*rows as usize, "row")
+            ));
         }
         Event::ShardFailed { host, shard, fault } => {
             let (message, remedy) = (fault.to_string(), fault.remedy());
-            output.event(BackfillEvent::ShardFailed { host: host.as_str(), shard: *shard, message, remedy });
+            output.event(BackfillEvent::ShardFailed {
+                host: host.as_str(),
+                shard: *shard,
+                message,
+                remedy,
+            });
         }
         _ => {}
     }
@@ -165,9 +209,15 @@ fn tell(report: &Report, backfill: &Backfill, output: &Output) {
     }
     for (fault, shards) in groups {
         let plural = if shards.len() == 1 { "shard" } else { "shards" };
-        output.error_with_remedy(format_args!("{plural} {}: {fault}", print_shards(shards)), fault.remedy());
+        output.error_with_remedy(
+            format_args!("{plural} {}: {fault}", print_shards(shards)),
+            fault.remedy(),
+        );
     }
-    let failed = report.left.iter().map(|(shard, fault)| ShardFailed { shard: *shard, message: fault.to_string() });
+    let failed = report.left.iter().map(|(shard, fault)| ShardFailed {
+        shard: *shard,
+        message: fault.to_string(),
+    });
     match output.format() {
         Format::Json => output.event(BackfillEvent::Done {
             finished: report.done.len(),
@@ -188,12 +238,26 @@ fn tell(report: &Report, backfill: &Backfill, output: &Output) {
 }
 
 fn exit(report: &Report) -> Exit {
-    let waits = |fault: &BackfillFault| matches!(fault, BackfillFault::Moving | BackfillFault::Busy { .. });
+    let waits =
+        |fault: &BackfillFault| matches!(fault, BackfillFault::Moving | BackfillFault::Busy { .. });
     match report.is_complete() {
         true => Exit::Done,
         // A record is a change, too: the shard has a table more.
-        false if !report.begun.is_empty() || !report.done.is_empty() || report.left.values().all(waits) => Exit::Partly,
-        false if report.silent.values().any(|fault| matches!(fault, HostFault::Refused(_))) => Exit::Refused,
+        false
+            if !report.begun.is_empty()
+                || !report.done.is_empty()
+                || report.left.values().all(waits) =>
+        {
+            Exit::Partly
+        }
+        false
+            if report
+                .silent
+                .values()
+                .any(|fault| matches!(fault, HostFault::Refused(_))) =>
+        {
+            Exit::Refused
+        }
         false => Exit::Failed,
     }
 }
@@ -205,7 +269,10 @@ async fn status(name: Option<&str>, config: &Config, output: &Output) -> Result<
     for (host, read) in read {
         match read {
             Ok(read) => {
-                let here = read.shards.into_iter().map(|(shard, all)| (shard, (host.to_string(), all)));
+                let here = read
+                    .shards
+                    .into_iter()
+                    .map(|(shard, all)| (shard, (host.to_string(), all)));
                 shards.extend(here);
             }
             Err(fault) => {
@@ -216,15 +283,25 @@ async fn status(name: Option<&str>, config: &Config, output: &Output) -> Result<
     }
     let names: BTreeSet<String> = match name {
         Some(name) => BTreeSet::from([name.to_owned()]),
-        None => shards.values().flat_map(|(_, all)| all.iter().map(|one| one.name.clone())).collect(),
+        None => shards
+            .values()
+            .flat_map(|(_, all)| all.iter().map(|one| one.name.clone()))
+            .collect(),
     };
-    let backfills: BTreeMap<String, BackfillStatus> =
-        names.into_iter().map(|name| (name.clone(), of_one(&name, &shards))).collect();
+    let backfills: BTreeMap<String, BackfillStatus> = names
+        .into_iter()
+        .map(|name| (name.clone(), of_one(&name, &shards)))
+        .collect();
     let complete = silent.is_empty()
         && shards.len() == usize::from(config.cluster.shards.get())
-        && backfills.values().all(|one| one.under_way.is_empty() && one.not_begun.is_empty());
+        && backfills
+            .values()
+            .all(|one| one.under_way.is_empty() && one.not_begun.is_empty());
     match output.format() {
-        Format::Json => output.object(&Backfills { backfills, silent_hosts: silent }),
+        Format::Json => output.object(&Backfills {
+            backfills,
+            silent_hosts: silent,
+        }),
         Format::Text => show(&backfills, output),
     }
     Ok(if complete { Exit::Done } else { Exit::Partly })
@@ -264,10 +341,22 @@ fn show(backfills: &BTreeMap<String, BackfillStatus>, output: &Output) {
         ("not begun", Align::Left),
         ("rows", Align::Right),
     ];
-    let dash = |ranges: String| if ranges.is_empty() { "-".to_owned() } else { ranges };
+    let dash = |ranges: String| {
+        if ranges.is_empty() {
+            "-".to_owned()
+        } else {
+            ranges
+        }
+    };
     let rows = backfills.iter().map(|(name, one)| {
         let under_way = print_shards(one.under_way.iter().map(|one| one.shard));
-        [name.clone(), dash(one.finished.clone()), dash(under_way), dash(one.not_begun.clone()), one.rows.to_string()]
+        [
+            name.clone(),
+            dash(one.finished.clone()),
+            dash(under_way),
+            dash(one.not_begun.clone()),
+            one.rows.to_string(),
+        ]
     });
     output.table(&columns, rows);
     for (name, one) in backfills {

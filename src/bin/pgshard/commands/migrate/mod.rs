@@ -57,10 +57,18 @@ pub(crate) async fn up(
 }
 
 fn request(config: &Config, target: &MigrateTarget, how: How) -> Result<Request, Failure> {
-    let hosts = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect();
-    let request = Request::new(context::cluster(config), hosts, context::migrations(config)?)
-        .only_hosts(context::hosts(config, &target.hosts)?)
-        .only_shards(only(target.only.as_deref(), config)?);
+    let hosts = config
+        .hosts
+        .values()
+        .map(|host| (host.name.clone(), host.connect.clone()))
+        .collect();
+    let request = Request::new(
+        context::cluster(config),
+        hosts,
+        context::migrations(config)?,
+    )
+    .only_hosts(context::hosts(config, &target.hosts)?)
+    .only_shards(only(target.only.as_deref(), config)?);
     Ok(request.which(how.which).canary(how.canary).pace(how.pace))
 }
 
@@ -68,11 +76,18 @@ fn request(config: &Config, target: &MigrateTarget, how: How) -> Result<Request,
 fn only(text: Option<&str>, config: &Config) -> Result<Option<BTreeSet<ShardId>>, Failure> {
     let Some(text) = text else { return Ok(None) };
     let mistakes = |mistakes: Vec<RangesError>| {
-        Failure::several(Exit::Usage, mistakes.iter().map(|mistake| format!("--only: {mistake}")))
+        Failure::several(
+            Exit::Usage,
+            mistakes.iter().map(|mistake| format!("--only: {mistake}")),
+        )
     };
-    let shards: BTreeSet<_> = parse_shards(text, config.cluster.shards).map_err(mistakes)?.into_iter().collect();
+    let shards: BTreeSet<_> = parse_shards(text, config.cluster.shards)
+        .map_err(mistakes)?
+        .into_iter()
+        .collect();
     if shards.is_empty() {
-        // As from a variable that is not set: to do nothing, and say that all is well, would be wrong.
+        // As from a variable that is not set: to do nothing, and say that all is well, would be
+        // wrong.
         return Err(Failure::usage("--only names no shards").hint("name them like 17 or 0-255,300"));
     }
     Ok(Some(shards))

@@ -14,14 +14,19 @@ use crate::output::{Format, Output};
 
 /// What a new file says.
 const TEMPLATE: &str = "\
--- Run once in every shard, in a transaction that pgshard begins and commits. {shard} is the name of the shard's schema,
--- in strings too ('{shard}.photos'::regclass), and {shard_id} its number. The search path is empty: a name without a
+-- Run once in every shard, in a transaction that pgshard begins and commits. {shard} is the name \
+of the shard's schema,
+-- in strings too ('{shard}.photos'::regclass), and {shard_id} its number. The search path is \
+empty: a name without a
 -- schema before it is an error.
 --
 -- A line here before the first statement makes it another kind of file:
---   `-- pgshard: no-transaction`   a single CREATE INDEX CONCURRENTLY, DROP INDEX CONCURRENTLY IF EXISTS, REFRESH
---                                  MATERIALIZED VIEW CONCURRENTLY or VACUUM, outside of transactions
---   `-- pgshard: once-per-host`    once in each host's database, before its shards: extensions, roles, shared types
+--   `-- pgshard: no-transaction`   a single CREATE INDEX CONCURRENTLY, DROP INDEX CONCURRENTLY IF \
+EXISTS, REFRESH
+--                                  MATERIALIZED VIEW CONCURRENTLY or VACUUM, outside of \
+transactions
+--   `-- pgshard: once-per-host`    once in each host's database, before its shards: extensions, \
+roles, shared types
 --
 -- Once it has been run somewhere the file must not change: a change is the next file.
 --
@@ -43,20 +48,31 @@ pub(crate) fn new(name: &str, config: Option<&Path>, output: &Output) -> Result<
     };
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if name.is_empty() || !name.chars().all(good) {
-        return Err(Failure::usage(format!("{name:?} cannot be in the name of a file: take a-z A-Z 0-9 _ -")));
+        return Err(Failure::usage(format!(
+            "{name:?} cannot be in the name of a file: take a-z A-Z 0-9 _ -"
+        )));
     }
     let failed = |error: std::io::Error| Failure::usage(format!("{}: {error}", folder.display()));
     std::fs::create_dir_all(folder).map_err(failed)?;
-    // Looks at names only: a file that was just begun holds no statement yet, and could not be read as a migration.
+    // Looks at names only: a file that was just begun holds no statement yet, and could not be read
+    // as a migration.
     let mut last = 0_u64;
     for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let file = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-        let number = file.strip_suffix(".sql").and_then(|stem| stem.split('_').next()?.parse().ok());
+        let file = entry
+            .map_err(failed)?
+            .file_name()
+            .to_string_lossy()
+            .into_owned();
+        let number = file
+            .strip_suffix(".sql")
+            .and_then(|stem| stem.split('_').next()?.parse().ok());
         last = last.max(number.unwrap_or(0));
     }
     let path = folder.join(format!("{:04}_{name}.sql", last + 1));
     let written = OpenOptions::new().write(true).create_new(true).open(&path);
-    written.and_then(|mut file| file.write_all(TEMPLATE.as_bytes())).map_err(failed)?;
+    written
+        .and_then(|mut file| file.write_all(TEMPLATE.as_bytes()))
+        .map_err(failed)?;
     match output.format() {
         Format::Json => output.object(NewFile { file: &path }),
         Format::Text => output.data(path.display()),

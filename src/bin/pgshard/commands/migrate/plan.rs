@@ -65,13 +65,20 @@ pub(crate) async fn plan(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let how = How { which: Which::Pending, canary: None, pace: Pace::default() };
+    let how = How {
+        which: Which::Pending,
+        canary: None,
+        pace: Pace::default(),
+    };
     let request = request(&config, target, how)?;
     let survey = context::survey(&config).await;
     let plan = schema::migrate::plan(&request, &survey);
     for (host, facts) in &survey {
         if let Err(error) = facts {
-            output.warning(format_args!("{host}: {}: what would run there is not known", chain(error)));
+            output.warning(format_args!(
+                "{host}: {}: what would run there is not known",
+                chain(error)
+            ));
         }
     }
     warn_of_rollbacks(&plan, &survey, output);
@@ -80,7 +87,8 @@ pub(crate) async fn plan(
         Format::Json => output.object(&planned),
         Format::Text => show(&planned, &plan, &request.migrations, detail, output),
     }
-    let left_out = !planned.silent_hosts.is_empty() || planned.hosts.values().any(|host| host.fault.is_some());
+    let left_out =
+        !planned.silent_hosts.is_empty() || planned.hosts.values().any(|host| host.fault.is_some());
     Ok(match (planned.refused, left_out) {
         (true, _) => Exit::Refused,
         (false, false) => Exit::Done,
@@ -101,10 +109,17 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
             left.entry(fault.to_string()).or_default().push(*shard);
         }
         let planned = PlannedHost {
-            once: if host.fault.is_none() { host.once(migrations) } else { Vec::new() },
+            once: if host.fault.is_none() {
+                host.once(migrations)
+            } else {
+                Vec::new()
+            },
             groups: groups.collect(),
             unchanged: host.unchanged,
-            left: left.into_iter().map(|(why, shards)| (why, print_shards(shards))).collect(),
+            left: left
+                .into_iter()
+                .map(|(why, shards)| (why, print_shards(shards)))
+                .collect(),
             fault: host.fault.as_ref().map(ToString::to_string),
         };
         (name.as_str(), planned)
@@ -112,7 +127,11 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
     let hosts: BTreeMap<&str, PlannedHost<'_>> = plan.hosts.iter().map(host).collect();
     let used: BTreeSet<&str> = hosts
         .values()
-        .flat_map(|host| host.once.iter().chain(host.groups.iter().flat_map(|group| &group.migrations)))
+        .flat_map(|host| {
+            host.once
+                .iter()
+                .chain(host.groups.iter().flat_map(|group| &group.migrations))
+        })
         .copied()
         .collect();
     let file = |one: &'a Migration| PlannedFile {
@@ -122,12 +141,20 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
         statements: one.first_lines().len(),
         sql: one.sql(),
     };
-    let files = migrations.of_hosts().chain(migrations.iter()).filter(|one| used.contains(one.name())).map(file);
+    let files = migrations
+        .of_hosts()
+        .chain(migrations.iter())
+        .filter(|one| used.contains(one.name()))
+        .map(file);
     Planned {
         refused: plan.is_refused(),
         migrations: files.collect(),
         ends_rollbacks: ends_rollbacks(plan, survey),
-        silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(name, _)| name.as_str()).collect(),
+        silent_hosts: survey
+            .iter()
+            .filter(|(_, facts)| facts.is_err())
+            .map(|(name, _)| name.as_str())
+            .collect(),
         hosts,
     }
 }
@@ -135,18 +162,27 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
 /// A file: the beginning of each statement, or all of it.
 fn show_file(file: &Migration, detail: Detail, output: &Output) {
     const SHOWN_MAX: usize = 8;
-    let directive = file.directive().map(|directive| format!(" ({directive})")).unwrap_or_default();
+    let directive = file
+        .directive()
+        .map(|directive| format!(" ({directive})"))
+        .unwrap_or_default();
     let name = file.name();
     match (detail, file.first_lines()) {
         (Detail::Sql, _) => output.data(format_args!("{name}{directive}:\n{}", file.sql())),
         (Detail::Steps, [only]) => output.data(format_args!("{name}{directive}: {only}")),
         (Detail::Steps, lines) => {
-            output.data(format_args!("{name}{directive}: {} statements", lines.len()));
+            output.data(format_args!(
+                "{name}{directive}: {} statements",
+                lines.len()
+            ));
             for line in lines.iter().take(SHOWN_MAX) {
                 output.data(format_args!("  {line}"));
             }
             if lines.len() > SHOWN_MAX {
-                output.data(format_args!("  … and {} more: --sql shows all", lines.len() - SHOWN_MAX));
+                output.data(format_args!(
+                    "  … and {} more: --sql shows all",
+                    lines.len() - SHOWN_MAX
+                ));
             }
         }
     }
@@ -155,20 +191,29 @@ fn show_file(file: &Migration, detail: Detail, output: &Output) {
 /// The moves that cannot be taken back once the plan has run, with their shards.
 fn ends_rollbacks(plan: &Plan, survey: &Survey) -> BTreeMap<String, String> {
     let ended = plan.ends_rollbacks(survey).into_iter();
-    ended.map(|(id, shards)| (id.to_string(), print_shards(shards))).collect()
+    ended
+        .map(|(id, shards)| (id.to_string(), print_shards(shards)))
+        .collect()
 }
 
 /// Says which moves cannot be taken back once the plan has run.
 pub(super) fn warn_of_rollbacks(plan: &Plan, survey: &Survey, output: &Output) {
     for (id, shards) in ends_rollbacks(plan, survey) {
         output.warning(format_args!(
-            "the move {id} can be taken back now and not after this (shards {shards}): to do so, run `pgshard moves \
+            "the move {id} can be taken back now and not after this (shards {shards}): to do so, \
+                run `pgshard moves \
              rollback {id}` first"
         ));
     }
 }
 
-fn show(planned: &Planned<'_>, plan: &Plan, migrations: &Migrations, detail: Detail, output: &Output) {
+fn show(
+    planned: &Planned<'_>,
+    plan: &Plan,
+    migrations: &Migrations,
+    detail: Detail,
+    output: &Output,
+) {
     for (name, host) in &planned.hosts {
         if let Some(fault) = plan.hosts.get(*name).and_then(|host| host.fault.as_ref()) {
             output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
@@ -180,7 +225,10 @@ fn show(planned: &Planned<'_>, plan: &Plan, migrations: &Migrations, detail: Det
         for group in &host.groups {
             let plural = if group.count == 1 { "shard" } else { "shards" };
             let names = group.migrations.join(", ");
-            output.data(format_args!("{name}: {} {plural} ({}): {names}", group.count, group.shards));
+            output.data(format_args!(
+                "{name}: {} {plural} ({}): {names}",
+                group.count, group.shards
+            ));
         }
         for (why, shards) in &host.left {
             output.data(format_args!("{name}: left alone ({shards}): {why}"));
@@ -190,7 +238,11 @@ fn show(planned: &Planned<'_>, plan: &Plan, migrations: &Migrations, detail: Det
         }
     }
     let files: BTreeSet<&str> = planned.migrations.iter().map(|file| file.name).collect();
-    for one in migrations.of_hosts().chain(migrations.iter()).filter(|one| files.contains(one.name())) {
+    for one in migrations
+        .of_hosts()
+        .chain(migrations.iter())
+        .filter(|one| files.contains(one.name()))
+    {
         show_file(one, detail, output);
     }
     if planned.migrations.is_empty() && !planned.refused {

@@ -66,17 +66,31 @@ pub(crate) async fn plan_resolving(
     let survey = context::survey(&config).await;
     for (host, facts) in &survey {
         if let Err(error) = facts {
-            output.warning(format_args!("{host}: {}: what it has run is not known", chain(error)));
+            output.warning(format_args!(
+                "{host}: {}: what it has run is not known",
+                chain(error)
+            ));
         }
     }
     let resolving = schema::migrate::plan_resolving(&request, name, resolution, &survey);
     let resolving = resolving.map_err(|error| refused(&error, name, &config))?;
-    let silent: Vec<&str> = survey.iter().filter(|(_, facts)| facts.is_err()).map(|(host, _)| host.as_str()).collect();
+    let silent: Vec<&str> = survey
+        .iter()
+        .filter(|(_, facts)| facts.is_err())
+        .map(|(host, _)| host.as_str())
+        .collect();
     let is_whole = silent.is_empty() && resolving.hosts.values().all(|host| host.fault.is_none());
     match output.format() {
         Format::Json => {
-            let hosts = resolving.hosts.iter().map(|(host, of_host)| (host.as_str(), planned(of_host))).collect();
-            output.object(&Planned { hosts, silent_hosts: silent });
+            let hosts = resolving
+                .hosts
+                .iter()
+                .map(|(host, of_host)| (host.as_str(), planned(of_host)))
+                .collect();
+            output.object(&Planned {
+                hosts,
+                silent_hosts: silent,
+            });
         }
         Format::Text => {
             for (host, of_host) in &resolving.hosts {
@@ -88,7 +102,15 @@ pub(crate) async fn plan_resolving(
 }
 
 fn wanted(config: &Config, target: &MigrateTarget) -> Result<Request, Failure> {
-    request(config, target, How { which: Which::Pending, canary: None, pace: Pace::default() })
+    request(
+        config,
+        target,
+        How {
+            which: Which::Pending,
+            canary: None,
+            pace: Pace::default(),
+        },
+    )
 }
 
 fn bare(name: &str) -> &str {
@@ -98,12 +120,24 @@ fn bare(name: &str) -> &str {
 fn refused(error: &ResolveError, name: &str, config: &Config) -> Failure {
     match error {
         ResolveError::NoSuchFile { .. } => {
-            let folder = config.cluster.migrations.as_deref().unwrap_or(Path::new("migrations"));
+            let folder = config
+                .cluster
+                .migrations
+                .as_deref()
+                .unwrap_or(Path::new("migrations"));
             Failure::new(Exit::Usage, format!("{error}: {}", folder.display()))
                 .hint("`pgshard migrate status` lists the files")
         }
-        _ => Failure::new(Exit::Refused, format!("{name} cannot be resolved like that: {error}")).hint(
-            "nothing was written; --only names the shards of which it is true, --accept-edit is for those that ran \
+        _ => Failure::new(
+            Exit::Refused,
+            format!(
+                "{name} cannot be resolved like that: \
+            {error}"
+            ),
+        )
+        .hint(
+            "nothing was written; --only names the shards of which it is true, --accept-edit is \
+                for those that ran \
              another text",
         ),
     }
@@ -118,7 +152,10 @@ fn planned(of_host: &HostResolving) -> PlannedHost {
         once: of_host.once,
         shards: print_shards(of_host.shards.iter().copied()),
         unchanged: of_host.unchanged,
-        left: left.into_iter().map(|(why, shards)| (why, print_shards(shards))).collect(),
+        left: left
+            .into_iter()
+            .map(|(why, shards)| (why, print_shards(shards)))
+            .collect(),
         fault: of_host.fault.as_ref().map(ToString::to_string),
     }
 }

@@ -48,7 +48,11 @@ pub(crate) async fn wait(
     let config = context::config(config)?;
     let migrations = context::migrations(&config)?;
     let wanted = wanted(name, config.cluster.migrations.is_some(), &migrations)?;
-    let router = context::router(&config, context::map(&config).await?, "pgshard migrate wait");
+    let router = context::router(
+        &config,
+        context::map(&config).await?,
+        "pgshard migrate wait",
+    );
     let until = Instant::now() + within;
     let (mut shown, mut late) = (Vec::new(), None);
     for (name, file) in &wanted {
@@ -73,7 +77,11 @@ pub(crate) async fn wait(
             done: how_far.is_everywhere(),
             applied: how_far.having.len(),
             pending: print_shards(how_far.lacking.iter().copied()),
-            unserved: if how_far.hosts.is_empty() { print_shards(how_far.unserved()) } else { String::new() },
+            unserved: if how_far.hosts.is_empty() {
+                print_shards(how_far.unserved())
+            } else {
+                String::new()
+            },
             silent_hosts: how_far.silent.keys().map(ToString::to_string).collect(),
         });
         if !how_far.is_everywhere() {
@@ -83,7 +91,10 @@ pub(crate) async fn wait(
     }
     let done = late.is_none();
     match output.format() {
-        Format::Json => output.object(Waited { done, migrations: shown }),
+        Format::Json => output.object(Waited {
+            done,
+            migrations: shown,
+        }),
         Format::Text if done => {
             for one in &shown {
                 output.data(format_args!("{} has run everywhere", one.name));
@@ -91,7 +102,9 @@ pub(crate) async fn wait(
         }
         Format::Text => {}
     }
-    let Some(how_far) = late else { return Ok(Exit::Done) };
+    let Some(how_far) = late else {
+        return Ok(Exit::Done);
+    };
     let words = format!("after {} s {how_far}", within.as_secs());
     output.error_with_remedy(
         words,
@@ -110,15 +123,18 @@ fn wanted<'a>(
     let Some(name) = name.map(|name| name.strip_suffix(".sql").unwrap_or(name)) else {
         let all: Vec<_> = files().map(|file| (file.name(), Some(file))).collect();
         return match all.is_empty() {
-            true => Err(Failure::usage("there are no migrations to wait for").hint("name one: --for 0007_captions")),
+            true => Err(Failure::usage("there are no migrations to wait for")
+                .hint("name one: --for 0007_captions")),
             false => Ok(all),
         };
     };
     match files().find(|file| file.name() == name) {
         None if has_folder => {
             let last = files().map(Migration::name).max().unwrap_or("none");
-            Err(Failure::usage(format!("there is no migration {name} in the folder"))
-                .hint(format!("the last is {last}")))
+            Err(
+                Failure::usage(format!("there is no migration {name} in the folder"))
+                    .hint(format!("the last is {last}")),
+            )
         }
         file => Ok(vec![(name, file)]),
     }
@@ -127,10 +143,15 @@ fn wanted<'a>(
 /// Ends the waiting for what can never come: shards have run another text than the file's.
 fn refuse_if_changed(how_far: &Migrated, file: Option<&Migration>) -> Result<(), Failure> {
     let Some(file) = file else { return Ok(()) };
-    if how_far.checksums.iter().all(|checksum| checksum == file.checksum()) {
+    if how_far
+        .checksums
+        .iter()
+        .all(|checksum| checksum == file.checksum())
+    {
         return Ok(());
     }
     let words = format!("{} was changed after it was run", file.name());
-    Err(Failure::new(Exit::Refused, words)
-        .hint("see `pgshard migrate status`; put the file back as it was, or take the right checkout"))
+    Err(Failure::new(Exit::Refused, words).hint(
+        "see `pgshard migrate status`; put the file back as it was, or take the right checkout",
+    ))
 }

@@ -1,5 +1,5 @@
-//! `pgshard moves stop`, and the first half of `abort`: asking the mover of a move, wherever it runs, and waiting until
-//! it has done so.
+//! `pgshard moves stop`, and the first half of `abort`: asking the mover of a move, wherever it
+//! runs, and waiting until it has done so.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -39,23 +39,42 @@ pub(crate) async fn stop(
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = find(&mover, id, Fits::Open).await?;
-    let Heard { found: entries, unknown: silent, .. } = mover.list(Some(id)).await;
+    let Heard {
+        found: entries,
+        unknown: silent,
+        ..
+    } = mover.list(Some(id)).await;
     if entries.is_empty() && silent.is_empty() {
         return Err(failure(pgshard::mover::Error::NoSuchMove { id }));
     }
     let (before, at_work) = first(&mover, id, Asked::Stop, patience, output).await?;
     let entries = mover.list(Some(id)).await.found;
-    let open = entries.iter().filter(|entry| !entry.phase.is_ended()).count();
+    let open = entries
+        .iter()
+        .filter(|entry| !entry.phase.is_ended())
+        .count();
     if output.format() == Format::Json {
-        let names = |workers: &[Worker]| workers.iter().map(|worker| worker.holder.clone()).collect();
+        let names =
+            |workers: &[Worker]| workers.iter().map(|worker| worker.holder.clone()).collect();
         let (asked_of, at_work) = (names(&before), names(&at_work));
-        output.object(Requested { r#move: id.to_string(), asked: Asked::Stop.as_str(), asked_of, at_work });
+        output.object(Requested {
+            r#move: id.to_string(),
+            asked: Asked::Stop.as_str(),
+            asked_of,
+            at_work,
+        });
     }
     if !at_work.is_empty() {
         for worker in &at_work {
             output.error_with_remedy(
-                format_args!("move {id}: {worker}, is still at work after {}", seconds(patience)),
-                &format!("`pgshard moves watch {id}` says what it waits for; on its own machine, Ctrl-C does the same"),
+                format_args!(
+                    "move {id}: {worker}, is still at work after {}",
+                    seconds(patience)
+                ),
+                &format!(
+                    "`pgshard moves watch {id}` says what it waits for; on its own machine, \
+                    Ctrl-C does the same"
+                ),
             );
         }
         return Ok(Exit::Refused);
@@ -65,17 +84,22 @@ pub(crate) async fn stop(
     }
     if open > 0 {
         output.hint(format_args!(
-            "`pgshard moves resume {id}` goes on, `pgshard moves abort {id}` undoes what is not decided"
+            "`pgshard moves resume {id}` goes on, `pgshard moves abort {id}` undoes what is not \
+                decided"
         ));
     } else {
         output.note(format_args!("every shard of the move {id} has ended"));
     }
     let exit = unheard(&silent, output);
-    Ok(if exit != Exit::Done && !before.is_empty() { Exit::Partly } else { exit })
+    Ok(if exit != Exit::Done && !before.is_empty() {
+        Exit::Partly
+    } else {
+        exit
+    })
 }
 
-/// Asks a move's movers, and waits until none is at work any more, or until patience is over. Gives who was at
-/// work, and who still is.
+/// Asks a move's movers, and waits until none is at work any more, or until patience is over. Gives
+/// who was at work, and who still is.
 pub(super) async fn first(
     mover: &Mover,
     id: MoveId,
@@ -87,8 +111,10 @@ pub(super) async fn first(
     let before = mover.ask(id, asked).await.found;
     for worker in &before {
         let what = asked.as_str();
-        output
-            .note(format_args!("asked to {what}: {} on the move {id}; it hears it within two seconds", worker.holder));
+        output.note(format_args!(
+            "asked to {what}: {} on the move {id}; it hears it within two seconds",
+            worker.holder
+        ));
     }
     let mut at_work = before.clone();
     let mut ending = Ending::listen()?;
@@ -97,13 +123,17 @@ pub(super) async fn first(
             () = tokio::time::sleep(EVERY) => {}
             () = ending.asked() => {
                 output.note("asked, and not waited for any longer");
-                return Err(Failure::new(Exit::Interrupted, format!("move {id}: its mover may still be at work"))
+                return Err(Failure::new(Exit::Interrupted, format!("move {id}: its mover may still \
+                    be at work"))
                     .hint(format!("`pgshard moves watch {id}`")));
             }
         }
         at_work = mover.workers(id).await.found;
     }
-    for worker in before.iter().filter(|one| at_work.iter().all(|other| other.holder != one.holder)) {
+    for worker in before
+        .iter()
+        .filter(|one| at_work.iter().all(|other| other.holder != one.holder))
+    {
         output.note(format_args!(
             "{} works on the move {id} no more, after {}",
             worker.holder,

@@ -7,7 +7,8 @@ use serde::Serialize;
 /// An audit as JSON.
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct ShownAudit {
-    /// `under way`, `audited`, `differs` or `not audited`; null where there is nothing to audit yet.
+    /// `under way`, `audited`, `differs` or `not audited`; null where there is nothing to audit
+    /// yet.
     state: Option<&'static str>,
     ended_at: Option<String>,
     #[schemars(with = "Vec<ShownDifference>")]

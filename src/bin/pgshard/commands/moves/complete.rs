@@ -16,8 +16,8 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Output, counted};
 
-/// Drops the old copies of all moves that have any, one move after the other. A move that cannot be completed now is
-/// named, and the others go on.
+/// Drops the old copies of all moves that have any, one move after the other. A move that cannot be
+/// completed now is named, and the others go on.
 pub(crate) async fn complete_all(
     consent: Consent,
     options: Options,
@@ -26,7 +26,11 @@ pub(crate) async fn complete_all(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, options, Observer::silent());
-    let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
+    let Heard {
+        found: entries,
+        unknown: silent,
+        ..
+    } = mover.list(None).await;
     let mut kept: BTreeMap<MoveId, Vec<ShardId>> = BTreeMap::new();
     for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept) {
         kept.entry(entry.id).or_default().push(entry.shard);
@@ -37,9 +41,15 @@ pub(crate) async fn complete_all(
         return Ok(heard);
     }
     for (id, shards) in &kept {
-        output.note(format_args!("move {id}: shards {}", print_shards(shards.iter().copied())));
+        output.note(format_args!(
+            "move {id}: shards {}",
+            print_shards(shards.iter().copied())
+        ));
     }
-    let question = format!("drop the old copies of {} for good?", counted(kept.len(), "move"));
+    let question = format!(
+        "drop the old copies of {} for good?",
+        counted(kept.len(), "move")
+    );
     if !confirm(&question, consent, output).await? {
         return Err(Failure::new(Exit::Failed, "nothing was dropped"));
     }
@@ -64,9 +74,16 @@ pub(crate) async fn complete_all(
     if until_done_or_cut_off(&mover, output, work).await?.is_none() {
         return Ok(output.interrupted(Some(COMPLETES_THE_REST)));
     }
-    let failed: Vec<Exit> = exits.iter().copied().filter(|exit| *exit != Exit::Done).collect();
+    let failed: Vec<Exit> = exits
+        .iter()
+        .copied()
+        .filter(|exit| *exit != Exit::Done)
+        .collect();
     let done = exits.len() - failed.len();
-    output.note(format_args!("completed {done} of {}", counted(kept.len(), "move")));
+    output.note(format_args!(
+        "completed {done} of {}",
+        counted(kept.len(), "move")
+    ));
     if failed.contains(&Exit::Interrupted) {
         return Ok(output.interrupted(Some(COMPLETES_THE_REST)));
     }

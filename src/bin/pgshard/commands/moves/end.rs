@@ -40,24 +40,38 @@ pub(crate) struct FailedShard {
 }
 
 /// What to do about a shard whose audit has found a difference.
-pub(crate) const DIFFERS: &str =
-    "its old copy is right, and so is what was written since: see docs/differs.md, \"A move that differs\"";
+pub(crate) const DIFFERS: &str = "its old copy is right, and so is what was written since: see \
+    docs/differs.md, \"A move that differs\"";
 
 /// Says how a move ended, or what `verb` has made of it, and gives the exit code.
 pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Exit {
     show(report, elapsed, output);
     tell_audits(report, output);
-    let failed = report.failed.iter().filter(|(_, error)| !matches!(error, Error::AtWork { .. }));
-    let told = failed.map(|(shard, error)| (*shard, chain(error), remedy(verb, *shard, error, report.id)));
+    let failed = report
+        .failed
+        .iter()
+        .filter(|(_, error)| !matches!(error, Error::AtWork { .. }));
+    let told =
+        failed.map(|(shard, error)| (*shard, chain(error), remedy(verb, *shard, error, report.id)));
     tell_by_cause(told, output);
     for (who, (shard, error)) in at_work(report) {
-        let shards = if who.1.contains(['-', ',']) { "shards" } else { "shard" };
-        let words = format!("{shards} {} of the move {} were left alone: {} works on them", who.1, report.id, who.0);
+        let shards = if who.1.contains(['-', ',']) {
+            "shards"
+        } else {
+            "shard"
+        };
+        let words = format!(
+            "{shards} {} of the move {} were left alone: {} works on them",
+            who.1, report.id, who.0
+        );
         output.error_with_remedy(words, &remedy(verb, *shard, error, report.id));
     }
     for (host, error) in &report.unknown {
         output.error_with_remedy(
-            format_args!("host {host} may have more shards of this move: {}", chain(error)),
+            format_args!(
+                "host {host} may have more shards of this move: {}",
+                chain(error)
+            ),
             "look with `pgshard moves show` when it answers",
         );
     }
@@ -67,9 +81,12 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
     exit(verb, report)
 }
 
-/// Says what shards failed with and what to do, those with the same cause and remedy together: a host that dies takes
-/// the same from many.
-pub(crate) fn tell_by_cause(failed: impl IntoIterator<Item = (ShardId, String, String)>, output: &Output) {
+/// Says what shards failed with and what to do, those with the same cause and remedy together: a
+/// host that dies takes the same from many.
+pub(crate) fn tell_by_cause(
+    failed: impl IntoIterator<Item = (ShardId, String, String)>,
+    output: &Output,
+) {
     let mut causes: Vec<((String, String), Vec<ShardId>)> = Vec::new();
     for (shard, words, remedy) in failed {
         let remedy = remedy.replace(&format!("moves repair {shard} "), "moves repair SHARD ");
@@ -82,7 +99,8 @@ pub(crate) fn tell_by_cause(failed: impl IntoIterator<Item = (ShardId, String, S
     for ((words, remedy), shards) in causes {
         match shards.as_slice() {
             [only] => {
-                let remedy = remedy.replace("moves repair SHARD ", &format!("moves repair {only} "));
+                let remedy =
+                    remedy.replace("moves repair SHARD ", &format!("moves repair {only} "));
                 output.error_with_remedy(format_args!("shard {only}: {words}"), &remedy);
             }
             several => {
@@ -93,12 +111,16 @@ pub(crate) fn tell_by_cause(failed: impl IntoIterator<Item = (ShardId, String, S
     }
 }
 
-/// An error's words without the shard at their beginning, which is said before them. That a shard of a group stays
-/// where it is says nothing: what the group failed with comes after it.
+/// An error's words without the shard at their beginning, which is said before them. That a shard
+/// of a group stays where it is says nothing: what the group failed with comes after it.
 fn without_shard(words: &str, shard: ShardId) -> String {
     let mut rest = words;
     let group = format!("shard {shard} is left where it is: ");
-    for start in [group, format!("shard {shard} was not claimed: "), format!("shard {shard}: ")] {
+    for start in [
+        group,
+        format!("shard {shard} was not claimed: "),
+        format!("shard {shard}: "),
+    ] {
         rest = rest.strip_prefix(&start).unwrap_or(rest);
     }
     rest.to_owned()
@@ -112,7 +134,10 @@ fn show(report: &Report, elapsed: Duration, output: &Output) {
         names.dedup();
         names.join(",")
     };
-    let pauses = report.done.iter().filter_map(|done| Some((done.shard, done.pause?)));
+    let pauses = report
+        .done
+        .iter()
+        .filter_map(|done| Some((done.shard, done.pause?)));
     if output.format() == Format::Json {
         output.object(MoveEvent::Done(Done {
             r#move: report.id.to_string(),
@@ -122,13 +147,22 @@ fn show(report: &Report, elapsed: Duration, output: &Output) {
             rows: report.done.iter().map(|done| done.rows).sum(),
             bytes: report.done.iter().map(|done| done.bytes).sum(),
             copy_ms: millis(report.done.iter().map(|done| done.copy).sum()),
-            pause_ms: pauses.map(|(shard, pause)| (shard.to_string(), millis(pause))).collect(),
+            pause_ms: pauses
+                .map(|(shard, pause)| (shard.to_string(), millis(pause)))
+                .collect(),
             total_ms: elapsed.as_millis(),
-            audits: report.done.iter().map(|done| (done.shard.to_string(), ShownAudit::of(&done.audit))).collect(),
+            audits: report
+                .done
+                .iter()
+                .map(|done| (done.shard.to_string(), ShownAudit::of(&done.audit)))
+                .collect(),
             failed: report
                 .failed
                 .iter()
-                .map(|(shard, error)| FailedShard { shard: *shard, message: chain(error) })
+                .map(|(shard, error)| FailedShard {
+                    shard: *shard,
+                    message: chain(error),
+                })
                 .collect(),
         }));
     } else {
@@ -143,15 +177,31 @@ fn show(report: &Report, elapsed: Duration, output: &Output) {
             ("audit", Align::Left),
         ];
         let rows = report.done.iter().map(|done| {
-            let pause = done.pause.map_or_else(|| "-".to_owned(), |pause| format!("{:.1} ms", millis(pause)));
+            let pause = done.pause.map_or_else(
+                || "-".to_owned(),
+                |pause| format!("{:.1} ms", millis(pause)),
+            );
             let copy = format!("{:.1} ms", millis(done.copy));
             let (shard, phase) = (done.shard.to_string(), done.phase.to_string());
             let (source, target) = (done.source.to_string(), done.target.to_string());
             let audit = audit::word(&done.audit).to_owned();
-            [shard, source, target, phase, done.rows.to_string(), copy, pause, audit]
+            [
+                shard,
+                source,
+                target,
+                phase,
+                done.rows.to_string(),
+                copy,
+                pause,
+                audit,
+            ]
         });
         output.table(&columns, rows);
-        output.note(format_args!("{} in {}", print_count(report), seconds(elapsed)));
+        output.note(format_args!(
+            "{} in {}",
+            print_count(report),
+            seconds(elapsed)
+        ));
     }
 }
 
@@ -161,12 +211,19 @@ fn tell_audits(report: &Report, output: &Output) {
         let (shard, audit, id) = (done.shard, &done.audit, report.id);
         match audit.state {
             AuditState::Differs => output.error_with_remedy(
-                format_args!("shard {shard}: {} did not have all that {} had: {audit}", done.target, done.source),
+                format_args!(
+                    "shard {shard}: {} did not have all that {} had: \
+                    {audit}",
+                    done.target, done.source
+                ),
                 DIFFERS,
             ),
             AuditState::NotAudited => output.error_with_remedy(
                 format_args!("shard {shard}: not audited: {audit}"),
-                &format!("`pgshard moves audit {id}`; without an audit, `moves complete` takes --unaudited"),
+                &format!(
+                    "`pgshard moves audit {id}`; without an audit, `moves complete` takes \
+                    --unaudited"
+                ),
             ),
             _ => {}
         }
@@ -174,8 +231,15 @@ fn tell_audits(report: &Report, output: &Output) {
 }
 
 fn hint_at_old_copies(verb: Verb, report: &Report, output: &Output) {
-    if report.done.iter().all(|done| done.audit.objection().is_none()) {
-        output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {}`", report.id));
+    if report
+        .done
+        .iter()
+        .all(|done| done.audit.objection().is_none())
+    {
+        output.hint(format_args!(
+            "the old copies are kept; drop them with `pgshard moves complete {}`",
+            report.id
+        ));
     }
     if verb != Verb::Complete {
         output.hint(format_args!(
@@ -207,7 +271,10 @@ fn at_work(report: &Report) -> BTreeMap<(String, String), &(ShardId, Error)> {
     let mut by_worker: BTreeMap<String, Vec<&(ShardId, Error)>> = BTreeMap::new();
     for failed in &report.failed {
         if let Error::AtWork { worker, .. } = &failed.1 {
-            by_worker.entry(worker.to_string()).or_default().push(failed);
+            by_worker
+                .entry(worker.to_string())
+                .or_default()
+                .push(failed);
         }
     }
     let mut told = BTreeMap::new();
@@ -230,55 +297,74 @@ fn print_count(report: &Report) -> String {
 pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> String {
     match error {
         Error::Lost { .. } | Error::Stuck { .. } => {
-            format!("`pgshard moves repair {shard} --plan` says what each host knows of it, and what can be done")
+            format!(
+                "`pgshard moves repair {shard} --plan` says what each host knows of it, and what \
+                    can be done"
+            )
         }
         error if verb == Verb::Complete => to_complete(shard, error, id),
         Error::Publish(_) => format!(
-            "the shard is served by its target and routers find it there; when the config can be written, \
+            "the shard is served by its target and routers find it there; when the config can be \
+                written, \
              `pgshard moves resume {id}`"
         ),
         Error::NotNow { .. } => format!("`pgshard moves show {id}` says how far it is"),
         // The report is of the rollback, which has an ID of its own.
         Error::NoRollback { id, host, .. } => format!(
-            "`pgshard move {shard} --to {host}` copies it again; `pgshard moves complete {id}` drops the old copy"
+            "`pgshard move {shard} --to {host}` copies it again; `pgshard moves complete {id}` \
+                drops the old copy"
         ),
         Error::Refused { refusals } => {
-            let each: Vec<String> = refusals.iter().map(|refusal| format!("{refusal}: {}", refusal.remedy)).collect();
+            let each: Vec<String> = refusals
+                .iter()
+                .map(|refusal| format!("{refusal}: {}", refusal.remedy))
+                .collect();
             format!("{}; then `pgshard moves resume {id}`", each.join("; "))
         }
         Error::Group { source, .. } => remedy(verb, shard, source, id),
         Error::NotBegun { source, .. } => begin_again(source),
         Error::Claimed { by, .. } => claimed(by.as_deref(), id),
         Error::AtWork { id, worker, .. } if worker.stop_request.is_some() => {
-            format!("it hears what it is asked within seconds: `pgshard moves watch {id}`; then the same command again")
+            format!(
+                "it hears what it is asked within seconds: `pgshard moves watch {id}`; then the \
+                    same command again"
+            )
         }
         Error::AtWork { id, .. } => format!(
-            "wait for it, `pgshard moves watch {id}`; or ask it: `pgshard moves stop {id}`, which can be resumed, or \
+            "wait for it, `pgshard moves watch {id}`; or ask it: `pgshard moves stop {id}`, which \
+                can be resumed, or \
              `pgshard moves abort {id}`"
         ),
         Error::GaveUp { .. } => {
             format!(
-                "the source serves; end what blocks it, then `pgshard moves resume {id}`, or `pgshard moves abort {id}`"
+                "the source serves; end what blocks it, then `pgshard moves resume {id}`, or \
+                    `pgshard moves abort {id}`"
             )
         }
         Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => gather(id),
         Error::Computed { .. } => compute_alike(id),
         Error::Altered { .. } => format!(
-            "the source serves; `pgshard moves resume {id}` copies it again, as it is now, or `pgshard moves abort \
-             {id}`. A rollback has no copy to make: undo what was altered and resume it, or abort it and move the shard"
+            "the source serves; `pgshard moves resume {id}` copies it again, as it is now, or \
+                `pgshard moves abort \
+             {id}`. A rollback has no copy to make: undo what was altered and resume it, or abort \
+             it and move the shard"
         ),
         Error::WalLimit { host, .. } => format!(
-            "the source serves, and nothing of the move is left there; move fewer shards at a time or when less is \
+            "the source serves, and nothing of the move is left there; move fewer shards at a time \
+                or when less is \
              written, or allow more with --max-wal if the disk of {host} has room"
         ),
         Error::SlotLost { host, .. } => format!(
-            "the source serves; raise max_slot_wal_keep_size on {host}, or idle_replication_slot_timeout if that is \
-             set, then `pgshard moves resume {id}`, which copies again, or `pgshard moves abort {id}`. A rollback has \
+            "the source serves; raise max_slot_wal_keep_size on {host}, or \
+                idle_replication_slot_timeout if that is \
+             set, then `pgshard moves resume {id}`, which copies again, or `pgshard moves abort \
+             {id}`. A rollback has \
              no copy to make: abort it, and move the shard"
         ),
         Error::StreamLost { .. } => {
             format!(
-                "the source serves; `pgshard moves resume {id}`, which copies again, or `pgshard moves abort {id}`. A \
+                "the source serves; `pgshard moves resume {id}`, which copies again, or `pgshard \
+                    moves abort {id}`. A \
                  rollback has no copy to make: abort it, and move the shard"
             )
         }
@@ -287,19 +373,28 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         }
         Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
         Error::Connect { host, .. } => format!(
-            "when the host answers, `pgshard moves resume {id}`; `pgshard moves show {id}` says how far it is. If the \
+            "when the host answers, `pgshard moves resume {id}`; `pgshard moves show {id}` says \
+                how far it is. If the \
              host is gone for good: `pgshard moves repair {shard} --give-up {host} --plan`"
         ),
-        Error::LeaseLost { .. } => format!("`pgshard moves show {id}` says what became of it, and who works on it"),
+        Error::LeaseLost { .. } => {
+            format!("`pgshard moves show {id}` says what became of it, and who works on it")
+        }
         Error::PauseTooLong { .. } => {
-            format!("allow more with --max-pause-s: `pgshard moves resume {id}`, or `pgshard moves abort {id}`")
+            format!(
+                "allow more with --max-pause-s: `pgshard moves resume {id}`, or `pgshard moves \
+                    abort {id}`"
+            )
         }
         Error::Database { .. } if !error.can_be_resumed() => {
             format!(
-                "the source serves; a limit of the server is not passed by trying again: `pgshard moves abort {id}`"
+                "the source serves; a limit of the server is not passed by trying again: `pgshard \
+                    moves abort {id}`"
             )
         }
-        error if error.can_be_resumed() => format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
+        error if error.can_be_resumed() => {
+            format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`")
+        }
         _ => String::new(),
     }
 }
@@ -308,11 +403,13 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
 fn to_complete(shard: ShardId, error: &Error, id: MoveId) -> String {
     match error {
         Error::Connect { host, .. } => format!(
-            "the old copy is kept; `pgshard moves complete {id}` again when the host answers. If it is gone for good: \
+            "the old copy is kept; `pgshard moves complete {id}` again when the host answers. If \
+                it is gone for good: \
              `pgshard moves repair {shard} --give-up {host} --plan`"
         ),
         Error::Interrupted { .. } => format!(
-            "the old copy is kept, the way back perhaps not; `pgshard moves complete {id}` drops those that are left"
+            "the old copy is kept, the way back perhaps not; `pgshard moves complete {id}` drops \
+                those that are left"
         ),
         _ => format!("the old copy is kept; `pgshard moves complete {id}` again later"),
     }
@@ -321,7 +418,9 @@ fn to_complete(shard: ShardId, error: &Error, id: MoveId) -> String {
 /// What to do about a move that no journal has.
 fn begin_again(error: &Error) -> String {
     match error {
-        Error::Connect { source, .. } => format!("{}; then the same command again", source.remedy()),
+        Error::Connect { source, .. } => {
+            format!("{}; then the same command again", source.remedy())
+        }
         _ => "the same command again".to_owned(),
     }
 }
@@ -329,8 +428,10 @@ fn begin_again(error: &Error) -> String {
 /// What to do before anything else about a copy that differs.
 fn gather(id: MoveId) -> String {
     format!(
-        "the source serves, and nothing is lost. This does not tell why they differ: a fault of pgshard is as likely \
-         as one of a host. Before you `pgshard moves abort {id}`, gather what docs/differs.md names under \"A copy \
+        "the source serves, and nothing is lost. This does not tell why they differ: a fault of \
+            pgshard is as likely \
+         as one of a host. Before you `pgshard moves abort {id}`, gather what docs/differs.md \
+         names under \"A copy \
          that differs\", and report it"
     )
 }
@@ -338,8 +439,10 @@ fn gather(id: MoveId) -> String {
 /// What to do about generated columns that differ.
 fn compute_alike(id: MoveId) -> String {
     format!(
-        "the source serves, and nothing is lost; let the same function compute them on both hosts, from nothing but \
-         its arguments, and UPDATE the source's rows if it was replaced since they were written; then `pgshard moves \
+        "the source serves, and nothing is lost; let the same function compute them on both hosts, \
+            from nothing but \
+         its arguments, and UPDATE the source's rows if it was replaced since they were written; \
+         then `pgshard moves \
          resume {id}`, or `pgshard moves abort {id}`"
     )
 }
@@ -351,7 +454,8 @@ fn claimed(rival: Option<&Rival>, ours: MoveId) -> String {
     };
     match worker {
         Some(_) => format!(
-            "wait for it, `pgshard moves watch {id}`; or ask it: `pgshard moves stop {id}`, which can be resumed, or \
+            "wait for it, `pgshard moves watch {id}`; or ask it: `pgshard moves stop {id}`, which \
+                can be resumed, or \
              `pgshard moves abort {id}`"
         ),
         None => format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
@@ -362,7 +466,13 @@ fn claimed(rival: Option<&Rival>, ours: MoveId) -> String {
 pub(crate) fn failure(error: Error) -> Failure {
     match error {
         Error::Refused { refusals } => {
-            let each = refusals.iter().map(|refusal| format!("{refusal}\n  remedy: {}", refusal.remedy));
+            let each = refusals.iter().map(|refusal| {
+                format!(
+                    "{refusal}\n  remedy: \
+                {}",
+                    refusal.remedy
+                )
+            });
             Failure::several(Exit::Refused, each)
         }
         Error::NoSuchMove { .. } => Failure::usage(error).hint("see `pgshard moves list`"),
@@ -371,7 +481,8 @@ pub(crate) fn failure(error: Error) -> Failure {
             Failure::new(Exit::Refused, error).hint(hint)
         }
         Error::Unaudited { id, .. } => Failure::new(Exit::Refused, error).hint(format!(
-            "`pgshard moves show {id}` says more; `pgshard moves complete {id} --unaudited` drops it all the same"
+            "`pgshard moves show {id}` says more; `pgshard moves complete {id} --unaudited` drops \
+                it all the same"
         )),
         Error::Connect { ref source, .. } => {
             let hint = format!("{}; then the same command again", source.remedy());
@@ -397,8 +508,8 @@ pub(crate) fn code(error: &Error) -> Exit {
         | Error::Lost { .. }
         | Error::NoRollback { .. } => Exit::Refused,
         Error::Group { source, .. } => match code(source) {
-            // A host that goes away in the middle of a move leaves something to resume; one that could not be asked
-            // before it does not.
+            // A host that goes away in the middle of a move leaves something to resume; one that
+            // could not be asked before it does not.
             Exit::Failed if !matches!(**source, Error::Stuck { .. }) => Exit::Waits,
             code => code,
         },
@@ -409,22 +520,28 @@ pub(crate) fn code(error: &Error) -> Exit {
         },
         Error::GaveUp { .. } | Error::PauseTooLong { .. } | Error::WalLimit { .. } => Exit::GaveUp,
         Error::Database { .. } if !error.can_be_resumed() => Exit::GaveUp,
-        Error::Differs { .. } | Error::Computed { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => {
-            Exit::Differs
-        }
+        Error::Differs { .. }
+        | Error::Computed { .. }
+        | Error::RowsDiffer { .. }
+        | Error::Diverged { .. } => Exit::Differs,
         Error::Interrupted { .. } | Error::Stopped { .. } => Exit::Interrupted,
         Error::Aborted { .. } => Exit::Failed,
         Error::OtherHost { .. } | Error::OtherCluster { .. } => Exit::Usage,
         Error::ControlOld { .. } | Error::ControlNewer { .. } => Exit::Failed,
-        Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => {
-            Exit::Failed
-        }
+        Error::Stuck { .. }
+        | Error::UnknownHost { .. }
+        | Error::NoSuchMove { .. }
+        | Error::Connect { .. } => Exit::Failed,
         _ => Exit::Waits,
     }
 }
 
 fn exit(verb: Verb, report: &Report) -> Exit {
-    let audits = report.done.iter().filter(|done| done.phase == Phase::Kept).map(|done| done.audit.state);
+    let audits = report
+        .done
+        .iter()
+        .filter(|done| done.phase == Phase::Kept)
+        .map(|done| done.audit.state);
     // Whatever else happened: rows may be lost.
     if audits.clone().any(|state| state == AuditState::Differs) {
         return Exit::Differs;
@@ -433,8 +550,11 @@ fn exit(verb: Verb, report: &Report) -> Exit {
     let codes = report.failed.iter().map(|(_, error)| match code(error) {
         // What waits is not a move: only its old copy is there.
         Exit::Waits if verb == Verb::Complete => Exit::Failed,
-        // A move that is in the journal waits for the host that does not answer; a new one has not begun.
-        Exit::Failed if verb == Verb::Resume && matches!(error, Error::Connect { .. }) => Exit::Waits,
+        // A move that is in the journal waits for the host that does not answer; a new one has not
+        // begun.
+        Exit::Failed if verb == Verb::Resume && matches!(error, Error::Connect { .. }) => {
+            Exit::Waits
+        }
         code => code,
     });
     let codes: Vec<Exit> = codes.collect();
@@ -443,10 +563,17 @@ fn exit(verb: Verb, report: &Report) -> Exit {
         [] if report.unknown.is_empty() => Exit::Done,
         [] => Exit::Partly,
         // Shards that had ended before do not count: this command did nothing to them.
-        _ if report.failed.iter().all(|(_, error)| matches!(error, Error::AtWork { .. })) => Exit::Refused,
+        _ if report
+            .failed
+            .iter()
+            .all(|(_, error)| matches!(error, Error::AtWork { .. })) =>
+        {
+            Exit::Refused
+        }
         codes if codes.contains(&Exit::Interrupted) => Exit::Interrupted,
         _ if !report.done.is_empty() => Exit::Partly,
-        // A shard that waits for a resume is closed or half-built: that matters more than why another was refused.
+        // A shard that waits for a resume is closed or half-built: that matters more than why
+        // another was refused.
         codes if codes.contains(&Exit::Waits) => Exit::Waits,
         [first, ..] => *first,
     }

@@ -1,4 +1,5 @@
-//! Finds the move that is meant: by its ID, by the beginning of its ID, or because it is the only one.
+//! Finds the move that is meant: by its ID, by the beginning of its ID, or because it is the only
+//! one.
 
 use std::collections::BTreeSet;
 
@@ -46,23 +47,34 @@ const LIST: &str = "see `pgshard moves list --all`";
 /// The move of this ID, or the only one that fits when there is no ID.
 ///
 /// # Errors
-/// With [`Exit::Usage`] when there is no such move, or several are meant; with [`Exit::Failed`] when a host that does
-/// not answer may have another.
+/// With [`Exit::Usage`] when there is no such move, or several are meant; with [`Exit::Failed`]
+/// when a host that does not answer may have another.
 pub(super) async fn find(mover: &Mover, id: Option<&str>, fits: Fits) -> Result<MoveId, Failure> {
     if let Some(id) = id {
         return named(mover, id).await;
     }
-    let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
+    let Heard {
+        found: entries,
+        unknown: silent,
+        ..
+    } = mover.list(None).await;
     may_have_more(silent.first().map(|(host, error)| (host, chain(error))))?;
-    let mut ids: Vec<MoveId> = entries.iter().filter(|entry| fits.takes(entry.phase)).map(|entry| entry.id).collect();
+    let mut ids: Vec<MoveId> = entries
+        .iter()
+        .filter(|entry| fits.takes(entry.phase))
+        .map(|entry| entry.id)
+        .collect();
     ids.dedup();
     match ids.as_slice() {
         [only] => Ok(*only),
         [] => Err(Failure::usage(fits.none()).hint(
-            "see `pgshard moves list --all`; for a shard that no host serves, or two do, `pgshard moves repair SHARD \
+            "see `pgshard moves list --all`; for a shard that no host serves, or two do, `pgshard \
+                moves repair SHARD \
              --plan`",
         )),
-        several => Err(Failure::usage(format!("there are {} moves", several.len())).hint(one_of(several))),
+        several => {
+            Err(Failure::usage(format!("there are {} moves", several.len())).hint(one_of(several)))
+        }
     }
 }
 
@@ -75,12 +87,17 @@ pub(super) async fn named(mover: &Mover, text: &str) -> Result<MoveId, Failure> 
         return Ok(id);
     }
     let prefix = beginning(text)?;
-    let Heard { found: entries, unknown: silent, .. } = mover.list_all().await;
+    let Heard {
+        found: entries,
+        unknown: silent,
+        ..
+    } = mover.list_all().await;
     may_have_more(silent.first().map(|(host, error)| (host, chain(error))))?;
     only(&prefix, &entries)
 }
 
-/// The same among entries that were read, where these hosts were silent, for the reason beside them.
+/// The same among entries that were read, where these hosts were silent, for the reason beside
+/// them.
 ///
 /// # Errors
 /// As [`find`].
@@ -112,8 +129,11 @@ fn beginning(text: &str) -> Result<String, Failure> {
 
 /// The only move whose ID begins so.
 fn only(prefix: &str, entries: &[Entry]) -> Result<MoveId, Failure> {
-    let ids: BTreeSet<MoveId> =
-        entries.iter().map(|entry| entry.id).filter(|id| id.to_string().starts_with(prefix)).collect();
+    let ids: BTreeSet<MoveId> = entries
+        .iter()
+        .map(|entry| entry.id)
+        .filter(|id| id.to_string().starts_with(prefix))
+        .collect();
     let ids: Vec<MoveId> = ids.into_iter().collect();
     match ids.as_slice() {
         [only] => Ok(*only),
@@ -127,16 +147,28 @@ fn only(prefix: &str, entries: &[Entry]) -> Result<MoveId, Failure> {
 
 /// A host that does not answer may have another move that fits.
 fn may_have_more(silent: Option<(&HostName, String)>) -> Result<(), Failure> {
-    let Some((host, why)) = silent else { return Ok(()) };
+    let Some((host, why)) = silent else {
+        return Ok(());
+    };
     let error = format!("host {host} may have a move too: {why}");
-    Err(Failure::new(Exit::Failed, error).hint("name the move by its whole ID, see `pgshard moves list`"))
+    Err(Failure::new(Exit::Failed, error)
+        .hint("name the move by its whole ID, see `pgshard moves list`"))
 }
 
 /// The newest of several moves, to choose from.
 fn one_of(ids: &[MoveId]) -> String {
     const SHOWN_MAX: usize = 8;
-    let newest: Vec<String> = ids.iter().rev().take(SHOWN_MAX).map(ToString::to_string).collect();
+    let newest: Vec<String> = ids
+        .iter()
+        .rev()
+        .take(SHOWN_MAX)
+        .map(ToString::to_string)
+        .collect();
     let more = ids.len().saturating_sub(SHOWN_MAX);
-    let more = if more > 0 { format!(" (and {more} older)") } else { String::new() };
+    let more = if more > 0 {
+        format!(" (and {more} older)")
+    } else {
+        String::new()
+    };
     format!("name one of {}{more}", newest.join(", "))
 }

@@ -6,7 +6,8 @@ use std::path::Path;
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{
-    DesiredState, Entry, Error, Heard, MoveId, Observer, Options, Phase, ReverseReplication, StreamProgress,
+    DesiredState, Entry, Error, Heard, MoveId, Observer, Options, Phase, ReverseReplication,
+    StreamProgress,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -29,10 +30,18 @@ pub(crate) enum Which {
 }
 
 /// The moves that the hosts know.
-pub(crate) async fn list(which: Which, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn list(
+    which: Which,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
-    let Heard { found: entries, unknown: silent, .. } = match which {
+    let Heard {
+        found: entries,
+        unknown: silent,
+        ..
+    } = match which {
         Which::Open => mover.list(None).await,
         Which::All => mover.list_all().await,
     };
@@ -57,9 +66,20 @@ pub(crate) async fn list(which: Which, config: Option<&Path>, output: &Output) -
         ];
         let rows = moves.moves.into_iter().map(|m| {
             let kept = m.back_wal_kept.map_or_else(|| "-".to_owned(), size);
-            let at_work = if m.at_work.is_empty() { "nobody".to_owned() } else { m.at_work.join("; ") };
-            let phase = if m.desired == "go" { m.phase } else { format!("{}, {}", m.phase, stands(m.desired)) };
-            [m.r#move, m.shards, m.source, m.target, phase, at_work, m.next, m.since, m.audit, m.back, kept]
+            let at_work = if m.at_work.is_empty() {
+                "nobody".to_owned()
+            } else {
+                m.at_work.join("; ")
+            };
+            let phase = if m.desired == "go" {
+                m.phase
+            } else {
+                format!("{}, {}", m.phase, stands(m.desired))
+            };
+            [
+                m.r#move, m.shards, m.source, m.target, phase, at_work, m.next, m.since, m.audit,
+                m.back, kept,
+            ]
         });
         output.table(&columns, rows);
         if none && silent.is_empty() {
@@ -73,11 +93,19 @@ pub(crate) async fn list(which: Which, config: Option<&Path>, output: &Output) -
 }
 
 /// One move, shard by shard.
-pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn show(
+    id: Option<&str>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = find(&mover, id, Fits::Any).await?;
-    let Heard { found: entries, unknown: silent, .. } = mover.list(Some(id)).await;
+    let Heard {
+        found: entries,
+        unknown: silent,
+        ..
+    } = mover.list(Some(id)).await;
     if entries.is_empty() && silent.is_empty() {
         return Err(failure(Error::NoSuchMove { id }));
     }
@@ -99,10 +127,18 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
         ("last error", Align::Left),
     ];
     let rows = entries.iter().map(|entry| {
-        let pause = entry.timings.get("pause_ms").and_then(serde_json::Value::as_f64);
-        let at_work = entry.worker.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+        let pause = entry
+            .timings
+            .get("pause_ms")
+            .and_then(serde_json::Value::as_f64);
+        let at_work = entry
+            .worker
+            .as_ref()
+            .map_or_else(|| "nobody".to_owned(), ToString::to_string);
         let phase = match entry.desired {
-            desired if desired == DesiredState::Go || entry.phase.is_ended() => entry.phase.to_string(),
+            desired if desired == DesiredState::Go || entry.phase.is_ended() => {
+                entry.phase.to_string()
+            }
             desired => format!("{}, {}", entry.phase, stands(desired.as_str())),
         };
         [
@@ -111,7 +147,9 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
             entry.target.to_string(),
             phase,
             entry.attempt.to_string(),
-            entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string()),
+            entry
+                .rows
+                .map_or_else(|| "-".to_owned(), |rows| rows.to_string()),
             pause.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms")),
             audit::word(&entry.audit).to_owned(),
             back(entry.reverse.as_ref()),
@@ -120,8 +158,16 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
         ]
     });
     output.table(&columns, rows);
-    for entry in entries.iter().filter(|entry| !entry.audit.to_string().is_empty()) {
-        output.warning(format_args!("shard {}: {}: {}", entry.shard, audit::word(&entry.audit), entry.audit));
+    for entry in entries
+        .iter()
+        .filter(|entry| !entry.audit.to_string().is_empty())
+    {
+        output.warning(format_args!(
+            "shard {}: {}: {}",
+            entry.shard,
+            audit::word(&entry.audit),
+            entry.audit
+        ));
     }
     Ok(unheard(&silent, output))
 }
@@ -142,8 +188,16 @@ pub(crate) struct ListReport {
 
 impl ListReport {
     /// The moves of these entries, by their IDs.
-    pub(in super::super) fn of(entries: &[Entry], reverse_streams: &[StreamProgress]) -> ListReport {
-        ListReport { moves: grouped(entries).iter().map(|one| Listed::of(one, reverse_streams)).collect() }
+    pub(in super::super) fn of(
+        entries: &[Entry],
+        reverse_streams: &[StreamProgress],
+    ) -> ListReport {
+        ListReport {
+            moves: grouped(entries)
+                .iter()
+                .map(|one| Listed::of(one, reverse_streams))
+                .collect(),
+        }
     }
 }
 
@@ -171,7 +225,11 @@ pub(crate) struct Listed {
 
 /// How a move that is told to wait is described.
 fn stands(desired: &str) -> &'static str {
-    if desired == "pause" { "paused" } else { "held before its fences" }
+    if desired == "pause" {
+        "paused"
+    } else {
+        "held before its fences"
+    }
 }
 
 /// What an operator can do with a move.
@@ -187,8 +245,12 @@ fn next(at_work: &[String], desired: DesiredState, least: Phase) -> &'static str
 pub(in super::super) fn back(way: Option<&ReverseReplication>) -> String {
     match way {
         None => "-".to_owned(),
-        Some(ReverseReplication { lost: Some(why), .. }) => format!("lost: {why}"),
-        Some(ReverseReplication { taken_by: Some(by), .. }) => format!("taken by {by}"),
+        Some(ReverseReplication {
+            lost: Some(why), ..
+        }) => format!("lost: {why}"),
+        Some(ReverseReplication {
+            taken_by: Some(by), ..
+        }) => format!("taken by {by}"),
         Some(ReverseReplication { fed: true, .. }) => "open".to_owned(),
         Some(_) => "prepared".to_owned(),
     }
@@ -197,31 +259,56 @@ pub(in super::super) fn back(way: Option<&ReverseReplication>) -> String {
 impl Listed {
     fn of(entries: &Vec<&Entry>, reverse_streams: &[StreamProgress]) -> Listed {
         // What comes next is decided by the shard that has come the least far.
-        let least = entries.iter().map(|entry| entry.phase).min().unwrap_or(Phase::Aborted);
+        let least = entries
+            .iter()
+            .map(|entry| entry.phase)
+            .min()
+            .unwrap_or(Phase::Aborted);
         let hosts = |host: fn(&Entry) -> &HostName| {
             let mut names: Vec<&str> = entries.iter().map(|entry| host(entry).as_str()).collect();
             names.sort_unstable();
             names.dedup();
             names.join(",")
         };
-        let lost = |entry: &&&Entry| entry.reverse.as_ref().is_some_and(|back| back.lost.is_some());
+        let lost = |entry: &&&Entry| {
+            entry
+                .reverse
+                .as_ref()
+                .is_some_and(|back| back.lost.is_some())
+        };
         let of_this = |stream: &&StreamProgress| {
             let is = |entry: &&Entry| {
-                entry.target == stream.source && entry.reverse.as_ref().is_some_and(|w| w.stream == stream.slot)
+                entry.target == stream.source
+                    && entry
+                        .reverse
+                        .as_ref()
+                        .is_some_and(|w| w.stream == stream.slot)
             };
             entries.iter().any(is)
         };
-        let slots: Vec<u64> = reverse_streams.iter().filter(of_this).map(|stream| stream.kept).collect();
+        let slots: Vec<u64> = reverse_streams
+            .iter()
+            .filter(of_this)
+            .map(|stream| stream.kept)
+            .collect();
         let back_wal_kept = (!slots.is_empty()).then(|| slots.iter().sum());
         let worst = entries.iter().find(lost).or(entries.first());
-        let mut at_work: Vec<String> =
-            entries.iter().filter_map(|entry| entry.worker.as_ref().map(ToString::to_string)).collect();
+        let mut at_work: Vec<String> = entries
+            .iter()
+            .filter_map(|entry| entry.worker.as_ref().map(ToString::to_string))
+            .collect();
         at_work.sort_unstable();
         at_work.dedup();
         let open = entries.iter().filter(|entry| !entry.phase.is_ended());
-        let desired = open.map(|entry| entry.desired).max_by_key(|desired| desired.as_str().len()).unwrap_or_default();
+        let desired = open
+            .map(|entry| entry.desired)
+            .max_by_key(|desired| desired.as_str().len())
+            .unwrap_or_default();
         Listed {
-            r#move: entries.first().map(|entry| entry.id.to_string()).unwrap_or_default(),
+            r#move: entries
+                .first()
+                .map(|entry| entry.id.to_string())
+                .unwrap_or_default(),
             shards: print_shards(entries.iter().map(|entry| entry.shard)),
             source: hosts(|entry| &entry.source),
             target: hosts(|entry| &entry.target),
@@ -229,7 +316,12 @@ impl Listed {
             next: next(&at_work, desired, least).to_owned(),
             at_work,
             desired: desired.as_str(),
-            since: entries.iter().map(|entry| entry.created_at).min().map(|at| at.to_string()).unwrap_or_default(),
+            since: entries
+                .iter()
+                .map(|entry| entry.created_at)
+                .min()
+                .map(|at| at.to_string())
+                .unwrap_or_default(),
             audit: audit::worst(entries.iter().map(|entry| &entry.audit)).to_owned(),
             back: back(worst.and_then(|entry| entry.reverse.as_ref())),
             back_wal_kept,
@@ -271,8 +363,14 @@ pub(crate) struct ShownShard<'a> {
 
 impl ShowReport<'_> {
     /// The move with these entries.
-    pub(in super::super) fn about<'a>(id: MoveId, entries: impl IntoIterator<Item = &'a Entry>) -> ShowReport<'a> {
-        ShowReport { r#move: id.to_string(), shards: entries.into_iter().map(ShownShard::of).collect() }
+    pub(in super::super) fn about<'a>(
+        id: MoveId,
+        entries: impl IntoIterator<Item = &'a Entry>,
+    ) -> ShowReport<'a> {
+        ShowReport {
+            r#move: id.to_string(),
+            shards: entries.into_iter().map(ShownShard::of).collect(),
+        }
     }
 }
 
@@ -291,7 +389,9 @@ impl ShownShard<'_> {
             bytes: entry.bytes,
             timings: &entry.timings,
             holder: worker.map(|worker| worker.holder.as_str()),
-            since: worker.and_then(|worker| worker.since).map(|since| since.to_string()),
+            since: worker
+                .and_then(|worker| worker.since)
+                .map(|since| since.to_string()),
             asked: stop_request.map(|stop_request| stop_request.asked.as_str()),
             asked_by: stop_request.map(|stop_request| stop_request.by.as_str()),
             desired: entry.desired.as_str(),

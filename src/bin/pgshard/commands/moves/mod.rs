@@ -84,16 +84,30 @@ pub(crate) async fn act(
     let id = find(&mover, id, fits).await?;
     let started = Instant::now();
     let report = match verb {
-        Verb::Resume => shown(&mover, || Some(id), output, until_done(&mover, output, mover.resume(id))).await?,
+        Verb::Resume => {
+            shown(
+                &mover,
+                || Some(id),
+                output,
+                until_done(&mover, output, mover.resume(id)),
+            )
+            .await?
+        }
         Verb::Abort { patience } => {
-            // A live mover aborts its own shards. What is left now is from a mover that died or does not answer.
+            // A live mover aborts its own shards. What is left now is from a mover that died or
+            // does not answer.
             ask::first(&mover, id, Asked::Abort, patience, output).await?;
             until_done(&mover, output, mover.abort(id)).await?
         }
         Verb::Audit => until_done(&mover, output, mover.audit(id)).await?,
         Verb::Rollback => {
             let entries = mover.list(Some(id)).await.found;
-            let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));
+            let shards = print_shards(
+                entries
+                    .iter()
+                    .filter(|e| e.phase == Phase::Kept)
+                    .map(|e| e.shard),
+            );
             let question = format!("take shards {shards} back to where they were?");
             if !confirm(&question, consent, output).await? {
                 return Err(Failure::new(Exit::Failed, "nothing was moved"));
@@ -102,7 +116,12 @@ pub(crate) async fn act(
         }
         Verb::Complete => {
             let entries = mover.list(Some(id)).await.found;
-            let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));
+            let shards = print_shards(
+                entries
+                    .iter()
+                    .filter(|e| e.phase == Phase::Kept)
+                    .map(|e| e.shard),
+            );
             let question = format!("drop the old copies of shards {shards} for good?");
             if !confirm(&question, consent, output).await? {
                 return Err(Failure::new(Exit::Failed, "nothing was dropped"));
@@ -114,11 +133,17 @@ pub(crate) async fn act(
         }
     };
     watcher.finish();
-    Ok(tell(verb, &report.map_err(failure)?, started.elapsed(), output))
+    Ok(tell(
+        verb,
+        &report.map_err(failure)?,
+        started.elapsed(),
+        output,
+    ))
 }
 
 /// What the same `moves complete` does next.
-const COMPLETES_THE_REST: &str = "run the same command again: it drops the old copies that are left";
+const COMPLETES_THE_REST: &str =
+    "run the same command again: it drops the old copies that are left";
 
 /// Keeps old copies up to date until Ctrl-C, or SIGTERM.
 pub(crate) async fn feed(
@@ -134,10 +159,12 @@ pub(crate) async fn feed(
         Some(id) => Some(named(&mover, id).await?),
         None => None,
     };
-    Ok(match until_done_or_cut_off(&mover, output, mover.feed(id)).await? {
-        Some(()) => Exit::Done,
-        None => output.interrupted(None),
-    })
+    Ok(
+        match until_done_or_cut_off(&mover, output, mover.feed(id)).await? {
+            Some(()) => Exit::Done,
+            None => output.interrupted(None),
+        },
+    )
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -161,7 +188,11 @@ pub(crate) struct FailedHost {
 }
 
 /// Puts right what dead moves left.
-pub(crate) async fn gc(options: Options, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn gc(
+    options: Options,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let report = mover(&config, options, Observer::silent()).gc().await;
     if output.format() == Format::Json {
@@ -170,24 +201,50 @@ pub(crate) async fn gc(options: Options, config: Option<&Path>, output: &Output)
             shard: thing.shard,
             what: thing.what.clone(),
         });
-        let failed =
-            report.failed.iter().map(|(host, error)| FailedHost { host: host.to_string(), message: chain(error) });
-        output.object(GcReport { cleaned: cleaned.collect(), failed: failed.collect() });
+        let failed = report.failed.iter().map(|(host, error)| FailedHost {
+            host: host.to_string(),
+            message: chain(error),
+        });
+        output.object(GcReport {
+            cleaned: cleaned.collect(),
+            failed: failed.collect(),
+        });
     } else {
-        let rows =
-            report.cleaned.iter().map(|thing| [thing.host.to_string(), thing.shard.to_string(), thing.what.clone()]);
-        output.table(&[("host", Align::Left), ("shard", Align::Right), ("what", Align::Left)], rows);
+        let rows = report.cleaned.iter().map(|thing| {
+            [
+                thing.host.to_string(),
+                thing.shard.to_string(),
+                thing.what.clone(),
+            ]
+        });
+        output.table(
+            &[
+                ("host", Align::Left),
+                ("shard", Align::Right),
+                ("what", Align::Left),
+            ],
+            rows,
+        );
         if report.cleaned.is_empty() && report.failed.is_empty() {
             output.note("nothing to clean up");
         }
     }
     let exit = unheard(&report.failed, output);
-    Ok(if exit != Exit::Done && !report.cleaned.is_empty() { Exit::Partly } else { exit })
+    Ok(if exit != Exit::Done && !report.cleaned.is_empty() {
+        Exit::Partly
+    } else {
+        exit
+    })
 }
 
-/// Runs a mover's work. Ctrl-C or SIGTERM asks it to stop, which it does in order. It is not cut off, however often it
-/// is asked: a shard that is fenced just then would be closed until its deadline.
-pub(crate) async fn until_done<T>(mover: &Mover, output: &Output, work: impl Future<Output = T>) -> io::Result<T> {
+/// Runs a mover's work. Ctrl-C or SIGTERM asks it to stop, which it does in order. It is not cut
+/// off, however often it is asked: a shard that is fenced just then would be closed until its
+/// deadline.
+pub(crate) async fn until_done<T>(
+    mover: &Mover,
+    output: &Output,
+    work: impl Future<Output = T>,
+) -> io::Result<T> {
     let mut ending = Ending::listen()?;
     let mut work = std::pin::pin!(work);
     loop {
@@ -200,8 +257,8 @@ pub(crate) async fn until_done<T>(mover: &Mover, output: &Output, work: impl Fut
     }
 }
 
-/// Runs a mover's work that may be cut off anywhere. Ctrl-C or SIGTERM asks it to stop in order; a second one ends it
-/// at once, for whoever does not want to wait for a host. Then it gives `None`.
+/// Runs a mover's work that may be cut off anywhere. Ctrl-C or SIGTERM asks it to stop in order; a
+/// second one ends it at once, for whoever does not want to wait for a host. Then it gives `None`.
 async fn until_done_or_cut_off<T>(
     mover: &Mover,
     output: &Output,
@@ -227,15 +284,25 @@ async fn until_done_or_cut_off<T>(
 fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {
     for (host, error) in silent {
         let remedy = match error {
-            Error::Superseded { shard, .. } => format!("`pgshard moves repair {shard} --plan` says what can be done"),
+            Error::Superseded { shard, .. } => {
+                format!("`pgshard moves repair {shard} --plan` says what can be done")
+            }
             Error::Connect { source, .. } => format!("{}; then look again", source.remedy()),
             _ => "see what `pgshard check` says of it, then look again".to_owned(),
         };
         let (words, name) = (chain(error), format!("host {host}"));
-        let words = if words.starts_with(&name) { words } else { format!("{name}: {words}") };
+        let words = if words.starts_with(&name) {
+            words
+        } else {
+            format!("{name}: {words}")
+        };
         output.error_with_remedy(words, &remedy);
     }
-    if silent.is_empty() { Exit::Done } else { Exit::Failed }
+    if silent.is_empty() {
+        Exit::Done
+    } else {
+        Exit::Failed
+    }
 }
 
 /// Milliseconds with two digits after the point.

@@ -1,4 +1,5 @@
-//! `pgshard moves watch`: how far a move is, until it has ended; and the same table beside a mover's own work.
+//! `pgshard moves watch`: how far a move is, until it has ended; and the same table beside a
+//! mover's own work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use pgshard::ShardId;
 use pgshard::mover::{
-    DesiredState, Mode, MoveId, Mover, Observer, Options, Phase, Progress, ShardProgress, StreamProgress,
+    DesiredState, Mode, MoveId, Mover, Observer, Options, Phase, Progress, ShardProgress,
+    StreamProgress,
 };
 use pgshard::pg::cause::chain;
 use schemars::JsonSchema;
@@ -30,7 +32,11 @@ const EVERY: Duration = Duration::from_secs(1);
 const LOOKS: usize = 30;
 
 /// Shows a move until it has ended, or nobody works on it any more.
-pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn watch(
+    id: Option<&str>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = find(&mover, id, Fits::Open).await?;
@@ -50,7 +56,8 @@ pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Outp
             None => told.tell(&progress, rate, output)?,
         }
         let end = end(&progress);
-        // Seen twice, because for a moment between two shards of a blocking move nobody may hold any.
+        // Seen twice, because for a moment between two shards of a blocking move nobody may hold
+        // any.
         if let (Some(exit), true) = (end, end == ended_before) {
             if let Some(board) = &board {
                 board.finish_and_clear();
@@ -115,14 +122,23 @@ fn end(progress: &Progress) -> Option<Exit> {
     let phases = || progress.shards.iter().map(|shard| shard.entry.phase);
     if phases().all(Phase::is_ended) {
         let done = |phase| matches!(phase, Phase::Kept | Phase::Completed);
-        return Some(match (phases().any(done), phases().any(|phase| !done(phase))) {
-            (_, false) => Exit::Done,
-            (true, true) => Exit::Partly,
-            (false, true) => Exit::Failed,
-        });
+        return Some(
+            match (phases().any(done), phases().any(|phase| !done(phase))) {
+                (_, false) => Exit::Done,
+                (true, true) => Exit::Partly,
+                (false, true) => Exit::Failed,
+            },
+        );
     }
-    let open = || progress.shards.iter().filter(|shard| !shard.entry.phase.is_ended());
-    open().all(|shard| shard.entry.lease_left.is_zero()).then_some(Exit::Waits)
+    let open = || {
+        progress
+            .shards
+            .iter()
+            .filter(|shard| !shard.entry.phase.is_ended())
+    };
+    open()
+        .all(|shard| shard.entry.lease_left.is_zero())
+        .then_some(Exit::Waits)
 }
 
 fn finish(progress: &Progress, exit: Exit, output: &Output) -> Exit {
@@ -132,10 +148,18 @@ fn finish(progress: &Progress, exit: Exit, output: &Output) -> Exit {
     }
     let id = progress.id;
     if output.format() == Format::Json {
-        output.object(Line::Ended { r#move: id.to_string(), phases, exit_code: exit.code() });
+        output.object(Line::Ended {
+            r#move: id.to_string(),
+            phases,
+            exit_code: exit.code(),
+        });
     }
     if exit == Exit::Waits {
-        for shard in progress.shards.iter().filter(|shard| !shard.entry.phase.is_ended()) {
+        for shard in progress
+            .shards
+            .iter()
+            .filter(|shard| !shard.entry.phase.is_ended())
+        {
             if let Some(error) = &shard.entry.last_error {
                 output.note(format_args!("shard {}: {error}", shard.entry.shard));
             }
@@ -180,7 +204,9 @@ impl Meter {
             return None;
         }
         let per_second = (bytes - before) as f64 / took;
-        let (all, copied) = chunks.iter().fold((0, 0), |(all, copied), one| (all + one.all, copied + one.copied));
+        let (all, copied) = chunks.iter().fold((0, 0), |(all, copied), one| {
+            (all + one.all, copied + one.copied)
+        });
         let here: u64 = chunks.iter().map(|one| one.bytes).sum();
         let left = (copied > 0 && per_second > 0.0).then(|| {
             let missing = here as f64 / copied as f64 * all.saturating_sub(copied) as f64;
@@ -191,7 +217,9 @@ impl Meter {
 }
 
 fn is_copied_now(shard: &ShardProgress) -> bool {
-    shard.entry.mode == Mode::Online && shard.entry.phase <= Phase::Prepared && shard.chunks.copied < shard.chunks.all
+    shard.entry.mode == Mode::Online
+        && shard.entry.phase <= Phase::Prepared
+        && shard.chunks.copied < shard.chunks.all
 }
 
 /// All of it, as a table and a line for each stream.
@@ -223,19 +251,31 @@ fn table(progress: &Progress, rate: Option<Rate>) -> String {
     lines.extend(rate.map(|rate| words(&rate)));
     lines.extend(progress.streams.iter().map(stream));
     lines.extend(progress.reverse_streams.iter().map(reverse));
-    lines.extend(progress.unknown.iter().map(|(host, error)| format!("host {host}: {}", chain(error))));
+    lines.extend(
+        progress
+            .unknown
+            .iter()
+            .map(|(host, error)| format!("host {host}: {}", chain(error))),
+    );
     lines.join("\n")
 }
 
 /// `3/12`; with how many were compared, once one was.
 pub(in super::super) fn chunks(shard: &ShardProgress) -> Option<String> {
     let chunks = shard.chunks;
-    let compared = if chunks.verified > 0 { format!(", {} compared", chunks.verified) } else { String::new() };
+    let compared = if chunks.verified > 0 {
+        format!(", {} compared", chunks.verified)
+    } else {
+        String::new()
+    };
     (chunks.all > 0).then(|| format!("{}/{}{compared}", chunks.copied, chunks.all))
 }
 
 fn bytes(shard: &ShardProgress) -> Option<u64> {
-    let written = shard.entry.bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    let written = shard
+        .entry
+        .bytes
+        .and_then(|bytes| u64::try_from(bytes).ok());
     written.or((shard.chunks.all > 0).then_some(shard.chunks.bytes))
 }
 
@@ -262,7 +302,10 @@ pub(in super::super) fn remarks(shard: &ShardProgress) -> Vec<String> {
 }
 
 pub(in super::super) fn words(rate: &Rate) -> String {
-    let left = rate.left.map(|left| format!(", {} left", seconds(left))).unwrap_or_default();
+    let left = rate
+        .left
+        .map(|left| format!(", {} left", seconds(left)))
+        .unwrap_or_default();
     format!("copying at {}/s{left}", size(rate.per_second as u64))
 }
 
@@ -270,10 +313,14 @@ pub(in super::super) fn stream(progress: &StreamProgress) -> String {
     let mut text = format!("{} keeps {} of WAL", progress.source, size(progress.kept));
     match (&progress.wal_status, progress.pid) {
         (None, _) => text = format!("{}: no slot yet", progress.source),
-        (Some(status), Some(_)) => {
-            text.push_str(&format!(" ({status}); the target is {} behind", size(progress.lag_bytes)))
-        }
-        (Some(status), None) => text.push_str(&format!(" ({status}), {} to apply later", size(progress.lag_bytes))),
+        (Some(status), Some(_)) => text.push_str(&format!(
+            " ({status}); the target is {} behind",
+            size(progress.lag_bytes)
+        )),
+        (Some(status), None) => text.push_str(&format!(
+            " ({status}), {} to apply later",
+            size(progress.lag_bytes)
+        )),
     }
     if let Some(lag) = progress.lag {
         text.push_str(&format!(", {}", seconds(lag)));
@@ -290,7 +337,11 @@ pub(in super::super) fn reverse(progress: &StreamProgress) -> String {
         Some(_) => format!("which is fed; it is {} behind", size(progress.lag_bytes)),
         None => "which nobody feeds; `pgshard moves feed` frees it".to_owned(),
     };
-    format!("{} keeps {} of WAL for the reverse replication, {fed}", progress.source, size(progress.kept))
+    format!(
+        "{} keeps {} of WAL for the reverse replication, {fed}",
+        progress.source,
+        size(progress.kept)
+    )
 }
 
 /// What was last said of each shard and stream, so that only news is said.
@@ -301,7 +352,12 @@ struct Printed {
 }
 
 impl Printed {
-    fn tell(&mut self, progress: &Progress, rate: Option<Rate>, output: &Output) -> Result<(), Failure> {
+    fn tell(
+        &mut self,
+        progress: &Progress,
+        rate: Option<Rate>,
+        output: &Output,
+    ) -> Result<(), Failure> {
         for shard in &progress.shards {
             // Neither a rate nor a lease that was renewed is news.
             let mut news = vec![shard.entry.phase.to_string()];
@@ -317,21 +373,40 @@ impl Printed {
             match output.format() {
                 Format::Json => output.object(Line::shard(shard, rate)),
                 Format::Text => {
-                    let (shard, rate) = (shard.entry.shard, rate.map(|rate| format!("; {}", words(&rate))));
-                    output.data(format_args!("shard {shard}: {said}{}", rate.unwrap_or_default()));
+                    let (shard, rate) = (
+                        shard.entry.shard,
+                        rate.map(|rate| format!("; {}", words(&rate))),
+                    );
+                    output.data(format_args!(
+                        "shard {shard}: {said}{}",
+                        rate.unwrap_or_default()
+                    ));
                 }
             }
             self.shards.insert(shard.entry.shard, said);
         }
-        let streams = progress.streams.iter().map(|found| (found, stream as fn(&StreamProgress) -> String));
-        let reverse_streams =
-            progress.reverse_streams.iter().map(|found| (found, reverse as fn(&StreamProgress) -> String));
+        let streams = progress
+            .streams
+            .iter()
+            .map(|found| (found, stream as fn(&StreamProgress) -> String));
+        let reverse_streams = progress
+            .reverse_streams
+            .iter()
+            .map(|found| (found, reverse as fn(&StreamProgress) -> String));
         for (found, words) in streams.chain(reverse_streams) {
             let coarse = |bytes: u64| bytes.checked_ilog2().unwrap_or(0);
-            let said =
-                format!("{:?} {} {} {:?}", found.wal_status, found.pid.is_some(), coarse(found.kept), found.blockers);
+            let said = format!(
+                "{:?} {} {} {:?}",
+                found.wal_status,
+                found.pid.is_some(),
+                coarse(found.kept),
+                found.blockers
+            );
             // People want a line when it doubles; programs every look.
-            let changed = self.streams.insert(found.slot.clone(), said.clone()).is_none_or(|before| before != said);
+            let changed = self
+                .streams
+                .insert(found.slot.clone(), said.clone())
+                .is_none_or(|before| before != said);
             match output.format() {
                 Format::Json => output.object(Line::stream(found)),
                 Format::Text if changed => output.data(words(found)),
@@ -340,7 +415,11 @@ impl Printed {
         }
         for (host, error) in &progress.unknown {
             let said = chain(error);
-            if self.streams.insert(host.to_string(), said.clone()).is_none_or(|before| before != said) {
+            if self
+                .streams
+                .insert(host.to_string(), said.clone())
+                .is_none_or(|before| before != said)
+            {
                 output.warning(format_args!("host {host}: {said}"));
             }
         }
@@ -351,7 +430,9 @@ impl Printed {
 /// The remarks without the age of a blocker's transaction, which changes with every look.
 fn remarks_without_age(shard: &ShardProgress) -> Vec<String> {
     let cut = |text: String| match (text.find(", its transaction is "), text.find(" s old")) {
-        (Some(from), Some(to)) if from < to => format!("{}{}", &text[..from], &text[to + " s old".len()..]),
+        (Some(from), Some(to)) if from < to => {
+            format!("{}{}", &text[..from], &text[to + " s old".len()..])
+        }
         _ => text,
     };
     remarks(shard).into_iter().map(cut).collect()
@@ -409,10 +490,15 @@ impl Line<'_> {
             chunks: chunks.all,
             chunks_copied: chunks.copied,
             chunks_compared: chunks.verified,
-            rows: entry.rows.and_then(|rows| u64::try_from(rows).ok()).unwrap_or(chunks.rows),
+            rows: entry
+                .rows
+                .and_then(|rows| u64::try_from(rows).ok())
+                .unwrap_or(chunks.rows),
             bytes: bytes(shard).unwrap_or(0),
             bytes_per_second: rate.map(|rate| rate.per_second as u64),
-            left_ms: rate.and_then(|rate| rate.left).map(|left| left.as_millis() as u64),
+            left_ms: rate
+                .and_then(|rate| rate.left)
+                .map(|left| left.as_millis() as u64),
             holder: (!entry.lease_left.is_zero()).then_some(entry.holder.as_str()),
             blockers: &shard.blockers,
             last_error: entry.last_error.as_deref(),

@@ -48,7 +48,11 @@ pub(crate) struct ShownWay<'a> {
 }
 
 /// Says what is known of a shard, and does what is sure.
-pub(crate) async fn repair(args: MovesRepair, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+pub(crate) async fn repair(
+    args: MovesRepair,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let [shard] = shards(&args.shard, config.cluster.shards)?[..] else {
         return Err(Failure::usage("one shard at a time is repaired").hint("name it like 17"));
@@ -56,10 +60,19 @@ pub(crate) async fn repair(args: MovesRepair, config: Option<&Path>, output: &Ar
     let name = |name: &String| HostName::new(name).map_err(Failure::usage);
     let given_up: BTreeSet<HostName> = args.give_up.iter().map(name).collect::<Result<_, _>>()?;
     one_primary_each(&config, &given_up).await?;
-    let mover = mover(&config, Options::default().failpoint(args.failpoint), Observer::silent());
+    let mover = mover(
+        &config,
+        Options::default().failpoint(args.failpoint),
+        Observer::silent(),
+    );
     let plan = mover.plan_repair(shard, &given_up).await.map_err(failure)?;
-    if let Some(nobody) = given_up.iter().find(|host| !plan.hosts.iter().any(|says| says.host == **host)) {
-        return Err(Failure::usage(format!("no host {nobody} is known to have anything of shard {shard}")));
+    if let Some(nobody) = given_up
+        .iter()
+        .find(|host| !plan.hosts.iter().any(|says| says.host == **host))
+    {
+        return Err(Failure::usage(format!(
+            "no host {nobody} is known to have anything of shard {shard}"
+        )));
     }
     if output.format() == Format::Text {
         tell(&plan, output);
@@ -81,22 +94,31 @@ pub(crate) async fn repair(args: MovesRepair, config: Option<&Path>, output: &Ar
         return Err(Failure::new(Exit::Failed, "nothing was changed"));
     }
     let again = format!("run `pgshard moves repair {shard} --plan` again: it says how far it is");
-    mover.repair(&plan).await.map_err(|error| Failure::new(Exit::Partly, chain(&error)).hint(again))?;
+    mover
+        .repair(&plan)
+        .await
+        .map_err(|error| Failure::new(Exit::Partly, chain(&error)).hint(again))?;
     show(&plan, true, output);
     output.note(format_args!("{} serves shard {shard}", way.host));
     output.hint("`pgshard moves gc` drops what the moves have left, then `pgshard check`");
     Ok(Exit::Done)
 }
 
-/// Refuses to go on where two servers take the writes of one host: each would tell something else. From here on
-/// connections refuse a server that is not the host, which then counts as a host that does not answer.
+/// Refuses to go on where two servers take the writes of one host: each would tell something else.
+/// From here on connections refuse a server that is not the host, which then counts as a host that
+/// does not answer.
 async fn one_primary_each(config: &Config, given_up: &BTreeSet<HostName>) -> Result<(), Failure> {
     let identities = schema::identities(context::all_hosts(config)).await;
     let two = identities.findings().into_iter().filter(|finding| {
-        let given_up = finding.host.as_ref().is_some_and(|host| given_up.contains(host));
+        let given_up = finding
+            .host
+            .as_ref()
+            .is_some_and(|host| given_up.contains(host));
         finding.severity == Severity::Alarm && finding.code == "two_primaries" && !given_up
     });
-    let alarms: Vec<String> = two.map(|finding| format!("{}\n  remedy: {}", finding.message, finding.remedy)).collect();
+    let alarms: Vec<String> = two
+        .map(|finding| format!("{}\n  remedy: {}", finding.message, finding.remedy))
+        .collect();
     if !alarms.is_empty() {
         return Err(Failure::several(Exit::Refused, alarms));
     }
@@ -115,8 +137,16 @@ fn tell(plan: &RepairPlan, output: &Output) {
         Repair::Do(way) => tell_way("this is done:", way, output),
         Repair::Choose(ways) => {
             for way in ways {
-                let flags: Vec<String> = way.give_up.iter().map(|host| format!("--give-up {host}")).collect();
-                tell_way(&format!("with {} this is done:", flags.join(" ")), way, output);
+                let flags: Vec<String> = way
+                    .give_up
+                    .iter()
+                    .map(|host| format!("--give-up {host}"))
+                    .collect();
+                tell_way(
+                    &format!("with {} this is done:", flags.join(" ")),
+                    way,
+                    output,
+                );
             }
         }
         _ => {}
@@ -149,8 +179,17 @@ fn show(plan: &RepairPlan, done: bool, output: &Output) {
         steps: &way.steps,
         at_risk: &way.at_risk,
     });
-    let hosts = plan.hosts.iter().map(|says| ShownHost { host: says.host.as_str(), says: &says.says });
-    output.object(Shown { shard: plan.shard, hosts: hosts.collect(), repair, ways: shown.collect(), done });
+    let hosts = plan.hosts.iter().map(|says| ShownHost {
+        host: says.host.as_str(),
+        says: &says.says,
+    });
+    output.object(Shown {
+        shard: plan.shard,
+        hosts: hosts.collect(),
+        repair,
+        ways: shown.collect(),
+        done,
+    });
 }
 
 /// The end without having done anything.
@@ -158,14 +197,18 @@ fn end(repair: &Repair, shard: ShardId) -> Result<Exit, Failure> {
     match repair {
         Repair::Fine { .. } | Repair::Do(_) => Ok(Exit::Done),
         Repair::Choose(_) => {
-            let words = format!("shard {shard}: nothing was done, for something has to be given up");
-            Err(Failure::new(Exit::Refused, words)
-                .hint("restore what can be restored; else name one of the ways above with --give-up"))
+            let words =
+                format!("shard {shard}: nothing was done, for something has to be given up");
+            Err(Failure::new(Exit::Refused, words).hint(
+                "restore what can be restored; else name one of the ways above with --give-up",
+            ))
         }
         _ => {
-            let words = format!("shard {shard}: no host that answers has it, or a whole copy of it");
-            Err(Failure::new(Exit::Failed, words)
-                .hint("restore the host that had it: docs/trouble.md, \"A host has lost its database\""))
+            let words =
+                format!("shard {shard}: no host that answers has it, or a whole copy of it");
+            Err(Failure::new(Exit::Failed, words).hint(
+                "restore the host that had it: docs/trouble.md, \"A host has lost its database\"",
+            ))
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `pgshard moves pause` and `continue`: telling the mover of a move, wherever it runs, what is wanted.
+//! `pgshard moves pause` and `continue`: telling the mover of a move, wherever it runs, what is
+//! wanted.
 
 use std::path::Path;
 
@@ -31,20 +32,38 @@ pub(crate) async fn want(
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = find(&mover, id, Fits::Open).await?;
-    let Heard { found: shards, unknown: silent, .. } = mover.want(id, desired).await.map_err(failure)?;
+    let Heard {
+        found: shards,
+        unknown: silent,
+        ..
+    } = mover.want(id, desired).await.map_err(failure)?;
     if shards.is_empty() && silent.is_empty() {
-        return Err(Failure::new(Exit::Refused, format!("every shard of the move {id} has ended")));
+        return Err(Failure::new(
+            Exit::Refused,
+            format!("every shard of the move {id} has ended"),
+        ));
     }
     let list = print_shards(shards.iter().copied());
     if output.format() == Format::Json {
-        output.object(Requested { r#move: id.to_string(), shards: list, desired: desired.as_str() });
+        output.object(Requested {
+            r#move: id.to_string(),
+            shards: list,
+            desired: desired.as_str(),
+        });
     } else if desired == DesiredState::Go {
-        output.note(format_args!("move {id} goes on with shards {list}, if its mover lives"));
+        output.note(format_args!(
+            "move {id} goes on with shards {list}, if its mover lives"
+        ));
     } else {
-        output
-            .note(format_args!("move {id} stands still with shards {list}; its changes are kept or applied meanwhile"));
+        output.note(format_args!(
+            "move {id} stands still with shards {list}; its changes are kept or applied meanwhile"
+        ));
         output.hint(format_args!("`pgshard moves continue {id}`"));
     }
     let exit = unheard(&silent, output);
-    Ok(if exit != Exit::Done && !shards.is_empty() { Exit::Partly } else { exit })
+    Ok(if exit != Exit::Done && !shards.is_empty() {
+        Exit::Partly
+    } else {
+        exit
+    })
 }

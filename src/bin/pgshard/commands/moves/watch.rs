@@ -89,7 +89,11 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     pub(crate) fn new(output: Arc<Output>) -> Arc<Watcher> {
-        Arc::new(Watcher { output, bar: Mutex::default(), id: OnceLock::new() })
+        Arc::new(Watcher {
+            output,
+            bar: Mutex::default(),
+            id: OnceLock::new(),
+        })
     }
 
     pub(crate) fn observer(self: &Arc<Watcher>) -> Observer {
@@ -119,45 +123,117 @@ impl Watcher {
                 // A watcher sees one move begin.
                 let _ = self.id.set(id);
                 self.output.note(format_args!("move {id}"));
-                *self.bar() = Some(self.output.progress("moving".to_owned(), "shards", shards as u64));
-                MoveEvent::Started { r#move: id.to_string(), shards }
+                *self.bar() = Some(self.output.progress(
+                    "moving".to_owned(),
+                    "shards",
+                    shards as u64,
+                ));
+                MoveEvent::Started {
+                    r#move: id.to_string(),
+                    shards,
+                }
             }
             Event::Reached { shard, phase } => {
                 if let (Phase::Kept, Some(bar)) = (phase, &*self.bar()) {
                     bar.inc(1);
                 }
-                MoveEvent::Reached { shard, phase: phase.as_str() }
+                MoveEvent::Reached {
+                    shard,
+                    phase: phase.as_str(),
+                }
             }
-            Event::TableCopied { shard, table, rows, bytes } => MoveEvent::TableCopied { shard, table, rows, bytes },
-            Event::FenceRetried { shard, attempt, reason } => {
-                self.output.note(format_args!("shard {shard}: fence {attempt} was taken back, {reason}"));
-                MoveEvent::FenceRetried { shard, attempt, reason }
+            Event::TableCopied {
+                shard,
+                table,
+                rows,
+                bytes,
+            } => MoveEvent::TableCopied {
+                shard,
+                table,
+                rows,
+                bytes,
+            },
+            Event::FenceRetried {
+                shard,
+                attempt,
+                reason,
+            } => {
+                self.output.note(format_args!(
+                    "shard {shard}: fence {attempt} was taken back, {reason}"
+                ));
+                MoveEvent::FenceRetried {
+                    shard,
+                    attempt,
+                    reason,
+                }
             }
             Event::Waits { shard, desired } => {
-                let why = if desired == DesiredState::Pause { "paused" } else { "held before its fence" };
-                self.output.note(format_args!("shard {shard} is {why}, until `pgshard moves continue`"));
-                MoveEvent::Waits { shard, desired: desired.as_str() }
+                let why = if desired == DesiredState::Pause {
+                    "paused"
+                } else {
+                    "held before its fence"
+                };
+                self.output.note(format_args!(
+                    "shard {shard} is {why}, until `pgshard moves continue`"
+                ));
+                MoveEvent::Waits {
+                    shard,
+                    desired: desired.as_str(),
+                }
             }
             Event::Asked(stop_request) => {
-                self.output.note(format_args!("asked to {} by {}", stop_request.asked.as_str(), stop_request.by));
-                MoveEvent::Asked { asked: stop_request.asked.as_str(), by: stop_request.by }
+                self.output.note(format_args!(
+                    "asked to {} by {}",
+                    stop_request.asked.as_str(),
+                    stop_request.by
+                ));
+                MoveEvent::Asked {
+                    asked: stop_request.asked.as_str(),
+                    by: stop_request.by,
+                }
             }
-            Event::Opened { shard, host, pause } => {
-                MoveEvent::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
-            }
-            Event::Audited { shard, audit } => MoveEvent::Audited { shard, audit: ShownAudit::of(&audit) },
+            Event::Opened { shard, host, pause } => MoveEvent::Opened {
+                shard,
+                host: host.to_string(),
+                pause_ms: millis(pause),
+            },
+            Event::Audited { shard, audit } => MoveEvent::Audited {
+                shard,
+                audit: ShownAudit::of(&audit),
+            },
             Event::Feeding { id, shards } => {
-                self.output.note(format_args!("the old copies of move {id} take changes: {shards} shards"));
-                MoveEvent::Feeding { r#move: id.to_string(), shards }
+                self.output.note(format_args!(
+                    "the old copies of move {id} take changes: {shards} shards"
+                ));
+                MoveEvent::Feeding {
+                    r#move: id.to_string(),
+                    shards,
+                }
             }
-            Event::Fed { id, bytes, seconds, changes } => {
-                MoveEvent::Fed { r#move: id.to_string(), behind_bytes: bytes, behind_s: seconds, changes }
-            }
+            Event::Fed {
+                id,
+                bytes,
+                seconds,
+                changes,
+            } => MoveEvent::Fed {
+                r#move: id.to_string(),
+                behind_bytes: bytes,
+                behind_s: seconds,
+                changes,
+            },
             Event::NotFed { id, error } => {
-                self.output.note(format_args!("the old copies of move {id} take no changes for now: {error}"));
-                MoveEvent::NotFed { r#move: id.to_string(), message: error }
+                self.output.note(format_args!(
+                    "the old copies of move {id} take no changes for now: {error}"
+                ));
+                MoveEvent::NotFed {
+                    r#move: id.to_string(),
+                    message: error,
+                }
             }
-            Event::Failed { shard, error } => MoveEvent::Failed { shard, message: error },
+            Event::Failed { shard, error } => MoveEvent::Failed {
+                shard,
+                message: error,
+            },
             // Bytes under way move no bar yet, and would flood a pipe.
             _ => return,
         };

@@ -1,7 +1,8 @@
 //! Runs a plan wave by wave, with one request to the mover for each group.
 //!
-//! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is planned again around
-//! it. Anything worse ends the run after its wave; the next run asks the hosts again.
+//! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is
+//! planned again around it. Anything worse ends the run after its wave; the next run asks the hosts
+//! again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -129,20 +130,28 @@ impl<'a> Run<'a> {
             }
             match self.mover.resume(id).await {
                 Ok(mut report) => {
-                    let busy = report.failed.extract_if(.., |(_, error)| matches!(error, Error::AtWork { .. }));
+                    let busy = report
+                        .failed
+                        .extract_if(.., |(_, error)| matches!(error, Error::AtWork { .. }));
                     let busy: Vec<_> = busy.collect();
                     for (shard, error) in &busy {
                         let remedy = moves::remedy(Verb::Resume, *shard, error, id);
                         let why = format!("are being moved: {}\n  remedy: {remedy}", chain(error));
                         self.left_alone.insert(*shard, why);
                     }
-                    let done = report.done.iter().map(|done| done.shard).filter(|shard| open.contains(shard));
+                    let done = report
+                        .done
+                        .iter()
+                        .map(|done| done.shard)
+                        .filter(|shard| open.contains(shard));
                     self.finished.extend(done);
                     self.take(&report, busy.is_empty()).await;
                 }
                 // Somebody else has finished or aborted it meanwhile.
                 Err(Error::NoSuchMove { .. }) => {}
-                Err(error) => self.output.warning(format_args!("move {id}: {}", chain(&error))),
+                Err(error) => self
+                    .output
+                    .warning(format_args!("move {id}: {}", chain(&error))),
             }
         }
     }
@@ -152,7 +161,11 @@ impl<'a> Run<'a> {
     /// # Errors
     /// When the problem contradicts itself, which it did not when it was planned before.
     pub(super) async fn waves(&mut self, mut problem: Problem, pace: Pace) -> Result<(), Failure> {
-        let weight: HashMap<ShardId, u64> = problem.shards.iter().map(|shard| (shard.shard, shard.bytes)).collect();
+        let weight: HashMap<ShardId, u64> = problem
+            .shards
+            .iter()
+            .map(|shard| (shard.shard, shard.bytes))
+            .collect();
         let mut announced = false;
         'plan: loop {
             let planned = plan(&problem)?;
@@ -172,23 +185,38 @@ impl<'a> Run<'a> {
                 }
                 self.waves += 1;
                 for group in &wave.groups {
-                    for shard in problem.shards.iter_mut().filter(|shard| group.shards.contains(&shard.shard)) {
+                    for shard in problem
+                        .shards
+                        .iter_mut()
+                        .filter(|shard| group.shards.contains(&shard.shard))
+                    {
                         if self.there.contains(&shard.shard) {
                             shard.host = group.target.clone();
-                        } else if self.moved.contains(&shard.shard) && !before.0.contains(&shard.shard) {
+                        } else if self.moved.contains(&shard.shard)
+                            && !before.0.contains(&shard.shard)
+                        {
                             shard.host = group.target.clone();
                             self.bytes += weight.get(&shard.shard).copied().unwrap_or(0);
-                            problem.options.moves_max = problem.options.moves_max.map(|most| most.saturating_sub(1));
+                            problem.options.moves_max =
+                                problem.options.moves_max.map(|most| most.saturating_sub(1));
                         }
                     }
                 }
                 let failed = &self.failed[before.1..];
-                if failed.iter().any(|failed| !matches!(failed.exit, Exit::Refused | Exit::GaveUp)) {
+                if failed
+                    .iter()
+                    .any(|failed| !matches!(failed.exit, Exit::Refused | Exit::GaveUp))
+                {
                     break 'plan;
                 }
                 if !failed.is_empty() {
-                    let failed: BTreeSet<ShardId> = failed.iter().map(|failed| failed.shard).collect();
-                    for shard in problem.shards.iter_mut().filter(|shard| failed.contains(&shard.shard)) {
+                    let failed: BTreeSet<ShardId> =
+                        failed.iter().map(|failed| failed.shard).collect();
+                    for shard in problem
+                        .shards
+                        .iter_mut()
+                        .filter(|shard| failed.contains(&shard.shard))
+                    {
                         shard.constraint = Constraint::Stays;
                     }
                     continue 'plan;
@@ -207,10 +235,19 @@ impl<'a> Run<'a> {
             shards: print_shards(group.shards.iter().copied().collect::<BTreeSet<_>>()),
         };
         let groups: Vec<WaveGroup> = wave.groups.iter().map(told).collect();
-        let words: Vec<String> =
-            groups.iter().map(|group| format!("{} -> {}: {}", group.source, group.target, group.shards)).collect();
-        self.output.note(format_args!("wave {number} of {waves}: {}", words.join("; ")));
-        self.watcher.tell(RebalanceEvent::Wave { wave: number, waves, groups });
+        let words: Vec<String> = groups
+            .iter()
+            .map(|group| format!("{} -> {}: {}", group.source, group.target, group.shards))
+            .collect();
+        self.output.note(format_args!(
+            "wave {number} of {waves}: {}",
+            words.join("; ")
+        ));
+        self.watcher.tell(RebalanceEvent::Wave {
+            wave: number,
+            waves,
+            groups,
+        });
     }
 
     /// Plans and runs one group; without the shards that preflight refuses.
@@ -228,13 +265,23 @@ impl<'a> Run<'a> {
                 Err(error) => error,
             };
             let named: BTreeSet<ShardId> = match &error {
-                Error::Refused { refusals } => refusals.iter().filter_map(|refusal| refusal.shard).collect(),
+                Error::Refused { refusals } => refusals
+                    .iter()
+                    .filter_map(|refusal| refusal.shard)
+                    .collect(),
                 _ => BTreeSet::new(),
             };
-            let refused: Vec<ShardId> =
-                request.shards.iter().copied().filter(|shard| named.is_empty() || named.contains(shard)).collect();
+            let refused: Vec<ShardId> = request
+                .shards
+                .iter()
+                .copied()
+                .filter(|shard| named.is_empty() || named.contains(shard))
+                .collect();
             for shard in &refused {
-                ended.refused.push(Failed { shard: *shard, ..refusal_of(*shard, &error) });
+                ended.refused.push(Failed {
+                    shard: *shard,
+                    ..refusal_of(*shard, &error)
+                });
             }
             if refused.is_empty() {
                 return ended;
@@ -253,20 +300,34 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes in how a move ended; drops its old copies if that was asked for and nobody else is at work on it.
+    /// Takes in how a move ended; drops its old copies if that was asked for and nobody else is at
+    /// work on it.
     async fn take(&mut self, report: &Report, alone: bool) {
         self.moves.push(report.id);
         for done in &report.done {
             self.longest_pause = self.longest_pause.max(done.pause.unwrap_or_default());
             if done.audit.state == AuditState::Differs {
-                let message = format!("{} did not have all that {} had: {}", done.target, done.source, done.audit);
+                let message = format!(
+                    "{} did not have all that {} had: {}",
+                    done.target, done.source, done.audit
+                );
                 let remedy = moves::DIFFERS.to_owned();
-                self.failed.push(Failed { shard: done.shard, exit: Exit::Differs, message, remedy });
+                self.failed.push(Failed {
+                    shard: done.shard,
+                    exit: Exit::Differs,
+                    message,
+                    remedy,
+                });
             }
         }
         for (shard, error) in &report.failed {
             let remedy = moves::remedy(Verb::Resume, *shard, error, report.id);
-            self.failed.push(Failed { shard: *shard, exit: moves::code(error), message: words(error), remedy });
+            self.failed.push(Failed {
+                shard: *shard,
+                exit: moves::code(error),
+                message: words(error),
+                remedy,
+            });
         }
         if report.done.is_empty() {
             return;
@@ -276,17 +337,25 @@ impl<'a> Run<'a> {
             return;
         }
         let wrong: Vec<String> = match self.mover.complete(report.id).await {
-            Ok(completed) => completed.failed.iter().map(|(_, error)| chain(error)).collect(),
+            Ok(completed) => completed
+                .failed
+                .iter()
+                .map(|(_, error)| chain(error))
+                .collect(),
             Err(error) => vec![chain(&error)],
         };
         if !wrong.is_empty() {
             self.kept.push(report.id);
-            self.output.warning(format_args!("old copies of move {} are kept: {}", report.id, wrong.join("; ")));
+            self.output.warning(format_args!(
+                "old copies of move {} are kept: {}",
+                report.id,
+                wrong.join("; ")
+            ));
         }
     }
 
-    /// What a run ends with that fails before its plan is done. What it has done counts, and so do the shards that have
-    /// failed before.
+    /// What a run ends with that fails before its plan is done. What it has done counts, and so do
+    /// the shards that have failed before.
     pub(super) fn fail(&self, failure: Failure) -> Failure {
         if self.finished.is_empty() && self.moved.is_empty() && self.failed.is_empty() {
             return failure;
@@ -302,8 +371,10 @@ impl<'a> Run<'a> {
     pub(super) fn end(&self, told: Told) -> Exit {
         self.tell_done();
         if self.mover.is_stopped() || told == Told::InPart {
-            let how =
-                format!("it finishes what is open and plans the rest again: {}", this_command(&mut std::env::args()));
+            let how = format!(
+                "it finishes what is open and plans the rest again: {}",
+                this_command(&mut std::env::args())
+            );
             return self.output.interrupted(Some(&how));
         }
         self.hint_at_old_copies();
@@ -326,7 +397,10 @@ impl<'a> Run<'a> {
     fn tell_done(&self) {
         let elapsed = self.started.elapsed();
         if self.output.format() == Format::Json {
-            let failed = |failed: &Failed| FailedShard { shard: failed.shard, message: failed.message.clone() };
+            let failed = |failed: &Failed| FailedShard {
+                shard: failed.shard,
+                message: failed.message.clone(),
+            };
             self.watcher.tell(RebalanceEvent::Done(Done {
                 moved: self.moved.len(),
                 finished: self.finished.len(),
@@ -346,19 +420,35 @@ impl<'a> Run<'a> {
             ));
         }
         if !self.there.is_empty() {
-            self.output.note(format_args!("somebody else has moved {}", counted(self.there.len(), "shard")));
+            self.output.note(format_args!(
+                "somebody else has moved {}",
+                counted(self.there.len(), "shard")
+            ));
         }
         if !self.moved.is_empty() {
-            let (moved, pause) = (counted(self.moved.len(), "shard"), millis(self.longest_pause));
+            let (moved, pause) = (
+                counted(self.moved.len(), "shard"),
+                millis(self.longest_pause),
+            );
             let (bytes, took) = (size(self.bytes), seconds(elapsed));
-            self.output.note(format_args!("moved {moved}, {bytes}, in {took}; the longest pause was {pause} ms"));
+            self.output.note(format_args!(
+                "moved {moved}, {bytes}, in {took}; the longest pause was {pause} ms"
+            ));
         }
-        let failed = self.failed.iter().filter(|failed| failed.exit != Exit::Interrupted);
-        let told = failed.map(|failed| (failed.shard, failed.message.clone(), failed.remedy.clone()));
+        let failed = self
+            .failed
+            .iter()
+            .filter(|failed| failed.exit != Exit::Interrupted);
+        let told =
+            failed.map(|failed| (failed.shard, failed.message.clone(), failed.remedy.clone()));
         moves::tell_by_cause(told, self.output);
         if !self.failed.is_empty() {
             let all = self.failed.len() + self.moved.len();
-            self.output.note(format_args!("{} of {} moved", self.moved.len(), counted(all, "shard")));
+            self.output.note(format_args!(
+                "{} of {} moved",
+                self.moved.len(),
+                counted(all, "shard")
+            ));
         }
     }
 
@@ -366,11 +456,14 @@ impl<'a> Run<'a> {
         match self.kept.as_slice() {
             [] => {}
             [only] => {
-                self.output
-                    .hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {only}`"));
+                self.output.hint(format_args!(
+                    "the old copies are kept; drop them with `pgshard moves \
+                        complete {only}`"
+                ));
             }
             several => self.output.hint(format_args!(
-                "the old copies of {} moves are kept: `pgshard moves` lists them, `pgshard moves complete ID` drops \
+                "the old copies of {} moves are kept: `pgshard moves` lists them, `pgshard moves \
+                    complete ID` drops \
                  those of one",
                 several.len()
             )),
@@ -397,12 +490,23 @@ struct Ended {
 fn refusal_of(shard: ShardId, error: &Error) -> Failed {
     let (message, remedy) = match error {
         Error::Refused { refusals } => {
-            let own = refusals.iter().filter(|refusal| refusal.shard.is_none_or(|named| named == shard));
-            let (messages, remedies): (Vec<String>, Vec<String>) =
-                own.map(|refusal| (refusal.to_string(), refusal.remedy.clone())).unzip();
+            let own = refusals
+                .iter()
+                .filter(|refusal| refusal.shard.is_none_or(|named| named == shard));
+            let (messages, remedies): (Vec<String>, Vec<String>) = own
+                .map(|refusal| (refusal.to_string(), refusal.remedy.clone()))
+                .unzip();
             (messages.join("; "), remedies.join("; "))
         }
-        error => (words(error), "`pgshard check`, then the same command again".to_owned()),
+        error => (
+            words(error),
+            "`pgshard check`, then the same command again".to_owned(),
+        ),
     };
-    Failed { shard, exit: moves::code(error), message, remedy }
+    Failed {
+        shard,
+        exit: moves::code(error),
+        message,
+        remedy,
+    }
 }

@@ -1,7 +1,7 @@
 //! `pgshard rebalance` and `pgshard drain`: measure, plan, show, ask, move in waves.
 //!
-//! Only the hosts remember anything from one run to the next. After an interrupt the same command goes on: it finishes
-//! the moves that are open, and plans the rest from what the hosts have then.
+//! Only the hosts remember anything from one run to the next. After an interrupt the same command
+//! goes on: it finishes the moves that are open, and plans the rest from what the hosts have then.
 
 mod execute;
 mod show;
@@ -44,45 +44,98 @@ struct Asked {
 }
 
 /// Evens out all hosts.
-pub(crate) async fn run(args: Rebalance, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
-    let options = Options::default().threshold(args.threshold.0 / 100.0).moves_max(args.max_moves);
-    go(Asked { drained: None, measure: args.measure, options, doing: args.doing }, config, output).await
+pub(crate) async fn run(
+    args: Rebalance,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
+    let options = Options::default()
+        .threshold(args.threshold.0 / 100.0)
+        .moves_max(args.max_moves);
+    go(
+        Asked {
+            drained: None,
+            measure: args.measure,
+            options,
+            doing: args.doing,
+        },
+        config,
+        output,
+    )
+    .await
 }
 
 /// Empties a host.
-pub(crate) async fn drain(args: Drain, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+pub(crate) async fn drain(
+    args: Drain,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
     let options = Options::default();
-    go(Asked { drained: Some(args.host), measure: args.measure, options, doing: args.doing }, config, output).await
+    go(
+        Asked {
+            drained: Some(args.host),
+            measure: args.measure,
+            options,
+            doing: args.doing,
+        },
+        config,
+        output,
+    )
+    .await
 }
 
 async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let drained = asked.drained.as_deref().map(|name| context::host(&config, name)).transpose()?;
-    let Asked { measure, options, doing, .. } = asked;
+    let drained = asked
+        .drained
+        .as_deref()
+        .map(|name| context::host(&config, name))
+        .transpose()?;
+    let Asked {
+        measure,
+        options,
+        doing,
+        ..
+    } = asked;
     let consent = Consent::from_flag(doing.yes);
     let watcher = Watcher::new(output.clone());
     let identities = context::identities(&config).await?;
     context::record(&identities, &config).await;
     let mover = mover(&config, doing.pace.clone().options(), watcher.observer());
 
-    let Some(open) = unless_interrupted(open_moves(&mover)).await else { return Ok(output.interrupted(None)) };
-    let (living, open): (Vec<_>, Vec<_>) = open?.into_iter().partition(|entry| entry.worker.is_some());
+    let Some(open) = unless_interrupted(open_moves(&mover)).await else {
+        return Ok(output.interrupted(None));
+    };
+    let (living, open): (Vec<_>, Vec<_>) =
+        open?.into_iter().partition(|entry| entry.worker.is_some());
     let (held, open) = those_that_stand(open);
     let mut stuck: BTreeSet<ShardId> = open.iter().map(|entry| entry.shard).collect();
     let mut busy = told_of(&living, &held, output);
-    let mut run = Run::new(&mover, &watcher, output, doing.mode.map(Into::into), doing.complete);
+    let mut run = Run::new(
+        &mover,
+        &watcher,
+        output,
+        doing.mode.map(Into::into),
+        doing.complete,
+    );
     if !open.is_empty() {
         let ids: BTreeSet<_> = open.iter().map(|entry| entry.id).collect();
         let (moves, shards) = (counted(ids.len(), "move"), counted(stuck.len(), "shard"));
         if doing.plan {
-            output.note(format_args!("{moves} of {shards} will be finished first; the plan leaves these shards alone"));
+            output.note(format_args!(
+                "{moves} of {shards} will be finished first; the plan leaves these shards alone"
+            ));
         } else {
-            let question = format!("finish {moves} of {shards} first, left open by an earlier run or somebody else?");
+            let question = format!(
+                "finish {moves} of {shards} first, left open by an earlier run or somebody else?"
+            );
             let Some(yes) = unless_interrupted(confirm(&question, consent, output)).await else {
                 return Ok(output.interrupted(None));
             };
             if !yes? {
-                return Err(Failure::new(Exit::Failed, "nothing was moved").hint("`pgshard moves` shows what is open"));
+                return Err(Failure::new(Exit::Failed, "nothing was moved")
+                    .hint("`pgshard moves` shows what is open"));
             }
             until_done(&mover, output, run.resume(ids, &stuck)).await?;
             stuck = run.failed_shards();
@@ -93,8 +146,16 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
     if mover.is_stopped() {
         return Ok(run.end(Told::InPart));
     }
-    let rest = Rest { config: &config, drained: drained.as_ref(), measure: &measure, options, doing: &doing };
-    rest.run(&mut run, &stuck, &busy, output).await.map_err(|failure| run.fail(failure))
+    let rest = Rest {
+        config: &config,
+        drained: drained.as_ref(),
+        measure: &measure,
+        options,
+        doing: &doing,
+    };
+    rest.run(&mut run, &stuck, &busy, output)
+        .await
+        .map_err(|failure| run.fail(failure))
 }
 
 /// What is done once no move is open.
@@ -107,7 +168,8 @@ struct Rest<'a> {
 }
 
 impl Rest<'_> {
-    /// Plans, asks and moves. The shards that are stuck, and those that others are at work on, stay where they are.
+    /// Plans, asks and moves. The shards that are stuck, and those that others are at work on, stay
+    /// where they are.
     async fn run(
         self,
         run: &mut Run<'_>,
@@ -115,16 +177,27 @@ impl Rest<'_> {
         busy: &BTreeMap<ShardId, String>,
         output: &Output,
     ) -> Result<Exit, Failure> {
-        let Rest { config, drained, measure, options, doing } = self;
+        let Rest {
+            config,
+            drained,
+            measure,
+            options,
+            doing,
+        } = self;
         let by = &measure.by;
         let weighing = weigh(config, by, measure.sample(), output);
-        let Some(weighed) = unless_interrupted(weighing).await else { return Ok(output.interrupted(None)) };
+        let Some(weighed) = unless_interrupted(weighing).await else {
+            return Ok(output.interrupted(None));
+        };
         let stays = stuck.iter().chain(busy.keys()).copied().collect();
         let mut problem = problem(config, &weighed?, &stays, options);
         if let Some(host) = drained {
             problem = problem.draining(host);
         }
-        let pace = Pace { groups_per_host: doing.groups_per_host.get(), shards_per_group: doing.group_size.get() };
+        let pace = Pace {
+            groups_per_host: doing.groups_per_host.get(),
+            shards_per_group: doing.group_size.get(),
+        };
         let planned = plan(&problem).map_err(|error| Failure::new(Exit::Failed, error))?;
         let count = waves(&problem, &planned.moves, pace)?.len();
         refuse_half_a_drain(drained, &planned, stuck, busy)?;
@@ -137,10 +210,20 @@ impl Rest<'_> {
             return Ok(run.end(Told::Whole));
         }
         let bytes: u64 = planned.moves.iter().map(|one| one.bytes).sum();
-        let what = format!("{}, {}", counted(planned.moves.len(), "shard"), crate::output::size(bytes));
-        let after = if doing.complete { " and drop the old copies" } else { "" };
+        let what = format!(
+            "{}, {}",
+            counted(planned.moves.len(), "shard"),
+            crate::output::size(bytes)
+        );
+        let after = if doing.complete {
+            " and drop the old copies"
+        } else {
+            ""
+        };
         let question = format!("move {what}, in {}{after}?", counted(count, "wave"));
-        let Some(yes) = unless_interrupted(confirm(&question, Consent::from_flag(doing.yes), output)).await else {
+        let Some(yes) =
+            unless_interrupted(confirm(&question, Consent::from_flag(doing.yes), output)).await
+        else {
             return Ok(output.interrupted(None));
         };
         if !yes? {
@@ -161,31 +244,43 @@ async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
 
 /// What is open on any host: moves of an earlier run, or of somebody else.
 async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
-    let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
+    let Heard {
+        found: entries,
+        unknown: silent,
+        ..
+    } = mover.list(None).await;
     if let Some((host, error)) = silent.into_iter().next() {
         let error = format!("host {host}: {}", chain(&error));
-        return Err(
-            Failure::new(Exit::Failed, error).hint("every host must answer; `pgshard check` says what is wrong")
-        );
+        return Err(Failure::new(Exit::Failed, error)
+            .hint("every host must answer; `pgshard check` says what is wrong"));
     }
-    Ok(entries.into_iter().filter(|entry| !entry.phase.is_ended()).collect())
+    Ok(entries
+        .into_iter()
+        .filter(|entry| !entry.phase.is_ended())
+        .collect())
 }
 
-/// The moves that somebody has held or paused, and the others: whoever resumes one of the former waits until somebody
-/// else has it go on.
+/// The moves that somebody has held or paused, and the others: whoever resumes one of the former
+/// waits until somebody else has it go on.
 fn those_that_stand(open: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
     let stands = |entry: &&Entry| entry.desired != DesiredState::Go && entry.phase < Phase::Decided;
     let standing: BTreeSet<MoveId> = open.iter().filter(stands).map(|entry| entry.id).collect();
-    open.into_iter().partition(|entry| standing.contains(&entry.id))
+    open.into_iter()
+        .partition(|entry| standing.contains(&entry.id))
 }
 
-/// Says which shards are left alone: others are at work on them, or have held or paused their moves. Gives why, and
-/// what to do, as a clause that follows the shards.
+/// Says which shards are left alone: others are at work on them, or have held or paused their
+/// moves. Gives why, and what to do, as a clause that follows the shards.
 fn told_of(living: &[Entry], held: &[Entry], output: &Output) -> BTreeMap<ShardId, String> {
     let moving = |entry: &Entry| {
-        let worker = entry.worker.as_ref().map(ToString::to_string).unwrap_or_default();
+        let worker = entry
+            .worker
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         let why = format!(
-            "are being moved, by {worker}, with the move {id}\n  remedy: wait for it, `pgshard moves watch {id}`, or \
+            "are being moved, by {worker}, with the move {id}\n  remedy: wait for it, `pgshard \
+                moves watch {id}`, or \
              ask it, `pgshard moves stop {id}`; then the same command again",
             id = entry.id
         );
@@ -194,20 +289,30 @@ fn told_of(living: &[Entry], held: &[Entry], output: &Output) -> BTreeMap<ShardI
     let standing = |entry: &Entry| {
         let id = entry.id;
         let why = format!(
-            "are of the move {id}, which nobody works on and somebody has told to {}\n  remedy: `pgshard moves \
+            "are of the move {id}, which nobody works on and somebody has told to {}\n  remedy: \
+                `pgshard moves \
              continue {id}`, or `pgshard moves abort {id}`; then the same command again",
             entry.desired.as_str()
         );
         (entry.shard, why)
     };
-    let busy: BTreeMap<ShardId, String> = living.iter().map(moving).chain(held.iter().map(standing)).collect();
+    let busy: BTreeMap<ShardId, String> = living
+        .iter()
+        .map(moving)
+        .chain(held.iter().map(standing))
+        .collect();
     for (why, shards) in by_who(busy.iter().map(|(shard, why)| (*shard, why))) {
-        output.note(format_args!("left alone: shards {} {why}", print_shards(shards)));
+        output.note(format_args!(
+            "left alone: shards {} {why}",
+            print_shards(shards)
+        ));
     }
     busy
 }
 
-fn by_who<'a>(shards: impl Iterator<Item = (ShardId, &'a String)>) -> BTreeMap<&'a String, Vec<ShardId>> {
+fn by_who<'a>(
+    shards: impl Iterator<Item = (ShardId, &'a String)>,
+) -> BTreeMap<&'a String, Vec<ShardId>> {
     let mut by_who: BTreeMap<&String, Vec<ShardId>> = BTreeMap::new();
     for (shard, who) in shards {
         by_who.entry(who).or_default().push(shard);
@@ -222,7 +327,10 @@ pub(super) fn problem(
     stuck: &BTreeSet<ShardId>,
     options: Options,
 ) -> Problem {
-    let hosts = config.hosts.values().map(|host| Host { name: host.name.clone(), limits: host.limits });
+    let hosts = config.hosts.values().map(|host| Host {
+        name: host.name.clone(),
+        limits: host.limits,
+    });
     let shards = weighed.iter().map(|(shard, measured)| Shard {
         shard: *shard,
         host: measured.host.clone(),
@@ -234,7 +342,12 @@ pub(super) fn problem(
             None => Constraint::Free,
         },
     });
-    Problem { hosts: hosts.collect(), shards: shards.collect(), apart: config.rebalance.apart.clone(), options }
+    Problem {
+        hosts: hosts.collect(),
+        shards: shards.collect(),
+        apart: config.rebalance.apart.clone(),
+        options,
+    }
 }
 
 /// Refuses a drain that would leave shards behind, since its purpose is an empty host.
@@ -248,29 +361,45 @@ fn refuse_half_a_drain(
     let left = planned.unmet.iter().filter(|unmet| unmet.host == *host);
     let left: Vec<_> = left.collect();
     let mut reasons: Vec<String> = Vec::new();
-    for (why, shards) in by_who(left.iter().filter_map(|unmet| Some((unmet.shard, busy.get(&unmet.shard)?)))) {
+    for (why, shards) in by_who(
+        left.iter()
+            .filter_map(|unmet| Some((unmet.shard, busy.get(&unmet.shard)?))),
+    ) {
         reasons.push(format!("shards {} {why}", print_shards(shards)));
     }
     let others = left.iter().filter(|unmet| !busy.contains_key(&unmet.shard));
     reasons.extend(others.map(|unmet| match unmet.reason {
         _ if stuck.contains(&unmet.shard) => {
-            format!("shard {}: a move of it is open\n  remedy: `pgshard moves`", unmet.shard)
+            format!(
+                "shard {}: a move of it is open\n  remedy: `pgshard moves`",
+                unmet.shard
+            )
         }
         Reason::Emptied { .. } => format!(
-            "shard {}: no other host can take it\n  remedy: pinned shards must be let go in the config, other hosts \
-                 need room (max_shards, max_bytes) and none of the shards that it is kept apart from",
+            "shard {}: no other host can take it\n  remedy: pinned shards must be let go in the \
+                config, other hosts \
+                 need room (max_shards, max_bytes) and none of the shards that it is kept apart \
+                 from",
             unmet.shard
         ),
         _ => unmet.to_string(),
     }));
-    if reasons.is_empty() { Ok(()) } else { Err(Failure::several(Exit::Refused, reasons)) }
+    if reasons.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::several(Exit::Refused, reasons))
+    }
 }
 
 /// The command line that goes on with this run.
 fn this_command(by: &mut dyn Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=%@,+".contains(c);
     let quoted = |arg: String| {
-        if !arg.is_empty() && arg.chars().all(plain) { arg } else { format!("'{}'", arg.replace('\'', r"'\''")) }
+        if !arg.is_empty() && arg.chars().all(plain) {
+            arg
+        } else {
+            format!("'{}'", arg.replace('\'', r"'\''"))
+        }
     };
     let args: Vec<String> = by.skip(1).map(quoted).collect();
     format!("pgshard {}", args.join(" "))

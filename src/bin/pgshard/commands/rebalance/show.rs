@@ -51,7 +51,8 @@ pub(crate) struct PlannedMove<'a> {
     reason: String,
 }
 
-/// Shows the plan; with `in_full` as data, else before the question. In JSON it is an event in both cases.
+/// Shows the plan; with `in_full` as data, else before the question. In JSON it is an event in both
+/// cases.
 pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &Output) {
     for unmet in &plan.unmet {
         output.warning(unmet);
@@ -60,8 +61,8 @@ pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &O
         output.object(json(plan, by, waves));
         return;
     }
-    // The hosts' table is data in both cases. The moves are data only when a plan was asked for, else the question
-    // needs no more than their sums.
+    // The hosts' table is data in both cases. The moves are data only when a plan was asked for,
+    // else the question needs no more than their sums.
     if in_full || !plan.moves.is_empty() {
         hosts(plan, by, output);
     }
@@ -79,7 +80,10 @@ pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &O
         ));
         if !in_full {
             for ((source, target), count) in pairs(plan) {
-                output.note(format_args!("  {source} -> {target}: {}", counted(count, "shard")));
+                output.note(format_args!(
+                    "  {source} -> {target}: {}",
+                    counted(count, "shard")
+                ));
             }
         }
     } else if in_full {
@@ -96,8 +100,12 @@ fn pairs(plan: &Plan) -> BTreeMap<(&HostName, &HostName), usize> {
 }
 
 fn hosts(plan: &Plan, by: &By, output: &Output) {
-    let mut columns =
-        vec![("host", Align::Left), ("share", Align::Right), ("shards", Align::Right), ("->", Align::Right)];
+    let mut columns = vec![
+        ("host", Align::Left),
+        ("share", Align::Right),
+        ("shards", Align::Right),
+        ("->", Align::Right),
+    ];
     if *by != By::Count {
         columns.extend([(column(by), Align::Right), ("->", Align::Right)]);
     }
@@ -128,14 +136,24 @@ pub(in super::super) fn of_share(host: &HostLoad, amount: &Amount) -> String {
 }
 
 fn moves(plan: &Plan, by: &By, output: &Output) {
-    let mut columns = vec![("shard", Align::Right), ("from", Align::Left), ("to", Align::Left), ("size", Align::Right)];
+    let mut columns = vec![
+        ("shard", Align::Right),
+        ("from", Align::Left),
+        ("to", Align::Left),
+        ("size", Align::Right),
+    ];
     let weighs = !matches!(by, By::Count | By::Bytes);
     if weighs {
         columns.push((column(by), Align::Right));
     }
     columns.push(("why", Align::Left));
     let rows = plan.moves.iter().map(|one| {
-        let mut row = vec![one.shard.to_string(), one.source.to_string(), one.target.to_string(), size(one.bytes)];
+        let mut row = vec![
+            one.shard.to_string(),
+            one.source.to_string(),
+            one.target.to_string(),
+            size(one.bytes),
+        ];
         if weighs {
             row.push(shown(by, one.weight));
         }
@@ -146,11 +164,18 @@ fn moves(plan: &Plan, by: &By, output: &Output) {
 }
 
 pub(in super::super) fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> Planned<'a> {
-    let amount =
-        |planned: &Amount| PlannedAmount { shards: planned.shards, weight: planned.weight, bytes: planned.bytes };
+    let amount = |planned: &Amount| PlannedAmount {
+        shards: planned.shards,
+        weight: planned.weight,
+        bytes: planned.bytes,
+    };
     let percent = |part: f64| (part * 1e5).round() / 1e3;
     let host = |host: &'a HostLoad| {
-        let planned = PlannedHost { share: host.share, before: amount(&host.before), after: amount(&host.after) };
+        let planned = PlannedHost {
+            share: host.share,
+            before: amount(&host.before),
+            after: amount(&host.after),
+        };
         (host.host.as_str(), planned)
     };
     let one = |one: &'a pgshard::rebalance::Move| PlannedMove {

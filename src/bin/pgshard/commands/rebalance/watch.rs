@@ -61,7 +61,10 @@ pub(super) struct Watcher {
 
 impl Watcher {
     pub(super) fn new(output: Arc<Output>) -> Arc<Watcher> {
-        Arc::new(Watcher { output, bar: Mutex::default() })
+        Arc::new(Watcher {
+            output,
+            bar: Mutex::default(),
+        })
     }
 
     pub(super) fn observer(self: &Arc<Watcher>) -> Observer {
@@ -72,7 +75,10 @@ impl Watcher {
     /// Begins a bar of so many shards.
     pub(super) fn begin(&self, shards: usize) {
         self.finish();
-        *self.bar() = Some(self.output.progress("moving".to_owned(), "shards", shards as u64));
+        *self.bar() = Some(
+            self.output
+                .progress("moving".to_owned(), "shards", shards as u64),
+        );
     }
 
     pub(super) fn finish(&self) {
@@ -92,22 +98,45 @@ impl Watcher {
 
     fn saw(&self, event: Event) {
         let told = match event {
-            Event::Started { id, shards } => RebalanceEvent::Started { r#move: id.to_string(), shards },
+            Event::Started { id, shards } => RebalanceEvent::Started {
+                r#move: id.to_string(),
+                shards,
+            },
             Event::Reached { phase, .. } => {
                 if let (Phase::Kept, Some(bar)) = (phase, &*self.bar()) {
                     bar.inc(1);
                 }
                 return;
             }
-            Event::FenceRetried { shard, attempt, reason } => RebalanceEvent::FenceRetried { shard, attempt, reason },
+            Event::FenceRetried {
+                shard,
+                attempt,
+                reason,
+            } => RebalanceEvent::FenceRetried {
+                shard,
+                attempt,
+                reason,
+            },
             Event::Asked(stop_request) => {
-                self.output.note(format_args!("asked to {} by {}", stop_request.asked.as_str(), stop_request.by));
-                RebalanceEvent::Asked { asked: stop_request.asked.as_str(), by: stop_request.by }
+                self.output.note(format_args!(
+                    "asked to {} by {}",
+                    stop_request.asked.as_str(),
+                    stop_request.by
+                ));
+                RebalanceEvent::Asked {
+                    asked: stop_request.asked.as_str(),
+                    by: stop_request.by,
+                }
             }
-            Event::Opened { shard, host, pause } => {
-                RebalanceEvent::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
-            }
-            Event::Failed { shard, error } => RebalanceEvent::Failed { shard, message: error },
+            Event::Opened { shard, host, pause } => RebalanceEvent::Opened {
+                shard,
+                host: host.to_string(),
+                pause_ms: millis(pause),
+            },
+            Event::Failed { shard, error } => RebalanceEvent::Failed {
+                shard,
+                message: error,
+            },
             // A rebalance is of thousands of tables: what becomes of each shard is enough.
             _ => return,
         };

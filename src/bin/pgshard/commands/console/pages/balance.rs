@@ -53,13 +53,17 @@ fn summary(planning: &Planning, spread: Spread) -> Markup {
                 p { b { (counted(plan.moves.len(), "move")) } ", " (size(bytes)) ", in " (counted(planning.waves,
                     "wave"))
                     ". The fullest host is " (percent(plan.spread_before))
-                    " above the lowest that is possible; afterwards " b { (percent(plan.spread_after)) } "." }
+                    " above the lowest that is possible; afterwards \
+                        " b { (percent(plan.spread_after)) } "." }
             }
             @if !planning.stays.is_empty() {
-                p { "Shards of open moves stay: " (short(&print_shards(planning.stays.iter().copied()))) }
+                p { "Shards of open moves stay: \
+                    " (short(&print_shards(planning.stays.iter().copied()))) }
             }
             @for unmet in plan.unmet.iter().take(MOVES_MAX) { p.badly { (text(&unmet.to_string())) } }
-            p { "See it in the terminal, then do it: " (command(format!("pgshard rebalance --by {} --plan",
+            p { "See it in the terminal, then do it: \
+                " (command(format!("pgshard rebalance --by {} \
+                --plan",
                 spread.name())))
                 " " (command(format!("pgshard rebalance --by {}", spread.name()))) }
             p.faint { "Sizes are those that VACUUM saw last; the command measures them. "
@@ -75,7 +79,10 @@ fn percent(part: f64) -> String {
 fn hosts(planning: &Planning) -> Markup {
     let Planning { plan, by, .. } = planning;
     let most = |plan: &Plan| {
-        let parts = plan.hosts.iter().flat_map(|host| [host.before.part, host.after.part]);
+        let parts = plan
+            .hosts
+            .iter()
+            .flat_map(|host| [host.before.part, host.after.part]);
         parts.fold(f64::MIN_POSITIVE, f64::max)
     };
     let most = most(plan);
@@ -112,6 +119,7 @@ fn moves(planning: &Planning) -> Markup {
                 td.right { (size(one.bytes)) } td { (text(&one.reason.to_string())) }
             } } }
         } }
-        @if moves.len() > MOVES_MAX { p.faint { "and " (moves.len() - MOVES_MAX) " more, which the command prints" } }
+        @if moves.len() > MOVES_MAX { p.faint { "and " (moves.len() - MOVES_MAX) " more, which the \
+            command prints" } }
     }
 }

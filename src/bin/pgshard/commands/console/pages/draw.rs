@@ -1,10 +1,16 @@
-//! Bars, timelines and histograms as SVG. Sizes are attributes, since a style within a page is not allowed.
+//! Bars, timelines and histograms as SVG. Sizes are attributes, since a style within a page is not
+//! allowed.
 
 use maud::{Markup, html};
 
-/// How much of a whole, as a bar. The number stands beside it: the bar alone says nothing to a reader of texts.
+/// How much of a whole, as a bar. The number stands beside it: the bar alone says nothing to a
+/// reader of texts.
 pub(super) fn bar(part: f64, kind: &str) -> Markup {
-    let width = if part.is_finite() { (part * 100.0).clamp(0.0, 100.0) } else { 0.0 };
+    let width = if part.is_finite() {
+        (part * 100.0).clamp(0.0, 100.0)
+    } else {
+        0.0
+    };
     html! {
         svg.bar viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true" {
             rect.track width="100" height="8" rx="2" {}
@@ -57,9 +63,17 @@ pub(super) fn milliseconds(ms: f64) -> String {
 pub(super) fn histogram(columns: &[(String, usize)], title: &str) -> Markup {
     const WIDE: usize = 64;
     const HIGH: f64 = 120.0;
-    let most = columns.iter().map(|(_, count)| *count).max().unwrap_or(0).max(1) as f64;
+    let most = columns
+        .iter()
+        .map(|(_, count)| *count)
+        .max()
+        .unwrap_or(0)
+        .max(1) as f64;
     let width = columns.len() * WIDE;
-    let told: Vec<String> = columns.iter().map(|(name, count)| format!("{name}: {count}")).collect();
+    let told: Vec<String> = columns
+        .iter()
+        .map(|(name, count)| format!("{name}: {count}"))
+        .collect();
     html! {
         svg.histogram viewBox=(format!("0 0 {width} 170")) role="img" aria-label=(format!("{title}: {}",
             told.join("; "))) {

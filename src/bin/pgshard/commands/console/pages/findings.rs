@@ -20,22 +20,39 @@ pub(super) fn page(seen: &Snapshot) -> Page {
     let explained = explain::findings();
     let mut kinds: BTreeMap<(std::cmp::Reverse<Severity>, &str), Vec<&Finding>> = BTreeMap::new();
     for finding in &findings {
-        kinds.entry((std::cmp::Reverse(finding.severity), finding.code)).or_default().push(*finding);
+        kinds
+            .entry((std::cmp::Reverse(finding.severity), finding.code))
+            .or_default()
+            .push(*finding);
     }
     let mut parts = vec![Part::new("summary", summary(&findings))];
     for ((worst, code), alike) in &kinds {
         let id = format!("finding-{}-{code}", worst.0.as_str());
-        parts.push(Part::new(id, kind(worst.0, code, alike, explained.get(*code))));
+        parts.push(Part::new(
+            id,
+            kind(worst.0, code, alike, explained.get(*code)),
+        ));
     }
     Page::new("Findings", "/findings", html! { h1 { "Findings" } }, parts)
 }
 
 fn summary(findings: &[&Finding]) -> Markup {
-    let severities = [Severity::Alarm, Severity::Error, Severity::Warning, Severity::Notice];
-    let count = |one: Severity| findings.iter().filter(|finding| finding.severity == one).count();
+    let severities = [
+        Severity::Alarm,
+        Severity::Error,
+        Severity::Warning,
+        Severity::Notice,
+    ];
+    let count = |one: Severity| {
+        findings
+            .iter()
+            .filter(|finding| finding.severity == one)
+            .count()
+    };
     html! {
         div.card {
-            @if findings.is_empty() { p { b { "ok: " } "config, map and hosts are as they should be, and agree." } }
+            @if findings.is_empty() { p { b { "ok: " } "config, map and hosts are as they should \
+                be, and agree." } }
             @else {
                 p { @for one in severities { @if count(one) > 0 { (severity(one)) " " (count(one)) " " } } }
             }

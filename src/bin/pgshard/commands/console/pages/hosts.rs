@@ -1,4 +1,5 @@
-//! Every host: its share, its room, its connections, its settings, what its slots keep, its standbys.
+//! Every host: its share, its room, its connections, its settings, what its slots keep, its
+//! standbys.
 
 use maud::{Markup, html};
 use pgshard::config::{Config, HostConfig};
@@ -14,14 +15,22 @@ pub(super) fn page(seen: &Snapshot, config: &Config) -> Page {
     let all: f64 = config.hosts.values().map(|host| host.limits.weight).sum();
     let mut parts = vec![Part::new("summary", summary(seen, config))];
     for (name, host) in &config.hosts {
-        let share = if all > 0.0 { host.limits.weight / all } else { 0.0 };
+        let share = if all > 0.0 {
+            host.limits.weight / all
+        } else {
+            0.0
+        };
         parts.push(Part::new(format!("host-{name}"), card(seen, host, share)));
     }
     Page::new("Hosts", "/hosts", html! { h1 { "Hosts" } }, parts)
 }
 
 fn summary(seen: &Snapshot, config: &Config) -> Markup {
-    let silent = config.hosts.keys().filter(|name| seen.is_silent(name)).count();
+    let silent = config
+        .hosts
+        .keys()
+        .filter(|name| seen.is_silent(name))
+        .count();
     html! {
         p { b { (counted(config.hosts.len(), "host")) }
             @if silent > 0 { ", " b.badly { (silent) " without an answer" } } "; "
@@ -57,9 +66,19 @@ fn card(seen: &Snapshot, config: &HostConfig, share: f64) -> Markup {
 }
 
 fn numbers(seen: &Snapshot, config: &HostConfig, host: &Host, share: f64) -> Markup {
-    let on_all: usize = seen.gathered.hosts.values().filter_map(|host| host.shards).sum();
+    let on_all: usize = seen
+        .gathered
+        .hosts
+        .values()
+        .filter_map(|host| host.shards)
+        .sum();
     let part = host.shards.unwrap_or(0) as f64 / on_all.max(1) as f64;
-    let of_shards: u64 = host.measured.iter().flat_map(|(_, shards)| shards.values()).map(|one| one.bytes).sum();
+    let of_shards: u64 = host
+        .measured
+        .iter()
+        .flat_map(|(_, shards)| shards.values())
+        .map(|one| one.bytes)
+        .sum();
     html! {
         dl {
             dt { "shards" }
@@ -81,7 +100,9 @@ fn percent(part: f64) -> String {
 
 /// What is left of the limit of the config. How large a disk is, no server says.
 fn room(config: &HostConfig, taken: u64) -> Markup {
-    let Some(most) = config.limits.bytes_max else { return html! {} };
+    let Some(most) = config.limits.bytes_max else {
+        return html! {};
+    };
     html! {
         span.faint { "; " (size(most.saturating_sub(taken))) " left of max_bytes" }
         (draw::bar(taken as f64 / most.max(1) as f64, if taken > most { "bad" } else { "after" }))
@@ -155,11 +176,19 @@ fn in_danger(slot: &Slot) -> Markup {
 }
 
 fn readers(readers: &[StreamReader]) -> Markup {
-    let own = |words: &Option<String>| text(words.as_deref().filter(|words| !words.is_empty()).unwrap_or("-"));
+    let own = |words: &Option<String>| {
+        text(
+            words
+                .as_deref()
+                .filter(|words| !words.is_empty())
+                .unwrap_or("-"),
+        )
+    };
     html! {
         @if !readers.is_empty() {
             div.scroll { table {
-                thead { tr { th { "standby, or who else streams" } th { "state" } th.right { "behind" } th.right {
+                thead { tr { th { "standby, or who else \
+                    streams" } th { "state" } th.right { "behind" } th.right {
                     "for" } } }
                 tbody { @for reader in readers { tr {
                     td { (own(&reader.name)) }

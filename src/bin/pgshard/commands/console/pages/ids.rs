@@ -21,7 +21,10 @@ const SCHEMES: [(Scheme, &str, &str); 5] = [
 ];
 
 pub(super) fn page(config: &Config, scheme: &str, id: &str) -> Page {
-    let chosen = SCHEMES.iter().find(|(_, name, _)| *name == scheme).unwrap_or(&SCHEMES[0]);
+    let chosen = SCHEMES
+        .iter()
+        .find(|(_, name, _)| *name == scheme)
+        .unwrap_or(&SCHEMES[0]);
     let fixed = html! {
         h1 { "IDs" }
         form.search action="/ids" {
@@ -35,7 +38,11 @@ pub(super) fn page(config: &Config, scheme: &str, id: &str) -> Page {
             button { "take apart" }
         }
     };
-    let part = if id.is_empty() { layout() } else { decoded(config, chosen.0, chosen.1, id) };
+    let part = if id.is_empty() {
+        layout()
+    } else {
+        decoded(config, chosen.0, chosen.1, id)
+    };
     Page::new("IDs", "/ids", fixed, vec![Part::new("decoded", part)])
 }
 
@@ -43,7 +50,9 @@ fn decoded(config: &Config, scheme: Scheme, name: &str, id: &str) -> Markup {
     if scheme == Scheme::Shard {
         return match values::id(id) {
             Ok(id) => of_shard(config, id),
-            Err(error) => html! { div.card.bad { p { (text(&format!("{id:?} is no ID: {error}"))) } } },
+            Err(error) => {
+                html! { div.card.bad { p { (text(&format!("{id:?} is no ID: {error}"))) } } }
+            }
         };
     }
     let epoch = (scheme == Scheme::Snowflake).then_some(config.cluster.epoch);
@@ -79,7 +88,8 @@ fn of_shard(config: &Config, id: i64) -> Markup {
                     " shards: this is not an ID of its own, or it lost "
                     "digits on the way (a double keeps 53 bits)." }
             }
-            p { (command(format!("pgshard id decode {id}"))) " " (command(format!("pgshard locate --id {id}"))) }
+            p { (command(format!("pgshard id decode {id}"))) " " (command(format!("pgshard locate \
+                --id {id}"))) }
         }
     }
 }
@@ -98,7 +108,8 @@ fn bits(id: i64) -> Markup {
 fn layout() -> Markup {
     html! {
         div.card {
-            p { "An ID of a shard has 41 bits of time, 13 of the shard and 10 of a sequence: where its row is can be "
+            p { "An ID of a shard has 41 bits of time, 13 of the shard and 10 of a sequence: where \
+                its row is can be "
                 "read from itself." }
         }
     }

@@ -12,9 +12,19 @@ pub(super) fn page(seen: &Snapshot) -> Page {
     let gathered = &seen.gathered;
     let fixed = html! { h1 { "Migrations" } };
     let Some(map) = seen.map() else {
-        return Page::new("Migrations", "/migrations", fixed, vec![Part::new("summary", no_map(seen))]);
+        return Page::new(
+            "Migrations",
+            "/migrations",
+            fixed,
+            vec![Part::new("summary", no_map(seen))],
+        );
     };
-    let status = Status::by(&gathered.migrations, &gathered.mistakes, map, &gathered.survey);
+    let status = Status::by(
+        &gathered.migrations,
+        &gathered.mistakes,
+        map,
+        &gathered.survey,
+    );
     let parts = vec![
         Part::new("summary", summary(&status)),
         Part::new("files", files(&status)),
@@ -24,27 +34,35 @@ pub(super) fn page(seen: &Snapshot) -> Page {
 }
 
 fn summary(status: &Status) -> Markup {
-    let with =
-        |ranges: fn(&MigrationStatus) -> &str| status.migrations.iter().filter(|one| !ranges(one).is_empty()).count();
+    let with = |ranges: fn(&MigrationStatus) -> &str| {
+        status
+            .migrations
+            .iter()
+            .filter(|one| !ranges(one).is_empty())
+            .count()
+    };
     let (failed, pending) = (with(|one| &one.failed), with(|one| &one.pending));
     html! {
         div.card {
             @if status.migrations.is_empty() { p { "There are no migrations." } }
             @else {
                 p { (counted(status.migrations.len(), "file"))
-                    @if failed == 0 && pending == 0 { ", and every shard that was asked for has them all" }
+                    @if failed == 0 && pending == 0 { ", and every shard that was asked for has \
+                        them all" }
                     @if pending > 0 { ", " (pending) " not everywhere yet" }
                     @if failed > 0 { ", " b.badly { (failed) " failed somewhere" } }
                     "." }
             }
-            @for mistake in &status.mistakes { p.badly { (text(mistake)) " Until it is corrected no migration runs."
+            @for mistake in &status.mistakes { p.badly { (text(mistake)) " Until it is corrected \
+                no migration runs."
                 } }
             @if !status.unserved.is_empty() {
                 p.badly { "No host says that it serves the shards " (short(&status.unserved)) ": "
                     (command("pgshard check")) }
             }
             @if !status.silent_hosts.is_empty() {
-                p.badly { "No answer from " (status.silent_hosts.join(", ")) ": their shards are not counted." }
+                p.badly { "No answer from " (status.silent_hosts.join(", ")) ": their shards are \
+                    not counted." }
             }
             p { @if failed > 0 { (command("pgshard migrate retry")) " " }
                 (command("pgshard migrate plan")) " " (command("pgshard migrate up")) }
@@ -56,7 +74,12 @@ fn files(status: &Status) -> Markup {
     let mut files: Vec<&MigrationStatus> = status.migrations.iter().collect();
     // What failed first, then what is missing; the newest of each first.
     files.sort_by_key(|one| {
-        (one.failed.is_empty(), one.changed.is_empty(), one.pending.is_empty(), std::cmp::Reverse(one.name.clone()))
+        (
+            one.failed.is_empty(),
+            one.changed.is_empty(),
+            one.pending.is_empty(),
+            std::cmp::Reverse(one.name.clone()),
+        )
     });
     html! {
         @if !files.is_empty() {
@@ -81,7 +104,9 @@ fn files(status: &Status) -> Markup {
                     @if let Some(message) = &one.message {
                         tr.bad.more { td colspan="6" {
                             "failed in shards " (short(&one.failed)) ": " (advice(message))
-                            " Mend the file or the rows, then " (command(format!("pgshard migrate retry --only {}",
+                            " Mend the file or the rows, then \
+                                " (command(format!("pgshard migrate \
+                                retry --only {}",
                                 first(&one.failed))))
                         } }
                     }

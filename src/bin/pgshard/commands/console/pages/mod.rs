@@ -1,7 +1,8 @@
-//! The pages. Each is made of parts, which are rendered again at each look, and of what stays as long as it is open.
+//! The pages. Each is made of parts, which are rendered again at each look, and of what stays as
+//! long as it is open.
 //!
-//! Invariant: everything that a server, a file or an address says goes through maud's escaping, and no page has a
-//! script, a style or a handler of its own.
+//! Invariant: everything that a server, a file or an address says goes through maud's escaping, and
+//! no page has a script, a style or a handler of its own.
 
 mod balance;
 mod draw;
@@ -55,13 +56,22 @@ struct Part {
 
 impl Part {
     fn new(id: impl Into<String>, html: Markup) -> Part {
-        Part { id: id.into(), html }
+        Part {
+            id: id.into(),
+            html,
+        }
     }
 }
 
 impl Page {
     fn new(title: impl Into<String>, tab: &'static str, fixed: Markup, parts: Vec<Part>) -> Page {
-        Page { status: StatusCode::OK, title: title.into(), tab, fixed, parts }
+        Page {
+            status: StatusCode::OK,
+            title: title.into(),
+            tab,
+            fixed,
+            parts,
+        }
     }
 }
 
@@ -82,10 +92,19 @@ pub(super) fn render(route: &Route, view: &View) -> Page {
     let config = seen.and_then(|seen| seen.gathered.config.as_ref());
     let (Some(seen), Some(config)) = (seen, config) else {
         let (tab, title) = tab_of(route);
-        return Page::new(title, tab, html! { h1 { (title) } }, vec![Part::new("nothing", nothing_yet(seen))]);
+        return Page::new(
+            title,
+            tab,
+            html! { h1 { (title) } },
+            vec![Part::new("nothing", nothing_yet(seen))],
+        );
     };
     match route {
-        Route::Shards { shade, version, sought } => shards::page(seen, config, *shade, *version, sought.as_ref()),
+        Route::Shards {
+            shade,
+            version,
+            sought,
+        } => shards::page(seen, config, *shade, *version, sought.as_ref()),
         Route::Shard(shard) => shard::page(seen, config, *shard),
         Route::Hosts => hosts::page(seen, config),
         Route::Moves => moves::page(seen),
@@ -117,18 +136,31 @@ fn nothing_yet(seen: Option<&Snapshot>) -> Markup {
                 p { (words::text(failure)) }
                 p { "Correct it; the page follows. " (words::command("pgshard check")) }
             },
-            None => div.card { p { "The hosts are being asked. This page follows as soon as they have answered." } },
+            None => div.card { p { "The hosts are being asked. This page follows as soon as they \
+                have answered." } },
         }
     }
 }
 
 /// The line about the last look, and how many findings there are: a part of every page.
 fn status(view: &View) -> Markup {
-    let Some(seen) = view.seen.as_deref() else { return html! { "asking the hosts" } };
-    let silent: Vec<&str> =
-        seen.gathered.hosts.iter().filter(|(_, host)| !host.is_up).map(|(name, _)| name.as_str()).collect();
+    let Some(seen) = view.seen.as_deref() else {
+        return html! { "asking the hosts" };
+    };
+    let silent: Vec<&str> = seen
+        .gathered
+        .hosts
+        .iter()
+        .filter(|(_, host)| !host.is_up)
+        .map(|(name, _)| name.as_str())
+        .collect();
     let findings = seen.findings();
-    let count = |one: Severity| findings.iter().filter(|finding| finding.severity == one).count();
+    let count = |one: Severity| {
+        findings
+            .iter()
+            .filter(|finding| finding.severity == one)
+            .count()
+    };
     let bad = [Severity::Alarm, Severity::Error, Severity::Warning].map(|one| (one, count(one)));
     let took = seen.gathered.took.as_millis();
     html! {
@@ -177,7 +209,8 @@ pub(super) fn whole(page: &Page, uri: &Uri, view: &View) -> Markup {
                 }
                 footer {
                     span #connection role="status" {}
-                    " It reads only: what changes something is a command to type. The same as JSON: "
+                    " It reads only: what changes something is a command to type. The same as \
+                        JSON: "
                     a href="/api/map" { "/api" } ", for Prometheus: " a href="/metrics" { "/metrics" } "."
                 }
             }
@@ -188,9 +221,15 @@ pub(super) fn whole(page: &Page, uri: &Uri, view: &View) -> Markup {
 /// What a viewer of the page is shown anew, by its ID; the order of the page is under the key `""`.
 pub(super) fn live_parts(page: Page, view: &View) -> BTreeMap<String, String> {
     let order: Vec<&str> = page.parts.iter().map(|part| part.id.as_str()).collect();
-    let mut parts =
-        BTreeMap::from([(String::new(), order.join(" ")), ("status".to_owned(), status(view).into_string())]);
-    parts.extend(page.parts.into_iter().map(|part| (part.id, part.html.into_string())));
+    let mut parts = BTreeMap::from([
+        (String::new(), order.join(" ")),
+        ("status".to_owned(), status(view).into_string()),
+    ]);
+    parts.extend(
+        page.parts
+            .into_iter()
+            .map(|part| (part.id, part.html.into_string())),
+    );
     parts
 }
 
@@ -201,5 +240,12 @@ pub(super) fn nothing_here() -> Markup {
         p { "The pages are " @for (href, words) in TABS { a href=(href) { (words) } " " } }
     };
     let page = Page::new("Nothing here", "", missing, Vec::new());
-    whole(&page, &Uri::from_static("/"), &View { seen: None, floor: Duration::ZERO })
+    whole(
+        &page,
+        &Uri::from_static("/"),
+        &View {
+            seen: None,
+            floor: Duration::ZERO,
+        },
+    )
 }

@@ -40,8 +40,14 @@ pub(super) fn page(seen: &Snapshot) -> Page {
     let (ended, open): (Vec<&Listed>, Vec<&Listed>) = list.iter().rev().partition(is_ended);
     let mut parts = vec![Part::new("summary", summary(&open, &ended))];
     for one in &open {
-        let followed = seen.open.iter().find(|open| open.progress.id.to_string() == one.r#move);
-        parts.push(Part::new(format!("move-{}", one.r#move), card(one, followed)));
+        let followed = seen
+            .open
+            .iter()
+            .find(|open| open.progress.id.to_string() == one.r#move);
+        parts.push(Part::new(
+            format!("move-{}", one.r#move),
+            card(one, followed),
+        ));
     }
     let pauses: Vec<f64> = seen.gathered.entries.iter().filter_map(pause).collect();
     parts.push(Part::new("pauses", histogram(&pauses)));
@@ -123,9 +129,15 @@ fn histogram(pauses: &[f64]) -> Markup {
     if pauses.is_empty() {
         return html! {};
     }
-    let mut columns: Vec<(String, usize)> = PAUSES.iter().map(|(_, name)| ((*name).to_owned(), 0)).collect();
+    let mut columns: Vec<(String, usize)> = PAUSES
+        .iter()
+        .map(|(_, name)| ((*name).to_owned(), 0))
+        .collect();
     for pause in pauses {
-        let at = PAUSES.iter().position(|(most, _)| pause <= most).unwrap_or(PAUSES.len() - 1);
+        let at = PAUSES
+            .iter()
+            .position(|(most, _)| pause <= most)
+            .unwrap_or(PAUSES.len() - 1);
         columns[at].1 += 1;
     }
     let mut sorted = pauses.to_vec();
@@ -136,7 +148,8 @@ fn histogram(pauses: &[f64]) -> Markup {
         div.card {
             (draw::histogram(&columns, "pauses"))
             p { (counted(pauses.len(), "pause")) ", the median " b { (draw::milliseconds(median)) } ", the longest "
-                b { (draw::milliseconds(longest)) } ". " span.faint { "A column has those up to its number." } }
+                b { (draw::milliseconds(longest)) } ". " span.faint { "A column has those up to \
+                    its number." } }
         }
     }
 }
@@ -165,7 +178,13 @@ fn table(ended: &[&Listed]) -> Markup {
 
 /// `2026-11-25 02:10:46`.
 fn begun(since: &str) -> String {
-    since.split('.').next().unwrap_or_default().replace('T', " ").trim_end_matches('Z').to_owned()
+    since
+        .split('.')
+        .next()
+        .unwrap_or_default()
+        .replace('T', " ")
+        .trim_end_matches('Z')
+        .to_owned()
 }
 
 /// What became of an audit, as a word on its colour.

@@ -15,26 +15,38 @@ const TIMELINES_MAX: usize = 16;
 
 /// The steps in the order in which they are taken. While the shard is open, and while it is closed.
 const OPEN: [&str; 4] = ["prepare", "copy", "catch_up", "verify"];
-const CLOSED: [&str; 7] = ["swap", "barrier", "marker", "drain", "open", "decide", "commit"];
+const CLOSED: [&str; 7] = [
+    "swap", "barrier", "marker", "drain", "open", "decide", "commit",
+];
 
 pub(super) fn page(seen: &Snapshot, named: &str) -> Page {
     let id = match seen.move_named(named) {
         Ok(id) => id,
         Err(failure) => {
-            return missing(html! { p { (text(&failure.words())) } @if let Some(hint) = failure.advice() { p {
-            (advice(hint)) } } });
+            return missing(
+                html! { p { (text(&failure.words())) } @if let Some(hint) = failure.advice() { p {
+                (advice(hint)) } } },
+            );
         }
     };
     let entries = seen.entries_of(id);
     let Some(first) = entries.first() else {
-        return missing(html! { p { "No host that answers knows the move " code { (id.to_string()) } "." } });
+        return missing(
+            html! { p { "No host that answers knows the move " code { (id.to_string()) } "." } },
+        );
     };
     let fixed = html! { h1 { "Move " code { (id.to_string()) } } };
     let mut parts = vec![Part::new("summary", summary(first, &entries))];
     if let Some(open) = seen.open.iter().find(|open| open.progress.id == first.id) {
-        parts.push(Part::new("live", html! { h2 { "Now" } (moves::live(open)) }));
+        parts.push(Part::new(
+            "live",
+            html! { h2 { "Now" } (moves::live(open)) },
+        ));
     }
-    parts.push(Part::new("shards", html! { h2 { "Shards" } (table(&entries)) }));
+    parts.push(Part::new(
+        "shards",
+        html! { h2 { "Shards" } (table(&entries)) },
+    ));
     parts.push(Part::new("steps", timelines(&entries)));
     parts.push(Part::new("audit", audits(&entries)));
     Page::new("Move", "/moves", fixed, parts)
@@ -42,11 +54,18 @@ pub(super) fn page(seen: &Snapshot, named: &str) -> Page {
 
 fn missing(why: Markup) -> Page {
     let fixed = html! { h1 { "Move" } div.card.bad { (why) } };
-    Page { status: StatusCode::NOT_FOUND, ..Page::new("Move", "/moves", fixed, Vec::new()) }
+    Page {
+        status: StatusCode::NOT_FOUND,
+        ..Page::new("Move", "/moves", fixed, Vec::new())
+    }
 }
 
 fn summary(first: &Entry, entries: &[&Entry]) -> Markup {
-    let least = entries.iter().map(|entry| entry.phase).min().unwrap_or(first.phase);
+    let least = entries
+        .iter()
+        .map(|entry| entry.phase)
+        .min()
+        .unwrap_or(first.phase);
     let is_worked_on = entries.iter().any(|entry| entry.worker.is_some());
     let verbs: &[&str] = match least {
         Phase::Kept => &["rollback", "audit", "complete"],
@@ -92,12 +111,20 @@ fn table(entries: &[&Entry]) -> Markup {
 
 /// The steps whose milliseconds the journal has, of these names, and of others in `rest`.
 fn steps(entry: &Entry, names: &[&str]) -> Vec<(String, f64)> {
-    let took = |name: &&str| Some(((*name).replace('_', " "), entry.timings.get(format!("{name}_ms"))?.as_f64()?));
+    let took = |name: &&str| {
+        Some((
+            (*name).replace('_', " "),
+            entry.timings.get(format!("{name}_ms"))?.as_f64()?,
+        ))
+    };
     names.iter().filter_map(took).collect()
 }
 
 fn timelines(entries: &[&Entry]) -> Markup {
-    let timed: Vec<&&Entry> = entries.iter().filter(|entry| moves::pause(entry).is_some()).collect();
+    let timed: Vec<&&Entry> = entries
+        .iter()
+        .filter(|entry| moves::pause(entry).is_some())
+        .collect();
     html! {
         @if !timed.is_empty() {
             h2 { "Steps" }
@@ -105,10 +132,12 @@ fn timelines(entries: &[&Entry]) -> Markup {
                 @let (open, closed) = (steps(entry, &OPEN), steps(entry, &CLOSED));
                 div.card {
                     h3 { "Shard " (shard_link(entry.shard)) }
-                    @if !open.is_empty() { p.small { "before it was closed, and while it was filled" }
+                    @if !open.is_empty() { p.small { "before it was closed, and while it was \
+                        filled" }
                         (draw::steps(&open)) }
                     @if !closed.is_empty() {
-                        p.small { "while it was closed, " (moves::pause(entry).map_or_else(String::new,
+                        p.small { "while it was closed, \
+                            " (moves::pause(entry).map_or_else(String::new,
                             draw::milliseconds)) " in all" }
                         (draw::steps(&closed))
                     }
@@ -121,7 +150,8 @@ fn timelines(entries: &[&Entry]) -> Markup {
 }
 
 fn audits(entries: &[&Entry]) -> Markup {
-    let told = |entry: &&&Entry| !matches!(entry.audit.state, AuditState::None | AuditState::Audited);
+    let told =
+        |entry: &&&Entry| !matches!(entry.audit.state, AuditState::None | AuditState::Audited);
     html! {
         @for entry in entries.iter().filter(told).take(TIMELINES_MAX) {
             @let words = entry.audit.to_string();

@@ -1,4 +1,5 @@
-//! One shard: where it is, what its hosts say of it, its moves, its migrations, and what can be done with it.
+//! One shard: where it is, what its hosts say of it, its moves, its migrations, and what can be
+//! done with it.
 
 use maud::{Markup, html};
 use pgshard::ShardId;
@@ -15,7 +16,8 @@ pub(super) fn page(seen: &Snapshot, config: &Config, shard: ShardId) -> Page {
     let title = format!("Shard {shard}");
     let last = config.cluster.shards.get() - 1;
     if !config.cluster.shards.contains(shard) {
-        let fixed = html! { h1 { (title) } p { "There is no such shard: the last one is " (last) "." } };
+        let fixed =
+            html! { h1 { (title) } p { "There is no such shard: the last one is " (last) "." } };
         return Page::new(title, "/shards", fixed, Vec::new());
     }
     let number = shard.get();
@@ -42,7 +44,10 @@ fn about(seen: &Snapshot, config: &Config, shard: ShardId) -> Markup {
     let place = map.and_then(|map| map.placement(shard));
     let weights = seen.weights();
     let weight = weights.get(&shard);
-    let elsewhere = config.hosts.keys().find(|name| place.as_ref().is_some_and(|place| place.host != **name));
+    let elsewhere = config
+        .hosts
+        .keys()
+        .find(|name| place.as_ref().is_some_and(|place| place.host != **name));
     html! {
         div.card {
             dl {
@@ -64,7 +69,8 @@ fn about(seen: &Snapshot, config: &Config, shard: ShardId) -> Markup {
                 }
             }
             p { (command(format!("pgshard psql --shard {shard}"))) " "
-                @if let Some(to) = elsewhere { (command(format!("pgshard move {shard} --to {to} --plan"))) } }
+                @if let Some(to) = elsewhere { (command(format!("pgshard move {shard} --to {to} \
+                    --plan"))) } }
         }
     }
 }
@@ -74,7 +80,8 @@ fn by_hosts(seen: &Snapshot, shard: ShardId) -> Markup {
         let control = seen.facts(name)?.control.as_ref()?;
         let row = control.shards.get(&shard);
         let incoming = control.incoming.get(&shard);
-        (row.is_some() || incoming.is_some()).then(|| (name.clone(), row.cloned(), incoming.cloned()))
+        (row.is_some() || incoming.is_some())
+            .then(|| (name.clone(), row.cloned(), incoming.cloned()))
     };
     let rows: Vec<_> = seen.gathered.hosts.keys().filter_map(row).collect();
     html! {
@@ -109,8 +116,12 @@ fn state(state: ShardState) -> Markup {
 }
 
 fn findings(seen: &Snapshot, shard: ShardId) -> Markup {
-    let found: Vec<&Finding> =
-        seen.findings().into_iter().filter(|finding| finding.shards.contains(&shard)).take(20).collect();
+    let found: Vec<&Finding> = seen
+        .findings()
+        .into_iter()
+        .filter(|finding| finding.shards.contains(&shard))
+        .take(20)
+        .collect();
     html! {
         @if !found.is_empty() {
             h2 { "Findings" }
@@ -134,10 +145,24 @@ fn of_moves(seen: &Snapshot, shard: ShardId) -> Markup {
 }
 
 fn migrations(seen: &Snapshot, shard: ShardId) -> Markup {
-    let mut owners = seen.gathered.survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
-    let owner = owners.rfind(|control| control.shards.get(&shard).is_some_and(|row| row.state.is_owner()));
-    let Some(control) = owner else { return html! {} };
-    let applied = control.applied.iter().find(|set| set.shards.contains(&shard));
+    let mut owners = seen
+        .gathered
+        .survey
+        .values()
+        .filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
+    let owner = owners.rfind(|control| {
+        control
+            .shards
+            .get(&shard)
+            .is_some_and(|row| row.state.is_owner())
+    });
+    let Some(control) = owner else {
+        return html! {};
+    };
+    let applied = control
+        .applied
+        .iter()
+        .find(|set| set.shards.contains(&shard));
     let names: Vec<&str> = applied
         .iter()
         .flat_map(|set| &set.migrations)
@@ -150,7 +175,8 @@ fn migrations(seen: &Snapshot, shard: ShardId) -> Markup {
         @if let Some(attempt) = control.attempts.get(&shard) {
             div.card.error {
                 p { span.badge.error { "failed" } " " (text(&attempt.name)) ": "
-                    (text(attempt.message.as_deref().unwrap_or("it was begun, and its outcome is unknown"))) }
+                    (text(attempt.message.as_deref().unwrap_or("it was begun, and its outcome is \
+                        unknown"))) }
                 p { (command(format!("pgshard migrate retry --only {shard}"))) }
             }
         }

@@ -19,7 +19,8 @@ use crate::failure::Failure;
 use crate::output::{counted, size};
 use crate::values;
 
-/// How many hosts have a colour of their own; past them they come again. The panel says which host it is.
+/// How many hosts have a colour of their own; past them they come again. The panel says which host
+/// it is.
 const COLOURS: usize = 8;
 
 pub(super) fn page(
@@ -36,23 +37,48 @@ pub(super) fn page(
         (slider(seen, shade, version))
     };
     let Some((now, read_at)) = seen.map_shown() else {
-        return Page::new("Shards", "/shards", fixed, vec![Part::new("summary", no_map(seen))]);
+        return Page::new(
+            "Shards",
+            "/shards",
+            fixed,
+            vec![Part::new("summary", no_map(seen))],
+        );
     };
     // A version that is kept no longer is shown as the map of today is.
-    let earlier = version.and_then(|version| seen.version(version)).filter(|one| one.map.version() != now.version());
+    let earlier = version
+        .and_then(|version| seen.version(version))
+        .filter(|one| one.map.version() != now.version());
     let map = earlier.map_or(now, |publication| &publication.map);
     let found = sought.map(|sought| find(sought, config, map));
-    let marked = found.as_ref().and_then(|found| ShardId::new(found.as_ref().ok()?.shard()));
-    let grid = Grid { seen, map, shade, is_now: earlier.is_none(), marked, facts: Facts::of(seen, shade) };
-    let mut parts = vec![Part::new("summary", grid.summary(earlier.map(|one| one.published_at), read_at))];
+    let marked = found
+        .as_ref()
+        .and_then(|found| ShardId::new(found.as_ref().ok()?.shard()));
+    let grid = Grid {
+        seen,
+        map,
+        shade,
+        is_now: earlier.is_none(),
+        marked,
+        facts: Facts::of(seen, shade),
+    };
+    let mut parts = vec![Part::new(
+        "summary",
+        grid.summary(earlier.map(|one| one.published_at), read_at),
+    )];
     parts.extend(found.map(|found| Part::new("found", answer(found))));
     parts.push(Part::new("legend", grid.legend()));
     let mut hosts: BTreeSet<&HostName> = config.hosts.keys().collect();
     hosts.extend(map.hosts());
     for (at, host) in hosts.into_iter().enumerate() {
-        parts.push(Part::new(format!("panel-{host}"), grid.panel(host, at % COLOURS)));
+        parts.push(Part::new(
+            format!("panel-{host}"),
+            grid.panel(host, at % COLOURS),
+        ));
     }
-    parts.push(Part::new("about", html! { output #about.about aria-live="polite" {} }));
+    parts.push(Part::new(
+        "about",
+        html! { output #about.about aria-live="polite" {} },
+    ));
     Page::new("Shards", "/shards", fixed, parts)
 }
 
@@ -76,7 +102,9 @@ fn search(shade: Shade, version: Option<u64>, sought: Option<&Sought>) -> Markup
 }
 
 fn choices(shade: Shade, version: Option<u64>) -> Markup {
-    let version = version.map(|version| format!("&version={version}")).unwrap_or_default();
+    let version = version
+        .map(|version| format!("&version={version}"))
+        .unwrap_or_default();
     html! {
         nav.choices aria-label="What the cells show" {
             span { "cells by" }
@@ -90,7 +118,9 @@ fn choices(shade: Shade, version: Option<u64>) -> Markup {
 
 /// The map's history, if the store keeps one.
 fn slider(seen: &Snapshot, shade: Shade, version: Option<u64>) -> Markup {
-    let (Some(newest), Some(oldest)) = (seen.history.first(), seen.history.last()) else { return html! {} };
+    let (Some(newest), Some(oldest)) = (seen.history.first(), seen.history.last()) else {
+        return html! {};
+    };
     let (newest, oldest) = (newest.map.version().get(), oldest.map.version().get());
     if newest == oldest {
         return html! {};
@@ -112,7 +142,9 @@ fn find(sought: &Sought, config: &Config, map: &ShardMap) -> Result<Located, Fai
         "id" => Target::Id(values::id(&sought.text).map_err(Failure::usage)?),
         "shard" => {
             let shard = sought.text.parse().ok().and_then(ShardId::new);
-            Target::Shard(shard.ok_or_else(|| Failure::usage(format!("{:?} is no shard", sought.text)))?)
+            Target::Shard(
+                shard.ok_or_else(|| Failure::usage(format!("{:?} is no shard", sought.text)))?,
+            )
         }
         _ => Target::Key(sought.text.clone()),
     };
@@ -154,16 +186,30 @@ impl Facts {
             let at = moved.entry(entry.shard).or_insert(entry.updated_at);
             *at = (*at).max(entry.updated_at);
         }
-        let controls = seen.gathered.survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
+        let controls = seen
+            .gathered
+            .survey
+            .values()
+            .filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
         let rows = controls.flat_map(|control| &control.shards);
         let weights = seen.weights();
-        let weighed: Vec<u64> = weights.values().filter_map(|one| weight(one, shade)).collect();
+        let weighed: Vec<u64> = weights
+            .values()
+            .filter_map(|one| weight(one, shade))
+            .collect();
         let average = weighed.iter().sum::<u64>() as f64 / weighed.len().max(1) as f64;
         Facts {
             worst: seen.worst(),
             moved,
-            moving: entries.iter().filter(|entry| !entry.phase.is_ended()).map(|entry| entry.shard).collect(),
-            fenced: rows.filter(|(_, row)| row.state == ShardState::Fenced).map(|(shard, _)| *shard).collect(),
+            moving: entries
+                .iter()
+                .filter(|entry| !entry.phase.is_ended())
+                .map(|entry| entry.shard)
+                .collect(),
+            fenced: rows
+                .filter(|(_, row)| row.state == ShardState::Fenced)
+                .map(|(shard, _)| *shard)
+                .collect(),
             average,
             weights,
         }
@@ -190,7 +236,12 @@ struct Grid<'a> {
 
 impl Grid<'_> {
     fn summary(&self, published_at: Option<Timestamp>, read_at: Option<Timestamp>) -> Markup {
-        let silent: Vec<&HostName> = self.map.hosts().iter().filter(|host| self.seen.is_silent(host)).collect();
+        let silent: Vec<&HostName> = self
+            .map
+            .hosts()
+            .iter()
+            .filter(|host| self.seen.is_silent(host))
+            .collect();
         html! {
             p {
                 b { (counted(self.map.shards().get().into(), "shard")) } " on " (counted(self.map.hosts().len(),
@@ -205,8 +256,11 @@ impl Grid<'_> {
                 "."
             }
             @if let Some(at) = read_at {
-                p { span.badge.error { "the map cannot be read" } " This is how it was at " (day_and_clock(at)) " UTC; "
-                    "shards may have moved since. " a href="/findings" { "Findings" } " has the reason." }
+                p { span.badge.error { "the map cannot be read" } " This is how it was at \
+                    " (day_and_clock(at)) " UTC; "
+                    "shards may have moved since. \
+                        " a href="/findings" { "Findings" } " has the \
+                        reason." }
             }
         }
     }
@@ -221,7 +275,13 @@ impl Grid<'_> {
                 .map(|((_, words), class)| (class, *words))
                 .collect(),
             Shade::Epoch => {
-                vec![("l0", "never moved"), ("l1", "epoch 2"), ("l2", "3"), ("l3", "4 or 5"), ("l4", "6 or more")]
+                vec![
+                    ("l0", "never moved"),
+                    ("l1", "epoch 2"),
+                    ("l2", "3"),
+                    ("l3", "4 or 5"),
+                    ("l4", "6 or more"),
+                ]
             }
             Shade::Moved => vec![
                 ("l0", "no move known"),
@@ -231,11 +291,21 @@ impl Grid<'_> {
                 ("l4", "within an hour"),
             ],
             Shade::Findings => {
-                vec![("l0", "none"), ("l1", "notice"), ("l2", "warning"), ("l3", "error"), ("l4", "alarm")]
+                vec![
+                    ("l0", "none"),
+                    ("l1", "notice"),
+                    ("l2", "warning"),
+                    ("l3", "error"),
+                    ("l4", "alarm"),
+                ]
             }
         };
         if self.is_now {
-            classes.extend([("u", "not known"), ("m", "moving"), ("x", "closed for a moment")]);
+            classes.extend([
+                ("u", "not known"),
+                ("m", "moving"),
+                ("x", "closed for a moment"),
+            ]);
         }
         if self.marked.is_some() {
             classes.push(("me", "found"));
@@ -274,7 +344,8 @@ impl Grid<'_> {
                 @else {
                     div class=(format!("grid {} h{colour}", self.cells())) tabindex="0" role="img"
                         data-host=(host.as_str()) data-shards=(print_shards(shards.iter().copied()))
-                        aria-label=(format!("{host}: {}; the arrow keys go from one to the next, Enter opens it",
+                        aria-label=(format!("{host}: {}; the arrow keys go from one to the next, \
+                            Enter opens it",
                             counted(shards.len(), "shard"))) {
                         @for shard in &shards { i class=(self.class(*shard, host)) {} }
                     }
@@ -285,7 +356,12 @@ impl Grid<'_> {
 
     /// How large the cells are: as the panel with the most shards can have them.
     fn cells(&self) -> &'static str {
-        let most = self.map.hosts().iter().map(|host| self.map.shards_on(host).count()).max();
+        let most = self
+            .map
+            .hosts()
+            .iter()
+            .map(|host| self.map.shards_on(host).count())
+            .max();
         match most.unwrap_or(0) {
             0..=64 => "big",
             65..=256 => "middle",
@@ -295,9 +371,15 @@ impl Grid<'_> {
     }
 
     fn total(&self, shards: &[ShardId]) -> String {
-        let known = || shards.iter().filter_map(|shard| self.facts.weights.get(shard));
+        let known = || {
+            shards
+                .iter()
+                .filter_map(|shard| self.facts.weights.get(shard))
+        };
         match self.shade {
-            Shade::Bytes if self.is_now => format!(", {}", size(known().map(|weight| weight.bytes).sum())),
+            Shade::Bytes if self.is_now => {
+                format!(", {}", size(known().map(|weight| weight.bytes).sum()))
+            }
             Shade::Writes if self.is_now => {
                 let rows: f64 = known().filter_map(|weight| weight.writes).sum();
                 format!(", {} rows/s", number(rows))
@@ -307,8 +389,14 @@ impl Grid<'_> {
     }
 
     fn class(&self, shard: ShardId, host: &HostName) -> String {
-        let mut class = self.level(shard, host).map_or("", |level| ["l0", "l1", "l2", "l3", "l4"][level]).to_owned();
-        let by_hosts = matches!(self.shade, Shade::Bytes | Shade::Writes | Shade::Moved | Shade::Findings);
+        let mut class = self
+            .level(shard, host)
+            .map_or("", |level| ["l0", "l1", "l2", "l3", "l4"][level])
+            .to_owned();
+        let by_hosts = matches!(
+            self.shade,
+            Shade::Bytes | Shade::Writes | Shade::Moved | Shade::Findings
+        );
         if class.is_empty() && by_hosts {
             class.push('u');
         }
@@ -346,17 +434,30 @@ impl Grid<'_> {
         match self.shade {
             Shade::Host | Shade::Epoch => None,
             Shade::Bytes | Shade::Writes => {
-                let level = Level::of(weight(facts.weights.get(&shard)?, self.shade)?, facts.average);
+                let level = Level::of(
+                    weight(facts.weights.get(&shard)?, self.shade)?,
+                    facts.average,
+                );
                 Level::ALL.iter().position(|(one, _)| *one == level)
             }
-            Shade::Moved => Some(facts.moved.get(&shard).map_or(0, |at| ago(self.seen.at, *at))),
+            Shade::Moved => Some(
+                facts
+                    .moved
+                    .get(&shard)
+                    .map_or(0, |at| ago(self.seen.at, *at)),
+            ),
             Shade::Findings if self.seen.is_silent(host) => None,
-            Shade::Findings => Some(facts.worst.get(&shard).map_or(0, |severity| match severity {
-                Severity::Notice => 1,
-                Severity::Warning => 2,
-                Severity::Error => 3,
-                Severity::Alarm => 4,
-            })),
+            Shade::Findings => Some(
+                facts
+                    .worst
+                    .get(&shard)
+                    .map_or(0, |severity| match severity {
+                        Severity::Notice => 1,
+                        Severity::Warning => 2,
+                        Severity::Error => 3,
+                        Severity::Alarm => 4,
+                    }),
+            ),
         }
     }
 }

@@ -7,8 +7,8 @@ use pgshard::schema::Severity;
 use super::super::snapshot::Snapshot;
 use crate::output::printable;
 
-/// A text of somebody else's: what would turn the direction of writing is shown as an escape, and maud escapes the
-/// rest.
+/// A text of somebody else's: what would turn the direction of writing is shown as an escape, and
+/// maud escapes the rest.
 pub(super) fn text(words: &str) -> Markup {
     html! { (printable(words)) }
 }
@@ -24,7 +24,9 @@ pub(super) fn short(list: &str) -> Markup {
 }
 
 fn beginning(text: &str, letters: usize) -> &str {
-    text.char_indices().nth(letters).map_or(text, |(end, _)| &text[..end])
+    text.char_indices()
+        .nth(letters)
+        .map_or(text, |(end, _)| &text[..end])
 }
 
 /// A command to type.
@@ -61,7 +63,8 @@ pub(super) fn day_and_clock(at: Timestamp) -> String {
 pub(super) fn no_map(seen: &Snapshot) -> Markup {
     html! {
         div.card.bad {
-            p { "The map cannot be read. What the hosts say is on the page " a href="/hosts" { "Hosts" } ". "
+            p { "The map cannot be read. What the hosts say is on the page \
+                " a href="/hosts" { "Hosts" } ". "
                 (command("pgshard check")) }
             @for finding in seen.findings() {
                 p { (severity(finding.severity)) " " code { (finding.code) } " " (text(&finding.message)) }
@@ -94,10 +97,17 @@ pub(super) fn number(number: f64) -> String {
 /// How many shards `0-5,7` are.
 pub(super) fn how_many(ranges: &str) -> usize {
     let span = |range: &str| match range.split_once('-') {
-        Some((first, last)) => last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?).map(|more| more + 1),
+        Some((first, last)) => last
+            .parse::<usize>()
+            .ok()?
+            .checked_sub(first.parse().ok()?)
+            .map(|more| more + 1),
         None => range.parse::<usize>().ok().map(|_| 1),
     };
-    ranges.split(',').filter_map(|range| span(range.trim())).sum()
+    ranges
+        .split(',')
+        .filter_map(|range| span(range.trim()))
+        .sum()
 }
 
 #[cfg(test)]
@@ -106,7 +116,13 @@ mod tests {
 
     #[test]
     fn ranges_are_counted() {
-        for (ranges, count) in [("", 0), ("7", 1), ("0-5,7", 7), ("0-8191", 8192), ("0-1, 4-5", 4)] {
+        for (ranges, count) in [
+            ("", 0),
+            ("7", 1),
+            ("0-5,7", 7),
+            ("0-8191", 8192),
+            ("0-1, 4-5", 4),
+        ] {
             assert_eq!(how_many(ranges), count, "{ranges}");
         }
     }
@@ -116,8 +132,12 @@ mod tests {
         let shown = advice("`<b>` & <script>alert(1)</script> \u{202e}evil").into_string();
         assert_eq!(
             shown,
-            "<code class=\"command\">&lt;b&gt;</code> &amp; &lt;script&gt;alert(1)&lt;/script&gt; \\u{202e}evil"
+            "<code class=\"command\">&lt;b&gt;</code> &amp; \
+                &lt;script&gt;alert(1)&lt;/script&gt; \\u{202e}evil"
         );
-        assert_eq!(short(&"<".repeat(70)).into_string().matches("&lt;").count(), 130);
+        assert_eq!(
+            short(&"<".repeat(70)).into_string().matches("&lt;").count(),
+            130
+        );
     }
 }
