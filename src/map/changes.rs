@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::shard_map::Placement;
+use super::placement::Placement;
 use crate::shard::ShardId;
 
 /// One shard whose placement differs between two maps.

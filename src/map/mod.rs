@@ -6,14 +6,14 @@
 
 mod changes;
 mod limits;
+mod placement;
 mod ranges;
 mod shard_map;
 
 pub use changes::{Change, Changes};
 pub use limits::HostLimits;
+pub use placement::{HostName, HostNameError, MapVersion, Placement, ShardEpoch};
 pub use ranges::{
     RangeItem, RangesError, RangesFault, parse_ranges, parse_shards, print_ranges, print_shards,
 };
-pub use shard_map::{
-    HostName, HostNameError, MapError, MapVersion, Placement, ShardEpoch, ShardMap,
-};
+pub use shard_map::{MapError, ShardMap};

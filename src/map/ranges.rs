@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::shard_map::ShardEpoch;
+use super::placement::ShardEpoch;
 use crate::shard::{ShardCount, ShardId};
 
 /// The most shards that a list names, each counted each time. Few bytes can name all of them once
