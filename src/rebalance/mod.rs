@@ -30,6 +30,7 @@
 mod load;
 mod order;
 mod outcome;
+mod plan;
 mod problem;
 mod search;
 #[cfg(test)]
@@ -37,7 +38,8 @@ mod tests;
 mod waves;
 
 pub use crate::map::HostLimits;
-pub use outcome::{Amount, HostLoad, Move, Plan, Reason, Unmet, plan};
+pub use outcome::{Amount, HostLoad, Move, Plan, Reason, Unmet};
+pub use plan::plan;
 pub use problem::{Constraint, Error, Host, Options, Problem, Shard};
 pub use search::PRECISION;
 pub use waves::{Group, Pace, Wave, waves};
