@@ -7,21 +7,21 @@
 mod client;
 mod fence;
 mod scenes;
+mod stage;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use pgshard::ShardCount;
-use pgshard::config::Config;
 use pgshard::dev::{Binaries, Cluster, ClusterOptions};
-use pgshard::pg::Connection;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use self::client::{Client, Fault, Played};
+use self::client::Fault;
 use self::scenes::{SCENES, Scene};
+use self::stage::{NOTES, SHARDS, Stage};
 use super::demo;
 use crate::args::ConformanceServe;
 use crate::context;
@@ -29,20 +29,10 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output, counted};
 
-/// N. The first half is on db1 at the start, the other on db2.
-const SHARDS: u16 = 32;
 /// The shards that leave db1 before a client is asked anything. Its map still has them there.
 const MOVED: &str = "1-7";
 
-/// The application's table, and what is beside the shards on each host.
-const NOTES: &str = "\
-CREATE TABLE {shard}.notes (
-    id    bigint PRIMARY KEY DEFAULT {shard}.next_id(),
-    owner bigint NOT NULL,
-    word  text NOT NULL CONSTRAINT notes_once UNIQUE,
-    times integer NOT NULL DEFAULT 1
-);
-";
+/// What is next to the shards on each host.
 const BESIDE: &str = "\
 CREATE TABLE public.conformance_beside (word text NOT NULL);
 CREATE PROCEDURE public.conformance_call(place text, word text) LANGUAGE plpgsql AS $$
@@ -53,48 +43,6 @@ BEGIN
     || ')';
 END $$;
 ";
-
-/// What a scene has to play with.
-struct Stage {
-    config: Config,
-    /// The config as the client has it: with the map from before the moves.
-    path: PathBuf,
-    hosts: Value,
-    command: Vec<String>,
-    patience: Duration,
-}
-
-impl Stage {
-    /// A connection of the kit's own.
-    async fn host(&self, name: &str) -> Played<Connection> {
-        let host = self
-            .config
-            .hosts
-            .values()
-            .find(|host| host.name.as_str() == name);
-        let host =
-            host.ok_or_else(|| Failure::new(Exit::Failed, format!("there is no host {name}")))?;
-        Ok(host.connect.connect("pgshard conformance").await?)
-    }
-
-    /// A new client, that knows the map from before the moves.
-    async fn client(&self, scene: &str) -> Played<Client> {
-        let mut client = Client::start(&self.command, &self.path, self.patience)?;
-        let open = json!({
-            "ask": "open", "scene": scene, "config": self.path, "shards": SHARDS, "key": "integer", "prefix": "shard_",
-            "hosts": self.hosts, "map": old_map(),
-        });
-        client.ask(&open).await?;
-        Ok(client)
-    }
-}
-
-/// Each shard's host and epoch at the start.
-fn old_map() -> Vec<(&'static str, u32)> {
-    (0..SHARDS)
-        .map(|shard| (if shard < SHARDS / 2 { "db1" } else { "db2" }, 1))
-        .collect()
-}
 
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct Report {

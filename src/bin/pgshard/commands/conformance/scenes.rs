@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::client::{Answer, Client, Played, complain};
 use super::fence::Fence;
-use super::{NOTES, Stage, old_map};
+use super::stage::{NOTES, Stage, old_map};
 
 /// How long a fence stands before the kit or the client ends it.
 const FENCE: Duration = Duration::from_secs(1);

@@ -12,7 +12,6 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::serve::Served;
 use super::token::Token;
 
 /// Nothing but what this program serves: no script, style or picture of another, none within a
@@ -109,11 +108,11 @@ fn without_port(host: &str) -> &str {
 
 /// Refuses what is not for us, and adds the headers that every answer has.
 pub(super) async fn guarded(
-    State(served): State<Arc<Served>>,
+    State(guard): State<Arc<Guard>>,
     request: Request,
     next: Next,
 ) -> Response {
-    let mut response = match served.guard.refuses(&request) {
+    let mut response = match guard.refuses(&request) {
         Some(refused) => refused,
         None => next.run(request).await,
     };

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::collect::Viewer;
 use super::pages::{self, View};
 use super::route::Route;
-use super::serve::Served;
+use super::state::Served;
 
 /// How many viewers follow at a time. More see the page, and load it again to see it change.
 const VIEWERS_MAX: usize = 64;

@@ -16,6 +16,7 @@ mod pages;
 mod route;
 mod serve;
 mod snapshot;
+mod state;
 mod token;
 
 use std::path::Path;
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use self::collect::Collector;
 use self::guard::Guard;
-use self::serve::Served;
+use self::state::Served;
 use self::token::Token;
 use super::{listen, watching};
 use crate::args::Console;
@@ -73,7 +74,7 @@ pub(crate) async fn run(
     watching::warn_of_writers(&config, bound, output);
     let served = Served {
         collector: Collector::start(config.path, floor, bound),
-        guard: Guard::new(&args.names, token),
+        guard: Arc::new(Guard::new(&args.names, token)),
     };
     listen::tell(format!("http://{address}/"), output);
     let router = serve::router(Arc::new(served));

@@ -16,10 +16,10 @@ use tokio::net::TcpStream;
 
 use super::super::exporter;
 use super::super::listen::HEADER_TIMEOUT;
-use super::collect::Collector;
-use super::guard::{Guard, guarded};
+use super::guard::guarded;
 use super::pages::{self, View};
 use super::route::Route;
+use super::state::Served;
 use super::{api, asset, live};
 
 /// How long a page waits for the first look. Then it is shown without, and follows by itself.
@@ -28,12 +28,6 @@ const PAGE_PATIENCE: Duration = Duration::from_millis(1500);
 /// How long a browser may keep a connection; it opens another.
 const CONNECTION_MAX: Duration = Duration::from_secs(3600);
 
-/// What all requests share.
-pub(super) struct Served {
-    pub(super) collector: Collector,
-    pub(super) guard: Guard,
-}
-
 /// Every address that is answered.
 pub(super) fn router(served: Arc<Served>) -> Router {
     Router::new()
@@ -41,7 +35,7 @@ pub(super) fn router(served: Arc<Served>) -> Router {
         .route("/events", get(live::events))
         .nest("/api", api::router())
         .fallback(page)
-        .layer(from_fn_with_state(served.clone(), guarded))
+        .layer(from_fn_with_state(served.guard.clone(), guarded))
         .with_state(served)
 }
 

@@ -5,6 +5,7 @@
 
 mod audit;
 mod movers;
+mod stage;
 mod writers;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use serde::Serialize;
 
 use self::audit::Audit;
 use self::movers::Moved;
+use self::stage::Stage;
 use self::writers::{Tally, Writers};
 use super::bootstrap;
 use crate::args::Demo;
@@ -54,7 +56,7 @@ pub(crate) async fn run(args: Demo, output: &Arc<Output>) -> Result<Exit, Failur
             args.moves, args.shards
         )));
     }
-    let stage = Stage { output, started };
+    let stage = Stage::new(output, started);
 
     let hosts = usize::from(args.hosts);
     let server = ServerOptions::default().access(Access::Password);
@@ -108,21 +110,6 @@ pub(crate) async fn run(args: Demo, output: &Arc<Output>) -> Result<Exit, Failur
     } else {
         Exit::Failed
     })
-}
-
-/// Says what has been reached, with the time since the start.
-struct Stage<'a> {
-    output: &'a Output,
-    started: Instant,
-}
-
-impl Stage<'_> {
-    fn say(&self, what: impl std::fmt::Display) {
-        self.output.note(format_args!(
-            "{:>5.1} s  {what}",
-            self.started.elapsed().as_secs_f64()
-        ));
-    }
 }
 
 fn write_config(cluster: &Cluster, shards: ShardCount) -> Result<PathBuf, Failure> {

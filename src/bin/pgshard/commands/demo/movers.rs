@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::Stage;
+use super::stage::Stage;
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;

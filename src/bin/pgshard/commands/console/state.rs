@@ -1,0 +1,12 @@
+//! [`Served`]: the state that all requests share.
+
+use std::sync::Arc;
+
+use super::collect::Collector;
+use super::guard::Guard;
+
+/// What all requests share: axum's state.
+pub(super) struct Served {
+    pub(super) collector: Collector,
+    pub(super) guard: Arc<Guard>,
+}
