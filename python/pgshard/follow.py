@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import psycopg
 
@@ -27,9 +27,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-if TYPE_CHECKING:
-    from .directory import Directory
-
 log = logging.getLogger("pgshard")
 
 FILE_INTERVAL = 0.5
@@ -40,11 +37,33 @@ _FORMAT = 1
 """The `pgshard_map.format` that is understood here."""
 
 
+class MapSink(Protocol):
+    """What a follower brings new maps to."""
+
+    @property
+    def config(self) -> Config:
+        """The newest config that was taken."""
+
+    @property
+    def map(self) -> ShardMap:
+        """The newest map that was taken."""
+
+    @property
+    def shards(self) -> int:
+        """N, the number of shards."""
+
+    def take(self, map: ShardMap) -> None:
+        """Takes a map that may be newer."""
+
+    def take_config(self, config: Config) -> None:
+        """Takes what may have changed in the config file."""
+
+
 class FileFollower:
     """Looks at the file when somebody asks for a place. It has no thread, so a fork loses
     nothing."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: MapSink) -> None:
         self._directory = weakref.ref(directory)
         self._path = directory.config.path
         self._looked = time.monotonic()
@@ -92,7 +111,7 @@ class FileFollower:
 class DatabaseFollower:
     """A thread that listens. It starts at the first use, and once more in the child of a fork."""
 
-    def __init__(self, directory: Directory, store: MapStore) -> None:
+    def __init__(self, directory: MapSink, store: MapStore) -> None:
         self._directory = weakref.ref(directory)
         self._store = store
         self._shards = directory.shards
