@@ -1,5 +1,20 @@
 //! Random programs of calls over servers that fail, round after round. See
 //! `script/test-library --help`.
+//!
+//! How a failed round is reported:
+//!
+//! | outcome | meaning |
+//! | --- | --- |
+//! | `lost`, `twice` | an acknowledged row is missing, or is there twice |
+//! | `ghost` | a row is there although its call reported that it did not run |
+//! | `half` | of rows that belong together only some are there |
+//! | `foreign` | a caller got another caller's answer or session state |
+//! | `late` | a call took far longer than its limit |
+//! | `goes on` | a dropped statement still runs on its server ten seconds later |
+//! | `neighbour` | in a call over many shards a slow shard failed another one |
+//! | `connections` | a host had more connections than its pool for a second |
+//! | `left` | without callers, a statement, transaction, lock or connection is left on a server |
+//! | `panic` | a call panicked |
 #![allow(
     dead_code,
     unused_imports,

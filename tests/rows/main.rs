@@ -1,5 +1,21 @@
 //! Random schemas, transactions and fates of movers, round after round, with PostgreSQL as the
 //! judge. See `script/test-rows --help`.
+//!
+//! How a failed round is reported:
+//!
+//! | outcome | meaning |
+//! | --- | --- |
+//! | `rows`, `late` | source and target differ: when the shard opened, or later, by a write past the fence |
+//! | `definition` | the shard's definition changed, or its two copies differ in it |
+//! | `sequences` | a sequence went back, ran far ahead, or lost values |
+//! | `log` | an acknowledged transaction is missing, or one that was rolled back is there |
+//! | `application` | a statement failed without a reason of its own, while its shard was served |
+//! | `differs` | the mover's own comparison failed (exit code 6) |
+//! | `move`, `stuck`, `unserved` | a move failed or does not end without an obstacle; or no host serves a shard |
+//! | `feed` | without writers, an old copy does not catch up with its shard |
+//! | `left`, `places` | after `complete` and `gc` something of a move is left, or hosts and map contradict |
+//! | `two serve`, `panic` | two hosts serve a shard; a process panicked |
+//! | `schema` | the generated schema is refused: a mistake of the generator |
 #![allow(
     dead_code,
     unused_imports,
