@@ -12,6 +12,8 @@ mod circles;
 mod dependencies;
 #[path = "tidy/documents.rs"]
 mod documents;
+#[path = "tidy/language.rs"]
+mod language;
 
 /// The modules of the library from the bottom up. A module uses itself and those before it. The
 /// reasons are in ARCHITECTURE.md.
