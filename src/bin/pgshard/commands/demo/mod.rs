@@ -210,6 +210,18 @@ impl Summary {
             && self.writer_errors == 0
             && self.complaints.is_empty()
     }
+
+    /// One sentence: what was verified, or what was not.
+    fn verdict(&self) -> String {
+        if !self.is_spotless() {
+            return "Not verified: rows or writers had faults, which are listed above".to_owned();
+        }
+        format!(
+            "Verified: each of the {} acknowledged rows is there exactly once, on the shard of its \
+             key, after {} moves of shards under the writers, one of them with a killed mover",
+            self.rows_acknowledged, self.moves
+        )
+    }
 }
 
 fn tell(summary: &Summary, elapsed: Duration, output: &Output) {
@@ -246,5 +258,9 @@ fn tell(summary: &Summary, elapsed: Duration, output: &Output) {
             ),
         ],
     );
-    output.note(format_args!("\nin {}", seconds(elapsed)));
+    output.note(format_args!(
+        "\n{} ({})",
+        summary.verdict(),
+        seconds(elapsed)
+    ));
 }
