@@ -10,7 +10,7 @@ from pgshard.django import ShardedModel, ShardKeyForeignKey
 class Photo(ShardedModel):
     """A photo, on its owner's shard."""
 
-    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, related_name="photos")
+    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="photos")
     title = models.CharField(max_length=200)
     likes = models.IntegerField(default=0)
 
@@ -21,7 +21,7 @@ class Photo(ShardedModel):
 class Like(ShardedModel):
     """Somebody likes a photo: on the shard of the photo."""
 
-    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, related_name="+")
+    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
     photo = models.ForeignKey(Photo, models.CASCADE, related_name="liked")
     by = models.BigIntegerField()
 
@@ -32,7 +32,7 @@ class Like(ShardedModel):
 class Follow(ShardedModel):
     """A user sees the photos of another: on the shard of the user who looks."""
 
-    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, related_name="follows")
+    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="follows")
     whom = models.BigIntegerField()
 
     class Meta:

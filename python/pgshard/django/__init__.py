@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         shard_of,
         shard_of_key,
     )
+    from .uncovered import UncoveredWriteWarning
 
 # Settings import this module, and models cannot be imported before the settings exist.
 _WHERE = {
@@ -51,6 +52,7 @@ _WHERE = {
     "ShardedQuerySet": "managers",
     "ShardedModel": "models",
     "ShardRouter": "routing",
+    "UncoveredWriteWarning": "uncovered",
     "alias_of_id": "routing",
     "alias_of_key": "routing",
     "run_in_shard": "routing",
@@ -73,6 +75,7 @@ __all__ = [
     "ShardedManager",
     "ShardedModel",
     "ShardedQuerySet",
+    "UncoveredWriteWarning",
     "WrongShard",
     "alias",
     "alias_of_id",

@@ -29,7 +29,14 @@ from django.db.models.constants import LOOKUP_SEP
 from ..errors import WrongId, WrongKey
 from .cluster import alias, shard_of_alias
 from .routing import alias_of_id, alias_of_key, within
-from .sharded import has_shard_id, is_sharded, key_fields, shard_conditions
+from .sharded import (
+    KEYS,
+    has_shard_id,
+    is_sharded,
+    key_fields,
+    pk_says_shard,
+    shard_conditions,
+)
 
 _NOWHERE = alias(0)
 """Where pages are that ask for no rows: those of an object that cannot exist, and a list without a
@@ -84,6 +91,11 @@ class _ShardedList(ChangeList):
         qs = qs.select_related(*here) if here else qs
         return qs.prefetch_related(*elsewhere) if elsewhere else qs
 
+    def url_for_result(self, result: Any) -> str:
+        """The same as Django's, and the shard if the primary key does not say it."""
+        url: str = super().url_for_result(result)
+        return url if pk_says_shard(self.model) else f"{url}?{_SHARD}={result._state.db}"
+
     def _is_here(self, field: Any) -> bool:
         return field is None or is_sharded(field.remote_field.model)
 
@@ -110,7 +122,8 @@ class ShardedModelAdmin(admin.ModelAdmin):
         found = super().get_queryset(request)
         asked = self._asked(request)
         if asked is None:
-            return found
+            nowhere = getattr(request, "_pgshard_nowhere", False)
+            return found.using(_NOWHERE).none() if nowhere else found
         where, key = asked
         if where is None:
             return found.using(_NOWHERE).none()
@@ -161,21 +174,19 @@ class ShardedModelAdmin(admin.ModelAdmin):
     ) -> Any:
         """An existing row, on its shard; a new one, on the shard of the key in the form or in the
         address."""
-        where = self._of_object(object_id) if object_id is not None else self._of_form(request)
+        where = self._of_form(request) if object_id is None else self._of_object(request, object_id)
         request._pgshard_page = where
         return self._on(where, super().changeform_view, request, object_id, form_url, extra_context)
 
     def delete_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
         """On the row's shard."""
-        return self._on(
-            self._of_object(object_id), super().delete_view, request, object_id, extra_context
-        )
+        where = self._of_object(request, object_id)
+        return self._on(where, super().delete_view, request, object_id, extra_context)
 
     def history_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
         """On the row's shard."""
-        return self._on(
-            self._of_object(object_id), super().history_view, request, object_id, extra_context
-        )
+        where = self._of_object(request, object_id)
+        return self._on(where, super().history_view, request, object_id, extra_context)
 
     def _on(self, where: str | None, view: Callable[..., Any], *args: Any) -> Any:
         with within(where or _NOWHERE):
@@ -237,14 +248,21 @@ class ShardedModelAdmin(admin.ModelAdmin):
         except (ValidationError, WrongKey):
             return None
 
-    def _of_object(self, object_id: str) -> str | None:
-        """The shard of the object in a page's address."""
-        if not has_shard_id(self.model):
-            return None
-        try:
-            return alias_of_id(int(unquote(object_id)))
-        except (ValueError, WrongId):
-            return None
+    def _of_object(self, request: Any, object_id: str) -> str | None:
+        """The shard of the object in a page's address. Where it is not known, there is none."""
+        pk, text = self.model._meta.pk, unquote(object_id)
+        if isinstance(pk, KEYS):
+            where = self._of_text(pk, text)
+        elif has_shard_id(self.model):
+            try:
+                where = alias_of_id(int(text))
+            except (ValueError, WrongId):
+                where = None
+        else:
+            named = request.GET.get(_SHARD)
+            where = named if shard_of_alias(named) is not None else None
+        request._pgshard_nowhere = where is None
+        return where
 
 
 __all__ = ["ShardedModelAdmin"]

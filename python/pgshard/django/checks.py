@@ -12,11 +12,12 @@ from django.db import models
 
 from ..keys import KeyKind
 from .cluster import state
+from .deletion import ON_DELETE
 from .fields import ShardKeyField
 from .managers import ShardedManager, ShardedQuerySet
 from .models import ShardedModel
 from .routing import ShardRouter
-from .sharded import has_shard_id, is_sharded, key_fields, says_the_shard
+from .sharded import KEYS, has_shard_id, is_sharded, key_fields, pk_says_shard, says_the_shard
 
 
 def _error(number: int, message: str, hint: str, obj: Any = None) -> checks.CheckMessage:
@@ -144,6 +145,8 @@ def _check_sharded(model: Any) -> list[Any]:
                     field,
                 )
             )
+        elif isinstance(field, KEYS):
+            found += _check_on_delete(field)
         elif field.remote_field.on_delete is not models.DO_NOTHING:
             hint = "on_delete=models.DO_NOTHING, and delete by key what belongs to it"
             message = (
@@ -177,6 +180,59 @@ def _check_sharded(model: Any) -> list[Any]:
                 )
             )
     found += _check_unique(model)
+    found += _check_references(model)
+    return found
+
+
+def _check_on_delete(field: Any) -> list[Any]:
+    label = field.remote_field.model._meta.label
+    if not field.says_on_delete:
+        message = f"deleting a {label} leaves the rows of this model: their key has no on_delete"
+        hint = "on_delete=models.CASCADE, PROTECT or RESTRICT; or DO_NOTHING, if that is meant"
+        return [checks.Warning(message, hint=hint, obj=field, id="pgshard.W003")]
+    if field.remote_field.on_delete in ON_DELETE:
+        return []
+    hint = "on_delete=models.CASCADE, PROTECT, RESTRICT or DO_NOTHING"
+    message = f"the key says where the row is: deleting a {label} cannot change it"
+    return [_error(11, message, hint, field)]
+
+
+def _check_references(model: Any) -> list[Any]:
+    """Looks for relations to sharded models whose primary keys several shards may have."""
+    found: list[Any] = []
+    hint = (
+        "leave its primary key to the shard (keep an old number in another column), or refer to it"
+        " by a ForeignObject that names the key too"
+    )
+    for field in (*model._meta.local_fields, *model._meta.local_many_to_many):
+        target = field.remote_field and field.remote_field.model
+        if target is None or isinstance(target, str) or not field.is_relation:
+            continue
+        if getattr(field.remote_field, "parent_link", False):
+            continue  # The row of the same key.
+        if field.many_to_many:
+            if not field.remote_field.through._meta.auto_created:
+                continue  # Its references are looked at by themselves.
+            ends = [one for one in (model, target) if is_sharded(one) and not pk_says_shard(one)]
+        else:
+            says = any(isinstance(one, KEYS) for one in field.foreign_related_fields)
+            ends = [target] if is_sharded(target) and not pk_says_shard(target) and not says else []
+        for end in ends[:1]:
+            message = (
+                f"the primary key of {end._meta.label}, {end._meta.pk.name}, does not say its"
+                " shard: two shards may have the same, and the relation would lead to either row"
+            )
+            found.append(_error(16, message, hint, field))
+    for field in key_fields(model):
+        target = field.remote_field and field.remote_field.model
+        if target is None or isinstance(target, str) or not is_sharded(target):
+            continue
+        if not isinstance(field.target_field, KEYS):
+            message = (
+                f"the key refers to {target._meta.label}, which is in the shards by a key of its"
+                " own: both rows would be on different shards"
+            )
+            found.append(_error(17, message, "to_field= names that key, or use ForeignKey", field))
     return found
 
 
@@ -227,7 +283,7 @@ def _fields_of(model: Any, constraint: Any) -> list[str]:
 
 
 def _check_plain(model: Any) -> list[Any]:
-    found: list[Any] = []
+    found = _check_references(model)
     for field in model._meta.local_fields:
         target = getattr(field.remote_field, "model", None)
         if target is None or isinstance(target, str) or not is_sharded(target):

@@ -44,15 +44,16 @@ class ShardKeyField(models.BigIntegerField):
 class ShardKeyForeignKey(models.ForeignKey):
     """The key of a sharded model, as a reference to a model that is not sharded, such as the user.
 
-    The database has no constraint for it, because the other row is in another database; and deletes
-    do not cascade.
+    The database has no constraint for it, because the other row is in another database. `on_delete`
+    is CASCADE, PROTECT, RESTRICT or DO_NOTHING, which it is if it is left out.
     """
 
     description = "The key that says which shard, of a row elsewhere"
 
-    def __init__(self, to: Any, on_delete: Any = models.DO_NOTHING, **kwargs: Any) -> None:
+    def __init__(self, to: Any, on_delete: Any = None, **kwargs: Any) -> None:
         kwargs.setdefault("db_constraint", False)
-        super().__init__(to, on_delete, **kwargs)
+        self.says_on_delete = on_delete is not None
+        super().__init__(to, on_delete or models.DO_NOTHING, **kwargs)
 
     def deconstruct(self) -> Any:
         """Migrations call this."""

@@ -12,8 +12,7 @@ from django.forms.models import BaseModelForm, ModelChoiceField, ModelMultipleCh
 from ..errors import WrongId, WrongKey
 from .cluster import shard_of_alias
 from .errors import NoShard, WrongShard
-from .relations import where_of
-from .routing import alias_of_instance
+from .routing import alias_of_instance, where_of
 from .sharded import is_sharded
 
 _POST_CLEAN = BaseModelForm._post_clean

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from django.db.models import Model
 from django.db.models.expressions import Exists
 from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
@@ -13,13 +14,15 @@ from django.db.models.sql.datastructures import Join
 
 from .cluster import shard_of_alias
 from .errors import NoShard
+from .managers import note_objects
 from .parts import check_part, parts_of
-from .routing import chosen
-from .sharded import is_sharded
+from .routing import chosen, where_of
+from .sharded import is_sharded, pk_says_shard
 
 _JOIN_AS_SQL = Join.as_sql
 _QUERY_AS_SQL = Query.as_sql
 _SPLIT_EXCLUDE = Query.split_exclude
+_CHECK_TYPE = Query.check_query_object_type
 _COMBINATOR_SQL = SQLCompiler.get_combinator_sql
 
 
@@ -30,6 +33,18 @@ def _join_as_sql(self: Any, compiler: Any, connection: Any) -> Any:
         here, there = sorted(ends, key=is_sharded)
         _refuse_to_join(here, self.join_field.name, there)
     return _JOIN_AS_SQL(self, compiler, connection)
+
+
+def _check_query_object_type(self: Any, value: Any, opts: Any, field: Any) -> None:
+    """Notes where an object is that a condition is about, if its primary key does not say that.
+    Django itself keeps the primary key only."""
+    _CHECK_TYPE(self, value, opts, field)
+    if not isinstance(value, Model):
+        return
+    if is_sharded(value.__class__) and not pk_says_shard(value.__class__):
+        where = where_of(value)
+        if where is not None:
+            note_objects(self, [where])
 
 
 def _split_exclude(self: Any, filter_expr: Any, can_reuse: Any, names_with_path: Any) -> Any:
@@ -92,3 +107,4 @@ def change_django() -> None:
     """Makes Django use all this."""
     Join.as_sql, Query.as_sql, Query.split_exclude = _join_as_sql, _query_as_sql, _split_exclude
     SQLCompiler.get_combinator_sql = _combinator_sql
+    Query.check_query_object_type = _check_query_object_type

@@ -26,16 +26,19 @@ from .routing import (
     check_instance,
     refuse,
     run_on,
+    where_of,
 )
 from .sharded import (
+    OBJECT,
     is_sharded,
     key_fields,
     key_names,
+    pk_says_shard,
     placed_names,
     reference_condition,
+    rules,
     shard_conditions,
     shard_names,
-    sharded_references,
 )
 
 T = TypeVar("T")
@@ -117,6 +120,7 @@ class ShardedQuerySet(models.QuerySet):
         """Notes for a query that was made of two what was noted for either."""
         for one in (self, other):
             if one is not made and not one.query.is_empty():
+                note_objects(made.query, objects_of(one.query))
                 made._note_others(
                     getattr(one.query, "pgshard_several", False),
                     getattr(one.query, "pgshard_alternative", None),
@@ -146,9 +150,9 @@ class ShardedQuerySet(models.QuerySet):
             )
 
     def for_key(self, key: Any) -> Any:
-        """This query set, on the shard of this key; given an object, of what the key of the rows
-        holds of it."""
-        if isinstance(key, models.Model):
+        """This query set, on the shard of this key; given an object of a sharded model, on its
+        shard; given another object, of what the key of the rows holds of it."""
+        if isinstance(key, models.Model) and not is_sharded(key.__class__):
             owner = next(
                 (field for field in key_fields(self.model) if _refers_to(field, key)), None
             )
@@ -231,6 +235,8 @@ class ShardedQuerySet(models.QuerySet):
                     choices += _choices(q)
         made = super()._filter_or_exclude(negate, args, kwargs)
         made._narrow(pairs)
+        if objects_of(made._query):
+            made._narrow_by_objects(pairs)
         if choices and made._db is None and not made.query.is_empty():
             made._narrow_by(choices)
         return made
@@ -271,6 +277,15 @@ class ShardedQuerySet(models.QuerySet):
             self._noted(found)
         elif self._db is None and several:
             self.query.pgshard_several = True
+
+    def _narrow_by_objects(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        """Is empty if the rows would be related to an object of another shard, where another one
+        may have the same primary key here."""
+        for name, value in pairs if self._db is not None else ():
+            if isinstance(value, models.Model) and reference_condition(self.model, name):
+                where = where_of(value) if is_sharded(value.__class__) else None
+                if where not in (None, self._db):
+                    self.query.set_empty()
 
     def _narrow_by(self, choices: list[models.Q]) -> None:
         """Goes to the shard that all alternatives of one of these name; or notes which they
@@ -315,9 +330,22 @@ class ShardedQuerySet(models.QuerySet):
                 )
             found = where
         if found is None and not key_fields(self.model):
-            for field in sharded_references(self.model):
-                found = found or _place(None, values.get(field.name, values.get(field.attname)))
+            for attribute, name, key in rules(self.model).references:
+                found = found or _place(key, values.get(name, values.get(attribute)))
+            for field in rules(self.model).relations:
+                found = found or _place(OBJECT, values.get(field.name))
         return found
+
+    def contains(self, obj: Any) -> Any:
+        """The same as Django's, which looks for the primary key: another shard may have it too."""
+        if not isinstance(obj, self.model) or pk_says_shard(self.model) or self.query.is_empty():
+            return super().contains(obj)
+        where = where_of(obj)
+        if where is not None and self._db not in (None, where):
+            return False
+        if where is None or self._db is not None:
+            return super().contains(obj)
+        return self._on(where).contains(obj)
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> Any:
         """The same as Django's, which asks for the shard before it filters."""
@@ -434,6 +462,28 @@ class ShardedQuerySet(models.QuerySet):
                 check_value(self.model, name, values[name], self.db)
 
 
+def objects_of(query: Any) -> frozenset[str]:
+    """The shards of the objects that a query is about and whose primary keys other shards may have
+    too."""
+    found: frozenset[str] = getattr(query, "pgshard_objects", frozenset())
+    return found
+
+
+def note_objects(query: Any, where: Iterable[str]) -> None:
+    """Notes that a query is about objects of these shards."""
+    query.pgshard_objects = objects_of(query).union(where)
+
+
+def check_objects_of(query: Any, using: str) -> None:
+    """Refuses a query on this shard that is about objects of another. Raises `WrongShard`."""
+    others = objects_of(query) - {using}
+    if others and not query.is_empty():
+        raise WrongShard(
+            f"{query.model.__name__}: the query is on {using}, and about an object on"
+            f" {' and '.join(sorted(others))}, whose primary key does not say its shard"
+        )
+
+
 def check_alternative(query: Any, using: str) -> None:
     """Refuses a query on the shard of `shard_of` if some of its rows are on another. Raises
     `NoShard`."""
@@ -475,9 +525,14 @@ def _place(key: Any, value: Any) -> str | None:
     if type(value) is not int:
         if value is None or hasattr(value, "resolve_expression"):
             return None
-        value = _held(key, value) if isinstance(value, models.Model) else value
+        if isinstance(value, models.Model):
+            if is_sharded(value.__class__):
+                return where_of(value)
+            value = _held(key, value)
         if value is None:
             return None
+    if key is OBJECT:
+        return None
     return alias_of_id(int(value)) if key is None else alias_of_value(key, value)
 
 

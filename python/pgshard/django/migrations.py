@@ -19,7 +19,7 @@ from django.db.models.signals import class_prepared
 from ..template import escape, render
 from .backend.schema import SCHEMA, TemplateSchemaEditor
 from .cluster import alias
-from .sharded import is_sharded
+from .sharded import automatic_tables, is_sharded
 
 NUMBERED = re.compile(r"(\d{4,})_(.+)\.sql")
 """The names of files with shard migrations."""
@@ -49,6 +49,9 @@ def _namespaced() -> Iterator[None]:
     def put(sender: Any, **_: Any) -> None:
         if is_sharded(sender) and not sender._meta.db_table.startswith(f'{SCHEMA}"."'):
             sender._meta.db_table = f'{SCHEMA}"."{sender._meta.db_table}'
+        for table in automatic_tables(sender):
+            # It may have been made before the model had a key.
+            put(table)
 
     class_prepared.connect(put)
     try:

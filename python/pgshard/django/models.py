@@ -12,12 +12,12 @@ from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
 from ..errors import WrongId, WrongKey
-from . import forms, joins, relations
+from . import deletion, forms, joins, relations, transactions
 from .errors import NoShard, WrongShard
 from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
 from .managers import ShardedManager
-from .routing import check_instance, check_parents, run_on, where_it_belongs
-from .sharded import is_sharded, key_names, placed_names
+from .routing import check_instance, check_parents, run_on, same_row, where_it_belongs
+from .sharded import automatic_tables, is_sharded, key_names, placed_names
 
 
 class ShardedModel(models.Model):
@@ -35,6 +35,13 @@ class ShardedModel(models.Model):
 
     class Meta:
         abstract = True
+
+    def __eq__(self, other: object) -> bool:
+        """The same as Django's; rows of two shards are not equal."""
+        same: Any = super().__eq__(other)
+        return same_row(self, other) if same is True else same
+
+    __hash__ = models.Model.__hash__
 
     def save_base(self, *args: Any, using: str | None = None, **kwargs: Any) -> None:
         """The same as Django's, on the shard where the row belongs. Raises `WrongShard` if it would
@@ -99,6 +106,11 @@ class ShardedModel(models.Model):
             self._state.db = here
 
 
+def _is_same(self: Any, other: object) -> Any:
+    same = models.Model.__eq__(self, other)
+    return same_row(self, other) if same is True else same
+
+
 class _ShardedOptions(Options):
     """A sharded model's `_meta`. The queries that Django itself makes must name a shard too, or are
     refused, whatever managers the model has."""
@@ -123,10 +135,17 @@ def _prepare(sender: Any, **_: Any) -> None:
             # The table of a ManyToManyField: `Photo.tags.through.objects` finds its shard, too.
             sender._meta.local_managers.clear()
             sender.add_to_class("objects", ShardedManager())
+            sender.__eq__, sender.__hash__ = _is_same, models.Model.__hash__
+        for table in automatic_tables(sender):
+            # It was made before the model had all its fields.
+            if not isinstance(table._meta, _ShardedOptions):
+                _prepare(table)
 
 
 class_prepared.connect(_prepare, dispatch_uid="pgshard models", weak=False)
+deletion.change_django()
 relations.change_django()
+transactions.change_django()
 forms.change_django()
 joins.change_django()
 

@@ -13,9 +13,17 @@ from django.db.models import ForeignKey
 from django.db.models.fields import related_descriptors as django
 
 from ..errors import WrongId
-from .cluster import alias, shard_of_alias
+from .cluster import alias
 from .managers import ShardedManager
-from .routing import alias_of_id, alias_of_instance, alias_of_owner, following, run_on, within
+from .routing import (
+    alias_of_id,
+    alias_of_owner,
+    check_objects,
+    following,
+    run_on,
+    where_of,
+    within,
+)
 from .sharded import has_shard_id, is_sharded
 
 _WHOLE = ("add", "remove", "set", "clear")
@@ -46,6 +54,8 @@ def managers(original: Any) -> Any:
                         list(value) if hasattr(value, "__next__") else value for value in values
                     )
                     db = router.db_for_write(self.model, instance=self.instance)
+                    # Django compares their primary keys, which another shard may have too.
+                    check_objects(values, db)
                     return run_on(db, lambda: plain(self, *values, **more))
 
             return call
@@ -86,16 +96,38 @@ def _of_each_shard(
     not sharded.
     """
 
+    def by_shard(found: Any, where: Callable[[Any], str | None]) -> Any:
+        """What a `get_prefetch_querysets` gave, so that Django matches by the shard too: rows of
+        two shards may have the same primary key."""
+        rows, of_row, of_one, *rest = found
+        return (
+            rows,
+            lambda row: (row._state.db, of_row(row)),
+            lambda one: (where(one), of_one(one)),
+            *rest,
+        )
+
     @wraps(plain)
     def get_prefetch_querysets(self: Any, instances: Any, querysets: Any = None) -> Any:
-        if not is_sharded(target(self)) or (querysets and querysets[0]._db is not None):
+        if not is_sharded(target(self)):
             return plain(self, instances, querysets)
+        of_shards = is_sharded(instances[0].__class__)
+
+        def where_it_leads(one: Any) -> str | None:
+            return where_of(one) if of_shards else place(self, one)
+
+        named = querysets[0]._db if querysets else None
+        if named is not None:
+            # Those that have none there.
+            here = [one for one in instances if where_it_leads(one) in (None, named)]
+            asked = querysets if here else [querysets[0].none()]
+            return by_shard(
+                plain(self, here or instances[:1], asked), lambda one: where_it_leads(one) or named
+            )
         groups: dict[str | None, list[Any]] = {}
         for one in instances:
-            groups.setdefault(
-                where_of(one) if is_sharded(one.__class__) else place(self, one), []
-            ).append(one)
-        if None in groups or (len(groups) == 1 and is_sharded(instances[0].__class__)):
+            groups.setdefault(where_it_leads(one), []).append(one)
+        if None in groups or (len(groups) == 1 and of_shards):
             # The router refuses what names no shard.
             return plain(self, instances, querysets)
         parts: list[Any] = []
@@ -112,15 +144,9 @@ def _of_each_shard(
                 rows += parts[-1][0]
         found = parts[0][0]
         found._result_cache, found._prefetch_related_lookups = rows, lookups
-        return parts[0]
+        return by_shard(parts[0], where_it_leads)
 
     return get_prefetch_querysets
-
-
-def where_of(instance: Any) -> str | None:
-    """The shard of an object."""
-    there: str | None = instance._state.db
-    return there if shard_of_alias(there) is not None else alias_of_instance(instance)
 
 
 def _of_reference(descriptor: Any, instance: Any) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -19,7 +19,8 @@ from ..recovery import Recovery
 from .backend.pools import release
 from .cluster import ALIASES, alias, cluster, shard_of_alias, state
 from .errors import NoShard, ShardMoved, WrongShard
-from .sharded import is_sharded, key_fields, rules
+from .sharded import is_sharded, key_fields, pk_says_shard, rules
+from .uncovered import check_covered
 
 T = TypeVar("T")
 
@@ -28,12 +29,21 @@ _followed: contextvars.ContextVar[Any] = contextvars.ContextVar("pgshard_relatio
 
 
 def shard_of_key(key: Any) -> int:
-    """The shard of a key; given a model's object, of its primary key. Raises `WrongKey`."""
-    return cluster().shard_of_key(key.pk if isinstance(key, models.Model) else key)
+    """The shard of a key. Given an object of a sharded model, its own shard; given another object,
+    the shard of its primary key. Raises `WrongKey`, and `NoShard` for an object of a sharded model
+    that has neither a key nor an ID yet."""
+    if not isinstance(key, models.Model):
+        return cluster().shard_of_key(key)
+    if not is_sharded(key.__class__):
+        return cluster().shard_of_key(key.pk)
+    shard = shard_of_alias(where_of(key))
+    if shard is None:
+        raise NoShard(f"this {key.__class__.__name__} has neither a key nor an ID, so no shard")
+    return shard
 
 
 def alias_of_key(key: Any) -> str:
-    """The database alias of a key's shard."""
+    """The database alias of a key's shard; given an object, as `shard_of_key`."""
     return alias(shard_of_key(key))
 
 
@@ -67,7 +77,7 @@ def alias_of_instance(instance: Any) -> str | None:
     """
     # Not type(): `request.user` is an object that stands for another.
     model = instance.__class__
-    keys, id_name, references = rules(model)
+    keys, id_name, references, _ = rules(model)
     found: str | None = None
     for name, field in keys:
         value = _loaded(instance, model, name)
@@ -87,9 +97,78 @@ def alias_of_instance(instance: Any) -> str | None:
         return by_id
     if not keys:
         # It has no key. What it refers to is on its shard.
-        ids = (_loaded(instance, model, name) for name, _ in references)
-        return next((alias_of_id(id) for id in ids if isinstance(id, int)), None)
+        named = (
+            _alias_of_reference(key, _loaded(instance, model, name)) for name, _, key in references
+        )
+        related = (there for _, there in _places_of_related(instance))
+        return next((there for there in (*named, *related) if there is not None), None)
     return found
+
+
+def where_of(instance: Any) -> str | None:
+    """The shard of an object: where it was read or saved, or where it belongs."""
+    there: str | None = instance._state.db
+    if instance._state.adding:
+        # Django noted where another object was that it refers to.
+        return alias_of_instance(instance) or (there if shard_of_alias(there) is not None else None)
+    return there if shard_of_alias(there) is not None else alias_of_instance(instance)
+
+
+def _places_of_related(instance: Any) -> Iterator[tuple[str, str]]:
+    """The names of the fields whose objects are in shards, as this object holds them, and these
+    shards. What is not saved yet is nowhere."""
+    cached = instance._state.fields_cache
+    for field in rules(instance.__class__).relations if cached else ():
+        other = cached.get(field.cache_name)
+        if other is None or other._state.adding or shard_of_alias(other._state.db) is None:
+            continue
+        if hasattr(field, "fk_field"):
+            # What is cached may be of before.
+            stale = str(getattr(instance, field.fk_field)) != str(other.pk)
+            if stale or not is_of_one_shard(other.__class__, instance.__class__):
+                continue
+        yield field.name, other._state.db
+
+
+def is_of_one_shard(target: Any, model: Any) -> bool:
+    """Whether a row of `model` that refers to one of `target` by a `GenericForeignKey` must be on
+    its shard: the ID does not say which that is, or a `GenericRelation` leads back, and would only
+    look there."""
+    return is_sharded(target) and (
+        not pk_says_shard(target)
+        or any(
+            hasattr(field, "bulk_related_objects") and issubclass(model, field.remote_field.model)
+            for field in target._meta.private_fields
+        )
+    )
+
+
+def same_row(first: Any, second: Any) -> bool:
+    """Whether two objects of a sharded model with the same primary key are the same row: each shard
+    may have one."""
+    if first is second or pk_says_shard(first.__class__):
+        return True
+    try:
+        places = where_of(first), where_of(second)
+    except (ValidationError, WrongId, WrongKey, WrongShard):
+        return True
+    return None in places or places[0] == places[1]
+
+
+def check_objects(values: Iterable[Any], using: str) -> None:
+    """Refuses objects of another shard than this one. Raises `WrongShard`."""
+    if shard_of_alias(using) is None:
+        return
+    for value in values:
+        if isinstance(value, (list, tuple, set, frozenset, models.QuerySet)):
+            check_objects(value, using)
+        elif isinstance(value, models.Model) and is_sharded(value.__class__):
+            there = where_of(value)
+            if there not in (None, using):
+                raise WrongShard(
+                    f"{value.__class__.__name__} {value.pk} is on {there}, and cannot be related to"
+                    f" a row on {using}"
+                )
 
 
 def _loaded(instance: Any, model: Any, name: str) -> Any:
@@ -109,12 +188,8 @@ def check_instance(instance: Any, using: str) -> None:
             f"{model.__name__} is sharded, and {using!r} is no shard: leave using= out, or name a"
             " shard"
         )
-    keys, id_name, references = rules(model)
-    if (
-        len(keys) == 1
-        and not references
-        and (id_name is None or getattr(instance, id_name) is None)
-    ):
+    keys, id_name, references, relations = rules(model)
+    if len(keys) == 1 and not relations and (id_name is None or getattr(instance, id_name) is None):
         # Most new rows: the same as below, in one step.
         value, current = _loaded(instance, model, keys[0][0]), cluster()
         integer = (
@@ -133,21 +208,35 @@ def check_instance(instance: Any, using: str) -> None:
         raise WrongShard(
             f"{model.__name__} belongs on {belongs} by its key or ID, and would be saved on {using}"
         )
-    for attribute, name in references:
-        value = _loaded(instance, model, attribute)
-        value = value.value if isinstance(value, models.Value) else value
-        if isinstance(value, int) and alias_of_id(value) != using:
+    for attribute, name, key in references:
+        there = _alias_of_reference(key, _loaded(instance, model, attribute))
+        if there not in (None, using):
             raise WrongShard(
-                f"{model.__name__}.{name} refers to a row on {alias_of_id(value)}, and would be"
-                f" saved on {using}"
+                f"{model.__name__}.{name} refers to a row on {there}, and would be saved on {using}"
             )
+    for name, there in _places_of_related(instance) if relations else ():
+        if there != using:
+            raise WrongShard(
+                f"{model.__name__}.{name} refers to a row on {there}, and would be saved on {using}"
+            )
+
+
+def _alias_of_reference(key: Any, value: Any) -> str | None:
+    """The shard of the row that this ID names, or key for `key`, the key's field; None if it names
+    none."""
+    value = value.value if isinstance(value, models.Value) else value
+    if key is None:
+        return alias_of_id(value) if isinstance(value, int) else None
+    if value is None or hasattr(value, "resolve_expression"):
+        return None
+    return alias_of_value(key, value)
 
 
 def check_parents(instance: Any) -> None:
     """Refuses what refers to rows that are not saved yet and belong to another shard. Raises
     `WrongShard`."""
     belongs = alias_of_instance(instance)
-    for attribute, name in rules(instance.__class__).references:
+    for attribute, name, _ in rules(instance.__class__).references:
         parent = instance._state.fields_cache.get(name)
         if parent is None or belongs is None or getattr(instance, attribute) is not None:
             continue
@@ -173,16 +262,24 @@ class ShardRouter:
 
     def allow_relation(self, first: Any, second: Any, **hints: Any) -> bool | None:
         """Allows a relation if only one of the two objects is sharded: then no constraint connects
-        them. Of what is not saved yet, saving says whether it is where it belongs."""
+        them. Of what is not saved yet, saving says whether it is where it belongs. Raises
+        `WrongShard` for rows of two shards."""
         if is_sharded(first.__class__) != is_sharded(second.__class__):
             return True
+        if not is_sharded(first.__class__):
+            return None
         # Django noted for a new object where the first one was that it referred to, such as the
         # user, in another database.
-        return (
-            True
-            if is_sharded(first.__class__) and (first._state.adding or second._state.adding)
-            else None
-        )
+        if first._state.adding or second._state.adding:
+            return True
+        places = first._state.db, second._state.db
+        if None not in map(shard_of_alias, places) and places[0] != places[1]:
+            names = " and ".join(
+                f"{one.__class__.__name__} {one.pk} is on {one._state.db}"
+                for one in (first, second)
+            )
+            raise WrongShard(f"{names}: rows of two shards cannot be related")
+        return None
 
     def allow_migrate(
         self, db: str, app_label: str, model_name: str | None = None, **hints: Any
@@ -271,10 +368,11 @@ def where_it_belongs(instance: Any) -> Iterator[bool]:
         try:
             where = router.db_for_write(type(instance), instance=instance)
         except NoShard:
-            references = (
-                getattr(instance, name) for name, _ in rules(instance.__class__).references
+            places = (
+                _alias_of_reference(key, getattr(instance, name))
+                for name, _, key in rules(instance.__class__).references
             )
-            where = next((alias_of_id(id) for id in references if isinstance(id, int)), None)
+            where = next((there for there in places if there is not None), None)
     except (ValidationError, WrongId, WrongKey, WrongShard):
         where = None
     if where is None:
@@ -286,9 +384,10 @@ def where_it_belongs(instance: Any) -> Iterator[bool]:
 
 @contextmanager
 def shard_of(key: Any) -> Iterator[str]:
-    """Within it, queries and writes of sharded models that name no shard go to this key's shard.
-    Yields its alias."""
-    with within(alias_of_key(key)) as where:
+    """Within it, queries and writes of sharded models that name no shard go to this key's shard,
+    and transactions that name no database are its. Yields its alias."""
+    where = alias_of_key(key)
+    with within(where):
         yield where
 
 
@@ -299,9 +398,9 @@ def chosen() -> str | None:
 
 
 @contextmanager
-def within(where: str) -> Iterator[str]:
+def within(where: str | None) -> Iterator[str | None]:
     """Within it, queries and writes of sharded models that name no shard go to the one with this
-    alias."""
+    alias, and transactions that name no database are its; without one, as outside of it."""
     token = _chosen.set(where)
     try:
         yield where
@@ -314,6 +413,11 @@ def run_on(using: str, work: Callable[[], T]) -> T:
     Within a transaction, runs it once."""
     if shard_of_alias(using) is None:
         return work()
+    check_covered(using)
+    return _repeat_on(using, work)
+
+
+def _repeat_on(using: str, work: Callable[[], T]) -> T:
     shard = connections[using]
     kept = shard.kept
     recovery: Recovery | None = None
@@ -344,9 +448,10 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
     """Runs `work` in a transaction on the key's shard, and runs all of it again if the shard moves
     meanwhile.
 
-    Within it, sharded models need not name a shard. Effects outside the transaction may happen
-    twice; `transaction.on_commit(…, using=alias)` runs once. Within another transaction on that
-    shard it is a savepoint, and `ShardMoved` is raised to the outer one.
+    Within it, sharded models need not name a shard, and `transaction.atomic()`, `on_commit(hook)`
+    and the like are of this transaction. Effects outside of it may happen twice; a hook runs once.
+    Within another transaction on that shard it is a savepoint, and `ShardMoved` is raised to the
+    outer one.
     """
     with shard_of(key) as using:
 
@@ -370,7 +475,7 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
                     )
                 return result
 
-        return run_on(using, whole)
+        return _repeat_on(using, whole)
 
 
 __all__ = [
@@ -381,14 +486,18 @@ __all__ = [
     "alias_of_key",
     "alias_of_owner",
     "check_instance",
+    "check_objects",
     "check_parents",
     "chosen",
     "following",
+    "is_of_one_shard",
     "refuse",
     "release",
     "run_in_shard",
     "run_on",
+    "same_row",
     "shard_of",
     "shard_of_key",
+    "where_of",
     "within",
 ]

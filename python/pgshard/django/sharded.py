@@ -3,10 +3,11 @@ migration has no base classes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from django.apps import apps
-from django.db.models import ForeignKey
+from django.db.models import CompositePrimaryKey, ForeignKey
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields.reverse_related import ForeignObjectRel
 from django.db.models.signals import class_prepared
@@ -14,6 +15,8 @@ from django.db.models.signals import class_prepared
 from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
 
 KEYS = (ShardKeyField, ShardKeyForeignKey)
+OBJECT = object()
+"""In the place of a key's field: only an object of the model says which shard, and no value."""
 
 
 def is_sharded(model: Any) -> bool:
@@ -21,8 +24,19 @@ def is_sharded(model: Any) -> bool:
     models that have one."""
     known = model.__dict__.get("_pgshard_sharded")
     if known is None:
-        known = model._pgshard_sharded = _is_sharded(model)
+        known = _is_sharded(model)
+        if _is_complete(model):
+            model._pgshard_sharded = known
     return bool(known)
+
+
+def _is_complete(model: Any) -> bool:
+    """Whether a model has all its fields. The automatic table of a ManyToManyField is made while
+    its owner may still lack the fields that come later, or that it inherits."""
+    owner = model._meta.auto_created
+    whole: Any = owner if isinstance(owner, type) else model
+    meta = whole._meta
+    return meta.apps.all_models[meta.app_label].get(meta.model_name) is meta.model
 
 
 def _is_sharded(model: Any) -> bool:
@@ -35,6 +49,14 @@ def _is_sharded(model: Any) -> bool:
     if any(isinstance(field, (ShardedBigAutoField, *KEYS)) for field in model._meta.local_fields):
         return True
     return any(is_sharded(parent) for parent in model._meta.parents)
+
+
+def automatic_tables(model: Any) -> Iterator[Any]:
+    """The models of the automatic tables of a model's ManyToManyFields."""
+    for field in model._meta.local_many_to_many:
+        through: Any = field.remote_field.through
+        if not isinstance(through, str) and through._meta.auto_created is model:
+            yield through
 
 
 def key_fields(model: Any) -> tuple[Any, ...]:
@@ -76,10 +98,11 @@ def placed_names(model: Any) -> dict[str, tuple[Any, bool]]:
     of shards. For each the key's field, or None, and whether it is a reference."""
     found: dict[str, tuple[Any, bool]] | None = model.__dict__.get("_pgshard_placed")
     if found is None:
-        references = (
-            name for field in sharded_references(model) for name in (field.name, field.attname)
-        )
-        found = {name: (None, True) for name in references}
+        found = {
+            name: (key, True)
+            for attribute, reference, key in rules(model).references
+            for name in (reference, attribute)
+        }
         found.update((name, (field, False)) for name, field in shard_names(model).items())
         model._pgshard_placed = found
     return found
@@ -128,15 +151,15 @@ def _references(model: Any) -> tuple[dict[str, tuple[Any, bool]], dict[str, Any]
         target = field.related_model
         if not isinstance(target, type) or not is_sharded(target) or not says_where_it_is(field):
             continue
+        key = _key_of_reference(field, target)
         for name in {field.name, getattr(field, "attname", field.name)}:
-            if has_shard_id(target):
-                found.update(
-                    {
-                        name: (None, False),
-                        f"{name}__exact": (None, False),
-                        f"{name}__in": (None, True),
-                    }
-                )
+            found.update(
+                {
+                    name: (key, False),
+                    f"{name}__exact": (key, False),
+                    f"{name}__in": (key, True),
+                }
+            )
         found.update(
             (f"{field.name}__{name}", how) for name, how in shard_conditions(target).items()
         )
@@ -146,18 +169,23 @@ def _references(model: Any) -> tuple[dict[str, tuple[Any, bool]], dict[str, Any]
     return found, targets
 
 
+def _key_of_reference(field: Any, target: Any) -> Any:
+    """What `shard_conditions` has for the values of a relation to a sharded model. `OBJECT`, if
+    they are numbers that each shard has: only an object says where it is."""
+    held = getattr(field, "target_field", None) or target._meta.pk
+    if isinstance(held, KEYS):
+        return held
+    return None if held.primary_key and has_shard_id(target) else OBJECT
+
+
 def says_where_it_is(relation: Any) -> bool:
-    """Whether the rows at both ends of a relation are on the same shard: one holds the other's
-    ID."""
+    """Whether the rows at both ends of a relation between sharded models are on the same shard: one
+    refers to the other."""
     if isinstance(relation, ForeignObjectRel):
         relation = relation.field
     if relation.many_to_many:
         return is_sharded(relation.remote_field.through)
-    return (
-        isinstance(relation, ForeignKey)
-        and relation.target_field.primary_key
-        and has_shard_id(relation.remote_field.model)
-    )
+    return isinstance(relation, ForeignKey) and is_sharded(relation.model)
 
 
 def _names_of_target(field: Any) -> tuple[str, ...]:
@@ -176,17 +204,16 @@ def has_shard_id(model: Any) -> bool:
     return found
 
 
-def sharded_references(model: Any) -> tuple[Any, ...]:
-    """The fields that hold IDs of other rows of shards."""
-    found: tuple[Any, ...] | None = model.__dict__.get("_pgshard_references")
+def pk_says_shard(model: Any) -> bool:
+    """Whether no two shards have rows with the same primary key: a shard made it, or the key is in
+    it."""
+    found: bool | None = model.__dict__.get("_pgshard_pk")
     if found is None:
-        fields = (field for field in model._meta.concrete_fields if field.remote_field is not None)
-        found = tuple(
-            field
-            for field in fields
-            if field.target_field.primary_key and has_shard_id(field.remote_field.model)
+        pk = _root_pk(model)
+        parts = pk.fields if isinstance(pk, CompositePrimaryKey) else (pk,)
+        found = model._pgshard_pk = any(
+            isinstance(part, (ShardedBigAutoField, *KEYS)) for part in parts
         )
-        model._pgshard_references = found
     return found
 
 
@@ -210,8 +237,30 @@ class Rules(NamedTuple):
     """The attributes that hold the key, each with its field."""
     id: str | None
     """The attribute with the primary key, if a shard made it."""
-    references: tuple[tuple[str, str], ...]
-    """The attributes with IDs of other rows in shards, each with the name of its field."""
+    references: tuple[tuple[str, str, Any], ...]
+    """The attributes with IDs or keys of other rows in shards, each with the name of its field, and
+    the key's field or None."""
+    relations: tuple[Any, ...]
+    """The fields that may refer to rows of shards, whatever their IDs are made of."""
+
+
+def _references_of(model: Any) -> Iterator[tuple[str, str, Any]]:
+    for field in model._meta.concrete_fields:
+        target = field.remote_field and field.remote_field.model
+        if target is None or isinstance(target, str) or not is_sharded(target):
+            continue
+        key = _key_of_reference(field, target)
+        if key is not OBJECT and not isinstance(field, KEYS):
+            yield field.attname, field.name, key
+
+
+def _relations(model: Any) -> Iterator[Any]:
+    for field in model._meta.concrete_fields:
+        if field.remote_field is not None and is_sharded(field.remote_field.model):
+            yield field
+    for field in model._meta.private_fields:
+        if hasattr(field, "fk_field"):  # A GenericForeignKey.
+            yield field
 
 
 def rules(model: Any) -> Rules:
@@ -221,7 +270,8 @@ def rules(model: Any) -> Rules:
         found = model._pgshard_rules = Rules(
             tuple((field.attname, field) for field in key_fields(model)),
             model._meta.pk.attname if has_shard_id(model) else None,
-            tuple((field.attname, field.name) for field in sharded_references(model)),
+            tuple(_references_of(model)),
+            tuple(_relations(model)),
         )
     return found
 

@@ -131,8 +131,8 @@ def test_the_life_of_a_project(site):
     # SQL of one's own, in an application without models too.
     site.sql("INSERT INTO shard_0000.early_visit (user_id, mood) VALUES (0, 'good') RETURNING 1")
     operations = """[
-        migrations.RunSQL("-- don't forget\\nUPDATE {shard}.early_visit SET mood = 'filled' --
-            all", hints={"sharded": True}),
+        migrations.RunSQL("-- don't forget\\nUPDATE {shard}.early_visit SET mood = 'filled' -- all",
+            hints={"sharded": True}),
         migrations.RunSQL("-- the next\\nCOMMENT ON TABLE {shard}.early_visit IS 'said'",
             hints={"model_name": "visit"}),
     ]"""

@@ -28,7 +28,7 @@ class Migration(migrations.Migration):
                     "user",
                     pgshard.django.fields.ShardKeyForeignKey(
                         db_constraint=False,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        on_delete=django.db.models.deletion.CASCADE,
                         related_name="photos",
                         to=settings.AUTH_USER_MODEL,
                     ),
@@ -47,7 +47,7 @@ class Migration(migrations.Migration):
                     "user",
                     pgshard.django.fields.ShardKeyForeignKey(
                         db_constraint=False,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        on_delete=django.db.models.deletion.CASCADE,
                         related_name="+",
                         to=settings.AUTH_USER_MODEL,
                     ),
@@ -74,7 +74,7 @@ class Migration(migrations.Migration):
                     "user",
                     pgshard.django.fields.ShardKeyForeignKey(
                         db_constraint=False,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        on_delete=django.db.models.deletion.CASCADE,
                         related_name="follows",
                         to=settings.AUTH_USER_MODEL,
                     ),

@@ -34,6 +34,7 @@ from ...stale import repeatable as may_repeat
 from ...template import quote_name, render
 from ..cluster import cluster, shard_of_alias, state
 from ..errors import ConnectionLost, InDoubt, ShardMoved, ShardUnavailable
+from ..uncovered import check_covered, is_write
 from . import pools
 from .client import DatabaseClient
 from .creation import DatabaseCreation
@@ -224,6 +225,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _set_autocommit(self, autocommit: bool) -> None:
         with self.wrap_database_errors:
             if autocommit:
+                pools.slots().transactions.pop(self.alias, None)
                 if self._own is not None:
                     self.connection.autocommit = True
                     self._share()
@@ -234,6 +236,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 self._own, _ = pools.slots().shared.pop(self._place.host)
             self.connection.autocommit = False
             self._sent, self.ended, self._savepoints = 0, None, []
+            pools.slots().transactions[self.alias] = self
 
     def _share(self) -> None:
         """Makes the connection the thread's again, or gives it back if the thread has another one
@@ -366,6 +369,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         in time.
         """
         recovery: Recovery | None = None
+        if not sql.startswith("SELECT ") and is_write(sql):
+            check_covered(self.alias)
         self._ready(cursor)
         while True:
             began = time.monotonic()
@@ -646,8 +651,10 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.connection.autocommit = False
 
     @contextmanager
-    def copying(self, cursor: Any) -> Iterator[None]:
+    def copying(self, cursor: Any, statement: Any) -> Iterator[None]:
         """For a COPY, which is never repeated."""
+        if is_write(self.rendered(statement)):
+            check_covered(self.alias)
         self._ready(cursor)
         began = time.monotonic()
         if self._own is not None and self._sent == 0:

@@ -15,8 +15,8 @@ from django.db.models.sql import compiler as standard
 from django.db.models.sql.datastructures import BaseTable, Join
 
 from ..errors import WrongShard
-from ..managers import check_alternative, check_value
-from ..routing import check_instance, refuse
+from ..managers import check_alternative, check_objects_of, check_value
+from ..routing import check_instance, check_objects, refuse
 from ..sharded import is_sharded, placed_names, unsharded_tables
 
 
@@ -82,6 +82,7 @@ class _Qualified:
         self._known(node.table_name)
         there = getattr(self.query, "pgshard_alias", None)
         connection = self.connection
+        check_objects_of(self.query, connection.alias)
         if there is None:
             if getattr(self.query, "pgshard_several", False):
                 refuse(
@@ -140,8 +141,10 @@ class SQLUpdateCompiler(_Qualified, _Update):
     """UPDATE."""
 
     def as_sql(self) -> Any:
+        check_objects_of(self.query, self.connection.alias)
         if is_sharded(self.query.model):
             placed = placed_names(self.query.model)
+            check_objects((value for _, _, value in self.query.values), self.connection.alias)
             for field, _, value in self.query.values:
                 if value is not None and field.attname in placed:
                     check_value(self.query.model, field.attname, value, self.connection.alias)
@@ -156,6 +159,7 @@ class SQLDeleteCompiler(_Qualified, _Delete):
     """DELETE."""
 
     def _as_sql(self, query: Any) -> Any:
+        check_objects_of(query, self.connection.alias)
         self._known(self.query.base_table)
         sql, params = super()._as_sql(query)
         return _put(sql, "DELETE FROM ", self.connection.quoted_schema), params

@@ -91,7 +91,7 @@ class _Moving:
     def copy(self, statement: Any, params: Any = None, **more: Any) -> Iterator[Any]:
         """psycopg's COPY. It is never repeated: raises `ShardMoved` if the shard is being moved."""
         with (
-            self.db.copying(self),
+            self.db.copying(self, statement),
             self.cursor.copy(self.db.rendered(statement), params, **more) as copy,
         ):
             yield copy

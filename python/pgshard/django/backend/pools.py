@@ -55,6 +55,8 @@ class Slots:
         self.attached: dict[str, Any] = {}
         """By alias: the connection objects that may have one of the connections. They are asked to
         let go of it."""
+        self.transactions: dict[str, Any] = {}
+        """By alias: the connection objects that have begun a transaction."""
         self.streams: weakref.WeakSet[Any] = weakref.WeakSet()
         """The server-side cursors that this thread opened outside of transactions, and that may
         still be open."""

@@ -3,6 +3,7 @@ where its row is."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from django.contrib.contenttypes import fields
@@ -10,9 +11,10 @@ from django.contrib.contenttypes.models import ContentType, ContentTypeManager
 
 from ...errors import WrongId
 from ..cluster import shard_of_alias
+from ..errors import WrongShard
 from ..relations import managers
-from ..routing import alias_of_id
-from ..sharded import has_shard_id, is_sharded
+from ..routing import alias_of_id, check_objects, is_of_one_shard, where_of, within
+from ..sharded import has_shard_id, is_sharded, pk_says_shard
 
 
 class _Rows(list[Any]):
@@ -40,7 +42,9 @@ def install() -> None:
         return of_database(self, None if shard_of_alias(using) is not None else using, hints)
 
     def get_object_for_this_type(self: Any, using: str | None = None, **kwargs: Any) -> Any:
-        elsewhere = is_sharded(self.model_class()) or shard_of_alias(using) is not None
+        model, of_shard = self.model_class(), shard_of_alias(using) is not None
+        # A row whose primary key says no shard is on that of the row that refers to it.
+        elsewhere = pk_says_shard(model) or not of_shard if is_sharded(model) else of_shard
         return of_one(self, None if elsewhere else using, **kwargs)
 
     def get_all_objects_for_this_type(self: Any, **kwargs: Any) -> Any:
@@ -52,10 +56,59 @@ def install() -> None:
                 return _Rows(model._base_manager.by_ids(ids))
         return of_all(self, **kwargs)
 
+    set_object = fields.GenericForeignKey.__set__
+    prefetch = fields.GenericForeignKey.get_prefetch_querysets
+
+    def __set__(self: Any, instance: Any, value: Any) -> None:
+        if _needs_shard(value) and not is_sharded(instance.__class__):
+            raise WrongShard(
+                f"{instance.__class__.__name__}.{self.name}: {value.__class__.__name__} is in"
+                " shards and its primary key does not say in which, so no row elsewhere can"
+                " refer to it"
+            )
+        model = instance.__class__
+        known = value is not None and is_sharded(model) and not instance._state.adding
+        if known and is_of_one_shard(value.__class__, model):
+            check_objects([value], where_of(instance) or "")
+        set_object(self, instance, value)
+
+    def get_prefetch_querysets(self: Any, instances: Any, querysets: Any = None) -> Any:
+        if not is_sharded(self.model):
+            return prefetch(self, instances, querysets)
+        groups: dict[str | None, list[Any]] = {}
+        for one in instances:
+            groups.setdefault(where_of(one), []).append(one)
+        rows: list[Any] = []
+        for where, group in groups.items():
+            with nullcontext() if where is None else within(where):
+                found = prefetch(self, group, querysets)
+            rows += found[0]
+        _, _, of_one, *rest = found
+
+        def of_row(row: Any) -> Any:
+            return (row.pk, row.__class__, row._state.db if _needs_shard(row) else None)
+
+        def of_instance(one: Any) -> Any:
+            asked = of_one(one)
+            if asked is None:
+                return None
+            of_shard = is_sharded(asked[1]) and not pk_says_shard(asked[1])
+            return (*asked, where_of(one) if of_shard else None)
+
+        return rows, of_row, of_instance, *rest
+
+    fields.GenericForeignKey.__set__ = __set__
+    fields.GenericForeignKey.get_prefetch_querysets = get_prefetch_querysets
     fields.create_generic_related_manager = managers(fields.create_generic_related_manager)
     ContentTypeManager.db_manager = db_manager
     ContentType.get_object_for_this_type = get_object_for_this_type
     ContentType.get_all_objects_for_this_type = get_all_objects_for_this_type
+
+
+def _needs_shard(value: Any) -> bool:
+    """Whether an object is in the shards, and its primary key does not say in which."""
+    model = value.__class__
+    return value is not None and is_sharded(model) and not pk_says_shard(model)
 
 
 def _is_of_a_shard(id: int) -> bool:

@@ -31,7 +31,7 @@ class Label(ShardedModel):
 class Thread(ShardedModel):
     """A thread of a user."""
 
-    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, related_name="threads")
+    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, models.DO_NOTHING, related_name="threads")
     title = models.CharField(max_length=50)
     labels = models.ManyToManyField(Label, related_name="threads")
     remarks = GenericRelation(Remark)
@@ -40,7 +40,7 @@ class Thread(ShardedModel):
 class Vote(ShardedModel):
     """What somebody thinks of a thread. It is the thread's owner's."""
 
-    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, related_name="+")
+    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, models.DO_NOTHING, related_name="+")
     thread = models.ForeignKey(Thread, models.CASCADE, related_name="votes")
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.DO_NOTHING, db_constraint=False, related_name="+"

@@ -14,7 +14,9 @@ class Account(models.Model):
 class Bill(ShardedModel):
     """A bill of an account, which another account may have checked."""
 
-    account = ShardKeyForeignKey(Account, to_field="number", related_name="bills")
+    account = ShardKeyForeignKey(
+        Account, models.DO_NOTHING, to_field="number", related_name="bills"
+    )
     checker = models.ForeignKey(
         Account, models.DO_NOTHING, null=True, db_constraint=False, related_name="checked_bills"
     )

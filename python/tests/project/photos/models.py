@@ -61,5 +61,5 @@ class Photo(ShardedModel):
 class Note(ShardedModel):
     """A note of a user, whose key is a reference."""
 
-    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, related_name="notes")
+    user = ShardKeyForeignKey(settings.AUTH_USER_MODEL, models.DO_NOTHING, related_name="notes")
     text = models.TextField(default="{shard}")

@@ -1,0 +1,784 @@
+"""Random programs of the ORM on shards, and the same in one plain database. Each answer is equal,
+or an error is raised before anything is written.
+
+PGSHARD_TEST_PROGRAMS names for how many seconds they run, PGSHARD_TEST_SEED the seed of the first.
+"""
+
+import os
+import random
+import time
+import traceback
+import uuid
+from collections import Counter
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("db")
+
+USERS = (
+    3,
+    12,
+    19,
+    4,
+)  # The first and the third are on one shard, the last on the first one's host.
+SHARDS = (3, 12, 4)
+SECONDS = float(os.environ.get("PGSHARD_TEST_PROGRAMS", "8"))
+SEED = int(os.environ.get("PGSHARD_TEST_SEED", "1"))
+STEPS = 40
+KINDS = ("Made", "Num", "Uid", "Given", "Own")
+
+
+class Undo(Exception):
+    """A program takes its transaction back."""
+
+
+class World:
+    """One of the two: the models, and what differs between them."""
+
+    def __init__(self, models, sharded):
+        self.m, self.sharded = models, sharded
+        self.objects = {}
+        """The objects that the program holds, by name."""
+        self.log = []
+        """What the hooks have said."""
+
+    def run(self, user, work):
+        """In a transaction of this user."""
+        from django.db import transaction
+
+        from pgshard.django import run_in_shard
+
+        if self.sharded:
+            return run_in_shard(user, work)
+        with transaction.atomic():
+            return work()
+
+    def new_id(self, ids):
+        """Of the numbers for a new object the one for this world: one of its shard, or of all."""
+        return ids[0 if self.sharded else 1]
+
+    def forget(self):
+        """Reads each object again: an attempt that failed may have changed it."""
+        models = {}
+        for name, one in self.objects.items():
+            models.setdefault(type(one), []).append(name)
+        found = {}
+        for model, names in models.items():
+            for where in self.databases():
+                rows = model._base_manager.using(where).filter(name__in=names)
+                found.update((one.name, one) for one in rows)
+        self.objects = {name: found[name] for name in self.objects if name in found}
+
+    def databases(self):
+        return [f"shard-{shard}" for shard in SHARDS] if self.sharded else ["default"]
+
+    def fresh(self, name):
+        """An object as it was read just now."""
+        one = self.objects[name]
+        return type(one)._base_manager.using(one._state.db).get(pk=one.pk)
+
+    def dump(self):
+        """All rows, without IDs."""
+        found = []
+        for label, model in sorted(vars(self.m).items()):
+            if label == "Owner":
+                found += [(label, one.pk) for one in model.objects.all()]
+                continue
+            names = ["name"]
+            names += [
+                f"{field.name}__name"
+                for field in model._meta.get_fields()
+                if (
+                    (field.concrete and field.many_to_one) or field.one_to_one or field.many_to_many
+                )
+                and not field.auto_created
+                and field.name not in ("content_type", "owner")
+            ]
+            names += [
+                field.attname for field in model._meta.concrete_fields if field.name == "user_id"
+            ]
+            for where in self.databases():
+                rows = model._base_manager.using(where).order_by()
+                found += [(label, *map(str, row)) for row in rows.values_list(*names)]
+                if label == "Remark":
+                    found += [
+                        ("about", one.name, seen(one.about))
+                        for one in rows
+                        if one.content_type.model_class() in vars(self.m).values()
+                    ]
+        return sorted(found, key=str)
+
+
+def seen(value):
+    """An answer without IDs, which differ."""
+    from django.db.models import Model, QuerySet
+
+    if isinstance(value, Model):
+        return (type(value).__name__, value.name)
+    if isinstance(value, dict):
+        return sorted((str(name), seen(one)) for name, one in value.items())
+    if isinstance(value, (set, frozenset)) or (
+        isinstance(value, QuerySet) and not value.query.order_by
+    ):
+        return sorted(map(seen, value), key=str)
+    if hasattr(value, "__iter__") and not isinstance(value, str):
+        return [seen(one) for one in value]
+    return value
+
+
+class Program:
+    """Makes steps by chance. A step is a name and a function of a world; what is chosen by chance
+    is chosen once, for both."""
+
+    def __init__(self, random, kinds):
+        self.random, self.kinds = random, kinds
+        self.number = 0
+        self.ids = Counter()
+        self.labels = {}
+        """By name: the label of the model of each object, and its user."""
+
+    # ------------------------------------------------------------------------ choices
+
+    def new(self, label, user):
+        self.number += 1
+        name = f"n{self.number}"
+        self.labels[name] = (label, user)
+        return name
+
+    def user(self, like=None):
+        """A user: mostly the one of `like`."""
+        if like is not None and self.random.random() < 0.7:
+            return self.labels[like][1]
+        return self.random.choice(USERS)
+
+    def some(self, *labels):
+        """The name of an object of one of these models; None if there is none."""
+        names = [name for name, (label, _) in self.labels.items() if label in labels]
+        return self.random.choice(names) if names else None
+
+    def kind(self):
+        return self.random.choice(self.kinds)
+
+    def step(self):
+        makers = [getattr(self, name) for name in dir(self) if name.startswith("step_")]
+        while True:
+            maker = self.random.choice(makers)
+            made = maker()
+            if made is not None:
+                return maker.__name__, made
+
+    # ------------------------------------------------------------------------- writes
+
+    def values(self, label, user, name):
+        """What a new object has, by world. Two shards have the same primary keys."""
+        made = {"name": name, "user_id": user}
+        if label in ("SubMade", "SubNum"):
+            made["more"] = "more"
+        self.ids[label, user % 16] += 1
+        ids = self.ids[label, user % 16], self.number
+        if label not in ("Uid", "Given"):
+            return lambda w: made
+        kind = (lambda id: uuid.UUID(int=id)) if label == "Uid" else int
+        return lambda w: {**made, "id": kind(w.new_id(ids))}
+
+    def step_create(self):
+        label = self.random.choice((*self.kinds, *self.kinds, "SubMade", "SubNum"))
+        user = self.user()
+        name = self.new(label, user)
+        values, how = self.values(label, user, name), self.random.randrange(5)
+
+        def work(w):
+            rows, given = getattr(w.m, label).objects, values(w)
+            one = rows.model(**given)
+            lookups = {"name": name, "user_id": user}
+            if how == 0:
+                one = yield lambda: rows.create(**given)
+            elif how == 1:
+                yield one.save
+            elif how == 2 and label not in ("SubMade", "SubNum"):
+                yield lambda: rows.bulk_create([one])
+            elif how == 3:
+                one, _ = yield lambda: rows.get_or_create(**lookups, defaults=given)
+            else:
+                one, _ = yield lambda: rows.update_or_create(**lookups, defaults=given)
+            w.objects[name] = one
+
+        return work
+
+    def step_refer(self):
+        kind = self.kind()
+        target = self.some(kind, f"Sub{kind}")
+        label = self.random.choice(("Ref", "Ref", "One")) + kind
+        if target is None:
+            return None
+        user = self.user(target)
+        name, how = self.new(label, user), self.random.randrange(8)
+
+        def work(w):
+            to, model = w.objects[target], getattr(w.m, label)
+            values = {"name": name, "user_id": user}
+            if how == 1:
+                one = model(**values)
+                yield lambda: setattr(one, "to", to)
+                yield one.save
+            elif how == 2:
+                one = model(to=to, name=name)
+                one.user_id = user
+                yield one.save
+            elif how == 3:
+                one = model(to=to, **values)
+                yield lambda: model.objects.bulk_create([one])
+            elif how == 4 and label.startswith("Ref"):
+                one = yield lambda: to.refs.create(**values)
+            elif how == 5:
+                one, _ = yield lambda: model.objects.get_or_create(to=to, **values)
+            elif how == 6 and label.startswith("Ref"):
+                one = yield lambda: model.objects.create(**values)
+                w.objects[name] = one
+                yield lambda: to.refs.add(one)
+            elif how == 7:
+                one, _ = yield lambda: model.objects.update_or_create(**values, defaults={"to": to})
+            else:
+                one = yield lambda: model.objects.create(to=to, **values)
+            w.objects[name] = one
+            yield lambda: one.to
+            yield one.refresh_from_db
+            yield lambda: one.to
+
+        return work
+
+    def step_keyless(self):
+        target = self.some("Made", "SubMade")
+        if target is None:
+            return None
+        name = self.new("Keyless", self.labels[target][1])
+
+        def work(w):
+            to, rows = w.objects[target], w.m.Keyless.objects
+            w.objects[name] = one = yield lambda: rows.create(name=name, to=to)
+            yield lambda: one.to
+            yield lambda: set(to.keyless.all())
+            yield lambda: set(rows.filter(to=to))
+            yield lambda: set(rows.filter(to__user_id=to.user_id))
+
+        return work
+
+    def step_number_of_number(self):
+        ref, parent = self.some("RefNum"), self.some("RefNumOfNum")
+        if ref is None:
+            return None
+        user = self.user(ref)
+        name = self.new("RefNumOfNum", user)
+
+        def work(w):
+            rows, to, above = w.m.RefNumOfNum.objects, w.objects[ref], w.objects.get(parent)
+            one = yield lambda: rows.create(user_id=user, name=name, to=to, parent=above)
+            w.objects[name] = one
+            yield lambda: (one.to, one.parent)
+            yield lambda: set(rows.filter(to=to))
+            yield lambda: above and set(above.refs_of_parent.all())
+            yield lambda: {
+                (x.name, x.to and x.to.name, x.parent and x.parent.name)
+                for x in rows.filter(user_id=user).select_related("parent", "to")
+            }
+
+        return work
+
+    def step_assign(self):
+        kind = self.kind()
+        ref, target = self.some(f"Ref{kind}", f"One{kind}"), self.some(kind)
+        if ref is None or target is None:
+            return None
+        how = self.random.randrange(4)
+
+        def work(w):
+            one, to = w.objects[ref], w.objects[target]
+            rows = type(one).objects
+            if how == 0:
+                yield lambda: rows.filter(user_id=one.user_id, name=one.name).update(to=to)
+            else:
+                yield lambda: setattr(one, "to", to)
+            if how == 1:
+                yield one.save
+            elif how == 2:
+                yield lambda: rows.bulk_update([one], ["to"])
+            elif how == 3:
+                yield lambda: one.save(update_fields=["to"])
+            yield one.refresh_from_db
+            yield lambda: one.to
+
+        return work
+
+    def step_many(self):
+        kind = self.kind()
+        ref = self.some(f"Ref{kind}")
+        targets = [self.some(kind) for _ in range(self.random.randint(1, 3))]
+        if ref is None or None in targets:
+            return None
+        call = self.random.choice(("add", "add", "add", "remove", "set", "clear"))
+        back = self.random.random() < 0.3
+
+        def work(w):
+            one, others = w.objects[ref], [w.objects[name] for name in targets]
+            manager = one.many
+            if back:
+                manager, others = getattr(others[0], f"bags{kind.lower()}"), [one]
+            if call == "set":
+                yield lambda: manager.set(others)
+            elif call == "clear":
+                yield manager.clear
+            else:
+                yield lambda: getattr(manager, call)(*others)
+            through = {one._meta.model_name: one}
+            yield lambda: set(manager.all())
+            yield lambda: (one.many.count(), one.many.through.objects.filter(**through).count())
+
+        return work
+
+    def step_remark(self):
+        target = self.some("Made", "Num")
+        if target is None:
+            return None
+        user, how = self.user(target), self.random.randrange(3)
+        name = self.new("Remark", user)
+
+        def work(w):
+            about, rows = w.objects[target], w.m.Remark.objects
+            if how == 0:
+                one = yield lambda: rows.create(user_id=user, name=name, about=about)
+            elif how == 1:
+                one = w.m.Remark(user_id=user, name=name)
+                yield lambda: setattr(one, "about", about)
+                yield one.save
+            else:
+                one = yield lambda: about.remarks.create(user_id=user, name=name)
+            w.objects[name] = one
+            yield lambda: rows.get(name=name, user_id=user).about
+            yield lambda: set(about.remarks.all())
+
+        return work
+
+    def step_owned(self):
+        user, how = self.random.choice(USERS), self.random.randrange(6)
+        name = self.new("Owned", user)
+
+        def work(w):
+            rows = w.m.Owned.objects
+            owner, _ = yield lambda: w.m.Owner.objects.get_or_create(
+                pk=user, defaults={"name": "owner"}
+            )
+            if how == 0:
+                yield lambda: sum(owner.delete()[1].values())
+                w.forget()
+                return
+            if how == 1:
+                one = yield lambda: owner.owned.create(name=name)
+            else:
+                one = yield lambda: rows.create(owner=owner, name=name)
+            w.objects[name] = one
+            found = w.m.Owner.objects.prefetch_related("owned").order_by("pk")
+            yield lambda: one.owner.pk
+            yield lambda: (set(owner.owned.all()), set(rows.filter(owner=owner)))
+            yield lambda: [(o.pk, seen(set(o.owned.all()))) for o in found]
+
+        return work
+
+    def step_delete(self):
+        label = self.random.choice((*self.kinds, *(f"Ref{kind}" for kind in self.kinds)))
+        name, how = self.some(label), self.random.randrange(3)
+        if name is None:
+            return None
+
+        def work(w):
+            one = w.objects[name]
+            rows = type(one).objects.filter(user_id=one.user_id)
+            if how == 0:
+                yield lambda: one.delete()[0]
+            elif how == 1:
+                yield lambda: rows.filter(name=name).delete()[0]
+            else:
+                yield lambda: rows.filter(pk=one.pk).delete()[0]
+            w.forget()
+
+        return work
+
+    def step_move(self):
+        """Another key."""
+        name, user = self.some(*self.kinds), self.user()
+        if name is None or self.labels[name][0] == "Own":
+            return None
+
+        def work(w):
+            one = w.objects[name]
+            one.user_id = user
+            yield one.save
+
+        return work
+
+    # -------------------------------------------------------------------------- reads
+
+    def step_read(self):
+        from django.db.models import Q
+
+        kind = self.kind()
+        targets = [self.some(kind) for _ in range(2)]
+        if None in targets:
+            return None
+        user, label, how = self.user(targets[0]), f"Ref{kind}", self.random.randrange(14)
+        bags = f"bags{kind.lower()}"
+
+        def work(w):
+            to, other = (w.objects[name] for name in targets)
+            refs, rows = getattr(w.m, label).objects, type(to).objects
+            own = refs.filter(user_id=user)
+            yield lambda: seen(
+                [
+                    lambda: own.filter(to=to),
+                    lambda: refs.filter(to=to),
+                    lambda: own.exclude(to=to),
+                    lambda: own.filter(Q(to=to) | Q(to=other)),
+                    lambda: own.filter(to__in=[to, other]),
+                    lambda: refs.filter(to__in=[to, other]),
+                    lambda: own.filter(many=to),
+                    lambda: own.exclude(many=to),
+                    lambda: rows.filter(user_id=user, refs__to=other),
+                    lambda: own.filter(to__in=rows.filter(user_id=user)),
+                    lambda: (own.filter(to=to) | own.filter(many=other)).distinct(),
+                    lambda: (own.filter(to=to).exists(), own.filter(to=to).count()),
+                    lambda: rows.filter(**{"user_id": user, f"{bags}__to": to}).distinct(),
+                    lambda: refs.filter(to__user_id=user).exclude(to__name=to.name),
+                ][how]()
+            )
+
+        return work
+
+    def step_identity(self):
+        kind = self.kind()
+        names = [self.some(kind) for _ in range(3)]
+        if None in names:
+            return None
+
+        def work(w):
+            some = [w.objects[name] for name in names]
+            for one in some:
+                yield one.refresh_from_db
+            rows = type(some[0]).objects.filter(user_id=some[0].user_id)
+            yield lambda: [
+                [a == b for a in some for b in some],
+                len(set(some)),
+                some[0] in some[1:],
+                [rows.contains(one) for one in some],
+                list(rows.in_bulk([some[0].pk]).values()),
+                rows.get(pk=some[0].pk),
+                type(some[0]).objects.get(pk=some[0].pk, user_id=some[0].user_id),
+            ]
+
+        return work
+
+    def step_prefetch(self):
+        from django.db.models import Prefetch, prefetch_related_objects
+
+        kind = self.kind()
+        names = [self.some(kind) for _ in range(4)]
+        refs = [self.some(f"Ref{kind}") for _ in range(4)]
+        if None in names or None in refs:
+            return None
+        bags, how = f"bags{kind.lower()}", self.random.randrange(4)
+
+        def work(w):
+            fresh = {name: w.fresh(name) for name in {*names, *refs}}
+            some, theirs = [fresh[name] for name in names], [fresh[name] for name in refs]
+            if how == 0:
+                yield lambda: prefetch_related_objects(some, "refs__to", bags)
+                yield lambda: [
+                    [
+                        set(x.refs.all()),
+                        [r.to for r in x.refs.all()] == [x] * len(x.refs.all()),
+                        set(getattr(x, bags).all()),
+                    ]
+                    for x in some
+                ]
+            if how == 1:
+                prefetch_related_objects(theirs, "to__refs", "many")
+                return [[x.to, x.to and set(x.to.refs.all()), set(x.many.all())] for x in theirs]
+            elif how == 2:
+                rows = type(theirs[0]).objects.select_related("to")
+                found = Prefetch("refs", rows, to_attr="found")
+                yield lambda: prefetch_related_objects(some, found, "one")
+                yield lambda: [
+                    [set(x.found), {r.to for r in x.found}, getattr(x, "one", None)] for x in some
+                ]
+            else:
+                rows = type(some[0]).objects.filter(user_id=some[0].user_id)
+                yield lambda: sorted(
+                    str([x.name, seen(set(x.refs.all())), seen(set(getattr(x, bags).all()))])
+                    for x in rows.prefetch_related("refs__many", bags)
+                )
+
+        return work
+
+    def step_prefetch_generic(self):
+        from django.db.models import prefetch_related_objects
+
+        remarks = [self.some("Remark") for _ in range(4)]
+        targets = [self.some("Num", "Made") for _ in range(1)] + [self.some("Num")] * 2
+        if None in remarks or None in targets:
+            return None
+
+        def work(w):
+            some = [w.fresh(name) for name in remarks]
+            yield lambda: prefetch_related_objects(some, "about")
+            others = [w.fresh(name) for name in targets[1:]]
+            yield lambda: prefetch_related_objects(others, "remarks__about")
+            yield lambda: [
+                [one.about for one in some],
+                [set(one.remarks.all()) for one in others],
+                [[r.about == one for r in one.remarks.all()] for one in others],
+            ]
+
+        return work
+
+    def step_inheritance(self):
+        name = self.some("SubMade", "SubNum")
+        if name is None:
+            return None
+
+        def work(w):
+            one = w.objects[name]
+            model, lower = type(one), type(one).__name__.lower()
+            parent = yield lambda: getattr(one, f"{lower[3:]}_ptr")
+            one.more += "!"
+            yield one.save
+            yield lambda: [
+                parent.name,
+                getattr(parent, lower),
+                model.objects.filter(user_id=one.user_id, more=one.more).count(),
+                getattr(w.m, lower[3:].title())
+                .objects.filter(user_id=one.user_id, **{f"{lower}__more": one.more})
+                .count(),
+                set(one.refs.all()),
+            ]
+
+        return work
+
+    def step_unplaced(self):
+        """What names no shard."""
+        label = self.random.choice((*self.kinds, *(f"Ref{kind}" for kind in self.kinds)))
+        name, how = self.some(label), self.random.randrange(4)
+        if name is None:
+            return None
+
+        def work(w):
+            rows = getattr(w.m, label).objects
+            yield [
+                lambda: rows.count(),
+                lambda: rows.filter(name=name),
+                lambda: rows.filter(name=name).update(name=name),
+                lambda: rows.get(pk=w.objects[name].pk),
+            ][how]
+
+        return work
+
+    # -------------------------------------------------------------------- transactions
+
+    def step_transaction(self):
+        user = self.user()
+        inner = [self.block(user) for _ in range(self.random.randint(1, 4))]
+        fails = self.random.random() < 0.3
+
+        def work(w):
+            said, before = [], len(w.log)
+
+            def whole():
+                for one in inner:
+                    said.append(one(w))
+                said.append(len(w.log) - before)
+                if fails:
+                    raise Undo
+
+            def attempt():
+                try:
+                    w.run(user, whole)
+                except Undo:
+                    said.append("undone")
+                return said, w.log[before:]
+
+            yield attempt
+            w.forget()
+
+        return work
+
+    def block(self, user):
+        """What happens within a transaction: without naming a database, as others write it."""
+        from django.db import transaction
+
+        name = self.new("RefMade", self.user() if self.random.random() < 0.1 else user)
+        values = {"user_id": self.labels[name][1], "name": name}
+        how, fails = self.random.randrange(7), self.random.random() < 0.4
+
+        def create(w):
+            w.objects[name] = w.m.RefMade.objects.create(**values)
+
+        def work(w):
+            transaction.on_commit(lambda: w.log.append(name))
+            if how == 0:
+                create(w)
+            elif how in (1, 2):
+                try:
+                    with transaction.atomic(savepoint=how == 1):
+                        create(w)
+                        transaction.on_commit(lambda: w.log.append(f"{name} inner"))
+                        if fails and how == 1:
+                            raise Undo
+                except Undo:
+                    del w.objects[name]
+            elif how == 3:
+                with transaction.atomic():
+                    create(w)
+                    if fails:
+                        transaction.set_rollback(True)
+                        del w.objects[name]
+            elif how == 4:
+                make = getattr(transaction, "savepoint_create", transaction.savepoint)
+                sid = make()
+                create(w)
+                if fails:
+                    transaction.savepoint_rollback(sid)
+                    del w.objects[name]
+                else:
+                    transaction.savepoint_commit(sid)
+            elif how == 5:
+
+                @transaction.atomic
+                def again(depth):
+                    if depth:
+                        again(depth - 1)
+                    else:
+                        create(w)
+
+                again(2)
+            else:
+                create(w)
+                rows = w.m.RefMade.objects.select_for_update().filter(user_id=user)
+                return len(rows)
+            return transaction.get_connection().in_atomic_block
+
+        return work
+
+
+def refusals():
+    from django.db.transaction import TransactionManagementError
+
+    from pgshard.django import NoShard, WrongShard
+
+    return (NoShard, WrongShard, TransactionManagementError)
+
+
+def attempt(call):
+    """The answer of a call, and what it was seen as; or its error."""
+    try:
+        answer = call()
+        return answer, seen(answer)
+    except Exception as error:  # noqa: BLE001
+        return error, ("error", type(error).__name__)
+
+
+def following(steps, answer):
+    """The next call of a step, after the answer of the last; None at its end."""
+    try:
+        return steps.send(answer)
+    except StopIteration:
+        return None
+
+
+def play(seed, here, there, counts):
+    """Runs a program. Raises `AssertionError` with the first difference."""
+    chance = random.Random(seed)
+    program = Program(chance, chance.sample(KINDS, chance.randint(2, len(KINDS))))
+    for at in range(STEPS):
+        # What is gone cannot be chosen any more.
+        held = here.objects.keys() & there.objects.keys()
+        program.labels = {name: one for name, one in program.labels.items() if name in held}
+        name, work = program.step()
+        counts["steps"] += 1
+        counts[name] += 1
+        mine, plain = work(here), work(there)
+        sent = [None, None]
+        while True:
+            call, same = following(mine, sent[0]), following(plain, sent[1])
+            assert (call is None) == (same is None), name
+            if call is None:
+                break
+            counts["calls"] += 1
+            answer, given = attempt(call)
+            failed = isinstance(answer, Exception)
+            if isinstance(answer, refusals()):
+                counts["refusals"] += 1
+                counts[f"refused {name}"] += 1
+            else:
+                wanted_answer, wanted = attempt(same)
+                if given != wanted:
+                    said = answer if failed else wanted_answer
+                    cause = said if isinstance(said, Exception) else None
+                    where = f"seed {seed}, step {at}, {name}"
+                    raise AssertionError(f"{where}: {given}, and plain {wanted}") from cause
+                counts["errors"] += failed
+                sent = [answer, wanted_answer]
+            if failed:
+                here.forget()
+                there.forget()
+                break
+        if at % 20 == 19:
+            mine, plain = here.dump(), there.dump()
+            left, right = [x for x in mine if x not in plain], [x for x in plain if x not in mine]
+            assert mine == plain, f"seed {seed}, before step {at + 1}: {left}, and plain {right}"
+
+
+def clear(kinds, plain):
+    """Empties both worlds. Each shard numbers its rows from one."""
+    from django.apps import apps
+    from django.db import connection, connections
+
+    from pgshard.django.sharded import is_sharded
+
+    for shard in SHARDS:
+        tables = [
+            f"{{shard}}.{model._meta.db_table}"
+            for model in apps.get_app_config("kinds").get_models(include_auto_created=True)
+            if is_sharded(model)
+        ]
+        with connections[f"shard-{shard}"].cursor() as cursor:
+            cursor.execute("; ".join(f"DELETE FROM {table}" for table in tables))
+            for table in ("num", "refnumofnum"):
+                cursor.execute(f"SELECT setval('{{shard}}.kinds_{table}_id_seq', 1, false)")
+    kinds.Owner.objects.all()._raw_delete("default")
+    tables = [
+        model._meta.db_table
+        for model in apps.get_app_config("plain").get_models(include_auto_created=True)
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute("; ".join(f"DELETE FROM {table}" for table in tables))
+
+
+def test_random_programs_answer_as_in_one_database(world):
+    from django.test import override_settings
+    from kinds import models as kinds
+    from plain import models as plain
+
+    counts, end, seed, failed = Counter(), time.monotonic() + SECONDS, SEED, []
+    while time.monotonic() < end and len(failed) < 5:
+        clear(kinds, plain)
+        try:
+            here, there = World(kinds.MODELS, sharded=True), World(plain.MODELS, sharded=False)
+            here.m.Owner, there.m.Owner = kinds.Owner, plain.Owner
+            with override_settings(PGSHARD_UNCOVERED_WRITES="error"):
+                play(seed, here, there, counts)
+        except AssertionError as error:
+            failed.append("".join(traceback.format_exception(error)))
+        counts["programs"] += 1
+        seed += 1
+    clear(kinds, plain)
+    print(dict(counts))
+    assert not failed, "\n\n".join(failed)
+    assert counts["programs"]
+    assert counts["refusals"]
