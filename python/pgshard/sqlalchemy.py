@@ -34,7 +34,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -45,7 +45,14 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.ext.asyncio import create_async_engine as _create_async_engine
-from sqlalchemy.orm import MappedColumn, Mapper, PassiveFlag, Session, mapped_column
+from sqlalchemy.orm import (
+    MappedColumn,
+    Mapper,
+    PassiveFlag,
+    Session,
+    SessionTransaction,
+    mapped_column,
+)
 from sqlalchemy.orm.attributes import set_attribute, set_committed_value
 from sqlalchemy.orm.base import NO_VALUE
 
@@ -467,6 +474,25 @@ class _Session(Session):
         assert isinstance(self.bind, Connection), "it was made for a connection"
         found: _Attempt = self.bind.get_execution_options()[_ATTEMPT]
         return found
+
+    def begin(self, nested: bool = False) -> SessionTransaction:
+        """A savepoint, if `nested`. Raises `TransactionFailed` otherwise: `run` has begun the
+        transaction."""
+        if not nested:
+            _refuse_to_end("begin")
+        return super().begin(nested)
+
+    def commit(self) -> None:
+        """Raises `TransactionFailed`: nothing would be committed yet."""
+        _refuse_to_end("commit")
+
+
+def _refuse_to_end(name: str) -> NoReturn:
+    raise TransactionFailed(
+        f"session.{name}() within `run`, which commits when `work` has returned: nothing is"
+        " committed before. Use session.flush() to send what was changed, session.begin_nested()"
+        " for a savepoint, and a `run` for each transaction"
+    )
 
 
 @event.listens_for(_Session, "before_attach")

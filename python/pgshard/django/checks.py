@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import django
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
@@ -38,6 +39,9 @@ def check_settings(**_: Any) -> list[Any]:
                 hint,
             )
         )
+    if django.VERSION[:3] == (6, 1, 0):
+        message = "Django 6.1.0 loses the shard of a forward Prefetch"
+        found.append(_error(18, message, "install Django 6.1.1 or later"))
     paths = [
         one if isinstance(one, str) else type(one).__qualname__ for one in settings.DATABASE_ROUTERS
     ]

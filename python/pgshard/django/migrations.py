@@ -3,6 +3,7 @@ runs."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,20 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from django import VERSION
+from django.apps import apps
 from django.contrib.postgres import operations as postgresql
 from django.db import connections, migrations
+from django.db.backends.utils import truncate_name
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ProjectState
 from django.db.models.signals import class_prepared
 
-from ..template import escape, render
+from ..template import escape, quote_name, render
 from .backend.schema import SCHEMA, TemplateSchemaEditor
-from .cluster import alias
-from .sharded import automatic_tables, is_sharded
+from .cluster import alias, cluster
+from .sharded import KEYS, automatic_tables, is_sharded
 
 NUMBERED = re.compile(r"(\d{4,})_(.+)\.sql")
 """The names of files with shard migrations."""
 _COMMENT = re.compile(r"--.*")
+_MADE_BY = re.compile(r"^-- By Django (?P<django>[\d.]+), from SQL (?P<sum>[0-9a-f]{16})\.$", re.M)
+"""The line of a file that tells what it was made of."""
 
 Key = tuple[str, str]
 """The application's label and the name of one of its migrations, or models."""
@@ -39,6 +45,15 @@ class File:
 
     name: str
     text: str
+
+    def differs(self, path: Path) -> bool:
+        """Whether the migration would make other SQL now than when this file of it was written. A
+        file may be edited, so its own text says nothing; and another version of Django may make
+        other SQL of the same migration."""
+        made, there = (_MADE_BY.search(text) for text in (self.text, path.read_text("utf-8")))
+        if made is None or there is None or made.group("django") != there.group("django"):
+            return False
+        return made.group("sum") != there.group("sum")
 
 
 @contextmanager
@@ -291,10 +306,42 @@ def _file(label: str, name: str, part: int, statements: list[str], directive: st
     texts = [_ended(escape(one).replace(f'"{SCHEMA}"', "{shard}")) for one in statements]
     head = f"-- pgshard: {directive}\n" if directive else ""
     source = f"-- Made by `manage.py shards makesql` of {label}.{name}.\n"
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    source += f"-- By Django {'.'.join(map(str, VERSION[:2]))}, from SQL {digest}.\n"
     return File(
         f"{label}_{name}" + (f"_{part + 1}" if part else ""),
         head + source + "\n".join(texts) + "\n",
     )
+
+
+def key_checks(app: str | None) -> Iterator[File]:
+    """For each sharded model with a key, the constraint by which a shard refuses rows of the keys
+    of other shards. It is added without a look at the rows, which a second file validates: so the
+    table is not locked meanwhile."""
+    shards = cluster().shards
+    for model in apps.get_models():
+        meta = model._meta
+        if (
+            not is_sharded(model)
+            or meta.proxy
+            or not meta.managed
+            or app not in (None, meta.app_label)
+        ):
+            continue
+        for field in meta.local_concrete_fields:
+            if not isinstance(field, KEYS):
+                continue
+            column, table = quote_name(field.column), f"{{shard}}.{quote_name(meta.db_table)}"
+            name = quote_name(truncate_name(f"{meta.db_table}_{field.column}_shard", 63))
+            rest = f"mod(mod({column}, {shards}) + {shards}, {shards})"
+            source = f"-- Made by `manage.py shards makesql --key-checks` of {meta.label}.\n"
+            file = f"{meta.app_label}_{meta.model_name}_{field.name}_check"
+            yield File(
+                file,
+                f"{source}ALTER TABLE {table} ADD CONSTRAINT {name}"
+                f" CHECK ({rest} = {{shard_id}}) NOT VALID;\n",
+            )
+            yield File(f"{file}_2", f"{source}ALTER TABLE {table} VALIDATE CONSTRAINT {name};\n")
 
 
 def _ended(statement: str) -> str:

@@ -192,6 +192,22 @@ def test_errors_of_the_application_stay_its_own(shards):
         shards.run(5, swallowed)
 
 
+def test_a_commit_within_run_is_refused(shards):
+    def early(session):
+        session.add(Album(user_id=5, name="early"))
+        session.commit()
+
+    def block(session):
+        with session.begin():
+            session.add(Album(user_id=5, name="early"))
+
+    for work in (early, block):
+        with pytest.raises(sa.TransactionFailed, match="commits when `work` has returned"):
+            shards.run(5, work)
+    find = select(func.count(Album.id)).where(Album.name == "early")
+    assert shards.run(5, lambda session: session.scalar(find)) == 0
+
+
 def test_a_move_between_two_transactions_is_not_noticed(shards, stale):
     shards.run(6, add(lambda: Photo(user_id=6, title="a")))
     stale(6)

@@ -3,6 +3,7 @@ is of the database that the program means."""
 
 import uuid
 import warnings
+from io import StringIO
 
 import pytest
 
@@ -485,3 +486,160 @@ def test_a_many_to_many_field_before_the_key_is_on_the_shard(k, p):
     ref = k.RefMade.objects.create(user_id=V, name="x")
     ref.many.add(made)
     assert through.objects.filter(made=made).get()._state.db == "shard-12"
+
+
+# ------------------------------------------------------------------- SQL by hand, misplaced rows
+
+
+def test_sql_that_names_a_table_without_a_schema_is_refused(m, p):
+    from django.db import connections
+
+    m.Album.objects.create(user_id=U, name="x")
+    connection = connections["shard-3"]
+    for wrong in (
+        "SELECT * FROM photos_album",
+        'SELECT * FROM {shard}.photos_photo p JOIN "photos_album" a ON true',
+        "SELECT 'x' /* {shard}. */ FROM\n photos_category",
+        "INSERT INTO photos_album(user_id, name) VALUES (3, 'y')",
+        "UPDATE ONLY photos_album SET name = 'y'",
+        "DELETE FROM photos_album",
+        "TRUNCATE photos_album",
+    ):
+        with pytest.raises(p.NoShard, match="without a schema"), connection.cursor() as cursor:
+            cursor.execute(wrong)
+    for wrong in ("COPY photos_album TO STDOUT", "COPY photos_album (name) FROM STDIN"):
+        with pytest.raises(p.NoShard), connection.cursor() as cursor, cursor.copy(wrong):
+            pass
+    with pytest.raises(p.NoShard), connection.cursor() as cursor:
+        cursor.executemany("UPDATE photos_album SET name = %s", [("y",)])
+    with pytest.raises(p.NoShard):
+        list(m.Album.objects.using("shard-3").raw("SELECT * FROM photos_album"))
+    for right in (
+        "SELECT name FROM {shard}.photos_album",
+        "SELECT photos_album.name FROM {shard}.photos_album FOR UPDATE OF photos_album",
+        "WITH photos_album AS (SELECT 'x') SELECT * FROM photos_album",
+        "SELECT 'x' WHERE 'FROM photos_album' <> '' -- FROM photos_album",
+    ):
+        with connection.cursor() as cursor:
+            cursor.execute(right)
+            assert cursor.fetchone()[0] == "x"
+
+
+def test_the_check_names_misplaced_rows_and_goes_on_where_it_ended(k, m, p, world, tmp_path):
+    from django.core.management import CommandError, call_command
+    from django.db import connections
+
+    from pgshard.django import misplaced
+
+    def command(*args):
+        out = StringIO()
+        try:
+            call_command("shards", "check", *args, stdout=out)
+        except CommandError as error:
+            return error.returncode, out.getvalue().splitlines(), str(error)
+        return 0, out.getvalue().splitlines(), ""
+
+    for user in (U, V, W):
+        for name in "abcde":
+            m.Album.objects.create(user_id=user, name=name)
+        k.Num.objects.create(user_id=user, name="x")
+    assert command("photos.Album", "kinds.Num")[0] == 0
+    assert command("--rows", "2")[1] == [
+        f"All rows of {len(misplaced.checked_models([]))} tables are where they belong."
+    ]
+    with connections["shard-3"].cursor() as cursor:
+        cursor.execute("UPDATE {shard}.photos_album SET user_id = 28 WHERE name = 'c' AND user_id = 3")
+        cursor.execute("UPDATE {shard}.kinds_num SET user_id = 19 WHERE user_id = 3")
+        cursor.execute(
+            "INSERT INTO {shard}.photos_album (id, user_id, name) VALUES (%s, 3, 'z')",
+            [m.Album.objects.filter(user_id=V).first().pk],
+        )
+    code, said, error = command("--rows", "2")
+    assert code == 1
+    assert "2 values" in error
+    assert len(said) == 2
+    assert sum("photos.Album" in line and "user_id 28 is of shard-12" in line for line in said) == 1
+    assert sum("is on shard-3, and its id" in line for line in said) == 1
+
+    # It ends within a table, and goes on after the range that was done.
+    file = tmp_path / "progress.json"
+    progress = misplaced.Progress(file)
+    rows = misplaced.look(misplaced.checked_models(["photos.Album"]), 2, progress)
+    first = next(rows)
+    rows.close()
+    again = misplaced.Progress(file)
+    found = [first, *misplaced.look(misplaced.checked_models(["photos.Album"]), 2, again)]
+    assert {one.where for one in found} == {"shard-3"}
+    assert {(one.pk, one.column) for one in found} == {
+        (int(line.split()[1]), line.split(" its ")[1].split()[0]) for line in said
+    }
+    assert command("--progress", str(file), "photos.Album")[0] == 1
+    assert "is not sharded" in command("photos.Category")[2]
+    assert "No installed app" in command("nothing.Here")[2]
+
+
+def test_a_shard_refuses_rows_of_other_keys_by_its_constraints(k, m, p, world):
+    from django.core.management import call_command
+    from django.db import IntegrityError, connections
+
+    before = set((world.folder / "migrations").iterdir())
+    try:
+        call_command("shards", "makesql", "ledger", "--key-checks", verbosity=0, stdout=StringIO())
+        call_command("shards", "makesql", "photos", "--key-checks", stdout=StringIO())
+        made = set((world.folder / "migrations").iterdir()) - before
+        assert sum("_check" in file.name for file in made) == len(made) == 10
+        world.run("migrate", "up")
+        for user in (U, -3, V):
+            m.Album.objects.create(user_id=user, name="x")
+        with (
+            pytest.raises(IntegrityError, match="photos_album_user_id_shard"),
+            connections["shard-3"].cursor() as cursor,
+        ):
+            cursor.execute("UPDATE {shard}.photos_album SET user_id = 12")
+        call_command("shards", "makesql", "--check", "--key-checks", "photos", stdout=StringIO())
+        for host in ("db1", "db2"):
+            names = "SELECT conrelid::regclass, conname FROM pg_constraint WHERE conname LIKE %s"
+            with world.connect(host) as connection:
+                found = connection.execute(names, ["%_shard"]).fetchall()
+                assert found
+                for table, name in found:
+                    connection.execute(f'ALTER TABLE {table} DROP CONSTRAINT "{name}"')
+    finally:
+        m.Album.objects.for_key(-3).delete()
+
+
+def test_a_migration_that_was_edited_after_its_file_is_named(world, monkeypatch):
+    from django.core.management import CommandError, call_command
+    from django.db.models import IntegerField
+
+    from pgshard.django import migrations
+
+    path = next((world.folder / "migrations").glob("*_photos_0001_initial.sql"))
+    (made,) = migrations.Project(()).make("photos", "0001_initial")
+    assert not made.differs(path)
+    call_command("shards", "makesql", "--check", stdout=StringIO())
+    monkeypatch.setattr(IntegerField, "get_internal_type", lambda self: "SmallIntegerField")
+    (edited,) = migrations.Project(()).make("photos", "0001_initial")
+    assert edited.differs(path)
+    with pytest.raises(CommandError, match=r"photos_0001_initial.*was edited after its file"):
+        call_command("shards", "makesql", "--check", "photos", "0001_initial", stdout=StringIO())
+    # Another version of Django may make other SQL.
+    other = path.read_text().replace("-- By Django ", "-- By Django 1")
+    copy = world.folder / "other.sql"
+    copy.write_text(other)
+    assert not edited.differs(copy)
+
+
+def test_migrate_says_what_it_does_not_take_back(world):
+    from django.core.management import call_command
+
+    out = StringIO()
+    try:
+        call_command("migrate", "shop", "0003", stdout=out)
+        assert "was taken back" not in out.getvalue()  # It has no file.
+        call_command("migrate", "shop", "0001", stdout=out, fake=True)
+    finally:
+        call_command("migrate", verbosity=0, fake=True)
+    said = out.getvalue()
+    assert "shop.0002_changes was taken back in this database only" in said
+    assert "write a new migration" in said

@@ -651,9 +651,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.connection.autocommit = False
 
     @contextmanager
-    def copying(self, cursor: Any, statement: Any) -> Iterator[None]:
+    def copying(self, cursor: Any, statement: str) -> Iterator[None]:
         """For a COPY, which is never repeated."""
-        if is_write(self.rendered(statement)):
+        if is_write(statement):
             check_covered(self.alias)
         self._ready(cursor)
         began = time.monotonic()

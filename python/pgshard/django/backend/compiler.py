@@ -18,6 +18,7 @@ from ..errors import WrongShard
 from ..managers import check_alternative, check_objects_of, check_value
 from ..routing import check_instance, check_objects, refuse
 from ..sharded import is_sharded, placed_names, unsharded_tables
+from .sql import Compiled
 
 
 def _django(name: str) -> Any:
@@ -114,6 +115,10 @@ class _Qualified:
 class SQLCompiler(_Qualified, _Select):
     """SELECT."""
 
+    def as_sql(self, *args: Any, **kwargs: Any) -> Any:
+        sql, params = super().as_sql(*args, **kwargs)
+        return Compiled(sql), params
+
 
 class SQLAggregateCompiler(_Qualified, _Aggregate):
     """SELECT of aggregates over a subquery."""
@@ -133,8 +138,8 @@ class SQLInsertCompiler(_Qualified, _Insert):
         found = super().as_sql()
         if len(found) == 1:
             ((sql, params),) = found
-            return [(_put(sql, "INSERT INTO ", schema), params)]
-        return [(_put(sql, "INSERT INTO ", schema), params) for sql, params in found]
+            return [(Compiled(_put(sql, "INSERT INTO ", schema)), params)]
+        return [(Compiled(_put(sql, "INSERT INTO ", schema)), params) for sql, params in found]
 
 
 class SQLUpdateCompiler(_Qualified, _Update):
@@ -151,7 +156,7 @@ class SQLUpdateCompiler(_Qualified, _Update):
         sql, params = super().as_sql()
         if sql:
             self._known(self.query.base_table)
-            sql = _put(sql, "UPDATE ", self.connection.quoted_schema)
+            sql = Compiled(_put(sql, "UPDATE ", self.connection.quoted_schema))
         return sql, params
 
 
@@ -162,4 +167,4 @@ class SQLDeleteCompiler(_Qualified, _Delete):
         check_objects_of(query, self.connection.alias)
         self._known(self.query.base_table)
         sql, params = super()._as_sql(query)
-        return _put(sql, "DELETE FROM ", self.connection.quoted_schema), params
+        return Compiled(_put(sql, "DELETE FROM ", self.connection.quoted_schema)), params

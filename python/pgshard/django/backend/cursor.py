@@ -16,6 +16,7 @@ from django.db.backends.postgresql.base import CursorDebugWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...pool import Connection, Pool
+from .sql import Compiled, check_tables
 
 abandoned: list[Any] = []
 """Objects that belong to the parent of this process. They must not be collected here, because that
@@ -36,12 +37,18 @@ class _Moving:
     """The process that opened a server-side cursor."""
 
     def execute(self, sql: Any, params: Any = None) -> Any:
-        if type(sql) is not str or "{shard}" in sql:
-            sql = self.db.rendered(sql)
+        if type(sql) is Compiled:
+            sql = self.db.rendered(sql) if "{shard}" in sql else sql
+        else:
+            if type(sql) is not str or "{shard}" in sql:
+                sql = self.db.rendered(sql)
+            check_tables(sql)
         return super().execute(sql, params)  # type: ignore[misc]
 
     def executemany(self, sql: Any, param_list: Any) -> Any:
-        return super().executemany(self.db.rendered(sql), param_list)  # type: ignore[misc]
+        sql = self.db.rendered(sql)
+        check_tables(sql)
+        return super().executemany(sql, param_list)  # type: ignore[misc]
 
     def _execute(self, sql: Any, params: Any, *ignored: Any) -> Any:
         return self.db.run(self, sql, partial(self._send, sql, params))
@@ -90,9 +97,11 @@ class _Moving:
     @contextmanager
     def copy(self, statement: Any, params: Any = None, **more: Any) -> Iterator[Any]:
         """psycopg's COPY. It is never repeated: raises `ShardMoved` if the shard is being moved."""
+        statement = self.db.rendered(statement)
+        check_tables(statement)
         with (
             self.db.copying(self, statement),
-            self.cursor.copy(self.db.rendered(statement), params, **more) as copy,
+            self.cursor.copy(statement, params, **more) as copy,
         ):
             yield copy
 

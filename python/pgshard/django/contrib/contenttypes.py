@@ -56,15 +56,15 @@ def install() -> None:
                 return _Rows(model._base_manager.by_ids(ids))
         return of_all(self, **kwargs)
 
-    set_object = fields.GenericForeignKey.__set__
-    prefetch = fields.GenericForeignKey.get_prefetch_querysets
+    # Django 5.2 has no descriptor of its own for it.
+    descriptor = getattr(fields, "GenericForeignKeyDescriptor", fields.GenericForeignKey)
+    set_object, prefetch = descriptor.__set__, descriptor.get_prefetch_querysets
 
     def __set__(self: Any, instance: Any, value: Any) -> None:
         if _needs_shard(value) and not is_sharded(instance.__class__):
             raise WrongShard(
-                f"{instance.__class__.__name__}.{self.name}: {value.__class__.__name__} is in"
-                " shards and its primary key does not say in which, so no row elsewhere can"
-                " refer to it"
+                f"{value.__class__.__name__} is in shards and its primary key does not say in"
+                f" which, so no {instance.__class__.__name__}, which is elsewhere, can refer to it"
             )
         model = instance.__class__
         known = value is not None and is_sharded(model) and not instance._state.adding
@@ -73,7 +73,7 @@ def install() -> None:
         set_object(self, instance, value)
 
     def get_prefetch_querysets(self: Any, instances: Any, querysets: Any = None) -> Any:
-        if not is_sharded(self.model):
+        if not is_sharded(instances[0].__class__):
             return prefetch(self, instances, querysets)
         groups: dict[str | None, list[Any]] = {}
         for one in instances:
@@ -83,10 +83,10 @@ def install() -> None:
             with nullcontext() if where is None else within(where):
                 found = prefetch(self, group, querysets)
             rows += found[0]
-        _, _, of_one, *rest = found
+        _, of_object, of_one, *rest = found
 
         def of_row(row: Any) -> Any:
-            return (row.pk, row.__class__, row._state.db if _needs_shard(row) else None)
+            return (*of_object(row), row._state.db if _needs_shard(row) else None)
 
         def of_instance(one: Any) -> Any:
             asked = of_one(one)
@@ -97,8 +97,8 @@ def install() -> None:
 
         return rows, of_row, of_instance, *rest
 
-    fields.GenericForeignKey.__set__ = __set__
-    fields.GenericForeignKey.get_prefetch_querysets = get_prefetch_querysets
+    descriptor.__set__ = __set__
+    descriptor.get_prefetch_querysets = get_prefetch_querysets
     fields.create_generic_related_manager = managers(fields.create_generic_related_manager)
     ContentTypeManager.db_manager = db_manager
     ContentType.get_object_for_this_type = get_object_for_this_type

@@ -11,11 +11,12 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.core.management.commands.migrate import Command as Migrate
-from django.db import NotSupportedError
+from django.db import NotSupportedError, connections
+from django.db.migrations.recorder import MigrationRecorder
 
 from ...cluster import cluster, shard_of_alias, state
 from ...errors import NoShard
-from ...migrations import CannotMake, Project, unwritten
+from ...migrations import CannotMake, Project, present, unwritten
 from ..database import AnyDatabase
 
 
@@ -24,6 +25,7 @@ class Command(AnyDatabase, Migrate):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Migrates, then looks at the shards."""
+        before = _recorded(options)
         try:
             super().handle(*args, **options)
         except NotSupportedError as error:
@@ -41,11 +43,31 @@ class Command(AnyDatabase, Migrate):
             or shard_of_alias(options.get("database")) is not None
         ):
             return
-        lacking = _files() + _shards()
+        lacking = _taken_back(before - _recorded(options)) + _files() + _shards()
         if lacking:
             self.stdout.write(self.style.MIGRATE_HEADING("Shards:"))
             for line in lacking:
                 self.stdout.write(f"  {line}")
+
+
+def _recorded(options: Any) -> set[tuple[str, str]]:
+    """The migrations that the database has recorded, if it is one of those that Django migrates."""
+    using = options.get("database")
+    if not options.get("migration_name") or shard_of_alias(using) is not None:
+        return set()
+    return set(MigrationRecorder(connections[using]).applied_migrations())
+
+
+def _taken_back(undone: set[tuple[str, str]]) -> list[str]:
+    """The migrations that Django has taken back, and the shards have not."""
+    folder = cluster().config.migrations
+    there = present(folder) if undone and folder is not None and folder.is_dir() else {}
+    return [
+        f"{label}.{name} was taken back in this database only, and its file is there: the shards"
+        " keep what it has changed. To change them back, write a new migration"
+        for label, name in sorted(undone)
+        if f"{label}_{name}" in there
+    ]
 
 
 def _files() -> list[str]:

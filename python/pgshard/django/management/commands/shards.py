@@ -17,10 +17,12 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from pgshard.errors import PgshardError
+from pgshard.keys import KeyKind
 
-from ... import migrations
+from ... import migrations, misplaced
 from ...cluster import alias, cluster
 from ...gather import gather
+from ...sharded import is_sharded
 
 
 class Command(BaseCommand):
@@ -51,6 +53,17 @@ class Command(BaseCommand):
         make.add_argument(
             "--check", action="store_true", help="exit code 1 if a file is missing, write nothing"
         )
+        make.add_argument(
+            "--key-checks",
+            action="store_true",
+            help="also constraints by which each shard refuses rows of other keys",
+        )
+        check = verbs.add_parser(
+            "check", help="compare the keys, IDs and references of all rows with their shards"
+        )
+        check.add_argument("models", nargs="*", help="such as photos.Photo; without, all")
+        check.add_argument("--rows", type=int, default=10_000, help="how many to read at a time")
+        check.add_argument("--progress", help="a file: run again with it, to go on where it ended")
         run = verbs.add_parser(
             "run", help="call a function with the alias of each shard: run myapp.jobs.fill"
         )
@@ -65,6 +78,7 @@ class Command(BaseCommand):
 
     def handle(self, verb: str, **options: Any) -> None:
         """Runs a subcommand."""
+        self._edited: list[str] = []
         try:
             getattr(self, f"_{verb}")(**options)
         except PgshardError as error:
@@ -113,8 +127,6 @@ class Command(BaseCommand):
     def _dumpdata(self, model: str, **_: Any) -> None:
         from django.apps import apps
 
-        from ...sharded import is_sharded
-
         found = apps.get_model(model)
         if not is_sharded(found):
             raise CommandError(f"{model} is not sharded: `manage.py dumpdata {model}`")
@@ -123,8 +135,34 @@ class Command(BaseCommand):
             for row in serializers.serialize("python", rows):
                 self.stdout.write(json.dumps(row, default=str))
 
+    def _check(self, models: list[str], rows: int, progress: str | None, **_: Any) -> None:
+        if rows < 1:
+            raise CommandError("--rows must be at least 1")
+        try:
+            checked = misplaced.checked_models(models)
+            known = misplaced.Progress(None if progress is None else Path(progress))
+        except (LookupError, ValueError) as error:
+            raise CommandError(str(error)) from None
+        for model in checked:
+            if not is_sharded(model):
+                raise CommandError(f"{model._meta.label} is not sharded")
+        for one in misplaced.look(checked, rows, known):
+            there = one.belongs or "no shard"
+            said = f"{one.column} {one.value} is of {there}"
+            self.stdout.write(f"{one.model} {one.pk} is on {one.where}, and its {said}")
+        found = known.found()
+        if found:
+            raise CommandError(f"{found} values are of another shard than their rows", returncode=1)
+        self.stdout.write(f"All rows of {len(checked)} tables are where they belong.")
+
     def _makesql(
-        self, app: str | None, name: str | None, show: bool, check: bool, **_: Any
+        self,
+        app: str | None,
+        name: str | None,
+        show: bool,
+        check: bool,
+        key_checks: bool,
+        **_: Any,
     ) -> None:
         folder = cluster().config.migrations
         if folder is None:
@@ -143,9 +181,20 @@ class Command(BaseCommand):
             [(app, name)] if app is not None and name is not None else project.wanted(app)
         ):
             missing += self._make(folder, present, project, label, one, show, check)
+        if key_checks:
+            if cluster().config.key is not KeyKind.INTEGER:
+                raise CommandError("--key-checks is for integer keys: PostgreSQL hashes no others")
+            for file in migrations.key_checks(app):
+                missing += self._write(folder, present, [file], show, check)
         if check and missing:
             raise CommandError(
                 f"{folder} lacks {', '.join(missing)}: run `manage.py shards makesql`", returncode=1
+            )
+        if check and self._edited:
+            raise CommandError(
+                f"{', '.join(self._edited)}: the migration was edited after its file was made, and"
+                " shards may have run the file: take the edit back, and write a new migration",
+                returncode=1,
             )
         if not missing and not show:
             self.stdout.write("No migration of a sharded model is without its file.")
@@ -166,6 +215,20 @@ class Command(BaseCommand):
             raise CommandError(f"there is no migration {label}.{name}") from None
         except migrations.CannotMake as error:
             raise CommandError(f"{label}.{name}: {error}") from None
+        self._edited += [
+            file.name for file in files if file.name in present and file.differs(present[file.name])
+        ]
+        return self._write(folder, present, files, show, check)
+
+    def _write(
+        self,
+        folder: Path,
+        present: dict[str, Path],
+        files: list[migrations.File],
+        show: bool,
+        check: bool,
+    ) -> list[str]:
+        """Writes the files that are not there. Returns their names."""
         written = []
         for file in files:
             if file.name in present and not show:
