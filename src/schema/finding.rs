@@ -213,7 +213,9 @@ impl Findings {
     /// The findings, the worst first.
     pub(crate) fn sorted(self) -> Vec<Finding> {
         let written = |(mut finding, what): (Finding, String)| {
+            // Several objects of one shard are one shard.
             finding.shards.sort_unstable();
+            finding.shards.dedup();
             match finding.shards.len() {
                 0 => {}
                 1 => finding.message = format!("shard {}: {what}", finding.shards[0]),

@@ -1,8 +1,11 @@
-//! What is said where hosts contradict each other about a shard, by this comparison and when the
-//! map is rebuilt.
+//! What is reported where hosts contradict each other about a shard, by this comparison and when the
+//! map is rebuilt; and which hosts contradict the config.
 
 use super::view::Given;
 use crate::map::{HostName, ShardEpoch};
+use crate::schema::cluster::Cluster;
+use crate::schema::facts::{FactsError, HostFacts, Survey};
+use crate::schema::refusal::{Refusal, differences};
 use crate::schema::remedy::REPAIR;
 
 /// An owner that does not know of the move that brought it the shard, or took it away: its database
@@ -43,4 +46,36 @@ pub(in crate::schema) fn jumped(
          who can write to it, and restore it from a backup"
     );
     (what, remedy)
+}
+
+/// Whether a host recorded another cluster than the config's, or another name. Its shards are not
+/// those of the map then, and what would be found about them is wrong.
+pub(super) fn contradicts(host: &HostName, facts: &HostFacts, cluster: &Cluster) -> bool {
+    facts.control.as_ref().is_some_and(|control| {
+        differences(control, cluster, host)
+            .iter()
+            .any(Refusal::is_of_another_host)
+    })
+}
+
+/// The survey with the hosts that contradict the config as hosts that could not be read: each of
+/// them has a finding of its own, and nothing that it says of shards is compared. `None` where no
+/// host does.
+pub(super) fn without_contradicting(survey: &Survey, cluster: &Cluster) -> Option<Survey> {
+    let is_comparable = |host: &HostName, facts: &HostFacts| !contradicts(host, facts, cluster);
+    let are_all = survey.iter().all(|(host, facts)| {
+        facts
+            .as_ref()
+            .map_or(true, |facts| is_comparable(host, facts))
+    });
+    let kept = |(host, facts): (&HostName, &Result<HostFacts, FactsError>)| {
+        let facts = match facts {
+            Ok(facts) if is_comparable(host, facts) => Ok(facts.clone()),
+            _ => Err(FactsError::Unreadable {
+                what: "another cluster".to_owned(),
+            }),
+        };
+        (host.clone(), facts)
+    };
+    (!are_all).then(|| survey.iter().map(kept).collect())
 }

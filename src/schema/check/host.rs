@@ -1,8 +1,9 @@
 //! Each host by itself: whether it can be read, is what the config says, and has a control schema
 //! that is whole.
 
+use super::contradiction::contradicts;
 use super::view::Hosts;
-use crate::map::HostName;
+use crate::map::{HostName, print_shards};
 use crate::pg::cause::chain;
 use crate::pg::quote_ident;
 use crate::schema::cluster::Cluster;
@@ -94,7 +95,10 @@ pub(super) fn check(
         (Ok(versions), Some(control)) => behind(findings, host, control, &versions),
         (Ok(_), None) => {}
     }
-    beyond(findings, hosts.cluster, host, facts);
+    // By another N, other schemas are past the last shard.
+    if !contradicts(host, facts, hosts.cluster) {
+        beyond(findings, hosts.cluster, host, facts);
+    }
     if facts.control.is_none() {
         empty(findings, hosts, host);
     }
@@ -165,26 +169,56 @@ fn without_rights(findings: &mut Findings, host: &HostName, control: &ControlFac
     }
 }
 
-/// Schemas with the name of a shard past the last one.
+/// Schemas with the name of a shard past the last one. Those that the host's own control schema
+/// lists are shards, whatever the config says: dropping one would lose its rows.
 fn beyond(findings: &mut Findings, cluster: &Cluster, host: &HostName, facts: &HostFacts) {
     let (prefix, shards) = (&cluster.schema_prefix, cluster.shards);
-    let is_beyond = |schema: &&String| {
-        let number = schema
-            .strip_prefix(prefix.as_str())
-            .and_then(|number| number.parse().ok());
-        let shard = number.and_then(ShardId::new);
-        shard.is_some_and(|shard| !shards.contains(shard) && prefix.schema(shard) == **schema)
+    let past_the_last = |schema: &String| {
+        let number = schema.strip_prefix(prefix.as_str())?.parse().ok()?;
+        let shard = ShardId::new(number)?;
+        (!shards.contains(shard) && prefix.schema(shard) == *schema).then_some(shard)
     };
-    for schema in facts.schemas.iter().filter(is_beyond) {
-        let what =
-            format!("the schema {schema} is named like a shard, but the cluster has {shards}");
-        let name = quote_ident(schema);
-        let remedy = format!(
-            "see whether somebody needs what is in it, then DROP SCHEMA {name} CASCADE, or rename \
-                it"
-        );
-        findings.add(Severity::Warning, "schema_beyond", Some(host), what, remedy);
+    let is_listed = |shard: &ShardId| {
+        facts.control.as_ref().is_some_and(|control| {
+            control.shards.contains_key(shard) || control.incoming.contains_key(shard)
+        })
+    };
+    let (listed, strangers): (Vec<ShardId>, Vec<ShardId>) = facts
+        .schemas
+        .iter()
+        .filter_map(past_the_last)
+        .partition(is_listed);
+    for shard in listed {
+        let what = format!("the host lists it as a shard, but the cluster has {shards} shards");
+        let remedy = "drop nothing, it may hold the only copy of its rows: see whether \
+                      somebody has written to pgshard.shard there, or to pgshard.cluster";
+        let (severity, code) = (Severity::Error, "shard_beyond");
+        findings.add_shard(severity, code, Some(host), shard, what, remedy);
     }
+    let Some(first) = strangers.first() else {
+        return;
+    };
+    let schema = prefix.schema(*first);
+    let drop = format!("DROP SCHEMA {} CASCADE", quote_ident(&schema));
+    let (what, remedy) = match strangers.len() {
+        1 => (
+            format!(
+                "the schema {schema} is named like a shard, but the cluster has {shards} shards"
+            ),
+            format!("see whether somebody needs what is in it, then {drop}, or rename it"),
+        ),
+        n => (
+            format!(
+                "{n} schemas are named like shards ({}), but the cluster has {shards} shards",
+                print_shards(strangers.iter().copied())
+            ),
+            format!(
+                "see whether somebody needs what is in them, then drop or rename each, as with \
+                 {drop}"
+            ),
+        ),
+    };
+    findings.add(Severity::Warning, "schema_beyond", Some(host), what, remedy);
 }
 
 /// A host without a control schema: one that was never bootstrapped, or has lost its database.

@@ -2,6 +2,7 @@
 //!
 //! Invariant: every difference has a finding, and two hosts that serve one shard are an alarm.
 
+use self::contradiction::without_contradicting;
 use self::view::{Hosts, InMap};
 use super::cluster::Cluster;
 use super::facts::Survey;
@@ -33,7 +34,9 @@ pub fn check(
     migrations: Option<&Migrations>,
 ) -> Vec<Finding> {
     let mut findings = Findings::default();
-    let hosts = Hosts::new(survey, cluster);
+    let others = without_contradicting(survey, cluster);
+    let comparable = others.as_ref().unwrap_or(survey);
+    let hosts = Hosts::new(comparable, cluster);
     for (host, facts) in survey {
         match facts {
             Err(error) => host::unread(&mut findings, host, error),
@@ -49,8 +52,8 @@ pub fn check(
     }
     records::behind(&mut findings, &hosts);
     migrations::check(&mut findings, &hosts, migrations);
-    clock::check(&mut findings, survey, cluster.epoch);
-    orphans::check(&mut findings, survey, &cluster.schema_prefix);
+    clock::check(&mut findings, comparable, cluster.epoch);
+    orphans::check(&mut findings, comparable, &cluster.schema_prefix);
     settings::check(&mut findings, survey);
     exposed::check(&mut findings, survey);
     exposed::lacking(&mut findings, survey);

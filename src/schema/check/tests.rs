@@ -2,7 +2,7 @@
 
 use super::check;
 use crate::map::HostName;
-use crate::schema::facts::{AppliedSet, KeptAudit, LedgerRow, RecordedMigration};
+use crate::schema::facts::{AppliedSet, KeptAudit, LedgerRow, RecordedCluster, RecordedMigration};
 use crate::schema::finding::Severity;
 use crate::schema::migrations::tests::migrations;
 use crate::schema::own::{OWN, Own, UNFINISHED};
@@ -272,22 +272,77 @@ fn shards_with_the_same_trouble_are_one_finding() {
     );
 }
 
+/// A config that contradicts what a host recorded ends the comparison there: what would be said of
+/// its shards is wrong, and so is its advice. The other hosts are compared.
 #[test]
-fn hosts_of_another_cluster_and_lost_schemas() {
-    let mut survey = survey_of(&[("db1", "0 serving 1")]);
+fn a_host_of_another_cluster_has_one_finding() {
+    let change = |change: fn(&mut RecordedCluster)| {
+        let mut survey = survey_of(&[
+            (
+                "db1",
+                "0 serving 1, 1 serving 1, 17 serving 1, 18 incoming 2 db2",
+            ),
+            ("db2", "2 serving 1"),
+        ]);
+        let facts = survey.get_mut("db1").unwrap().as_mut().unwrap();
+        facts.schemas.clear();
+        facts
+            .schemas
+            .extend(["shard_0017", "shard_0018", "shard_0019"].map(str::to_owned));
+        change(facts.control.as_mut().unwrap().cluster.as_mut().unwrap());
+        let findings = check(&map_of(&["db1", "db1", "db1"]), &survey, &cluster(), None);
+        findings
+            .into_iter()
+            .map(|one| {
+                assert!(!one.remedy.contains("DROP"), "{one:?}");
+                one.code
+            })
+            .collect::<Vec<_>>()
+    };
+    for (changed, code) in [
+        (
+            (|it| it.shards = 5) as fn(&mut RecordedCluster),
+            "shards_differ",
+        ),
+        (|it| it.epoch_ms = 5, "epoch_differs"),
+        (
+            |it| it.schema_prefix = "other_".to_owned(),
+            "prefix_differs",
+        ),
+        (|it| it.key_kind = "uuid:sha256".to_owned(), "key_differs"),
+        (|it| it.host_name = "db2".to_owned(), "host_name_differs"),
+    ] {
+        assert_eq!(change(changed), [code, "shard_elsewhere"]);
+    }
+}
+
+#[test]
+fn a_schema_that_the_host_lists_is_not_to_be_dropped() {
+    let mut survey = survey_of(&[("db1", "0 serving 1, 17 serving 1, 18 incoming 2 db2")]);
     let facts = survey.get_mut("db1").unwrap().as_mut().unwrap();
-    facts.schemas.clear();
     facts
-        .control
-        .as_mut()
-        .unwrap()
-        .cluster
-        .as_mut()
-        .unwrap()
-        .shards = 5;
+        .schemas
+        .extend((17..8000).map(|number| format!("shard_{number:04}")));
     let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
-    let codes: Vec<_> = findings.iter().map(|finding| finding.code).collect();
-    assert_eq!(codes, ["schema_missing", "shards_differ"]);
+    let said: Vec<_> = findings
+        .iter()
+        .map(|one| (one.code, one.message.as_str(), one.remedy.contains("DROP")))
+        .collect();
+    assert_eq!(
+        said,
+        [
+            (
+                "shard_beyond",
+                "2 shards (17-18): the host lists it as a shard, but the cluster has 16 shards",
+                false
+            ),
+            (
+                "schema_beyond",
+                "7981 schemas are named like shards (19-7999), but the cluster has 16 shards",
+                true
+            ),
+        ]
+    );
 }
 
 /// Bootstrap refuses to make the shard there, so it is not the remedy alone.
