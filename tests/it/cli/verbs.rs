@@ -184,6 +184,79 @@ fn codes_are_explained() {
     );
 }
 
+/// With another N, kind of keys or epoch in the config, a key leads to another shard: nothing that
+/// asks a host opens it.
+#[test]
+fn a_config_that_contradicts_the_cluster_opens_no_shard() {
+    let cluster = cluster();
+    let text = fs::read_to_string(cluster.directory().join("pgshard.toml")).unwrap();
+    assert!(
+        text.contains("db1 = \"0-3\"") && text.contains("db2 = \"4-7\""),
+        "{text}"
+    );
+    for (from, to, words) in [
+        (
+            "shards = 8",
+            "shards = 16",
+            "it recorded 8 shards, the config says 16",
+        ),
+        (
+            "shards = 8",
+            "shards = 8\nkey = \"string:sha256\"",
+            "it recorded that keys are integer",
+        ),
+        ("2026-", "2025-", "it recorded the epoch"),
+    ] {
+        let other = text.replacen(from, to, 1).replace(
+            "\"4-7\"",
+            if to.contains("16") {
+                "\"4-15\""
+            } else {
+                "\"4-7\""
+            },
+        );
+        assert_ne!(other, text);
+        let other = cluster.write("other.toml", &other);
+        let with = |args: &[&str]| {
+            let config = ["--config", other.to_str().unwrap()];
+            run(&cluster, &[&config[..], args].concat())
+        };
+        for args in [
+            &["psql", "--key", "13", "--", "-c", "SELECT 1"][..],
+            &["psql", "--shard", "3", "--", "-c", "SELECT 1"],
+            &["locate", "--key", "13", "--check"],
+        ] {
+            let told = with(args);
+            assert_eq!(
+                (told.exit, told.stdout.as_str()),
+                (4, ""),
+                "{args:?}: {told:?}"
+            );
+            assert!(told.stderr.contains(words), "{}", told.stderr);
+        }
+        // It asks no host, and its answer includes that.
+        let told = with(&["locate", "--key", "13"]);
+        assert_eq!(told.exit, 0, "{told:?}");
+        assert!(
+            told.stdout.contains("no host was asked; --check asks"),
+            "{told:?}"
+        );
+        // One finding a host, and nothing about its shards, whose schemas are not to be dropped.
+        let check = with(&["check", "--rows", "--json"]).json().remove(0);
+        let findings = check["findings"].as_array().unwrap();
+        assert_eq!(findings.len(), 2, "{check:#}");
+    }
+    let told = run(&cluster, &["locate", "--key", "13", "--check", "--json"]);
+    assert_eq!(told.json()[0]["checked"], json!(true), "{told:?}");
+    let told = run(&cluster, &["locate", "31341"]);
+    assert_eq!(told.exit, 2, "{told:?}");
+    assert!(
+        told.stderr
+            .contains("remedy: `pgshard locate --key 31341` takes it as a key"),
+        "{told:?}"
+    );
+}
+
 /// The shard is where the hosts say, even if the map disagrees; psql gets its own password file,
 /// its arguments, and passes on its exit code.
 #[tokio::test(flavor = "multi_thread")]

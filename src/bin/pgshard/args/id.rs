@@ -13,9 +13,13 @@ use crate::values;
 
 /// Where is a key or an ID: shard, schema, host, and for an ID its time and sequence
 #[derive(Debug, ArgGroup)]
-#[group(required = true, multiple = false)]
+#[command(
+    override_usage = "pgshard locate [OPTIONS] <--key <KEY>|--id <ID>|--keys <FILE>|--ids <FILE>>"
+)]
+#[command(group = clap::ArgGroup::new("sought").required(true).args(["key", "id", "keys", "ids", "word"]))]
 #[command(after_help = "\
-No database is asked: the answer is the config's shard map. With --keys and --ids each line of the \
+No host is asked: the answer is the config's shard map, by the config's number of shards and kind \
+of keys. --check asks the host. With --keys and --ids each line of the \
 file, or of stdin, \
 is answered as it comes: with --json by an object, else by itself, shard, schema and host, with \
 tabs between them. A \
@@ -23,7 +27,7 @@ line that is wrong is named, and the exit code is 8, or 1 if no line was right.
 
 Examples:
   pgshard locate --key 31341
-  pgshard locate --key ann@x.org
+  pgshard locate --key ann@x.org --check
   pgshard locate --id 11637205501278089 --json | jq -r .host
   pgshard locate --keys users.txt | cut -f 4 | sort | uniq -c
   psql -Atc 'SELECT id FROM users' | pgshard locate --keys - --json")]
@@ -40,6 +44,13 @@ pub(crate) struct Locate {
     /// Many IDs, likewise
     #[arg(long, value_name = "FILE")]
     pub(crate) ids: Option<PathBuf>,
+    /// Ask the host too: does it serve the shard, and has it recorded the same number of shards and
+    /// kind of keys?
+    #[arg(long, conflicts_with_all = ["keys", "ids"])]
+    pub(crate) check: bool,
+    /// What is given without saying whether it is a key or an ID, to answer with both commands
+    #[arg(hide = true, allow_negative_numbers = true)]
+    pub(crate) word: Option<String>,
 }
 
 /// Run psql on the host that serves a shard, with the shard's schema first in the search path

@@ -1,6 +1,7 @@
-//! `pgshard locate`: where a key or an ID is, by the map.
+//! `pgshard locate`: where a key or an ID is, by the map, or by the hosts.
 
 mod many;
+mod owner;
 
 use std::path::Path;
 
@@ -18,6 +19,16 @@ use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 pub(crate) use many::{Lines, Wrong, run as run_many};
+pub(crate) use owner::owner;
+
+/// Who says where a shard is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The config's map; no host is asked.
+    Map,
+    /// The host that serves it.
+    Hosts,
+}
 
 /// What is looked for.
 #[derive(Clone, Debug)]
@@ -42,6 +53,8 @@ pub(crate) struct Located {
     host: String,
     epoch: u32,
     map_version: u64,
+    /// Whether the host was asked, and serves the shard.
+    checked: bool,
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -52,20 +65,48 @@ pub(crate) enum What {
     Shard { shard: u16 },
 }
 
-/// Says where it is.
+/// Prints where it is.
 pub(crate) async fn run(
     target: Target,
+    by: By,
     config: Option<&Path>,
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
-    let located = located(target, &config, &map)?;
+    let mut located = located(target, &config, &map)?;
+    if by == By::Hosts
+        && let Some(shard) = ShardId::new(located.shard())
+    {
+        let place = owner(&config, &map, shard, output).await?;
+        (located.host, located.epoch) = (place.host.to_string(), place.epoch.get());
+        located.checked = true;
+    }
     match output.format() {
         Format::Json => output.object(located),
         Format::Text => output.pairs(&located.pairs()),
     }
     Ok(Exit::Done)
+}
+
+/// The error where neither `--key` nor `--id` was given.
+pub(crate) fn unclear(word: Option<&str>) -> Failure {
+    let Some(word) = word else {
+        return Failure::usage("locate what? --key or --id");
+    };
+    let failure = Failure::usage(format!("is {word:?} a key or an ID?"));
+    // A word that a shell would take apart is not put into a command.
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.@:".contains(c);
+    if !word.chars().all(is_plain) {
+        return failure.hint("say --key KEY or --id ID");
+    }
+    let by_key = format!("`pgshard locate --key {word}` takes it as a key");
+    failure.hint(match crate::values::id(word) {
+        Ok(id) if !(0..TICKETS_END).contains(&id) => {
+            format!("{by_key}, `pgshard locate --id {word}` as an ID")
+        }
+        _ => by_key,
+    })
 }
 
 /// The shard of a key or an ID.
@@ -127,6 +168,7 @@ pub(super) fn located(target: Target, config: &Config, map: &ShardMap) -> Result
         host: place.host.to_string(),
         epoch: place.epoch.get(),
         map_version: map.version().get(),
+        checked: false,
     })
 }
 
@@ -144,11 +186,17 @@ impl Located {
             What::Id(decoded) => decoded.pairs(),
             What::Shard { shard } => vec![("shard", shard.to_string())],
         };
+        let checked = if self.checked {
+            "yes: the host serves it"
+        } else {
+            "no host was asked; --check asks"
+        };
         pairs.extend([
             ("schema", self.schema.clone()),
             ("host", self.host.clone()),
             ("epoch", self.epoch.to_string()),
             ("map version", self.map_version.to_string()),
+            ("checked", checked.to_owned()),
         ]);
         pairs
     }

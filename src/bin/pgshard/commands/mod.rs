@@ -207,8 +207,13 @@ async fn run_locate(
         return locate::run_many(lines, file, config, output).await;
     }
     let target = args.key.map(Target::Key).or(args.id.map(Target::Id));
-    let target = target.ok_or_else(|| Failure::usage("locate what? --key or --id"))?;
-    locate::run(target, config, output).await
+    let target = target.ok_or_else(|| locate::unclear(args.word.as_deref()))?;
+    let by = if args.check {
+        locate::By::Hosts
+    } else {
+        locate::By::Map
+    };
+    locate::run(target, by, config, output).await
 }
 
 async fn run_migrate(

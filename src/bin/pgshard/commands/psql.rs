@@ -2,16 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use pgshard::ShardId;
-use pgshard::config::Config;
-use pgshard::map::{HostName, ShardMap};
 use pgshard::pg::LibpqEnvironment;
-use pgshard::pg::cause::chain;
-use pgshard::schema::{self, HostFacts, ShardFault};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::locate::{Target, shard_of};
+use super::locate::{Target, owner, shard_of};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -28,7 +23,7 @@ pub(crate) async fn run(
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let shard = shard_of(target, &config)?;
-    let host = owner(&config, &map, shard, output).await?;
+    let host = owner(&config, &map, shard, output).await?.host;
     let schema = config.cluster.prefix.schema(shard);
     let connect = config.hosts.get(&host).map(|host| &host.connect);
     let connect =
@@ -38,72 +33,6 @@ pub(crate) async fn run(
         "shard {shard}, schema {schema}, on {host} ({connect})"
     ));
     start(&environment, args).await
-}
-
-/// The host that says it serves the shard; the map only says which host to ask first.
-async fn owner(
-    config: &Config,
-    map: &ShardMap,
-    shard: ShardId,
-    output: &Output,
-) -> Result<HostName, Failure> {
-    let place = map
-        .placement(shard)
-        .ok_or_else(|| Failure::usage(format!("the map has no shard {shard}")))?;
-    let hosts = context::all_hosts(config);
-    let first: Vec<_> = hosts
-        .iter()
-        .filter(|(name, _)| *name == place.host)
-        .cloned()
-        .collect();
-    let survey = schema::survey(first).await;
-    match survey.get(&place.host) {
-        Some(Ok(facts)) if serves(facts, shard) => return Ok(place.host),
-        Some(Ok(_)) => {}
-        // Another host may serve it by now; if none does, this is the reason.
-        Some(Err(error)) => output.warning(format_args!("{}: {}", place.host, chain(error))),
-        None => {}
-    }
-    let survey = schema::survey(hosts).await;
-    let owners = survey
-        .iter()
-        .filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?)));
-    let owners: Vec<&HostName> = owners
-        .filter(|(_, facts)| serves(facts, shard))
-        .map(|(name, _)| name)
-        .collect();
-    match owners.as_slice() {
-        [only] => {
-            output.warning(format_args!(
-                "the map has shard {shard} on {}, and {only} serves it: `pgshard map rebuild`",
-                place.host
-            ));
-            Ok((*only).clone())
-        }
-        [] => {
-            let fault = ShardFault::Unserved { reason: None };
-            Err(
-                Failure::new(Exit::Failed, format!("shard {shard}: {fault}"))
-                    .hint("see what `pgshard check` says"),
-            )
-        }
-        _ => Err(Failure::new(
-            Exit::Refused,
-            format!("several hosts say that they serve shard {shard}"),
-        )
-        .hint(format_args!(
-            "`pgshard moves repair {shard} --plan` says what can be done"
-        ))),
-    }
-}
-
-fn serves(facts: &HostFacts, shard: ShardId) -> bool {
-    facts.control.iter().any(|control| {
-        control
-            .shards
-            .get(&shard)
-            .is_some_and(|row| row.state.is_owner())
-    })
 }
 
 /// Starts psql, and waits for it. Signals from the terminal, above all Ctrl-C, are for psql.
