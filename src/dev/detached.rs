@@ -104,6 +104,8 @@ pub struct Up {
     pub absent: Vec<HostName>,
     /// Those of them that ask for a password, while the config that was kept names none for them.
     pub unnamed: Vec<HostName>,
+    /// Those of them that were made now: they hold nothing yet.
+    pub made: Vec<HostName>,
 }
 
 /// What [`up`] did about the config.
@@ -185,12 +187,16 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
     let config = top.join("pgshard.toml");
     let (mut hosts, mut open, mut unnamed, mut absent) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut made = Vec::new();
     for number in 1..=options.hosts {
         let server = Detached::at(
             servers.join(host_name(number).as_str()),
             host_name(number),
             &account,
         );
+        if !server.is_whole()? {
+            made.push(server.name.clone());
+        }
         let port = server.ensure(options.binaries.as_ref(), &config)?;
         let passfile = server.passfile()?;
         if config.exists() && configured(&config, &server.name).is_none() {
@@ -226,6 +232,7 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
         open,
         absent,
         unnamed,
+        made,
     })
 }
 

@@ -305,6 +305,46 @@ fn queries_over_shards() {
     );
 }
 
+/// The servers are thrown away, the config stays, and the same commands work again: `dev up` knows
+/// that its servers are new, and that nothing has moved on them.
+#[test]
+fn the_first_five_minutes_work_a_second_time() {
+    let folder = folder();
+    fs::set_permissions(
+        folder.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let config = folder.path().join("pgshard.toml");
+    let run = |args: &[&str]| {
+        let told = pgshard(folder.path(), args);
+        assert_eq!(told.exit, 0, "{args:?}: {told:?}");
+        told
+    };
+    for time in 1..=2 {
+        let up = run(&["dev", "up", "--dir", dir, "--hosts", "2", "--shards", "4"]);
+        assert_eq!(
+            up.stderr.contains("counts moves from the start"),
+            time == 2,
+            "{}",
+            up.stderr
+        );
+        // Servers that run are not new: nothing is taken out of the map.
+        run(&["bootstrap"]);
+        run(&["check"]);
+        let (shard, from) = (["0", "1"][time - 1], fs::read_to_string(&config).unwrap());
+        run(&["move", shard, "--to", "db2", "--yes", "--mode", "blocking"]);
+        let map = fs::read_to_string(&config).unwrap();
+        assert!(map.contains("@2") && map != from, "{map}");
+        let up = run(&["dev", "up", "--dir", dir, "--hosts", "2", "--shards", "4"]);
+        assert!(!up.stderr.contains("counts moves"), "{}", up.stderr);
+        assert_eq!(fs::read_to_string(&config).unwrap(), map);
+        run(&["check"]);
+        run(&["dev", "down", "--dir", dir, "--yes"]);
+    }
+}
+
 /// Running servers can be stopped wherever PostgreSQL's programs are; if the given place is wrong,
 /// the error names it.
 #[test]

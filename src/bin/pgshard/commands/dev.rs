@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pgshard::ShardCount;
+use pgshard::config::{Config, HostConfig};
 use pgshard::dev::{self, ConfigState, ServerState, UpOptions};
+use pgshard::map::{HostName, Placement, ShardEpoch, ShardMap};
+use pgshard::pg::ConnectOptions;
+use pgshard::store::MapStore;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -57,6 +61,11 @@ pub(crate) async fn up(
         ConfigState::Written => output.note(format_args!("wrote {config}")),
         ConfigState::Kept => output.note(format_args!("kept {config} as it was")),
     }
+    if up.config_state == ConfigState::Kept && begin_map_again(&up).await? {
+        output.note(format_args!(
+            "its servers are new: its map counts moves from the start again"
+        ));
+    }
     for name in &up.open {
         output.warning(format_args!(
             "{name} lets in every user of this machine, as an older pgshard made it: `pgshard dev \
@@ -83,6 +92,40 @@ pub(crate) async fn up(
         output.hint(format_args!("next: pgshard --config {config} bootstrap"));
     }
     Ok(Exit::Done)
+}
+
+/// Takes the moves of earlier servers out of the map of a config that was kept, if all of its hosts
+/// were made now: else bootstrap would look for shards that have moved, and refuse to make them.
+/// Gives whether there were any.
+///
+/// A config that cannot be used is left alone: the next command says what is wrong with it.
+async fn begin_map_again(up: &dev::Up) -> Result<bool, Failure> {
+    let Ok(config) = Config::load(&up.config) else {
+        return Ok(false);
+    };
+    let Some(old) = &config.map else {
+        return Ok(false);
+    };
+    let is_new = |host: &HostConfig| {
+        let url = up.hosts.iter().find(|(name, _)| *name == host.name);
+        let url = url.and_then(|(_, url)| ConnectOptions::parse(url).ok());
+        up.made.contains(&host.name)
+            && url.is_some_and(|url| url.to_string() == host.connect.to_string())
+    };
+    let has_moved = old.iter().any(|(_, _, epoch)| epoch > ShardEpoch::FIRST);
+    if !has_moved || !config.hosts.values().all(is_new) {
+        return Ok(false);
+    }
+    let first = |host: &HostName| Placement {
+        host: host.clone(),
+        epoch: ShardEpoch::FIRST,
+    };
+    let places = old.iter().map(|(shard, host, _)| (shard, first(host)));
+    let Ok(new) = ShardMap::new(old.version().next(), old.shards(), places) else {
+        return Ok(false);
+    };
+    config.map_store().publish(old.version(), &new).await?;
+    Ok(true)
 }
 
 #[derive(JsonSchema, Serialize)]
